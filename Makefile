@@ -1,0 +1,168 @@
+# Each target makes the virtual environment it needs and installs what it lacks; the second time is quick.
+#
+#   make demo        200,000 records through a local Kinesis and back, none lost
+#   make test        the tests, on asyncio and trio          make test ARGS="-k token_bucket -x"
+#   make check       format, lint, types, layers, coverage   make -k check: all of them, past the first failure
+#
+# Another interpreter: make test PYTHON=python3.13 VENV=.venv-3.13
+
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+RUN     := $(BIN)/python -m
+PIP      = $(RUN) pip --quiet --disable-pip-version-check
+PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python)
+SOURCES  = $(shell find $(wildcard kpl_core kpl_integrations tests examples docs README.md) -type f -not -path '*/__pycache__/*')
+
+# Beside the environment, so that two environments in one folder do not mix their figures.
+export COVERAGE_FILE := $(abspath $(VENV))/.coverage
+
+# Stamps: empty files that say what stands in the environment, and that coverage is measured as the sources are now.
+READY_TO_RUN := $(VENV)/.ready-to-run
+READY_TO_DEV := $(VENV)/.ready-to-develop
+READY_TO_DOC := $(VENV)/.ready-to-document
+READY_TO_REL := $(VENV)/.ready-to-release
+COVERED      := $(VENV)/.covered
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
+
+help:
+	@echo 'make demo      200,000 records through a local Kinesis and back, none lost'
+	@echo 'make test      the tests, on asyncio and trio'
+	@echo 'make check     format, lint, types, layers, coverage'
+	@echo 'make fuzz      arbitrary bodies at the decoders of the gateway, for a minute (SECONDS=60)'
+	@echo 'make interop   against emulators and consumers nobody here wrote'
+	@echo 'make chaos     against faults, for minutes'
+	@echo 'make bench     records per CPU-second, beside the alternatives'
+	@echo 'make docs      the documentation site, into site/'
+	@echo 'make package   the wheel, and the tests on it, outside this folder'
+	@echo 'make dist      wheel, sdist, bill of materials and licences, into dist/'
+	@echo 'make extras    each extra of that wheel alone, in an environment of its own'
+	@echo 'make compiled  the wheel with its hot path compiled, and the tests of the core on it'
+	@echo 'make clean     remove what was built; distclean: the environments too'
+
+demo: $(READY_TO_RUN)
+	@$(BIN)/kpl demo $(ARGS)
+
+test: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet $(ARGS)
+
+check: format lint types layers coverage
+
+# $(call quietly,name,command): one line if it passes, all it said if it does not
+define quietly
+@printf '%-10s' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo FAILED; printf '%s\n' "$$said"; exit 1; fi
+endef
+
+format: $(READY_TO_DEV)
+	$(call quietly,format,$(BIN)/ruff format --check --diff --quiet .)
+
+lint: $(READY_TO_DEV)
+	$(call quietly,lint,$(BIN)/ruff check --quiet --output-format concise .)
+
+types: $(READY_TO_DEV)
+	$(call quietly,types,$(RUN) mypy $(wildcard kpl_core kpl_integrations tests benchmarks examples))
+
+layers: $(READY_TO_DEV)
+	$(call quietly,layers,$(BIN)/lint-imports --no-logo)
+
+# Of the core, by the core's own tests: measuring halves their speed, and servers and processes show nothing more of it.
+coverage: $(COVERED)
+	$(call quietly,coverage,$(RUN) coverage report)
+
+$(COVERED): $(READY_TO_DEV) $(SOURCES)
+	@HYPOTHESIS_PROFILE=coverage $(RUN) coverage run -m pytest --quiet $(wildcard $(addprefix tests/,core driver reliability spool streams rate_limiter testing coordination))
+	@touch $(COVERED)
+
+fuzz: $(READY_TO_DEV)
+	@seed=$$(date +%s) && echo "seed $$seed" && \
+	    KPL_FUZZ_SECONDS=$(or $(SECONDS),60) KPL_FUZZ_SEED=$$seed $(RUN) pytest --quiet tests/ingest/decoding/test_fuzz.py $(ARGS)
+
+interop: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet tests/interop tests/browser $(ARGS)
+
+chaos: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet tests/chaos $(ARGS)
+
+bench: $(READY_TO_DEV)
+	@$(RUN) benchmarks $(ARGS)
+	@$(RUN) benchmarks.hooks_cost
+
+docs: $(READY_TO_DOC)
+	$(call quietly,docs,NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict)
+
+# The packages are imported from this folder as they stand; only tests elsewhere prove that the wheel holds all of them.
+# $(call on_the_wheel,environment,switches of the build,what is tested)
+define on_the_wheel
+@rm -rf dist
+@$(2) $(PIP) wheel --no-deps --wheel-dir dist .
+@test -x $(1)/bin/python || $(RUN) venv $(1)
+@$(1)/bin/python -m pip --quiet install --upgrade 'pip>=25.1'
+@$(1)/bin/python -m pip --quiet install --group test "$$(echo dist/*.whl)[all]"
+@$(1)/bin/python -m pip --quiet install --force-reinstall --no-deps dist/*.whl
+@elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && \
+    cp -R $(wildcard tests examples benchmarks docs *.md pyproject.toml) "$$elsewhere" && \
+    python=$(abspath $(1))/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(3) $(ARGS)
+endef
+
+package: $(READY_TO_DEV)
+	$(call on_the_wheel,$(VENV)-wheel,,)
+
+# The hot path in C, by mypyc; about a minute to compile.
+compiled: $(READY_TO_DEV)
+	$(call on_the_wheel,$(VENV)-compiled,HATCH_BUILD_HOOK_ENABLE_MYPYC=1,tests/core tests/driver)
+
+installed: $(READY_TO_DOC) $(READY_TO_REL)
+
+# The bill and the licences are those of an environment that holds nothing else.
+dist: $(READY_TO_REL)
+	@rm -rf dist
+	@$(RUN) build --outdir dist . >/dev/null
+	@$(RUN) venv --clear $(VENV)-dist
+	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install "$$(echo dist/*.whl)[all]"
+	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check uninstall --yes pip setuptools
+	@$(RUN) cyclonedx_py environment --output-reproducible --output-file dist/sbom.cdx.json $(VENV)-dist/bin/python
+	@$(RUN) piplicenses --python $(VENV)-dist/bin/python --from=mixed --order=license --format=markdown --output-file dist/LICENCES.md >/dev/null
+	@ls dist
+
+extras: dist
+	@DIST=$(abspath dist) $(RUN) pytest --quiet tests/packaging $(ARGS)
+
+clean:
+	@rm -rf build dist site htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -f $(COVERED)
+	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf .venv .venv-*
+
+$(BIN)/python:
+	@for python in $(PYTHONS); do \
+	    if $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        echo "Creating $(VENV) with $$($$python --version)"; \
+	        exec $$python -m venv --clear $(VENV); \
+	    fi; \
+	done; \
+	echo 'No Python 3.11 or newer with its venv module among: $(PYTHONS).' >&2; \
+	echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3' >&2; \
+	exit 1
+
+$(READY_TO_RUN): pyproject.toml | $(BIN)/python
+	@echo 'Installing what the command needs'
+	@$(PIP) install --editable '.[cli,local]'
+	@touch $@
+
+$(READY_TO_DEV): pyproject.toml | $(BIN)/python
+	@echo 'Installing what tests and checks need'
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@$(PIP) install --editable '.[all]' --group dev
+	@touch $@ $(READY_TO_RUN)
+
+$(READY_TO_REL): pyproject.toml | $(READY_TO_DEV)
+	@$(PIP) install --group release
+	@touch $@
+
+$(READY_TO_DOC): pyproject.toml | $(READY_TO_DEV)
+	@$(PIP) install --group docs
+	@touch $@

@@ -1,0 +1,83 @@
+"""A Kinesis producer for Python services: aggregation, limits, retries, and nothing lost silently.
+
+async with Producer(Config(region="us-east-1")) as producer:
+    delivery = await producer.put("orders", partition_key="42", data=b"...")
+    result = await delivery
+"""
+
+from typing import Final
+
+from kpl_core import lane
+from kpl_core.aggregated_record import decode, encode
+from kpl_core.config import Config, StreamConfig
+from kpl_core.coordination_options import CoordinationOptions
+from kpl_core.driver.blocking import BlockingDelivery, BlockingProducer
+from kpl_core.driver.delivery import Delivery
+from kpl_core.driver.producer import Producer
+from kpl_core.driver.report import ProducerReport
+from kpl_core.driver.transport import KinesisTransport
+from kpl_core.errors import (
+    BufferFull,
+    ConfigError,
+    InvalidUserRecord,
+    KplError,
+    MalformedAggregatedRecord,
+    NotSpooled,
+    ProducerClosed,
+    ResultPending,
+    WrongEventLoop,
+)
+from kpl_core.hooks import Fact, Hook, RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
+from kpl_core.policy import FairnessPolicy, RateLimitPolicy
+from kpl_core.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
+from kpl_core.record_result import Attempt, RecordResult
+from kpl_core.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
+from kpl_core.shard_map import Shard
+from kpl_core.user_record import UserRecord
+
+# Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
+COMPILED: Final = not lane.__file__.endswith(".py")
+
+__all__ = [
+    "COMPILED",
+    "Attempt",
+    "BlockingDelivery",
+    "BlockingProducer",
+    "BreakerPolicy",
+    "BufferFull",
+    "Config",
+    "ConfigError",
+    "CoordinationOptions",
+    "DeadLetterOptions",
+    "Delivery",
+    "Fact",
+    "FairnessPolicy",
+    "Hook",
+    "InvalidUserRecord",
+    "KinesisTransport",
+    "KplError",
+    "MalformedAggregatedRecord",
+    "NotSpooled",
+    "Producer",
+    "ProducerClosed",
+    "ProducerReport",
+    "PutRecordsAnswer",
+    "PutRecordsEntry",
+    "PutRecordsRequest",
+    "RateLimitPolicy",
+    "RecordResult",
+    "RecordsFinished",
+    "RequestCompleted",
+    "RequestFailure",
+    "ResultPending",
+    "Shard",
+    "ShardMapRefreshed",
+    "ShardRateChanged",
+    "SpoolOptions",
+    "StreamConfig",
+    "TierPolicy",
+    "UserRecord",
+    "WrongEventLoop",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,124 @@
+"""The rules of the house that import-linter cannot see, read from the source as it is imported.
+
+Who may import what stands in pyproject.toml (`[tool.importlinter]`, run by `make check`); the
+effectful ring is taken from there, so that it is written down once.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import kpl_core
+import kpl_integrations
+
+CORE = Path(next(iter(kpl_core.__path__)))
+ADAPTERS = Path(next(iter(kpl_integrations.__path__)))
+PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+
+LONGEST_FILE_LINES = 400
+LONGEST_FUNCTION_LINES = 60
+NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "manager", "misc", "types", "util", "utils"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+ASYNC_SYNTAX = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+
+
+def _ring() -> set[str]:
+    """Return the modules and packages of kpl_core that may touch everything."""
+    (contract,) = (
+        each for each in PYPROJECT["tool"]["importlinter"]["contracts"] if each["id"] == "effects-in-the-ring"
+    )
+    exempt = (re.fullmatch(r"kpl_core\.(\w+)(\.\*\*)? -> \*", line) for line in contract["ignore_imports"])
+    return {match[1] for match in exempt if match}
+
+
+def _sources(package: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(package.rglob("*.py")):
+        yield path.relative_to(package.parent), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _names(requirements: Iterable[str]) -> set[str]:
+    """Return the distributions named by requirements such as `uvicorn[standard]>=0.32`."""
+    return {re.split(r"[\[<>=~!; ]", each, maxsplit=1)[0].replace("_", "-").lower() for each in requirements}
+
+
+def _undeclared(package: Path, declared: set[str]) -> set[str]:
+    """Return the imports of `package`, as `file: module`, that no declared distribution brings."""
+    own = {CORE.name, ADAPTERS.name}
+    brought_by = packages_distributions()
+    return {
+        f"{path}: {module}"
+        for path, tree in _sources(package)
+        for module in _imports(tree)
+        if module not in own | sys.stdlib_module_names
+        and not declared & {name.replace("_", "-").lower() for name in brought_by.get(module, ())}
+    }
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def test_the_ring_is_the_one_of_the_architecture() -> None:
+    assert _ring() == {"coordination", "driver", "rate_limiter", "spool", "streams", "testing"}
+
+
+def test_outside_the_ring_nothing_is_async() -> None:
+    ring = _ring()
+    offenders = [
+        f"{path}:{node.lineno}"
+        for path, tree in _sources(CORE)
+        if path.with_suffix("").parts[1] not in ring
+        for node in ast.walk(tree)
+        if isinstance(node, ASYNC_SYNTAX)
+    ]
+    assert offenders == []
+
+
+def test_a_file_can_be_read_in_one_sitting() -> None:
+    too_long = {
+        str(path): lines
+        for package in (CORE, ADAPTERS)
+        for path, _ in _sources(package)
+        if (lines := len((package.parent / path).read_text(encoding="utf-8").splitlines())) > LONGEST_FILE_LINES
+    }
+    assert too_long == {}
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    too_long = {
+        f"{path}:{node.lineno} {node.name}": lines
+        for package in (CORE, ADAPTERS)
+        for path, tree in _sources(package)
+        for node in ast.walk(tree)
+        if isinstance(node, Function)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION_LINES
+    }
+    assert too_long == {}
+
+
+def test_a_file_is_named_for_what_it_holds() -> None:
+    offenders = [
+        str(path)
+        for package in (CORE, ADAPTERS)
+        for path, _ in _sources(package)
+        if NAMES_THAT_SAY_NOTHING & {path.stem, path.parent.name}
+    ]
+    assert offenders == []
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = PYPROJECT["project"]
+    extras = {extra: _names(requirements) for extra, requirements in project["optional-dependencies"].items()}
+    # aiohttp and botocore come with aiobotocore, in the releases that fit it; trio is only met where it runs already.
+    core = _names(project["dependencies"]) | extras["cbor"] | extras["redis"] | {"aiohttp", "botocore", "trio"}
+    assert _undeclared(CORE, core) == set()
+    # pytest loads the plugin, and nobody else does.
+    assert _undeclared(ADAPTERS, core.union({"pytest"}, *extras.values())) == set()
