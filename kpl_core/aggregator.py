@@ -1,0 +1,96 @@
+"""Aggregate: collect user records of one predicted shard into one Kinesis record.
+
+There is a lane for each predicted shard and tier. A lane's open aggregated
+record closes when the next user record would not fit (size), when it holds
+enough (count), when its oldest user record has waited long enough (deadline),
+or by flush. Like the KPL, user records of different shards never share one, and
+while a shard is unknown every user record travels alone: a consumer drops the
+whole aggregated record if any user record in it belongs to another shard.
+
+Different from the KPL: sizes are exact before a user record is added, so
+nothing is ever taken out again. (`reducer.h` estimates, sorts and trims.)
+"""
+
+from kpl_core.generations import Generations
+from kpl_core.kinesis_record import KinesisRecord
+from kpl_core.lane import AggregatingLane, Lane, LaneOutput, SingleLane
+from kpl_core.outcome import Delivery
+from kpl_core.stage_rules import AggregationRules
+from kpl_core.user_record import Tier
+
+__all__ = ["Aggregator"]
+
+
+class Aggregator:
+    """All lanes of one stream, the deadlines of those that are open, and what they closed."""
+
+    def __init__(
+        self, rules: AggregationRules, generations: Generations, *, delivery: type[Delivery] = Delivery
+    ) -> None:
+        self.output = LaneOutput(rules, generations, delivery)
+        self._lanes: dict[tuple[str | None, Tier], Lane] = {}
+        self._single_lanes: dict[tuple[str | None, Tier], Lane] = {}
+
+    def lane(self, shard_id: str | None, tier: Tier = "normal") -> Lane:
+        """Return the lane of a predicted shard (None: unpredicted), made when first asked for."""
+        lane = self._lanes.get((shard_id, tier))
+        if lane is None:
+            # Without a predicted shard there is no company that is safe to travel in.
+            if shard_id is None or not self.output.rules.enabled:
+                lane = SingleLane(self.output, shard_id, tier)
+            else:
+                lane = AggregatingLane(self.output, shard_id, tier)
+            self._lanes[shard_id, tier] = lane
+        return lane
+
+    def single_lane(self, shard_id: str | None, tier: Tier) -> Lane:
+        """Return a lane of a predicted shard in which every user record travels alone, aggregation or not."""
+        lane = self._single_lanes.get((shard_id, tier))
+        if lane is None:
+            lane = self._single_lanes[shard_id, tier] = SingleLane(self.output, shard_id, tier)
+        return lane
+
+    def close_due(self, now: float) -> None:
+        """Close every open aggregated record whose deadline is reached."""
+        deadlines = self.output.deadlines
+        for lane in deadlines.take_due(now):
+            if lane.deadline <= now:
+                lane.close()
+            elif lane.user_record_count:
+                deadlines.schedule(lane, lane.deadline)
+
+    def close_all(self) -> None:
+        """Close every open aggregated record."""
+        for lane in self._lanes.values():
+            lane.close()
+        self.output.deadlines.clear()
+
+    def close_lanes_except(self, shard_ids: set[str]) -> None:
+        """Close and forget the lanes of all other shards."""
+        for shard_id, tier in list(self._lanes):
+            if shard_id not in shard_ids:
+                self._lanes.pop((shard_id, tier)).close()
+        self._single_lanes.clear()
+
+    def take_closed(self) -> list[KinesisRecord]:
+        """Remove and return the closed Kinesis records."""
+        return self.output.take_closed()
+
+    @property
+    def accepted(self) -> int:
+        """Return how many user records were ever put, those still open included."""
+        return self.output.fresh_count + sum(lane.fresh_count for lane in self._lanes.values())
+
+    @property
+    def open_user_records(self) -> int:
+        """Return how many user records wait in open aggregated records."""
+        return sum(lane.user_record_count for lane in self._lanes.values())
+
+    @property
+    def closed_user_records(self) -> int:
+        """Return how many user records wait in Kinesis records to be taken."""
+        return sum(len(record.arrivals) for record in self.output.closed)
+
+    def next_wakeup(self) -> float:
+        """Return the earliest deadline of an open aggregated record, `math.inf` if none is open."""
+        return self.output.deadlines.earliest()

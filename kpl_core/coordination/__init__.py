@@ -1,0 +1,22 @@
+"""One rate budget for many processes, which meet at a store and are led by nobody."""
+
+from kpl_core.coordination.demand import Usage
+from kpl_core.coordination.lease_table import TableRules, next_summary
+from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
+from kpl_core.coordination.store import ABSENT, CoordinationStore, Listing, Reading, StoreFailed, Written
+from kpl_core.coordination.stores.memory import MemoryStore
+
+__all__ = [
+    "ABSENT",
+    "CoordinationStore",
+    "HolderRules",
+    "Leaseholder",
+    "Listing",
+    "MemoryStore",
+    "Reading",
+    "StoreFailed",
+    "TableRules",
+    "Usage",
+    "Written",
+    "next_summary",
+]

@@ -1,0 +1,214 @@
+"""One meeting of a worker with the others, at the store: read, obey, report, and now and then compute.
+
+Leaderless: whoever finds the summary old enough claims the next one by a conditional write,
+reads all reports and writes the summary under the condition that its claim still stands. One
+that is overtaken writes nothing. So all workers together read each report about once an
+interval, however many there are, and there is no driver to die.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from kpl_core.coordination.lease_table import LIFETIME_INTERVALS, TableRules, next_summary
+from kpl_core.coordination.leaseholder import Leaseholder
+from kpl_core.coordination.report import UnreadableObject, WorkerReport, decode_report, encode
+from kpl_core.coordination.store import CoordinationStore
+from kpl_core.coordination.summary import (
+    Summary,
+    SummaryPart,
+    decode_part,
+    decode_summary,
+    part_name,
+    part_of,
+    part_prefix,
+    split,
+)
+
+__all__ = ["REPORT_PREFIX", "SUMMARY_NAME", "LeaseMeeting", "compute"]
+
+SUMMARY_NAME: Final = "leases.json"
+REPORT_PREFIX: Final = "report-"
+# Reports of workers gone for so long are removed, so many at a time.
+FORGOTTEN_INTERVALS: Final = 20.0
+REMOVALS: Final = 50
+
+Complain = Callable[[str, str], None]
+
+
+class LeaseMeeting:
+    """Speaks for one leaseholder. `complain(reason, sentence)` hears of objects that cannot be read."""
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        holder: Leaseholder,
+        rules: TableRules,
+        *,
+        worker_id: str,
+        may_compute: bool,
+        complain: Complain,
+    ) -> None:
+        self._store = store
+        self._holder = holder
+        self._rules = rules
+        self._worker_id = worker_id
+        self._may_compute = may_compute
+        self._complain = complain
+        # The store's clock less this process' wall clock.
+        self.clock_offset = 0.0
+        # Whether the last meeting looked at everybody's objects, which only who computes does.
+        self.has_looked = False
+
+    async def meet(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        """Read the summary and obey it, report, and compute the next summary if nobody else did.
+
+        Raises:
+            StoreFailed: it could not be done; what was obeyed so far stays.
+        """
+        self._holder.meets(clock())
+        self.has_looked = not self._may_compute
+        reading = await self._store.read(SUMMARY_NAME)
+        self.clock_offset = reading.at - wall_clock()
+        try:
+            head = None if reading.body is None else decode_summary(reading.body)
+            part = await self._own_part(head)
+        except UnreadableObject as error:
+            self._complain(error.reason, f"{SUMMARY_NAME}: {error}")
+            if error.reason == "version":
+                # Somebody newer speaks to his like. Writing over it would stop them.
+                return
+            head = None
+        else:
+            if head is None or not head.generation:
+                self._holder.apply(None, None, clock(), at=reading.at)
+            elif part is not None or not head.part_count:
+                self._holder.apply(head, part, clock(), at=reading.at)
+        if self._holder.wants_to_report(clock()):
+            report = self._holder.report(clock(), at=wall_clock() + self.clock_offset)
+            await self._store.write(_report_name(self._worker_id), encode(report))
+        if self._may_compute and self._holder.may_compute(head, at=reading.at):
+            await self._compute(head, reading.version, at=reading.at, clock=clock)
+
+    async def _own_part(self, head: Summary | None) -> SummaryPart | None:
+        if head is None or not head.part_count:
+            return None
+        reading = await self._store.read(part_name(head, part_of(self._worker_id, head.part_count)))
+        # Gone already: there is a newer head, to be read at the next meeting.
+        return None if reading.body is None else decode_part(reading.body)
+
+    async def _compute(self, head: Summary | None, version: str, *, at: float, clock: Callable[[], float]) -> None:
+        summary = await compute(self._store, head, version, self._rules, at=at, complain=self._complain)
+        self.has_looked = True
+        if summary is not None:
+            self._holder.apply(summary, None, clock(), at=summary.computed_at)
+
+    async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        """Tell the others that this worker's leases are free.
+
+        Raises:
+            StoreFailed: they will find out when its report is too old.
+        """
+        report = self._holder.report(clock(), at=wall_clock() + self.clock_offset, leaving=True)
+        await self._store.write(_report_name(self._worker_id), encode(report))
+
+
+async def compute(
+    store: CoordinationStore,
+    head: Summary | None,
+    version: str,
+    rules: TableRules,
+    *,
+    at: float,
+    complain: Complain,
+) -> Summary | None:
+    """Compute and write the summary that follows `head`; None: somebody else does, or did.
+
+    Args:
+        store: where the reports are.
+        head: the latest summary, None if there is none that can be read.
+        version: of the object `head` came from.
+        rules: intervals and bounds.
+        at: the store's clock.
+        complain: hears of reports that cannot be read.
+
+    Raises:
+        StoreFailed: it could not be done.
+    """
+    until = at + rules.interval_seconds
+    claim = (
+        Summary(generation=0, computed_at=0.0, began_at=0.0, claimed_until=until)
+        if head is None
+        else msgspec.structs.replace(head, claimed_until=until)
+    )
+    claimed = await store.write(SUMMARY_NAME, encode(claim), expected=version)
+    if claimed.version is None:
+        return None
+    listing = await store.read_all(REPORT_PREFIX)
+    reports = _readable(listing.bodies, complain)
+    previous = await _whole(store, head, complain)
+    summary = next_summary(previous, reports, rules, at=listing.at)
+    # The version of the claim is nobody else's, so no parts are written over by one who is overtaken.
+    written_head, parts = split(summary, token=f"{zlib.crc32(claimed.version.encode()):08x}", after=head)
+    for number, part in enumerate(parts):
+        await store.write(part_name(written_head, number), encode(part))
+    written = await store.write(SUMMARY_NAME, encode(written_head), expected=claimed.version)
+    if written.version is None:
+        return None
+    await _remove_old(store, head, reports, rules, at=listing.at)
+    return summary
+
+
+def _readable(bodies: Mapping[str, bytes], complain: Complain) -> dict[str, WorkerReport]:
+    reports: dict[str, WorkerReport] = {}
+    for name, body in bodies.items():
+        try:
+            report = decode_report(body)
+        except UnreadableObject as error:
+            complain(error.reason, f"{name}: {error}")
+        else:
+            reports[report.worker_id] = report
+    return reports
+
+
+async def _whole(store: CoordinationStore, head: Summary | None, complain: Complain) -> Summary | None:
+    """Return the summary with all its parts; None if one is missing: then the reports say what is held."""
+    if head is None or not head.generation:
+        return None
+    if not head.part_count:
+        return head
+    listing = await store.read_all(part_prefix(head.generation, head.part_token))
+    try:
+        parts = [decode_part(body) for body in listing.bodies.values()]
+    except UnreadableObject as error:
+        complain(error.reason, f"a part of {SUMMARY_NAME}: {error}")
+        return None
+    if len(parts) < head.part_count:
+        return None
+    members = {worker_id: member for part in parts for worker_id, member in part.members.items()}
+    return msgspec.structs.replace(head, members=members, resources=parts[0].resources(), part_count=0)
+
+
+async def _remove_old(
+    store: CoordinationStore,
+    head: Summary | None,
+    reports: dict[str, WorkerReport],
+    rules: TableRules,
+    *,
+    at: float,
+) -> None:
+    """Remove the parts of the summary before the last, and reports of workers long gone."""
+    if head is not None and head.old_part_count:
+        # Not the parts of `head` itself: somebody may just have read it, and look for his part.
+        for number in range(head.old_part_count):
+            await store.delete(f"{head.old_part_prefix}{number}.json")
+    oldest = at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * rules.interval_seconds
+    gone = [worker_id for worker_id, report in reports.items() if report.written_at < oldest or report.leaving]
+    for worker_id in gone[:REMOVALS]:
+        await store.delete(_report_name(worker_id))
+
+
+def _report_name(worker_id: str) -> str:
+    return f"{REPORT_PREFIX}{worker_id}.json"

@@ -1,0 +1,122 @@
+"""A store in a DynamoDB table: all objects of a group under one partition key, conditions on a version attribute.
+
+The table has a partition key `group` and a sort key `name`, both strings. Reads are strongly
+consistent. An item holds 400 KB, which is why large summaries come in parts. `expires_at` may be
+made the table's TTL attribute: what is left of workers long gone is then removed for nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, code_of, store_failed
+from kpl_core.coordination.stores.s3 import answered_at
+
+__all__ = ["DynamoDbClient", "DynamoDbStore"]
+
+EXPIRES_AFTER_SECONDS: Final = 86_400
+# `name` is a reserved word.
+_NAMES: Final = {"#name": "name"}
+
+
+class DynamoDbClient(Protocol):
+    """What is used of an aiobotocore DynamoDB client; its owner opens and closes it."""
+
+    get_item: Callable[..., Awaitable[Mapping[str, Any]]]
+    put_item: Callable[..., Awaitable[Mapping[str, Any]]]
+    delete_item: Callable[..., Awaitable[Mapping[str, Any]]]
+    query: Callable[..., Awaitable[Mapping[str, Any]]]
+
+
+class DynamoDbStore:
+    """Items of `table` in one group. asyncio only, like its client.
+
+    Args:
+        client: an aiobotocore client for DynamoDB.
+        table: its name.
+        group: the partition key of all objects; workers that share streams use the same.
+        close: called by `aclose`.
+    """
+
+    def __init__(
+        self, client: DynamoDbClient, table: str, group: str, *, close: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        self._client = client
+        self._table = table
+        self._group = group
+        self._close = close
+        self._place = f"dynamodb://{table}/{group}"
+        self._at = 0.0
+
+    def _key(self, name: str) -> dict[str, dict[str, str]]:
+        return {"group": {"S": self._group}, "name": {"S": name}}
+
+    async def read(self, name: str) -> Reading:
+        """Return one object: one GetItem."""
+        try:
+            answer = await self._client.get_item(TableName=self._table, Key=self._key(name), ConsistentRead=True)
+        except AWS_ERRORS as error:
+            raise store_failed(self._place, error) from error
+        at = self._at = answered_at(answer)
+        item = answer.get("Item")
+        if item is None:
+            return Reading(None, ABSENT, at)
+        return Reading(item["body"]["B"], item["version"]["S"], at)
+
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        """Write an object if it has the expected version: one PutItem."""
+        version = uuid4().hex
+        condition: dict[str, Any] = {}
+        if expected == ABSENT:
+            condition = {"ConditionExpression": "attribute_not_exists(#name)", "ExpressionAttributeNames": _NAMES}
+        elif expected is not None:
+            condition = {
+                "ConditionExpression": "version = :expected",
+                "ExpressionAttributeValues": {":expected": {"S": expected}},
+            }
+        item = {**self._key(name), "body": {"B": body}, "version": {"S": version}}
+        if self._at:
+            item["expires_at"] = {"N": str(int(self._at) + EXPIRES_AFTER_SECONDS)}
+        try:
+            answer = await self._client.put_item(TableName=self._table, Item=item, **condition)
+        except AWS_ERRORS as error:
+            if code_of(error) in {"ConditionalCheckFailedException", "TransactionConflictException"}:
+                return Written(None, answered_at(getattr(error, "response", {})))
+            raise store_failed(self._place, error) from error
+        self._at = answered_at(answer)
+        return Written(version, self._at)
+
+    async def read_all(self, prefix: str) -> Listing:
+        """Return all objects whose names begin with `prefix`: one Query for each megabyte."""
+        bodies: dict[str, bytes] = {}
+        start: dict[str, Any] = {}
+        while True:
+            try:
+                page = await self._client.query(
+                    TableName=self._table,
+                    ConsistentRead=True,
+                    KeyConditionExpression="#group = :group AND begins_with(#name, :prefix)",
+                    ExpressionAttributeNames={"#group": "group", **_NAMES},
+                    ExpressionAttributeValues={":group": {"S": self._group}, ":prefix": {"S": prefix}},
+                    **start,
+                )
+            except AWS_ERRORS as error:
+                raise store_failed(self._place, error) from error
+            for item in page["Items"]:
+                bodies[item["name"]["S"]] = item["body"]["B"]
+            if "LastEvaluatedKey" not in page:
+                return Listing(bodies, answered_at(page))
+            start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+
+    async def delete(self, name: str) -> None:
+        """Remove an object: one DeleteItem."""
+        try:
+            await self._client.delete_item(TableName=self._table, Key=self._key(name))
+        except AWS_ERRORS as error:
+            raise store_failed(self._place, error) from error
+
+    async def aclose(self) -> None:
+        """Close the client if it is this store's own."""
+        if self._close is not None:
+            await self._close()

@@ -1,0 +1,135 @@
+"""A store in a folder: for the workers of one machine.
+
+Objects are files, replaced by an atomic rename; a condition is checked and the rename done under
+an advisory lock on one file of the folder, which the kernel drops when its holder dies. The
+version is the file's time of change in nanoseconds, and the lock's file remembers the latest one
+given, so that no two writes have the same: inodes are used again, and the kernel's own times
+move in steps of milliseconds. On a local disk or in memory (/dev/shm, /run); network file
+systems keep none of these promises.
+"""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio.to_thread
+
+from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
+
+__all__ = ["FileStore"]
+
+_LOCK: Final = ".lock"
+_TEMPORARY: Final = ".writing-"
+# Whoever holds the lock renames one small file; one that holds it longer is stopped or its disk hangs.
+_LOCK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.002
+_Answer = TypeVar("_Answer")
+
+
+class FileStore:
+    """Objects in `folder`, which is made if it is not there; readable by this user only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def read(self, name: str) -> Reading:
+        """Return one object."""
+        return await self._in_thread(lambda: self._read(name))
+
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        """Write an object if it has the expected version."""
+        return await self._in_thread(lambda: self._write(name, body, expected))
+
+    async def read_all(self, prefix: str) -> Listing:
+        """Return all objects whose names begin with `prefix`."""
+        return await self._in_thread(lambda: self._read_all(prefix))
+
+    async def delete(self, name: str) -> None:
+        """Remove an object."""
+        await self._in_thread(lambda: (self._folder / name).unlink(missing_ok=True))
+
+    async def aclose(self) -> None:
+        """Nothing is held between two calls."""
+
+    async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
+        try:
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except PermissionError as error:
+            message = f"folder {self._folder}: {error.strerror}; let this process read and write it"
+            raise StoreFailed(message, reason="denied") from error
+        except OSError as error:
+            message = f"folder {self._folder}: {error.strerror}; see its disk"
+            raise StoreFailed(message, reason="down") from error
+
+    def _read(self, name: str) -> Reading:
+        try:
+            with (self._folder / name).open("rb") as file:
+                return Reading(file.read(), _version(os.fstat(file.fileno())), time.time())
+        except FileNotFoundError:
+            return Reading(None, ABSENT, time.time())
+
+    def _write(self, name: str, body: bytes, expected: str | None) -> Written:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / name
+        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(body)
+            with self._locked() as lock:
+                if expected is not None and expected != self._current(path):
+                    Path(temporary).unlink()
+                    return Written(None, time.time())
+                changed_at = max(time.time_ns(), int(os.pread(lock, 32, 0) or b"0") + 1)
+                os.pwrite(lock, b"%020d" % changed_at, 0)
+                os.utime(temporary, ns=(changed_at, changed_at))
+                Path(temporary).replace(path)
+                return Written(_version(path.stat()), time.time())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def _current(path: Path) -> str:
+        try:
+            return _version(path.stat())
+        except FileNotFoundError:
+            return ABSENT
+
+    def _read_all(self, prefix: str) -> Listing:
+        bodies: dict[str, bytes] = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(prefix):
+                    # Deleted meanwhile, then.
+                    with contextlib.suppress(FileNotFoundError):
+                        bodies[entry.name] = Path(entry.path).read_bytes()
+        return Listing(bodies, time.time())
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        message = f"folder {self._folder}: another process holds its lock; see whether one is stopped"
+                        raise StoreFailed(message, reason="slow") from error
+                    # Not a blocking flock: a thread inside that could not be given up.
+                    time.sleep(_POLL_SECONDS)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns}-{status.st_ino}-{status.st_size}"

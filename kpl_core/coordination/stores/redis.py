@@ -1,0 +1,108 @@
+"""A store in Redis 5 or newer: one hash, and three short Lua scripts that Redis runs one at a time.
+
+The only file that imports the redis package (the extra `redis`). Redis' own clock comes with
+every answer. The hash expires a day after the last write.
+"""
+
+from collections.abc import Awaitable
+from typing import Any, Final, cast
+
+from redis import asyncio as redis_asyncio, exceptions
+
+from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
+
+__all__ = ["RedisStore"]
+
+EXPIRES_AFTER_SECONDS: Final = 86_400
+# A value is its version, a colon and the body; versions are counted in the hash itself, under a name no object has.
+_COUNTER: Final = ":versions"
+_NOW: Final = "local t = redis.call('TIME'); local now = t[1] .. '.' .. string.format('%06d', t[2])\n"
+_READ: Final = _NOW + "return {redis.call('HGET', KEYS[1], ARGV[1]), now}"
+_WRITE: Final = (
+    _NOW
+    + """
+if ARGV[3] == 'if' then
+  local old = redis.call('HGET', KEYS[1], ARGV[1])
+  local version = old and string.sub(old, 1, string.find(old, ':', 1, true) - 1) or ''
+  if version ~= ARGV[4] then return {'', now} end
+end
+local version = tostring(redis.call('HINCRBY', KEYS[1], ARGV[5], 1))
+redis.call('HSET', KEYS[1], ARGV[1], version .. ':' .. ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[6])
+return {version, now}
+"""
+)
+_READ_ALL: Final = _NOW + "return {redis.call('HGETALL', KEYS[1]), now}"
+_DENIED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
+
+
+class RedisStore:
+    """Objects of one group. asyncio only, like its client.
+
+    Args:
+        client: made with `decode_responses=False`, the default.
+        group: names the hash; workers that share streams use the same.
+        owns_client: whether `aclose` closes it.
+    """
+
+    def __init__(self, client: "redis_asyncio.Redis", group: str, *, owns_client: bool = False) -> None:
+        self._client = client
+        self._owns_client = owns_client
+        self._hash = f"kpl:coordination:{group}"
+        self._place = f"redis group {group}"
+
+    async def _run(self, script: str, *arguments: str | bytes | int) -> list[Any]:
+        try:
+            # redis-py types what is sync and async in one.
+            answer = cast("Awaitable[list[Any]]", self._client.eval(script, 1, self._hash, *arguments))
+            return await answer
+        except _DENIED as error:
+            message = f"{self._place}: {type(error).__name__}; check user, password and rights"
+            raise StoreFailed(message, reason="denied") from error
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            message = f"{self._place}: {type(error).__name__}; see the server and the network"
+            raise StoreFailed(message, reason="down") from error
+
+    async def read(self, name: str) -> Reading:
+        """Return one object: one EVAL."""
+        value, now = await self._run(_READ, name)
+        if value is None:
+            return Reading(None, ABSENT, float(now))
+        version, body = _parted(value, self._place)
+        return Reading(body, version, float(now))
+
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        """Write an object if it has the expected version: one EVAL."""
+        condition = ("any", "") if expected is None else ("if", expected)
+        version, now = await self._run(_WRITE, name, body, *condition, _COUNTER, EXPIRES_AFTER_SECONDS)
+        return Written(version.decode() or None, float(now))
+
+    async def read_all(self, prefix: str) -> Listing:
+        """Return all objects whose names begin with `prefix`: one EVAL."""
+        flat, now = await self._run(_READ_ALL)
+        pairs = ((name.decode(), value) for name, value in zip(flat[::2], flat[1::2], strict=True))
+        return Listing(
+            {
+                name: _parted(value, self._place)[1]
+                for name, value in pairs
+                if name.startswith(prefix) and name != _COUNTER
+            },
+            float(now),
+        )
+
+    async def delete(self, name: str) -> None:
+        """Remove an object: one HDEL."""
+        await self._run("return {redis.call('HDEL', KEYS[1], ARGV[1])}", name)
+
+    async def aclose(self) -> None:
+        """Close the client if it is this store's own."""
+        if self._owns_client:
+            await self._client.aclose()
+
+
+def _parted(value: bytes, place: str) -> tuple[str, bytes]:
+    version, colon, body = value.partition(b":")
+    if not colon or not version.isdigit():
+        message = f"{place}: somebody else writes to its hash; use another group"
+        raise StoreFailed(message, reason="garbage")
+    return version.decode(), body

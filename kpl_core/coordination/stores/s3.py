@@ -1,0 +1,134 @@
+"""A store in an S3 bucket, with S3's conditional writes (If-Match, If-None-Match; S3, 2024).
+
+A request's own answer carries S3's clock (`Date`), and the version is the ETag, which S3
+compares. S3 sees a write at once (strong consistency), so the last summary is the last.
+A write that S3 did, but whose answer was lost, looks refused when it is tried again: nobody
+wins then, and the next one computes.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Protocol
+
+import anyio
+
+from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, code_of, store_failed
+
+__all__ = ["S3Client", "S3Store", "answered_at"]
+
+# AWS's example reads as many objects at a time.
+PARALLEL_READS: Final = 16
+_GONE: Final = frozenset({"NoSuchKey", "404", "NotFound"})
+_REFUSED: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"})
+
+
+class S3Client(Protocol):
+    """What is used of an aiobotocore S3 client; its owner opens and closes it."""
+
+    get_object: Callable[..., Awaitable[Mapping[str, Any]]]
+    put_object: Callable[..., Awaitable[Mapping[str, Any]]]
+    delete_object: Callable[..., Awaitable[Mapping[str, Any]]]
+    list_objects_v2: Callable[..., Awaitable[Mapping[str, Any]]]
+
+
+class S3Store:
+    """Objects of `bucket` below `prefix`. asyncio only, like its client.
+
+    Args:
+        client: an aiobotocore client for S3.
+        bucket: without versioning, or every write is kept and paid for.
+        prefix: a / is added if it does not end in one.
+        close: called by `aclose`.
+    """
+
+    def __init__(
+        self, client: S3Client, bucket: str, prefix: str, *, close: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+        self._close = close
+        self._place = f"s3://{bucket}/{self._prefix}"
+
+    async def read(self, name: str) -> Reading:
+        """Return one object: one GetObject."""
+        try:
+            answer = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            body = await answer["Body"].read()
+        except AWS_ERRORS as error:
+            if code_of(error) in _GONE:
+                return Reading(None, ABSENT, answered_at(getattr(error, "response", {})))
+            raise store_failed(self._place, error) from error
+        return Reading(body, answer["ETag"], answered_at(answer))
+
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        """Write an object if it has the expected version: one PutObject."""
+        condition: dict[str, str] = {}
+        if expected is not None:
+            condition = {"IfNoneMatch": "*"} if expected == ABSENT else {"IfMatch": expected}
+        try:
+            answer = await self._client.put_object(
+                Bucket=self._bucket,
+                Key=self._prefix + name,
+                Body=body,
+                ContentType="application/json",
+                **condition,
+            )
+        except AWS_ERRORS as error:
+            if condition and code_of(error) in _REFUSED:
+                return Written(None, answered_at(getattr(error, "response", {})))
+            raise store_failed(self._place, error) from error
+        return Written(answer["ETag"], answered_at(answer))
+
+    async def read_all(self, prefix: str) -> Listing:
+        """Return all objects whose names begin with `prefix`: a ListObjectsV2 for each 1,000, a GetObject for each."""
+        keys: list[str] = []
+        token: dict[str, str] = {}
+        while True:
+            try:
+                page = await self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + prefix, **token)
+            except AWS_ERRORS as error:
+                raise store_failed(self._place, error) from error
+            keys += [found["Key"] for found in page.get("Contents", ())]
+            if not page.get("IsTruncated"):
+                break
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+        bodies: dict[str, bytes] = {}
+        waiting = iter(keys)
+
+        async def read_some() -> None:
+            for key in waiting:
+                name = key.removeprefix(self._prefix)
+                reading = await self.read(name)
+                if reading.body is not None:
+                    bodies[name] = reading.body
+
+        try:
+            async with anyio.create_task_group() as readers:
+                for _ in range(min(PARALLEL_READS, len(keys))):
+                    readers.start_soon(read_some)
+        except* Exception as group:  # noqa: BLE001 - the first one, raised again
+            raise group.exceptions[0] from None
+        return Listing(bodies, answered_at(page))
+
+    async def delete(self, name: str) -> None:
+        """Remove an object: one DeleteObject, which costs nothing."""
+        try:
+            await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+        except AWS_ERRORS as error:
+            raise store_failed(self._place, error) from error
+
+    async def aclose(self) -> None:
+        """Close the client if it is this store's own."""
+        if self._close is not None:
+            await self._close()
+
+
+def answered_at(answer: Mapping[str, Any]) -> float:
+    """Return the service's clock, seconds since 1970, from the `Date` of its answer.
+
+    Raises:
+        KeyError: the answer has none; every answer of AWS has one.
+    """
+    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()

@@ -1,0 +1,1 @@
+"""The effectful ring around the pipelines: clock, tasks, network."""

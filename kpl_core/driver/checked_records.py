@@ -1,0 +1,49 @@
+"""What `put_many` takes, checked whole before any of it is put."""
+
+from collections.abc import Iterable
+
+from kpl_core.errors import InvalidUserRecord
+from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.user_record import UserRecord, as_bytes, check_user_record, encode_partition_key, require_size
+
+__all__ = ["checked_records"]
+
+Puttable = tuple[str, bytes] | UserRecord
+
+
+def checked_records(records: Iterable[Puttable], *, max_record_bytes: int) -> list[Puttable]:
+    """Return the records as a list, all of which a put would accept.
+
+    Raises:
+        TypeError, InvalidUserRecord: one would not; the message begins with its index.
+    """
+    checked = list(records)
+    for index, record in enumerate(checked):
+        # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
+        if record.__class__ is tuple and len(record) == 2:  # noqa: PLR2004 - a pair
+            key, data = record
+            if (
+                key.__class__ is str
+                and data.__class__ is bytes
+                and key.isascii()
+                and 0 < len(key) <= PARTITION_KEY_CHARACTERS
+                and len(key) + len(data) <= max_record_bytes
+            ):
+                continue
+        try:
+            _check(record, max_record_bytes)
+        except (TypeError, InvalidUserRecord) as error:
+            message = f"records[{index}]: {error}"
+            raise type(error)(message) from error
+    return checked
+
+
+def _check(record: object, max_record_bytes: int) -> None:
+    if isinstance(record, UserRecord):
+        check_user_record(record, max_record_bytes=max_record_bytes)
+    elif isinstance(record, tuple) and len(record) == 2:  # noqa: PLR2004 - a pair
+        key, data = record
+        require_size(len(encode_partition_key(key)), len(as_bytes(data)), max_record_bytes=max_record_bytes)
+    else:
+        message = f"it must be a (partition_key, data) pair or a UserRecord, not {type(record).__name__}"
+        raise TypeError(message)

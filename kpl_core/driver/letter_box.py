@@ -1,0 +1,56 @@
+"""Dead letters on their way to a sink of the caller's: a box, and the one task that empties it."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+import anyio
+
+from kpl_core.spool import DeadLetter, DeadLetterSink, SinkReport
+
+__all__ = ["LetterBox"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class LetterBox:
+    """Sends letters in the order they come; each bundle's future completes with the sink's report."""
+
+    def __init__(self, sink: DeadLetterSink) -> None:
+        self._sink = sink
+        self._bundles: deque[tuple[Sequence[DeadLetter], Future[SinkReport]]] = deque()
+        self._letters_of: dict[Future[SinkReport], Sequence[DeadLetter]] = {}
+        self._arrived = anyio.Event()
+
+    def send_nowait(self, letters: Sequence[DeadLetter]) -> "Future[SinkReport]":
+        """Leave a bundle of letters to be sent."""
+        future: Future[SinkReport] = Future()
+        self._bundles.append((letters, future))
+        self._letters_of[future] = letters
+        self._arrived.set()
+        return future
+
+    async def run(self) -> None:
+        """Send what comes, until cancelled."""
+        while True:
+            await self._arrived.wait()
+            self._arrived = anyio.Event()
+            while self._bundles:
+                letters, future = self._bundles.popleft()
+                try:
+                    report = await self._sink.send(letters)
+                except Exception as error:  # noqa: BLE001 - the caller's own code must not end the producer; told in the log
+                    _log.exception("the dead-letter sink failed; %d user records have failed with it", len(letters))
+                    future.set_exception(error)
+                else:
+                    future.set_result(report)
+
+    def refused(self, future: "Future[SinkReport]") -> set[int]:
+        """Return which letters of a bundle that was answered the sink refused, by their place in it."""
+        letters = self._letters_of.pop(future, ())
+        if future.exception() is not None:
+            return set()
+        refused = {refusal.letter.id for refusal in future.result().refused}
+        return {index for index, letter in enumerate(letters) if letter.id in refused}

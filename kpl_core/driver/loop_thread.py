@@ -1,0 +1,154 @@
+"""An event loop in a thread of its own, and calls into it from other threads that always come to an end.
+
+A call whose loop ends before it is answered fails with `LoopEnded`; one from the loop's own thread, which
+would wait for itself, is refused.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from kpl_core.errors import WrongEventLoop
+
+__all__ = ["LoopEnded", "LoopThread"]
+
+T = TypeVar("T")
+
+
+class LoopEnded(Exception):  # noqa: N818 - reads as a sentence where it is caught
+    """The loop ended before it answered."""
+
+
+class LoopThread:
+    """Runs `main` with asyncio; used by any number of threads. `ended` is called last, in that thread.
+
+    `failure` is what `main` raised: an exception has nobody else to go to at the end of a thread.
+    """
+
+    def __init__(self, main: Callable[[], Coroutine[Any, Any, None]], *, name: str, ended: Callable[[], None]) -> None:
+        self._main = main
+        self._ended = ended
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Guards both: a call is either pending when the loop ends, and told so, or refused.
+        self._lock = threading.Lock()
+        self._pending: set[Future[Any]] = set()
+        self._has_ended = False
+        self._is_ending = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of the thread, `timeout` seconds at most (None, or infinite: however long)."""
+        self._thread.join(None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout)
+
+    @property
+    def is_current(self) -> bool:
+        """Say whether the caller runs in the loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def run_soon(self, callback: Callable[[], object]) -> None:
+        """Let the loop call `callback`; nothing happens if the loop has ended, or ends before."""
+        with self._lock:
+            if not self._has_ended and self._loop is not None:
+                # Closed, and about to say so.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(callback)
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Call a function in the loop, and return what it returns or raise what it raises.
+
+        Raises:
+            LoopEnded: the loop ended before.
+            WrongEventLoop: this is the loop's own thread.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+                self._settle(future, error)
+            else:
+                self._settle(future, None, result)
+
+        return self._answer_of(future, run)
+
+    def wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the loop and return its result; raises as `call`."""
+        future: Future[T] = Future()
+
+        def begin() -> None:
+            task = asyncio.ensure_future(work())
+            self._tasks.add(task)
+            task.add_done_callback(finish)
+
+        def finish(task: asyncio.Task[T]) -> None:
+            self._tasks.discard(task)
+            # If it was cancelled the loop ends, and `_run` answers.
+            if not task.cancelled():
+                error = task.exception()
+                self._settle(future, error, None if error is not None else task.result())
+
+        return self._answer_of(future, begin)
+
+    def _answer_of(self, future: "Future[T]", begin: Callable[[], None]) -> T:
+        if self.is_current:
+            message = (
+                "this call waits for the producer's thread and was made in it, by a hook or a callback; "
+                "make it in another thread"
+            )
+            raise WrongEventLoop(message)
+
+        def begin_unless_ending() -> None:
+            # What the loop is asked for after `main` is never run: it only cleans up.
+            if not self._is_ending:
+                begin()
+
+        with self._lock:
+            if self._has_ended or self._loop is None:
+                raise LoopEnded
+            try:
+                self._loop.call_soon_threadsafe(begin_unless_ending)
+            except RuntimeError as error:
+                # Closed, and about to say so.
+                raise LoopEnded from error
+            self._pending.add(future)
+        return future.result()
+
+    def _settle(self, future: "Future[Any]", error: BaseException | None, result: object = None) -> None:
+        with self._lock:
+            if future not in self._pending:
+                return
+            self._pending.remove(future)
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._enter())
+        except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise it to; see `failure`
+            self.failure = error
+        finally:
+            with self._lock:
+                self._has_ended = True
+                pending, self._pending = self._pending, set()
+            self._ended()
+            for future in pending:
+                future.set_exception(LoopEnded())
+
+    async def _enter(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._main()
+        finally:
+            self._is_ending = True

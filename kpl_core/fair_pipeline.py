@@ -1,0 +1,311 @@
+"""The journey with fairness: put -> (fair queue) -> aggregate -> limit -> ...
+
+The same pipeline with one stage more, and only where flows are configured, so
+that nobody else pays for it. A shard's gate is open while nothing waits for its
+tokens or its retries and little of it is unanswered; then a user record goes
+straight on. Behind a closed gate it waits in its flow, and whatever opens the
+gate lets user records in, in fair order, until it closes again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kpl_core.buffer_limit import BufferLimit
+from kpl_core.config import Config
+from kpl_core.fair_shards import FairShards
+from kpl_core.keeping_ledger import note_of
+from kpl_core.kinesis_record import MovingUserRecord
+from kpl_core.lane import Lane
+from kpl_core.outcome import Delivery, Note, Outcome
+from kpl_core.pipeline_statistics import PipelineStatistics
+from kpl_core.policy import FairnessPolicy
+from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest
+from kpl_core.record_result import SHUTDOWN, Attempt
+from kpl_core.reliable_pipeline import ReliableStreamPipeline
+from kpl_core.retrier import expired_attempt
+from kpl_core.user_record import Tier, UserRecord, encode_partition_key, require_size
+
+__all__ = ["FairStreamPipeline"]
+
+# How much of a shard's capacity may be sent and not answered: what is there waits for nobody's turn.
+UNANSWERED_SECONDS: Final = 0.25
+
+# Of one user record that enters with others: lane, key, the lane's entry for it, data, bytes of both, hash key.
+_Place = tuple[Lane, str, bytes, bytes, int, str | None]
+
+
+class FairStreamPipeline(ReliableStreamPipeline):
+    """A pipeline whose user records wait per flow in front of an overloaded shard."""
+
+    def __init__(
+        self,
+        stream: str,
+        config: Config,
+        buffer_limit: BufferLimit,
+        *,
+        now: float,
+        chance: Callable[[], float],
+        delivery: type[Delivery] = Delivery,
+        listening: bool = False,
+    ) -> None:
+        super().__init__(stream, config, buffer_limit, now=now, chance=chance, delivery=delivery, listening=listening)
+        policy = FairnessPolicy() if config.fairness is None else config.fairness
+        self._waiting = FairShards(policy, buffer_limit, ttl_seconds=self._ttl_seconds)
+        self._queued = 0
+        self._unanswered_bytes: dict[str | None, int] = {}
+        self._unanswered_limit = UNANSWERED_SECONDS * config.rate_limit_bytes_per_sec_per_shard
+        self._forced = False
+        # The flows whose user records are not aggregated.
+        self._travel_alone: set[str | None] = set()
+
+    # Per user record
+
+    def put(self, partition_key: Any, data: Any, now: float) -> Delivery:  # noqa: ANN401 - as the base class
+        """Accept a user record of no particular flow; raises like `put_any`."""
+        return self.put_any(partition_key, data, now)
+
+    def put_pairs(self, records: Iterator[Any], now: float, deliveries: list[Delivery]) -> Any:  # noqa: ANN401 - a record
+        """Accept checked pairs, of no particular flow; like the base class."""
+        return self._put_each(records, now, deliveries)
+
+    def put_together(
+        self, records: Sequence[UserRecord], now: float, *, flow: str | None, tier: Tier, aggregate: bool = True
+    ) -> list[Delivery]:
+        """Accept all user records of one flow and tier, or none of them; their own flow and tier do not count.
+
+        Room is taken once for all. Behind an open gate each then costs what a put without fairness costs.
+
+        Raises:
+            TypeError, InvalidUserRecord: one can never be accepted.
+            BufferFull: there is no room for all of them now, or the flow has used up its share. Nothing was reserved.
+        """
+        if tier == "normal" and aggregate:
+            placed = self._places_by_key(records)
+        else:
+            placed = [self._place(record, tier, aggregate=aggregate) for record in records]
+        size_bytes = 0
+        for place in placed:
+            size_bytes += place[4]
+        self._waiting.require_share(flow, size_bytes, records=len(placed), tier=tier)
+        self._buffer_limit.reserve(size_bytes=size_bytes, records=len(placed), tier=tier)
+        if not aggregate:
+            self._travel_alone.add(flow)
+        elif self._travel_alone:
+            self._travel_alone.discard(flow)
+        if self._rules.write_ahead:
+            return self._write_together(records, now, flow, tier)
+        deliveries = self._enter_together(records, placed, now, flow, tier)
+        if self._rules.spool or self._rules.dead_letters or not aggregate:
+            note = Note(flow)
+            for delivery in deliveries:
+                delivery.remark(note)
+        return deliveries
+
+    def _places_by_key(self, records: Sequence[UserRecord]) -> list[_Place]:
+        """Return where each user record is aggregated: by the routes that every put uses, where there is a choice."""
+        most = self.max_record_bytes
+        routes, find = self._routes, self._router.find
+        placed: list[_Place] = []
+        for record in records:
+            if record.explicit_hash_key is not None:
+                placed.append(self._place(record, "normal", aggregate=True))
+                continue
+            key, data = record.partition_key, record.data
+            lane, key_entry, key_bytes = routes.get(key) or find(key)
+            size = len(data) + key_bytes
+            if size > most:
+                require_size(key_bytes, len(data), max_record_bytes=most)
+            placed.append((lane, key, key_entry, data, size, None))
+        return placed
+
+    def _place(self, record: UserRecord, tier: Tier, *, aggregate: bool) -> _Place:
+        key = encode_partition_key(record.partition_key)
+        digest = self._digest(key, record.explicit_hash_key)
+        shard_id = self.shard_map.predict(digest)
+        lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
+        size = len(record.data) + len(key)
+        require_size(len(key), len(record.data), max_record_bytes=self.max_record_bytes)
+        return lane, record.partition_key, lane.entry(key, digest), record.data, size, record.explicit_hash_key
+
+    def _enter_together(
+        self, records: Sequence[UserRecord], placed: list[_Place], now: float, flow: str | None, tier: Tier
+    ) -> list[Delivery]:
+        """Let user records that have room begin their journey: into their lanes, or behind closed gates."""
+        deliveries: list[Delivery] = []
+        output = self._lanes_output
+        # Lanes of shards whose gate is open. It can only have closed when a lane closed something.
+        is_open: dict[Lane, bool] = {}
+        for index, (lane, key, key_entry, data, size, explicit_hash_key) in enumerate(placed):
+            gate = is_open.get(lane)
+            if gate is None:
+                shard_id = lane.shard_id
+                gate = not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id)
+                is_open[lane] = gate
+            if not gate:
+                deliveries.append(self._queue(lane.shard_id, records[index], now, flow, tier))
+                continue
+            if explicit_hash_key is None:
+                delivery = lane.add(key, key_entry, data, size, now)
+            else:
+                delivery = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit_hash_key)
+            deliveries.append(delivery)
+            if output.news:
+                self._attend(now)
+                is_open.clear()
+        return deliveries
+
+    def _write_together(
+        self, records: Sequence[UserRecord], now: float, flow: str | None, tier: Tier
+    ) -> list[Delivery]:
+        """Let user records that have room wait for the spool first."""
+        written = [self._aside(msgspec.structs.replace(record, flow=flow, tier=tier), now) for record in records]
+        self._writes += written
+        self.attention = True
+        return [self._delivery(moving.outcome, 0) for moving in written]
+
+    def _queue(self, shard_id: str | None, record: UserRecord, now: float, flow: str | None, tier: Tier) -> Delivery:
+        """Let a user record that has room wait for its turn."""
+        self._queued += 1
+        outcome = Outcome()
+        self._wait(shard_id, msgspec.structs.replace(record, flow=flow, tier=tier), now, outcome)
+        return self._delivery(outcome, 0)
+
+    def _misses_again(self, mover: MovingUserRecord) -> bool:
+        """Say whether a user record travels alone; that of a flow without aggregation always does."""
+        note = note_of(mover)
+        flow = mover.user_record.flow if note is None else note.flow
+        return flow in self._travel_alone or super()._misses_again(mover)
+
+    def _reserve(self, record: UserRecord, size: int) -> None:
+        self._waiting.require_share(record.flow, size, tier=record.tier)
+        super()._reserve(record, size)
+
+    def _enter(self, record: UserRecord, key: bytes, digest: bytes, now: float) -> Delivery:
+        shard_id = self.shard_map.predict(digest)
+        if not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id):
+            return super()._enter(record, key, digest, now)
+        self._queued += 1
+        outcome = Outcome()
+        self._wait(shard_id, record, now, outcome)
+        return self._delivery(outcome, 0)
+
+    def _admit(self, moving: MovingUserRecord, now: float) -> None:
+        record = moving.user_record
+        shard_id = self.shard_map.predict(self._digest(record.partition_key.encode(), record.explicit_hash_key))
+        if not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id):
+            super()._admit(moving, now)
+        else:
+            self._waiting.put(shard_id, moving, moving.size_bytes)
+
+    def _wait(self, shard_id: str | None, record: UserRecord, now: float, outcome: Outcome) -> None:
+        generation = self._generations.current
+        self._generations.hold(generation)
+        waiting = MovingUserRecord(
+            user_record=record,
+            arrived_at=now,
+            generation=generation,
+            tier=record.tier,
+            outcome=outcome,
+            index=0,
+            history=None,
+        )
+        self._waiting.put(shard_id, waiting, waiting.size_bytes)
+
+    def _gate_is_open(self, shard_id: str | None) -> bool:
+        if self._forced:
+            return True
+        if self._limiter.is_waiting(shard_id) or self._backing_off.holds(shard_id):
+            return False
+        return self._unanswered_bytes.get(shard_id, 0) < self._unanswered_limit
+
+    # Per request
+
+    def next_request(self, now: float) -> PutRecordsRequest | None:
+        """Return the next request, and count what each shard has not answered."""
+        request = super().next_request(now)
+        if request is not None:
+            for record in request.records:
+                shard_id = record.predicted_shard
+                self._unanswered_bytes[shard_id] = self._unanswered_bytes.get(shard_id, 0) + record.size_bytes
+        return request
+
+    def request_completed(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
+        """Finish, retry or fail what the request carried; then let in who waited for it."""
+        for record in request.records:
+            shard_id = record.predicted_shard
+            left = self._unanswered_bytes.get(shard_id, 0) - record.size_bytes
+            if left > 0:
+                self._unanswered_bytes[shard_id] = left
+            else:
+                self._unanswered_bytes.pop(shard_id, None)
+        super().request_completed(request, answer, now)
+        self._let_in(now)
+
+    def advance(self, now: float) -> None:
+        """Let time pass, and let in who waited for it."""
+        for waiting in self._waiting.take_expired(now):
+            self._settle(waiting, expired_attempt(waiting, now))
+        super().advance(now)
+        self._let_in(now)
+
+    def _let_in(self, now: float) -> None:
+        """Open the gates: in fair order, until something waits for tokens again."""
+        if self._waiting.next_wakeup() <= now:
+            # First those leave whose time is over; `advance` sees to it.
+            return
+        for shard_id in self._waiting.waiting_shards:
+            while self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id):
+                waiting = self._waiting.take(shard_id)
+                self._aggregate_again([waiting], now)
+                self._generations.release(waiting.generation)
+                self._limit_closed(now)
+
+    def _earliest_wakeup(self, *, may_send: bool = True) -> float:
+        return min(super()._earliest_wakeup(may_send=may_send), self._waiting.next_wakeup())
+
+    # Rare
+
+    def drain_force(self, now: float) -> None:
+        """Let everything leave that is not expired, tokens or not, gates or not."""
+        self._forced = True
+        super().drain_force(now)
+        self._let_in(now)
+        super().drain_force(now)
+
+    def abandon(self, now: float) -> None:
+        """Give every user record that is left its final result, those that wait for their turn too."""
+        text = "the producer was closed before this record could be sent"
+        for waiting in self._waiting.drain(self._waiting.waiting_shards):
+            self._settle(waiting, Attempt(False, SHUTDOWN, text, now, now))  # noqa: FBT003
+        super().abandon(now)
+
+    def _settle(self, waiting: MovingUserRecord, attempt: Attempt) -> None:
+        self._ledger.settle_alone(waiting, attempt, predicted_shard=None)
+        self._generations.release(waiting.generation)
+        waiting.outcome.wake()
+
+    def _route_again(self, stable: set[str], now: float) -> None:
+        super()._route_again(stable, now)
+        moved = [shard_id for shard_id in self._waiting.waiting_shards if shard_id not in stable]
+        for waiting in self._waiting.drain(moved):
+            record = waiting.user_record
+            digest = self._digest(record.partition_key.encode(), record.explicit_hash_key)
+            self._waiting.put(self.shard_map.predict(digest), waiting, waiting.size_bytes)
+
+    @property
+    def waiting_by_flow(self) -> dict[Any, tuple[int, int]]:
+        """Return how many user records, of how many bytes, each flow has in the fair queue."""
+        return self._waiting.held_by_flow
+
+    def oldest_by_flow(self) -> dict[Any, float]:
+        """Return when the oldest user record of each flow in the fair queue arrived."""
+        return self._waiting.oldest_by_flow()
+
+    def statistics(self) -> PipelineStatistics:
+        """Count the user records wherever they are."""
+        counted = super().statistics()
+        return msgspec.structs.replace(
+            counted, accepted=counted.accepted + self._queued, queueing=self._waiting.user_record_count
+        )

@@ -1,0 +1,117 @@
+"""Says when a rate limit refuses so much that whoever sends should send less.
+
+Seed: "Setting up token bucket rate limiters": more than 5 % rejections over 60 seconds are a
+signal to the upstream. The window slides in steps of a sixtieth: it covers between 60 and 61
+seconds, in constant memory whatever the rate.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from kpl_core.errors import ConfigError
+
+__all__ = ["RejectionMonitor"]
+
+_STEPS: Final = 60
+
+
+class RejectionMonitor:
+    """Raises backpressure above `raise_above` of rejections, and ends it below `clear_below`.
+
+    Between the two nothing changes (hysteresis), so that a share near the threshold does not
+    make the signal flutter. Reads no clock. Not thread-safe.
+
+    Args:
+        raise_above: share of rejections, 0 up to 1.
+        clear_below: share at or below which the signal ends; half of the other by default.
+        window_seconds: length of the sliding window.
+        on_change: called with True when backpressure begins and False when it ends.
+
+    Raises:
+        ConfigError: shares that are not 0 <= clear_below <= raise_above < 1, or a window not finite and above 0.
+    """
+
+    __slots__ = (
+        "_clear_below",
+        "_decisions",
+        "_is_raised",
+        "_latest",
+        "_on_change",
+        "_raise_above",
+        "_rejections",
+        "_step_seconds",
+        "_steps",
+    )
+
+    def __init__(
+        self,
+        *,
+        raise_above: float = 0.05,
+        clear_below: float | None = None,
+        window_seconds: float = 60.0,
+        on_change: Callable[[bool], object] = lambda _is_raised: None,
+    ) -> None:
+        lower = raise_above / 2 if clear_below is None else clear_below
+        if not 0.0 <= lower <= raise_above < 1.0:
+            message = f"raise_above is {raise_above!r} and clear_below {lower!r}; 0 <= clear_below <= raise_above < 1"
+            raise ConfigError(message)
+        if not 0.0 < window_seconds < math.inf:
+            message = f"window_seconds is {window_seconds!r}; it must be a finite number above 0"
+            raise ConfigError(message)
+        self._raise_above = raise_above
+        self._clear_below = lower
+        self._step_seconds = window_seconds / _STEPS
+        self._on_change = on_change
+        # [step number, decisions, rejections], oldest first, beside their sums.
+        self._steps: deque[list[int]] = deque()
+        self._decisions = 0
+        self._rejections = 0
+        self._latest = -math.inf
+        self._is_raised = False
+
+    def record(self, granted: bool, now: float) -> bool:  # noqa: FBT001 - what `acquire` answered, handed on
+        """Count one decision at `now`, in seconds; return whether there is backpressure."""
+        step = self._advance(now)
+        if not self._steps or self._steps[-1][0] != step:
+            self._steps.append([step, 0, 0])
+        newest = self._steps[-1]
+        newest[1] += 1
+        self._decisions += 1
+        if not granted:
+            newest[2] += 1
+            self._rejections += 1
+        return self._judge()
+
+    def has_backpressure(self, now: float) -> bool:
+        """Return whether there is backpressure at `now`; it can end by time alone."""
+        self._advance(now)
+        return self._judge()
+
+    def is_ready(self, now: float) -> bool:
+        """Return what a readiness probe should say: no backpressure."""
+        return not self.has_backpressure(now)
+
+    def rejected_share(self, now: float) -> float:
+        """Return the share of rejections in the window, 0.0 if nothing was decided."""
+        self._advance(now)
+        return self._rejections / self._decisions if self._decisions else 0.0
+
+    def _advance(self, now: float) -> int:
+        """Let what is too old leave the window; an instant before the latest counts as the latest."""
+        self._latest = max(now, self._latest)
+        step = math.floor(self._latest / self._step_seconds)
+        while self._steps and self._steps[0][0] < step - _STEPS:
+            _, decisions, rejections = self._steps.popleft()
+            self._decisions -= decisions
+            self._rejections -= rejections
+        return step
+
+    def _judge(self) -> bool:
+        threshold = self._clear_below if self._is_raised else self._raise_above
+        is_raised = self._rejections > threshold * self._decisions
+        if is_raised != self._is_raised:
+            self._is_raised = is_raised
+            self._on_change(is_raised)
+        return is_raised

@@ -1,0 +1,205 @@
+"""Tokens that refill at a constant rate, taken from several streams together or not at all.
+
+A Kinesis shard meters two things at once, records and bytes, so one bucket holds one
+*token stream* for each. Growth happens on query: no task, no timer, no sleep.
+(Seed: aiokpl's token bucket; KPL, `aws/utils/token_bucket.h`.)
+
+Where we differ: a stream does not count tokens. It keeps what was spent since it was
+last full, and derives from that *when* a cost may be taken (the virtual scheduling form
+of the Generic Cell Rate Algorithm):
+
+    full again   = since + spent / rate
+    cost admitted = since + (spent + min(cost, capacity) - capacity) / rate
+
+A counter topped up on every query gathers a rounding error per query, and can then ask
+its caller to come back "in a nanosecond" for ever. Here `spent` is an exact sum for
+whole costs (records, bytes: up to 2**53 between two idle moments), every answer is one
+rounding of the clock's value away from it, however long the bucket is busy, and `try_take`
+and `ready_at` compare the very same number: whoever waits until `ready_at` is admitted.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from kpl_core.errors import ConfigError
+
+__all__ = ["TokenBucket"]
+
+
+class _TokenStream:
+    """One metered quantity. It was last full at `since`; `spent` tokens left it from then on."""
+
+    __slots__ = ("capacity", "rate", "since", "spent")
+
+    def __init__(self, rate: float, capacity: float) -> None:
+        self.rate = rate
+        self.capacity = capacity
+        # Full, and for ever so: no instant is needed before the first token is taken.
+        self.since = -math.inf
+        self.spent = 0.0
+
+    def admitted_at(self, cost: float) -> float:
+        """Return the instant from which `cost` may be taken; a cost above the capacity needs a full stream."""
+        capacity = self.capacity
+        return self.since + (self.spent + (cost if cost < capacity else capacity) - capacity) / self.rate
+
+    def take(self, cost: float, now: float) -> None:
+        # Strictly before `now`: on a clock coarser than one token's worth of time the sum can
+        # round to `since` itself, and what was spent at this very instant must not be forgotten.
+        if self.since + self.spent / self.rate < now:
+            self.since = now
+            self.spent = cost
+        else:
+            self.spent += cost
+
+    def missing(self, now: float) -> float:
+        """Return how far below its capacity the stream is at `now`; more than the capacity means debt."""
+        if self.since + self.spent / self.rate < now:
+            return 0.0
+        return max(0.0, self.spent - self.rate * (now - self.since))
+
+
+class TokenBucket:
+    """A bucket of one or more token streams; every cost is taken from all of them or from none.
+
+    Starts full. A cost above a stream's capacity passes when that stream is full and leaves it
+    in debt, so that nothing queued behind it is blocked for ever. While a stream is in debt it
+    admits nothing, a cost of zero included. In any window of `t` seconds a stream gives at most
+    `capacity + rate * t` tokens (and what one cost exceeds the capacity by).
+
+    Not thread-safe. Reads `clock` only when a call leaves `now` out; use one or the other.
+    An instant earlier than the latest one seen counts as the latest: a clock that steps
+    back removes no tokens, and one that swings back and forth earns none.
+
+    Args:
+        streams: `(rate, capacity)` of each stream: tokens per second, and the most it holds.
+        now: the instant of construction in seconds, if the caller's clock must not be read.
+        clock: returns seconds and never goes back.
+
+    Raises:
+        ConfigError: no stream at all, or a rate or capacity that is not finite and above 0.
+    """
+
+    __slots__ = ("_clock", "_latest", "_streams")
+
+    def __init__(
+        self,
+        streams: Iterable[tuple[float, float]],
+        *,
+        now: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._streams = tuple(_TokenStream(_positive("rate", r), _positive("capacity", c)) for r, c in streams)
+        if not self._streams:
+            message = "streams is empty; a token bucket needs at least one (rate, capacity)"
+            raise ConfigError(message)
+        self._clock = clock
+        self._latest = -math.inf if now is None else now
+
+    def try_take(self, costs: Sequence[float], now: float | None = None) -> bool:
+        """Take `costs`, one number of tokens per stream, if every stream admits its own; else take nothing.
+
+        Raises:
+            ValueError: a cost that is negative or not finite, or not one cost per stream.
+        """
+        now = self._advance(self._clock() if now is None else now)
+        streams = self._streams
+        if len(streams) == 2 == len(costs):  # noqa: PLR2004
+            # Records and bytes, once per Kinesis record: the loop below, written out, costs half.
+            first, second = streams
+            cost0, cost1 = costs
+            if not (0.0 <= cost0 < math.inf and 0.0 <= cost1 < math.inf):
+                _check_costs(costs, streams)
+            capacity = first.capacity
+            if first.since + (first.spent + (cost0 if cost0 < capacity else capacity) - capacity) / first.rate > now:
+                return False
+            capacity = second.capacity
+            if second.since + (second.spent + (cost1 if cost1 < capacity else capacity) - capacity) / second.rate > now:
+                return False
+            first.take(cost0, now)
+            second.take(cost1, now)
+            return True
+        _check_costs(costs, streams)
+        for stream, cost in zip(streams, costs, strict=True):
+            if stream.admitted_at(cost) > now:
+                return False
+        for stream, cost in zip(streams, costs, strict=True):
+            stream.take(cost, now)
+        return True
+
+    def ready_at(self, costs: Sequence[float], now: float | None = None) -> float:
+        """Return the earliest instant, `now` at best, at which `try_take(costs)` would succeed. Exact.
+
+        Raises:
+            ValueError: a cost that is negative or not finite, or not one cost per stream.
+        """
+        if now is None:
+            now = self._clock()
+        _check_costs(costs, self._streams)
+        ready_at = max(stream.admitted_at(cost) for stream, cost in zip(self._streams, costs, strict=True))
+        return ready_at if ready_at > self._advance(now) else now
+
+    def tokens(self, now: float | None = None) -> tuple[float, ...]:
+        """Return the tokens each stream holds; below zero for a stream in debt."""
+        now = self._advance(self._clock() if now is None else now)
+        return tuple(stream.capacity - stream.missing(now) for stream in self._streams)
+
+    def set_rate(
+        self, stream_index: int, rate: float, now: float | None = None, *, capacity: float | None = None
+    ) -> None:
+        """Refill one stream at `rate` tokens per second from `now` on; it keeps the tokens it holds.
+
+        `capacity` changes with it if given; a stream that held more keeps no more than that.
+
+        Raises:
+            ConfigError: a rate or capacity that is not finite and above 0.
+            IndexError: there is no such stream.
+        """
+        now = self._advance(self._clock() if now is None else now)
+        stream = self._streams[stream_index]
+        rate = _positive("rate", rate)
+        new_capacity = stream.capacity if capacity is None else _positive("capacity", capacity)
+        missing = max(0.0, stream.missing(now) + new_capacity - stream.capacity)
+        stream.rate = rate
+        stream.capacity = new_capacity
+        stream.since = now
+        stream.spent = missing
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The refill rate of each stream, tokens per second."""
+        return tuple(stream.rate for stream in self._streams)
+
+    @property
+    def capacities(self) -> tuple[float, ...]:
+        """The most tokens each stream holds."""
+        return tuple(stream.capacity for stream in self._streams)
+
+    def __repr__(self) -> str:
+        """Show rates and capacities; tokens would need a clock."""
+        return f"TokenBucket({[(stream.rate, stream.capacity) for stream in self._streams]})"
+
+    def _advance(self, now: float) -> float:
+        """Return `now`, or the latest instant seen if the clock stepped back."""
+        if now < self._latest:
+            return self._latest
+        self._latest = now
+        return now
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0.0 < value < math.inf:
+        message = f"{name} is {value!r}; a token stream needs a finite number above 0"
+        raise ConfigError(message)
+    return value
+
+
+def _check_costs(costs: Sequence[float], streams: Sequence[_TokenStream]) -> None:
+    if len(costs) != len(streams):
+        message = f"{len(costs)} costs for {len(streams)} token streams; give one cost per stream"
+        raise ValueError(message)
+    for cost in costs:
+        if not 0.0 <= cost < math.inf:
+            message = f"cost is {cost!r}; it must be a finite number of tokens, 0 or more"
+            raise ValueError(message)

@@ -1,0 +1,162 @@
+"""What the caller puts: one user record, and the rules it must meet.
+
+The rules are the service's (API_PutRecords): a partition key of 1 to 256
+Unicode code points, an explicit hash key of 0 .. 2**128 - 1 in canonical
+decimal, and key + data within the stream's maximum record size. The KPL counts
+UTF-16 units and ignores the key's bytes; then the service refuses the record
+and the KPL retries it until it expires.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from kpl_core.errors import InvalidUserRecord
+from kpl_core.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
+from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
+
+__all__ = [
+    "TIERS",
+    "Tier",
+    "UserRecord",
+    "as_bytes",
+    "check_user_record",
+    "encode_partition_key",
+    "require_stream",
+    "user_record_digest",
+]
+
+# API_PutRecords: StreamName and StreamARN.
+_STREAM: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:aws.*:kinesis:.*:\d{12}:stream/\S+", re.ASCII)
+
+Tier = Literal["critical", "normal", "bulk"]
+TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
+
+
+class UserRecord(msgspec.Struct, frozen=True, gc=False):
+    """One record as the caller sees it.
+
+    `flow` names who competes with whom for a hot shard (a tenant); `tier` says what is
+    given up last. `metadata` is never sent: it travels to hooks and dead letters.
+    """
+
+    partition_key: str
+    data: bytes
+    explicit_hash_key: str | None = None
+    flow: str | None = None
+    tier: Tier = "normal"
+    metadata: Mapping[str, Any] | None = None
+
+
+def encode_partition_key(partition_key: str) -> bytes:
+    """Return the UTF-8 bytes of a valid partition key.
+
+    Raises:
+        TypeError: it is no string.
+        InvalidUserRecord: it is empty, longer than 256 code points, or no valid Unicode.
+    """
+    if not isinstance(partition_key, str):
+        message = f"partition_key must be a str of 1 to 256 characters, not {type(partition_key).__name__}"
+        raise TypeError(message)
+    if not 1 <= len(partition_key) <= PARTITION_KEY_CHARACTERS:
+        message = (
+            f"partition_key has {len(partition_key)} characters; Kinesis takes 1 to {PARTITION_KEY_CHARACTERS}, "
+            f"so shorten it or put a hash of it"
+        )
+        raise InvalidUserRecord(message)
+    try:
+        return partition_key.encode()
+    except UnicodeEncodeError as error:
+        message = (
+            f"partition_key has a lone surrogate at character {error.start}, which no UTF-8 can carry; "
+            f"decode the key's source with errors='replace'"
+        )
+        raise InvalidUserRecord(message) from error
+
+
+def as_bytes(data: object) -> bytes:
+    """Return bytes-like `data` as bytes.
+
+    Raises:
+        TypeError: it is not bytes-like (a str has no one encoding: encode it).
+    """
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    message = f"data must be bytes, bytearray or memoryview, not {type(data).__name__}; encode it first"
+    raise TypeError(message)
+
+
+def require_stream(stream: str) -> None:
+    """Check that `stream` can be the name or the ARN of a stream.
+
+    Asked of the service, a name like "my stream" fails each request as invalid, and each would be
+    bisected in search of the guilty record.
+
+    Raises:
+        TypeError: it is no string.
+        InvalidUserRecord: no stream has such a name.
+    """
+    if not isinstance(stream, str):
+        message = f"stream must be a str, the name or the ARN of a stream, not {type(stream).__name__}"
+        raise TypeError(message)
+    if not stream:
+        message = "stream is empty; it must be the name or the ARN of a stream"
+        raise InvalidUserRecord(message)
+    if _STREAM.fullmatch(stream) is None:
+        message = (
+            f"stream is {stream!r}; it must be the ARN of a stream, or a name of 1 to 128 ASCII letters, digits, "
+            f"underscores, dots and hyphens"
+        )
+        raise InvalidUserRecord(message)
+
+
+def require_tier(tier: str) -> None:
+    """Check that `tier` is one of `TIERS`.
+
+    Raises:
+        InvalidUserRecord: it is another word.
+    """
+    if tier not in TIERS:
+        message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
+        raise InvalidUserRecord(message)
+
+
+def require_size(key_bytes: int, data_bytes: int, *, max_record_bytes: int) -> None:
+    """Check that key and data together fit one Kinesis record of the stream.
+
+    Raises:
+        InvalidUserRecord: they do not.
+    """
+    if key_bytes + data_bytes > max_record_bytes:
+        message = (
+            f"partition_key and data have {key_bytes + data_bytes:,} bytes together; the stream takes "
+            f"{max_record_bytes:,} a record, so split the data or raise the stream's limit (UpdateMaxRecordSize)"
+        )
+        raise InvalidUserRecord(message)
+
+
+def check_user_record(record: UserRecord, *, max_record_bytes: int) -> int:
+    """Check everything a put checks; return the bytes of key and data.
+
+    Raises:
+        TypeError: a field is of a wrong type.
+        InvalidUserRecord: Kinesis would never take the record.
+    """
+    key = encode_partition_key(record.partition_key)
+    if record.explicit_hash_key is not None:
+        parse_explicit_hash_key(record.explicit_hash_key)
+    require_tier(record.tier)
+    data = as_bytes(record.data)
+    require_size(len(key), len(data), max_record_bytes=max_record_bytes)
+    return len(key) + len(data)
+
+
+def user_record_digest(partition_key: str, explicit_hash_key: str | None) -> bytes:
+    """Return the hash key of a user record as 16 big-endian bytes."""
+    if explicit_hash_key is not None:
+        return hash_key_to_digest(parse_explicit_hash_key(explicit_hash_key))
+    return hash_key_digest(encode_partition_key(partition_key))

@@ -1,0 +1,103 @@
+import gc
+
+import anyio
+import pytest
+
+from kpl_core import Delivery, ResultPending
+from kpl_core.outcome import Outcome
+from kpl_core.record_result import Attempt
+
+pytestmark = pytest.mark.anyio
+
+SUCCESS = Attempt(True, None, None, 0.0, 1.0)
+
+
+def settle(outcome: Outcome, number: str = "1") -> None:
+    outcome.attempted(SUCCESS)
+    outcome.settle(shard_id="shardId-000000000000", sequence_number=number)
+
+
+async def test_it_can_be_awaited_before_after_and_again():
+    outcome = Outcome()
+    delivery = Delivery(outcome, 0)
+    awaited = []
+
+    async def wait() -> None:
+        awaited.append(await delivery)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert awaited == []
+        settle(outcome)
+    assert len(awaited) == 3
+    assert await delivery == await delivery == delivery.result() == awaited[0]
+    assert awaited[0].successful
+
+
+async def test_a_result_read_too_early_is_an_error_that_says_what_to_do():
+    delivery = Delivery(Outcome(), 0)
+    with pytest.raises(ResultPending, match="await the delivery, or flush"):
+        delivery.result()
+    assert not delivery.done
+    assert delivery.peek() is None
+
+
+async def test_one_who_stops_waiting_leaves_no_trace_and_disturbs_nobody():
+    outcome = Outcome()
+    got = []
+
+    async def wait() -> None:
+        got.append(await Delivery(outcome, 1))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(100):
+            with anyio.move_on_after(0.001):
+                await Delivery(outcome, 0)
+        assert outcome.waiters is not None
+        assert len(outcome.waiters) == 1
+        settle(outcome)
+    assert len(got) == 1
+
+
+async def test_waiting_goes_on_where_the_user_record_went():
+    first, second, third = Outcome(), Outcome(), Outcome()
+    got = []
+
+    async def wait() -> None:
+        got.append(await Delivery(first, 0))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        first.move(0, second, 7)
+        first.wake()
+        await anyio.wait_all_tasks_blocked()
+        second.move(7, third, 2)
+        second.wake()
+        await anyio.wait_all_tasks_blocked()
+        assert got == []
+        settle(third, "9")
+    assert [result.sequence_number for result in got] == ["9"]
+
+
+async def test_being_cancelled_at_the_very_moment_of_the_result_is_no_error():
+    outcome = Outcome()
+    async with anyio.create_task_group() as tasks:
+
+        async def wait() -> None:
+            await Delivery(outcome, 0)
+
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        settle(outcome)
+        tasks.cancel_scope.cancel()
+    assert outcome.waiters is None
+
+
+async def test_a_delivery_costs_the_garbage_collector_nothing():
+    delivery = Delivery(Outcome(), 0)
+    assert not gc.is_tracked(delivery)

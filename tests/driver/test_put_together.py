@@ -1,0 +1,138 @@
+"""Many user records of one flow put at once: all or none, and fair like any other put."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kpl_core import (
+    BufferFull,
+    Config,
+    ConfigError,
+    FairnessPolicy,
+    InvalidUserRecord,
+    Producer,
+    TierPolicy,
+    UserRecord,
+)
+from kpl_core.reliability import SpoolOptions
+from tests.driver.scene import STREAM, assert_books_close, service, stored, unmetered
+
+pytestmark = pytest.mark.anyio
+
+
+def records(count: int, *, size: int = 100, key: str = "k") -> list[UserRecord]:
+    return [UserRecord(f"{key}{number % 50}", str(number).encode().ljust(size, b".")) for number in range(count)]
+
+
+def fair(**options: Any) -> Config:
+    return Config(fairness=FairnessPolicy(), **options)
+
+
+@pytest.mark.parametrize("tier", ["critical", "normal", "bulk"])
+@pytest.mark.parametrize("aggregate", [True, False])
+async def test_all_arrive_once_and_in_the_order_of_the_deliveries(tier, aggregate):
+    transport = unmetered(4)
+    put = [*records(500), UserRecord("x", b"with a hash key", explicit_hash_key="12345")]
+    async with Producer(fair(tiers=TierPolicy()), transport=transport) as producer:
+        for _ in range(2):
+            deliveries = producer.put_together_nowait(STREAM, put, flow="t", tier=tier, aggregate=aggregate)
+            results = [await delivery for delivery in deliveries]
+            assert all(result.successful for result in results)
+        report = await producer.close()
+    assert report.accepted == report.delivered == 2 * len(put)
+    assert Counter(stored(transport)) == Counter({(record.partition_key, record.data): 2 for record in put})
+
+
+async def test_without_aggregation_each_has_a_kinesis_record_and_a_sequence_number_of_its_own():
+    async with Producer(fair(), transport=unmetered(2)) as producer:
+        _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
+        deliveries = producer.put_together_nowait(STREAM, records(50), flow="t", aggregate=False)
+        results = [await delivery for delivery in deliveries]
+    assert len({result.sequence_number for result in results}) == 50
+
+
+async def test_one_bad_record_puts_none():
+    async with Producer(fair(), transport=unmetered()) as producer:
+        for bad in (UserRecord("", b"x"), UserRecord("k", bytes(2_000_000)), UserRecord("k", b"", "not a number")):
+            with pytest.raises(InvalidUserRecord):
+                _ = producer.put_together_nowait(STREAM, [*records(3), bad], flow="t")
+        assert producer.report().accepted == 0
+        assert producer.buffer_limit.outstanding_records == 0
+
+
+async def test_too_many_for_the_room_puts_none():
+    async with Producer(fair(max_outstanding_records=100), transport=unmetered()) as producer:
+        with pytest.raises(BufferFull):
+            _ = producer.put_together_nowait(STREAM, records(101), flow="t")
+        assert producer.report().accepted == 0
+        deliveries = producer.put_together_nowait(STREAM, records(100), flow="t")
+        report = await producer.close()
+    assert_books_close(report, deliveries)
+
+
+async def test_a_flood_uses_up_its_share_and_a_quiet_flow_still_finds_room():
+    config = fair(max_outstanding_records=1_000, rate_limit_bytes_per_sec_per_shard=10_000, record_ttl_ms=600_000)
+    async with Producer(config, transport=unmetered()) as producer:
+        flood = 0
+
+        def flood_on() -> None:
+            nonlocal flood
+            while True:
+                flood += len(producer.put_together_nowait(STREAM, records(50), flow="flood"))
+
+        with pytest.raises(BufferFull, match=r"flow .flood. has"):
+            flood_on()
+        assert 450 <= flood <= 900
+        assert len(producer.put_together_nowait(STREAM, records(50), flow="quiet")) == 50
+        report = await producer.close(timeout=1.0)
+    assert report.accepted == flood + 50
+    assert report.buffered == 0
+
+
+async def test_critical_records_use_their_reserve_when_the_room_of_all_others_is_gone():
+    config = fair(
+        max_outstanding_records=100, tiers=TierPolicy(critical_reserve=0.2), rate_limit_bytes_per_sec_per_shard=1_000
+    )
+    async with Producer(config, transport=unmetered()) as producer:
+        _ = producer.put_together_nowait(STREAM, records(80), flow="a")
+        with pytest.raises(BufferFull):
+            _ = producer.put_together_nowait(STREAM, records(1), flow="b")
+        for _ in range(4):
+            _ = producer.put_together_nowait(STREAM, records(2), flow="c", tier="critical")
+        await producer.close(timeout=0)
+
+
+async def test_what_waits_of_a_flow_without_aggregation_travels_alone_when_its_turn_comes():
+    transport = service()
+    async with Producer(fair(), transport=transport) as producer:
+        _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
+        deliveries = producer.put_together_nowait(STREAM, records(1_500), flow="t", aggregate=False)
+        assert producer.statistics()[STREAM].queueing > 0
+        results = [await delivery for delivery in deliveries]
+    assert len({result.sequence_number for result in results}) == 1_500
+
+
+# The disk is a thread of its own: virtual time would run away while it writes.
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_written_ahead_they_are_in_the_spool_before_they_are_acknowledged(tmp_path: Path):
+    config = fair(spool=SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead"))
+    transport = unmetered(latency_seconds=0.2)
+    async with Producer(config, transport=transport) as producer:
+        deliveries = producer.put_together_nowait(STREAM, records(200), flow="t")
+        await producer.acknowledged(deliveries)
+        assert producer.spool is not None
+        assert producer.spool.statistics().records == 200
+        assert all([(await delivery).successful for delivery in deliveries])
+        report = await producer.close()
+    assert report.delivered == 200
+    assert report.spooled == 0
+
+
+async def test_without_a_fair_queue_it_is_refused_in_words():
+    async with Producer(Config(), transport=unmetered()) as producer:
+        with pytest.raises(ConfigError, match="needs a fair queue"):
+            _ = producer.put_together_nowait(STREAM, records(1))
+        await anyio.lowlevel.checkpoint()

@@ -1,0 +1,136 @@
+"""What an operator does with dead letters, beside the process that owns them and without it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kpl_core.spool import (
+    DeadLetter,
+    DeadLetterQueue,
+    LetterFilter,
+    LetterReader,
+    Spool,
+    SpoolCorrupt,
+    SpoolOptions,
+    SpoolUnavailable,
+    purge,
+)
+from tests.spool.records import spooled
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "the spool?.db"
+
+
+@pytest.fixture
+def queue(path: Path) -> Iterator[DeadLetterQueue]:
+    with Spool(SpoolOptions(path=path, commit_interval_ms=0.0)) as spool:
+        yield DeadLetterQueue(spool)
+
+
+def bury(queue: DeadLetterQueue, count: int) -> list[DeadLetter]:
+    """Bury letters of all tiers; return them in the order in which they are listed."""
+    letters = [
+        queue.letter(spooled(number, tier=("bulk", "normal", "critical")[number % 3]), "ttl") for number in range(count)
+    ]
+    queue.bury_nowait(letters).result(SECONDS)
+    return letters[2::3] + letters[1::3] + letters[0::3]
+
+
+def test_letters_are_listed_while_another_process_would_own_them(queue: DeadLetterQueue, path: Path) -> None:
+    letters = bury(queue, 1_201)
+    with LetterReader(path) as reader:
+        listed = [stored.letter for page in reader.pages(LetterFilter()) for stored in page]
+        assert listed == letters
+        assert reader.count(LetterFilter()) == {"ttl": 1_201}
+        assert reader.count(LetterFilter(tier="critical")) == {"ttl": 400}
+        few = [stored.letter for page in reader.pages(LetterFilter(tier="bulk"), limit=501) for stored in page]
+        assert few == [letter for letter in letters if letter.tier == "bulk"][:501]
+
+
+def test_one_letter_is_found_by_its_id(queue: DeadLetterQueue, path: Path) -> None:
+    letters = bury(queue, 3)
+    with LetterReader(path) as reader:
+        found = reader.find(letters[1].id)
+        assert found is not None
+        assert found.letter == letters[1]
+        assert reader.find("none") is None
+
+
+def test_an_export_has_a_line_for_each_letter_and_reports_its_progress(
+    queue: DeadLetterQueue, path: Path, tmp_path: Path
+) -> None:
+    letters = bury(queue, 1_201)
+    progress: list[int] = []
+    with LetterReader(path) as reader:
+        assert reader.export(LetterFilter(), tmp_path / "out.jsonl", on_progress=progress.append) == (1_201, 0)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == [letter.id for letter in letters]
+    assert progress == [500, 1_000, 1_201]
+    assert (tmp_path / "out.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_export_counts_the_letters_that_are_damaged(path: Path, tmp_path: Path) -> None:
+    with Spool(SpoolOptions(path=path)) as spool:
+        queue = DeadLetterQueue(spool)
+        queue.bury_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")]).result()
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"DAMAGED"))
+    with LetterReader(path) as reader:
+        assert reader.export(LetterFilter(), tmp_path / "out.jsonl") == (1, 1)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_interrupted_export_leaves_what_was_there(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
+    bury(queue, 600)
+    destination = tmp_path / "out.jsonl"
+    destination.write_text("yesterday's")
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with LetterReader(path) as reader, pytest.raises(KeyboardInterrupt):
+        reader.export(LetterFilter(), destination, on_progress=interrupt)
+    assert destination.read_text() == "yesterday's"
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("out")] == ["out.jsonl"]
+
+
+def test_a_purge_deletes_what_matches_and_goes_on_after_an_interruption(queue: DeadLetterQueue) -> None:
+    bury(queue, 1_800)
+    progress: list[int] = []
+
+    def interrupt(count: int) -> None:
+        progress.append(count)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        purge(queue, LetterFilter(tier="bulk"), on_progress=interrupt)
+    assert purge(queue, LetterFilter(tier="bulk"), on_progress=progress.append) == 100
+    assert progress == [500, 100]
+    assert purge(queue, LetterFilter(tier="bulk")) == 0
+    assert queue.depth == 1_200
+    assert purge(queue, LetterFilter()) == 1_200
+
+
+def test_letters_are_read_after_their_owner_is_gone(path: Path) -> None:
+    with Spool(SpoolOptions(path=path)) as spool:
+        letters = bury(DeadLetterQueue(spool), 3)
+    with LetterReader(path) as reader:
+        assert [stored.letter for page in reader.pages(LetterFilter()) for stored in page] == letters
+
+
+def test_a_missing_file_a_stranger_and_a_closed_reader_are_told_apart(path: Path) -> None:
+    with pytest.raises(SpoolUnavailable, match="there is no such file"):
+        LetterReader(path).__enter__()
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(SpoolCorrupt, match="no SQLite database"):
+        LetterReader(path).__enter__()
+    path.write_bytes(b"")
+    with pytest.raises(SpoolCorrupt, match="let a producer of this version open it once"):
+        LetterReader(path).__enter__()
+    with pytest.raises(SpoolUnavailable, match="is not open"):
+        LetterReader(path).find("x")

@@ -1,0 +1,109 @@
+"""Order per key, whatever fails."""
+
+import random
+from collections import Counter, deque
+
+from hypothesis import given, settings, strategies as st
+
+from kpl_core.spool.ledger import Claimed
+from kpl_core.spool.replay_order import ReplayOrder
+from tests.spool.records import spooled
+
+
+def offered(keys: str, *, in_flight_per_key: int = 1) -> ReplayOrder:
+    """Return an order that holds one record for each letter, with ids from 1."""
+    order = ReplayOrder(in_flight_per_key=in_flight_per_key)
+    for record_id, key in enumerate(keys, start=1):
+        order.offer(Claimed(record_id, spooled(record_id, key=key)))
+    return order
+
+
+def take_all(order: ReplayOrder) -> list[int]:
+    taken = []
+    while order.peek() is not None:
+        taken.append(order.take().id)
+    return taken
+
+
+def test_records_leave_oldest_first_one_for_each_key() -> None:
+    order = offered("abacb")
+    assert take_all(order) == [1, 2, 4]
+    assert order.waiting == 2
+
+
+def test_the_next_record_of_a_key_leaves_when_the_one_before_was_delivered() -> None:
+    order = offered("aab")
+    assert take_all(order) == [1, 3]
+    order.succeeded(1)
+    assert take_all(order) == [2]
+
+
+def test_a_failed_record_goes_again_before_the_younger_ones_of_its_key() -> None:
+    order = offered("aab")
+    take_all(order)
+    order.failed(1)
+    assert take_all(order) == [1]
+
+
+def test_with_more_in_flight_a_failure_holds_its_key_until_all_results_are_in() -> None:
+    order = offered("aaaab", in_flight_per_key=3)
+    assert take_all(order) == [1, 2, 3, 5]
+    order.failed(1)
+    order.succeeded(3)
+    assert take_all(order) == []
+    order.failed(2)
+    assert take_all(order) == [1, 2, 4]
+
+
+def test_streams_do_not_share_keys() -> None:
+    order = ReplayOrder(in_flight_per_key=1)
+    order.offer(Claimed(1, spooled(key="a", stream="orders")))
+    order.offer(Claimed(2, spooled(key="a", stream="payments")))
+    assert take_all(order) == [1, 2]
+
+
+def test_an_older_record_that_comes_later_goes_first() -> None:
+    order = ReplayOrder(in_flight_per_key=1)
+    order.offer(Claimed(7, spooled(key="a")))
+    order.offer(Claimed(3, spooled(key="a")))
+    assert take_all(order) == [3]
+
+
+def test_what_waits_can_be_taken_back_and_what_flies_lands_later() -> None:
+    order = offered("aab")
+    order.take()
+    assert sorted(order.take_waiting()) == [2, 3]
+    assert (order.waiting, order.waiting_bytes) == (0, 0)
+    order.succeeded(1)
+    assert order.peek() is None
+
+
+@given(keys=st.text("abcd", min_size=1, max_size=40), in_flight_per_key=st.integers(1, 4), seed=st.integers())
+@settings(max_examples=150)
+def test_every_record_is_delivered_once_and_in_order_of_its_key(keys: str, in_flight_per_key: int, seed: int) -> None:
+    chance = random.Random(seed)
+    order = ReplayOrder(in_flight_per_key=in_flight_per_key)
+    coming = deque(enumerate(keys, start=1))
+    in_flight: list[int] = []
+    delivered: list[int] = []
+    while len(delivered) < len(keys):
+        step = chance.random()
+        if coming and step < 0.3:
+            record_id, key = coming.popleft()
+            order.offer(Claimed(record_id, spooled(record_id, key=key)))
+        elif order.peek() is not None and step < 0.7:
+            in_flight.append(order.take().id)
+        elif in_flight:
+            record_id = in_flight.pop(chance.randrange(len(in_flight)))
+            if chance.random() < 0.3:
+                order.failed(record_id)
+            else:
+                order.succeeded(record_id)
+                delivered.append(record_id)
+        flying = Counter(keys[record_id - 1] for record_id in in_flight)
+        assert all(count <= in_flight_per_key for count in flying.values())
+    assert sorted(delivered) == list(range(1, len(keys) + 1))
+    if in_flight_per_key == 1:
+        for key in set(keys):
+            ids = [record_id for record_id in delivered if keys[record_id - 1] == key]
+            assert ids == sorted(ids)
