@@ -1,0 +1,103 @@
+"""A store whose every call waits for the test's permission, so that meetings interleave as the test likes."""
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+from kpl_core.coordination.demand import Usage
+from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_table import TableRules
+from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
+from kpl_core.coordination.store import Listing, Reading, StoreFailed, Written
+from kpl_core.coordination.stores.memory import MemoryStore
+
+RESOURCE = "orders/shard-0"
+LIMIT = (1000.0, 1_000_000.0)
+
+
+class _Turn:
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class SteppingStore(MemoryStore):
+    """Suspends before each call; `is_down` makes calls fail."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.is_down = False
+
+    async def _turn(self) -> None:
+        await _Turn()
+        if self.is_down:
+            message = "down"
+            raise StoreFailed(message, reason="down")
+
+    async def read(self, name: str) -> Reading:
+        await self._turn()
+        return await super().read(name)
+
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        await self._turn()
+        return await super().write(name, body, expected=expected)
+
+    async def read_all(self, prefix: str) -> Listing:
+        await self._turn()
+        return await super().read_all(prefix)
+
+    async def delete(self, name: str) -> None:
+        await self._turn()
+        await super().delete(name)
+
+
+class SteppedWorker:
+    """One worker whose meeting advances a store call at a time."""
+
+    def __init__(self, name: str, store: MemoryStore, clock: Callable[[], float], *, max_workers: int) -> None:
+        self.name = name
+        self._clock = clock
+        self.demand = 0.0
+        self._offered = 0.0
+        self._looked_at = clock()
+        self.holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=max_workers))
+        self.complaints: list[str] = []
+        self.met_at = clock()
+        self._meeting = LeaseMeeting(
+            store,
+            self.holder,
+            TableRules(interval_seconds=5.0),
+            worker_id=name,
+            may_compute=True,
+            complain=lambda reason, _: self.complaints.append(reason),
+        )
+        self._running: Coroutine[Any, Any, None] | None = None
+
+    def look(self) -> None:
+        now = self._clock()
+        self._offered += self.demand * (now - self._looked_at)
+        self._looked_at = now
+        counted = (self._offered, self._offered * 1000)
+        self.holder.look({RESOURCE: Usage(LIMIT, counted)}, now)
+
+    def step(self, *, looks: bool = True) -> bool:
+        """Go on to the next store call; say whether the meeting is over."""
+        if self._running is None:
+            if looks:
+                self.look()
+            self.met_at = self._clock()
+            self._running = self._meeting.meet(self._clock, self._clock)
+        try:
+            self._running.send(None)
+        except StopIteration:
+            self._running = None
+            return True
+        except StoreFailed:
+            self._running = None
+            return True
+        return False
+
+    def meet(self, *, looks: bool = True) -> None:
+        while not self.step(looks=looks):
+            pass
+
+    def share(self, dimension: int = 0) -> float:
+        return self.holder.share(RESOURCE, LIMIT)[dimension]

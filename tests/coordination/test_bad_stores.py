@@ -1,0 +1,190 @@
+"""A store that is slow, down, denied, full of garbage, of another release, or ten minutes off: one table, row by row.
+
+In each the worker goes on within its safe share, warns once, and tells a fact with the reason; when
+it is over it says so once.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from kpl_core import CoordinationOptions
+from kpl_core.coordination import CoordinationStore, MemoryStore, Reading, StoreFailed, Usage
+from kpl_core.coordination.lease_meeting import REPORT_PREFIX, SUMMARY_NAME
+from kpl_core.coordination.report import Pair
+from kpl_core.coordination.worker import CoordinationWorker
+from kpl_core.hooks import CoordinatorMet, Fact
+from tests.virtual_time import Backend
+
+pytestmark = pytest.mark.anyio
+
+RESOURCE = "orders/shard-0"
+LIMIT = (1_000.0, 1_000_000.0)
+INTERVAL = 5.0
+EPOCH = 1_800_000_000.0
+
+
+class Trouble(NamedTuple):
+    reason: str
+    warning: str
+    # Whether shares go on being divided in spite of it.
+    is_bearable: bool = False
+
+
+TROUBLES = {
+    "down": Trouble("down", "nobody answers"),
+    "denied": Trouble("denied", "AccessDenied; allow this role"),
+    "slow": Trouble("slow", "no answer within 2 s"),
+    "garbage in the summary": Trouble("garbage", "leases.json: it cannot be read", is_bearable=True),
+    "garbage in a report": Trouble("garbage", "report-other.json: it cannot be read", is_bearable=True),
+    "a summary of another release": Trouble("version", "it has version 99 and this release reads 1"),
+    "a clock ten minutes ahead": Trouble("clock", "clock is +600 s off the store's", is_bearable=True),
+    "a clock ten minutes behind": Trouble("clock", "clock is -600 s off the store's", is_bearable=True),
+}
+
+
+class BadStore(MemoryStore):
+    """Has one trouble at a time; its clock is right."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: EPOCH + anyio.current_time())
+        self.trouble = ""
+
+    async def read(self, name: str) -> Reading:
+        match self.trouble:
+            case "down":
+                message = "nobody answers"
+                raise StoreFailed(message, reason="down")
+            case "denied":
+                message = "s3://bucket/: AccessDenied; allow this role to read and write there"
+                raise StoreFailed(message, reason="denied")
+            case "slow":
+                await anyio.sleep(60)
+        return await super().read(name)
+
+    async def begin(self, trouble: str) -> None:
+        self.trouble = trouble
+        match trouble:
+            case "garbage in the summary":
+                await self.write(SUMMARY_NAME, b"\xff\x00<html>")
+            case "garbage in a report":
+                await self.write(f"{REPORT_PREFIX}other.json", b"[1, 2")
+            case "a summary of another release":
+                await self.write(SUMMARY_NAME, b'{"version": 99, "whatever": true}')
+
+    async def end(self) -> None:
+        if self.trouble == "a summary of another release":
+            await self.delete(SUMMARY_NAME)
+        self.trouble = ""
+        await self.delete(f"{REPORT_PREFIX}other.json")
+
+
+class Fleet:
+    """Two workers, the first of which has the trouble with its clock, where it is the clock's."""
+
+    def __init__(self, store: CoordinationStore) -> None:
+        self.facts: list[Fact] = []
+        self.shares: list[Mapping[str, Pair]] = [{}, {}]
+        self.clock_error = 0.0
+        self.workers = [self._worker(store, index) for index in range(2)]
+
+    def _worker(self, store: CoordinationStore, index: int) -> CoordinationWorker:
+        def obey(shares: Mapping[str, Pair]) -> None:
+            self.shares[index] = shares
+
+        def usages() -> Mapping[str, Usage]:
+            offered = anyio.current_time() * 5_000
+            return {RESOURCE: Usage(LIMIT, (offered, offered * 1_000))}
+
+        options = CoordinationOptions(store="memory://x", max_workers=2, worker_id=f"w{index}")
+        return CoordinationWorker(
+            store,
+            options,
+            usages=usages,
+            obey=obey,
+            tell=self.facts.append,
+            clock=anyio.current_time,
+            chance=random.Random(index).random,
+            wall_clock=lambda: EPOCH + anyio.current_time() + (self.clock_error if index == 0 else 0.0),
+        )
+
+    def total(self) -> float:
+        return sum(share.get(RESOURCE, (0.0, 0.0))[0] for share in self.shares)
+
+    def failures(self) -> set[str]:
+        return {fact.failure for fact in self.facts if isinstance(fact, CoordinatorMet)}
+
+
+@pytest.fixture
+def anyio_backend(virtual_time_backend: Backend) -> Backend:
+    return virtual_time_backend
+
+
+def said(caplog: Any, words: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if words in record.getMessage()]
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+async def test_a_worker_goes_on_within_its_share_and_says_once_why(name, caplog):
+    caplog.set_level("INFO", logger="kpl_core")
+    trouble = TROUBLES[name]
+    store = BadStore()
+    fleet = Fleet(store)
+    async with anyio.create_task_group() as tasks:
+        for worker in fleet.workers:
+            tasks.start_soon(worker.run)
+        await anyio.sleep(6 * INTERVAL)
+        assert 0.95 * LIMIT[0] <= fleet.total() <= LIMIT[0]
+        assert fleet.failures() == {""}
+
+        await store.begin(name)
+        fleet.clock_error = {"ahead": 600.0, "behind": -600.0}.get(name.rpartition(" ")[2], 0.0)
+        fleet.facts.clear()
+        for _ in range(60):
+            await anyio.sleep(1.0)
+            assert 0.8 * LIMIT[0] <= fleet.total() <= LIMIT[0] * (1 + 1e-9)
+        assert trouble.reason in fleet.failures()
+        warnings = said(caplog, trouble.warning)
+        # Once for each worker that noticed.
+        assert 1 <= len(warnings) <= 2
+        assert warnings[0].endswith("This worker goes on with the share it has.")
+        assert len([record for record in caplog.records if record.levelname == "WARNING"]) == len(warnings)
+
+        await store.end()
+        fleet.clock_error = 0.0
+        await anyio.sleep(8 * INTERVAL)
+        fleet.facts.clear()
+        await anyio.sleep(2 * INTERVAL)
+        assert fleet.failures() == {""}
+        assert 1 <= len(said(caplog, f"is well again ({trouble.reason})")) <= 2
+        assert 0.95 * LIMIT[0] <= fleet.total() <= LIMIT[0] * (1 + 1e-9)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_whose_clock_is_off_still_gets_its_share():
+    store = BadStore()
+    fleet = Fleet(store)
+    fleet.clock_error = 600.0
+    async with anyio.create_task_group() as tasks:
+        for worker in fleet.workers:
+            tasks.start_soon(worker.run)
+        await anyio.sleep(6 * INTERVAL)
+        tasks.cancel_scope.cancel()
+    assert [share[RESOURCE][0] for share in fleet.shares] == pytest.approx([500.0, 500.0], rel=0.02)
+
+
+async def test_what_another_release_wrote_is_not_written_over():
+    store = BadStore()
+    await store.begin("a summary of another release")
+    fleet = Fleet(store)
+    async with anyio.create_task_group() as tasks:
+        for worker in fleet.workers:
+            tasks.start_soon(worker.run)
+        await anyio.sleep(6 * INTERVAL)
+        tasks.cancel_scope.cancel()
+    assert (await store.read(SUMMARY_NAME)).body == b'{"version": 99, "whatever": true}'
+    # Two of two workers, each with a sixth of its half.
+    assert fleet.total() == pytest.approx(LIMIT[0] / 6)

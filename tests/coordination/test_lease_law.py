@@ -1,0 +1,124 @@
+"""The one law of the lease table, under whatever interleaving Hypothesis finds."""
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.coordination.stepping import LIMIT, SteppedWorker, SteppingStore
+
+MAX_WORKERS = 8
+INTERVAL = 5.0
+
+indices = st.integers(0, MAX_WORKERS - 1)
+# How long to wait; who wants how much from now on; who meets the others; whose meeting goes on by how many calls;
+# whether the store breaks down or comes back.
+rounds = st.tuples(
+    st.floats(0.1, 2.0),
+    st.dictionaries(indices, st.sampled_from([0.0, 50.0, 5000.0]), max_size=2),
+    st.lists(indices, max_size=3),
+    st.lists(st.tuples(indices, st.integers(1, 4)), max_size=3),
+    st.sampled_from([False] * 15 + [True]),
+)
+
+
+class Fleet:
+    def __init__(self, count: int) -> None:
+        self.now = 0.0
+        self.store = SteppingStore(lambda: self.now)
+        self.workers = [
+            SteppedWorker(f"w{index}", self.store, lambda: self.now, max_workers=MAX_WORKERS) for index in range(count)
+        ]
+
+    def settle(self) -> None:
+        """Let the table grow warm, with demands that differ."""
+        for second in range(12):
+            for index, worker in enumerate(self.workers):
+                worker.demand = 5000.0 if (index + second) % 3 == 0 else 0.0
+                worker.look()
+                if second % 2:
+                    worker.meet()
+            self.wait(1.0)
+
+    def total(self, dimension: int = 0) -> float:
+        return sum(worker.share(dimension) for worker in self.workers)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, but let nobody be silent for longer than the law allows, unless the store is down."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.1)
+            if not self.store.is_down:
+                for worker in self.workers:
+                    if self.now - worker.met_at > 0.5 * INTERVAL:
+                        worker.meet()
+
+    def do(
+        self,
+        seconds: float,
+        demands: dict[int, float],
+        meeting: list[int],
+        stepping: list[tuple[int, int]],
+        breaks: bool,
+    ) -> None:
+        for index, demand in demands.items():
+            self.worker(index).demand = demand
+        self.wait(seconds)
+        for index in meeting:
+            self.worker(index).meet()
+        for index, calls in stepping:
+            for _ in range(calls):
+                self.worker(index).step()
+        if breaks:
+            self.store.is_down = not self.store.is_down
+
+    def worker(self, index: int) -> SteppedWorker:
+        return self.workers[index % len(self.workers)]
+
+
+@given(st.integers(1, MAX_WORKERS), st.booleans(), st.lists(rounds, min_size=5, max_size=40))
+@settings(max_examples=100)
+def test_whatever_the_order_all_shares_together_are_within_the_limit(count, is_cold, actions):
+    fleet = Fleet(count)
+    if not is_cold:
+        fleet.settle()
+    for action in actions:
+        fleet.do(*action)
+        assert fleet.total(0) <= LIMIT[0] * (1 + 1e-9)
+        assert fleet.total(1) <= LIMIT[1] * (1 + 1e-9)
+
+
+@given(st.integers(1, MAX_WORKERS), st.lists(rounds, max_size=20))
+@settings(max_examples=30)
+def test_whatever_happened_before_nearly_all_of_the_limit_is_used_again_after_four_intervals(count, actions):
+    fleet = Fleet(count)
+    for action in actions:
+        fleet.do(*action)
+    fleet.store.is_down = False
+    for worker in fleet.workers:
+        worker.demand = 5000.0
+        worker.meet()
+    for _ in range(80):
+        fleet.now += INTERVAL / 20
+        for worker in fleet.workers:
+            worker.look()
+            if worker.holder.wants_meeting(fleet.now, usual_seconds=INTERVAL):
+                worker.meet()
+    assert fleet.total() >= 0.95 * LIMIT[0]
+    assert max(worker.share() for worker in fleet.workers) <= 1.1 * min(worker.share() for worker in fleet.workers)
+
+
+@given(st.integers(2, MAX_WORKERS), st.lists(rounds, max_size=20))
+@settings(max_examples=30)
+def test_while_the_store_is_away_nobodys_share_moves(count, actions):
+    fleet = Fleet(count)
+    for action in actions:
+        fleet.do(*action)
+    fleet.store.is_down = True
+    for worker in fleet.workers:
+        worker.meet()
+    before = [worker.share() for worker in fleet.workers]
+    for _ in range(60):
+        fleet.now += 1.0
+        for worker in fleet.workers:
+            worker.demand = 5000.0
+            worker.meet()
+    assert [worker.share() for worker in fleet.workers] == pytest.approx(before)

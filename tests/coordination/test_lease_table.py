@@ -1,0 +1,123 @@
+"""The lease table on its own, and summaries so large that they come in parts."""
+
+import pytest
+
+from benchmarks.coordination_fleet import finished
+from benchmarks.coordination_scale import filled_store, summarise
+from kpl_core.coordination.demand import Usage
+from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_table import TableRules, next_summary
+from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
+from kpl_core.coordination.report import Claim, WorkerReport, decode_report
+from kpl_core.coordination.summary import MEMBERS_PER_PART, Summary
+
+RESOURCE = "orders/shard-0"
+LIMIT = (1_000.0, 1e6)
+RULES = TableRules(interval_seconds=5.0)
+
+
+def report(
+    worker_id: str, generation: int, at: float, *, throttled: float = 0.0, leaving: bool = False
+) -> WorkerReport:
+    claim = Claim((5_000.0, 5e6), (0.0, 0.0), LIMIT, 100.0, throttled)
+    return WorkerReport(
+        worker_id=worker_id,
+        written_at=at,
+        generation=generation,
+        claims={RESOURCE: claim},
+        max_workers=4,
+        leaving=leaving,
+    )
+
+
+def grown(throttled: float, *, steps: int = 10, workers: int = 4) -> Summary:
+    """Let all workers report, and hear of every summary."""
+    summary: Summary | None = None
+    for step in range(steps):
+        at = 1_000.0 + 2.5 * step
+        generation = 0 if summary is None else summary.generation
+        names = [f"w{index}" for index in range(workers)]
+        summary = next_summary(
+            summary, {name: report(name, generation, at, throttled=throttled) for name in names}, RULES, at=at
+        )
+    assert summary is not None
+    return summary
+
+
+def total(summary: Summary) -> float:
+    return sum(member.grants[RESOURCE].share[0] for member in summary.members.values())
+
+
+def test_throttling_that_any_worker_sees_lowers_what_all_divide():
+    quiet, busy = grown(throttled=0.0), grown(throttled=10.0)
+    assert quiet.resources[RESOURCE].estimate == 1.0
+    assert busy.resources[RESOURCE].estimate < 0.6
+    assert total(quiet) == pytest.approx(1_000.0)
+    assert total(busy) == pytest.approx(1_000.0 * busy.resources[RESOURCE].estimate)
+
+
+def test_when_nobody_is_throttled_any_more_the_limit_comes_back():
+    summary = grown(throttled=10.0)
+    for step in range(20):
+        at = summary.computed_at + 2.5
+        reports = {name: report(name, summary.generation, at) for name in summary.members}
+        summary = next_summary(summary, reports, RULES, at=at)
+        assert step < 19 or total(summary) == pytest.approx(1_000.0)
+
+
+def test_who_leaves_or_is_silent_for_two_intervals_has_no_lease():
+    summary = grown(throttled=0.0)
+    at = summary.computed_at + 2.5
+    reports = {name: report(name, summary.generation, at) for name in summary.members}
+    reports["w0"] = report("w0", summary.generation, at, leaving=True)
+    reports["w1"] = report("w1", summary.generation, at - 10.1)
+    reports["w2"] = report("w2", summary.generation, at - 9.9)
+    assert set(next_summary(summary, reports, RULES, at=at).members) == {"w2", "w3"}
+
+
+def test_more_workers_than_planned_for_still_keep_the_limit():
+    summary = grown(throttled=0.0, workers=9)
+    assert total(summary) == pytest.approx(1_000.0)
+    assert summary.resources[RESOURCE].newcomer[0] < 10.0
+
+
+def test_the_smallest_limit_that_anybody_was_told_holds_for_all():
+    reports = {name: report(name, 0, 1_000.0) for name in ("w0", "w1")}
+    claim = Claim((5_000.0, 5e6), (0.0, 0.0), (400.0, 1e6))
+    reports["w1"] = WorkerReport(worker_id="w1", written_at=1_000.0, generation=0, claims={RESOURCE: claim})
+    assert next_summary(None, reports, RULES, at=1_000.0).resources[RESOURCE].limit == (400.0, 1e6)
+
+
+def test_a_large_fleet_reads_its_summary_in_parts_and_old_parts_are_removed():
+    workers = 2 * MEMBERS_PER_PART + 50
+    store, clock = filled_store(workers, shard_count=20)
+    for _ in range(4):
+        clock[0] += 2.0
+        summarise(store, clock[0])
+    parts = finished(store.read_all("part-")).bodies
+    # Three of the latest summary, and three of the one before, which somebody may be reading.
+    assert len(parts) == 6
+    assert len(finished(store.read("leases.json")).body) < 500
+
+    name = "worker-7"
+    holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=workers))
+    resource = next(iter(decode_report(finished(store.read(f"report-{name}.json")).body).claims))
+    holder.look({resource: Usage(LIMIT, (0.0, 0.0))}, clock[0])
+    meeting = LeaseMeeting(
+        store, holder, RULES, worker_id=name, may_compute=False, complain=lambda *_: pytest.fail("complained")
+    )
+    finished(meeting.meet(lambda: clock[0], lambda: clock[0]))
+    assert holder.state(clock[0]) == "leased"
+    assert 0.0 < holder.share(resource, LIMIT)[0] <= LIMIT[0] / 10
+
+
+def test_calls_to_compute_are_as_many_as_reports_and_parts():
+    few, _ = filled_store(100, shard_count=10)
+    many, clock = filled_store(400, shard_count=10)
+    for store in (few, many):
+        summarise(store, clock[0])
+        store.calls.clear()
+        summarise(store, clock[0] + 6.0)
+    # One listing of the reports in each; two writes of the head, and the parts.
+    assert few.calls == {"read": 1, "write": 2, "read_all": 1}
+    assert many.calls == {"read": 1, "write": 4, "read_all": 2}

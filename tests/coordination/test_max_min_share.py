@@ -1,0 +1,96 @@
+"""Water-filling, beside an oracle that pours drop by drop."""
+
+import math
+
+import pytest
+from hypothesis import given, strategies as st
+
+from kpl_core.coordination.max_min_share import HEADROOM, TRICKLE, fair_level, shares, water_level
+
+rates = st.floats(min_value=0, max_value=1e6)
+weights = st.floats(min_value=0.01, max_value=100)
+workers = st.lists(st.tuples(rates, weights), min_size=1, max_size=30)
+limits = st.floats(min_value=1, max_value=1e6)
+
+
+def poured(wants: list[float], weights: list[float], limit: float) -> list[float]:
+    """Raise everybody's level together until a want is met or the limit is used up, again and again."""
+    granted = [0.0] * len(wants)
+    left = limit
+    while True:
+        open_ = [i for i, want in enumerate(wants) if granted[i] < want - 1e-12 * max(1.0, want)]
+        if not open_ or left <= 1e-9 * limit:
+            return granted
+        rises = [(wants[i] - granted[i]) / weights[i] for i in open_]
+        rise = min(left / sum(weights[i] for i in open_), *rises)
+        for i in open_:
+            granted[i] += rise * weights[i]
+        left -= rise * sum(weights[i] for i in open_)
+
+
+@given(workers, limits)
+def test_the_water_level_is_where_pouring_ends(drawn, limit):
+    wants, heavy = [want for want, _ in drawn], [weight for _, weight in drawn]
+    level = water_level(wants, heavy, limit)
+    got = [min(want, weight * level) for want, weight in drawn]
+    assert got == pytest.approx(poured(wants, heavy, limit), rel=1e-6, abs=1e-6 * limit)
+
+
+@given(workers, limits)
+def test_all_of_the_limit_is_given_and_no_more(drawn, limit):
+    granted = shares(limit, [want for want, _ in drawn], [weight for _, weight in drawn])
+    assert sum(granted) == pytest.approx(limit, rel=1e-9)
+    assert min(granted) > 0
+
+
+@given(workers, limits)
+def test_nobody_can_be_given_more_without_taking_from_one_who_has_less(drawn, limit):
+    wants, heavy = [want for want, _ in drawn], [weight for _, weight in drawn]
+    granted = shares(limit, wants, heavy)
+    trickle = TRICKLE * limit / sum(heavy)
+    for share, want, weight in zip(granted, wants, heavy, strict=True):
+        if share < want * HEADROOM * (1 - 1e-6):
+            level = share / weight
+            assert all(
+                other / other_weight <= level * (1 + 1e-6) + trickle
+                for other, other_weight in zip(granted, heavy, strict=True)
+            )
+
+
+@given(workers, limits)
+def test_equal_wants_and_weights_get_equal_shares(drawn, limit):
+    want, weight = drawn[0]
+    granted = shares(limit, [want, want, *(w for w, _ in drawn)], [weight, weight, *(w for _, w in drawn)])
+    assert granted[0] == pytest.approx(granted[1])
+
+
+def test_one_hot_worker_gets_what_nineteen_idle_ones_leave():
+    granted = shares(1000.0, [5000.0] + [0.0] * 19, [1.0] * 20)
+    assert granted[0] > 950
+    assert granted[1] == pytest.approx(TRICKLE * 1000 / 20)
+
+
+def test_a_want_without_end_is_a_want():
+    assert shares(1000.0, [math.inf, math.inf], [3.0, 1.0]) == pytest.approx([750.0, 250.0])
+
+
+def test_who_wants_little_has_room_to_grow():
+    assert shares(1000.0, [100.0, 100.0], [1.0, 1.0]) == pytest.approx([500.0, 500.0])
+
+
+def test_a_higher_tier_is_served_first_and_a_lower_one_keeps_a_trickle():
+    critical, bulk = shares(1000.0, [900.0, 900.0], [1.0, 1.0], [0, 2])
+    assert critical == pytest.approx(980.0)
+    assert bulk == pytest.approx(20.0)
+
+
+def test_what_a_higher_tier_leaves_is_the_lower_ones():
+    critical, bulk = shares(1000.0, [100.0, 5000.0], [1.0, 1.0], [0, 2])
+    assert critical == pytest.approx(125.0)
+    assert bulk == pytest.approx(875.0)
+
+
+def test_nobody_divides_nothing():
+    assert shares(1000.0, [], []) == []
+    assert fair_level(1000.0, []) == 1000.0
+    assert fair_level(1000.0, [1.0, 3.0]) == 250.0

@@ -1,0 +1,49 @@
+import pytest
+
+from kpl_core import Config, ConfigError, CoordinationOptions
+from kpl_core.coordination_options import WorkerTier
+from kpl_core.stage_rules import shard_rules
+from kpl_core.user_record import Tier
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"store": "bucket/prefix"}, "no URL of a known kind"),
+        ({"policy": "fair"}, "policy is 'fair'; it must be one of 'leases', 'proportional'"),
+        ({"tier": "vip"}, "tier is 'vip'"),
+        ({"max_workers": 0}, "max_workers is 0; it must be between 1 and 1,000,000 workers"),
+        ({"max_workers": 2.5}, "max_workers is 2.5; it must be a number of workers"),
+        ({"weight": float("nan")}, "weight is nan"),
+        ({"interval_seconds": 0.0}, "between 0.05 and 3,600 seconds"),
+        ({"worker_id": "a/b"}, "worker_id is 'a/b'; it must be 1 to 100 letters"),
+    ],
+)
+def test_a_wrong_option_names_its_value_and_its_bound(options, message):
+    with pytest.raises(ConfigError) as error:
+        CoordinationOptions(**{"store": "memory://x", **options})
+    assert message in str(error.value)
+
+
+def test_a_password_in_the_url_is_never_shown():
+    options = CoordinationOptions(store="redis://user:hunter2@host:6379/0?group=a&password=hunter2")
+    assert "hunter2" not in repr(options)
+    assert "hunter2" not in repr(Config(coordination=options))
+    assert options.shown_store == "redis://***@host:6379/0?group=a&password=***"
+
+
+def test_before_the_first_meeting_a_shard_has_a_sixth_of_one_workers_part():
+    rules = shard_rules(Config(coordination=CoordinationOptions(store="memory://x", max_workers=10)))
+    assert rules.records_per_second == pytest.approx(1_000 / 60)
+    assert rules.burst_seconds == 0.1
+    proportional = CoordinationOptions(store="memory://x", policy="proportional")
+    assert shard_rules(Config(coordination=proportional)).records_per_second == pytest.approx(100)
+
+
+def test_in_shadow_nothing_is_held_back():
+    shadow = CoordinationOptions(store="memory://x", shadow=True)
+    assert shard_rules(Config(coordination=shadow)) == shard_rules(Config())
+
+
+def test_workers_have_the_tiers_that_user_records_have():
+    assert WorkerTier == Tier

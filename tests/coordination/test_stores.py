@@ -1,0 +1,84 @@
+"""The contract on the stores that need nothing installed; S3, DynamoDB and Redis run it in tests/interop."""
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from kpl_core.coordination.store import CoordinationStore, StoreFailed
+from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.stores.file import FileStore
+from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.errors import ConfigError
+from tests.coordination.store_contract import CONTRACT
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CoordinationStore:
+    return MemoryStore() if request.param == "memory" else FileStore(tmp_path / "made" / "by the store")
+
+
+@pytest.mark.parametrize("clause", CONTRACT, ids=lambda clause: clause.__name__)
+async def test_a_store_keeps_the_contract(
+    store: CoordinationStore, clause: Callable[[CoordinationStore], Awaitable[None]]
+) -> None:
+    await clause(store)
+
+
+async def test_a_folder_can_be_read_by_its_user_only(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "new")
+    await store.write("any.json", b"1")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", "any.json"}
+
+
+async def test_a_file_in_the_folders_place_is_a_failure_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreFailed, match="see its disk") as failed:
+        await FileStore(tmp_path / "file").write("any.json", b"1")
+    assert failed.value.reason == "down"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_a_folder_that_may_not_be_written_is_denied(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(StoreFailed, match="let this process") as failed:
+        await FileStore(tmp_path / "locked").write("any.json", b"1")
+    assert failed.value.reason == "denied"
+
+
+async def test_a_memory_store_is_shared_by_its_name() -> None:
+    one, other = await open_store("memory://same"), await open_store("memory://same")
+    await one.write("any.json", b"1")
+    assert (await other.read("any.json")).body == b"1"
+    assert (await (await open_store("memory://another")).read("any.json")).body is None
+    await one.aclose()
+
+
+async def test_a_url_opens_a_folder(tmp_path: Path) -> None:
+    store = await open_store(f"file://{tmp_path}/kpl%20orders")
+    await store.write("any.json", b"1")
+    assert (tmp_path / "kpl orders" / "any.json").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("file://relative/path", "by its full path"),
+        ("file:///", "by its full path"),
+        ("s3:///prefix", "names no bucket"),
+        ("dynamodb://", "names no table"),
+        ("ftp://host", "no URL of a known kind"),
+    ],
+)
+async def test_a_url_that_lacks_something_says_what(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await open_store(url)
+
+
+async def test_no_two_writes_have_the_same_version(store: CoordinationStore) -> None:
+    versions = [(await store.write("any.json", b"same")).version for _ in range(300)]
+    assert len(set(versions)) == 300

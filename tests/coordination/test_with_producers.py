@@ -1,0 +1,210 @@
+"""Several producers on one shard, each as if in a process of its own, in virtual time."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import anyio
+import pytest
+
+from kpl_core import Config, ConfigError, CoordinationOptions, Producer
+from kpl_core.coordination import CoordinationStore, MemoryStore, StoreFailed
+from kpl_core.hooks import CoordinatorMet, Fact, RequestCompleted, ShareChanged
+from tests.driver.scene import AT_A_TENTH, STREAM, TENTH, Watched, service
+from tests.virtual_time import Backend
+
+pytestmark = pytest.mark.anyio
+SECONDS = 12.0
+INTERVAL = 1.0
+RECORDS_PER_SECOND = TENTH.records_per_second_per_shard
+
+
+@pytest.fixture
+def anyio_backend(virtual_time_backend: Backend) -> Backend:
+    return virtual_time_backend
+
+
+class Virtual(MemoryStore):
+    """A store whose clock is near the machine's, but goes with virtual time."""
+
+    def __init__(self) -> None:
+        began = time.time()
+        super().__init__(lambda: began + anyio.current_time())
+
+
+class Down(Virtual):
+    """A store that nobody can reach, from the beginning or from some moment on."""
+
+    def __init__(self, *, is_down: bool = True) -> None:
+        super().__init__()
+        self.is_down = is_down
+
+    async def read(self, name):
+        if self.is_down:
+            message = "nobody answers"
+            raise StoreFailed(message, reason="down")
+        return await super().read(name)
+
+
+def coordinated(
+    transport: Watched, store: CoordinationStore | None, index: int, facts: list[Fact], **options: object
+) -> Producer:
+    fields: dict[str, Any] = {"max_workers": 4, "interval_seconds": INTERVAL, "worker_id": f"w{index}", **options}
+    coordination = CoordinationOptions(store="memory://unused", **fields)
+    config = Config(
+        coordination=coordination if store else None,
+        aggregation_enabled=False,
+        record_ttl_ms=120_000,
+        max_outstanding_records=100,
+        **AT_A_TENTH,
+    )
+    return Producer(config, transport=transport, hooks=[facts.append], coordination_store=store)
+
+
+def tenth() -> Watched:
+    return service(limits=TENTH)
+
+
+async def press(producer: Producer, seconds: float, *, records_per_second: float = 0.0) -> None:
+    """Put as fast as there is room, or at a rate."""
+    end = anyio.current_time() + seconds
+    number = 0
+    while anyio.current_time() < end:
+        number += 1
+        _ = await producer.put(STREAM, partition_key=f"key {number}", data=b"x" * 20)
+        if records_per_second:
+            await anyio.sleep(1 / records_per_second)
+
+
+async def pressed(count: int, store: CoordinationStore | None, **options: object) -> tuple[float, float, list[Fact]]:
+    """Press with so many producers; return, of the second half, throttled / sent, delivered / capacity, facts."""
+    transport = tenth()
+    facts: list[Fact] = []
+    half: Counter[str] = Counter()
+
+    async def one(index: int) -> None:
+        async with coordinated(transport, store, index, facts, **options) as producer:
+            await press(producer, SECONDS)
+            await producer.close(timeout=0.1)
+
+    async with anyio.create_task_group() as producers:
+        for index in range(count):
+            producers.start_soon(one, index)
+        await anyio.sleep(SECONDS / 2)
+        facts.clear()
+        await anyio.sleep(SECONDS / 2)
+        seen = list(facts)
+    for fact in seen:
+        if isinstance(fact, RequestCompleted):
+            half["sent"] += fact.kinesis_records
+            half["throttled"] += sum(fact.throttled_by_shard.values())
+    return (
+        half["throttled"] / half["sent"],
+        (half["sent"] - half["throttled"]) / (SECONDS / 2 * RECORDS_PER_SECOND),
+        seen,
+    )
+
+
+async def test_four_producers_use_one_shard_without_being_throttled():
+    throttled, used, facts = await pressed(4, Virtual())
+    assert throttled < 0.005
+    assert used >= 0.95
+    assert {fact.failure for fact in facts if isinstance(fact, CoordinatorMet)} == {""}
+    assert {fact.state for fact in facts if isinstance(fact, CoordinatorMet)} == {"leased"}
+
+
+async def test_four_producers_that_know_nothing_of_each_other_are_throttled():
+    throttled, _, _ = await pressed(4, None)
+    assert throttled > 0.02
+
+
+async def test_an_idle_producers_share_is_used_by_the_other():
+    transport, store = tenth(), Virtual()
+    facts: list[Fact] = []
+    async with (
+        coordinated(transport, store, 1, facts, max_workers=2) as busy,
+        coordinated(transport, store, 2, [], max_workers=2) as idle,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(lambda: press(idle, 12.0, records_per_second=0.4))
+        await press(busy, 12.0)
+        assert max(fact.records for fact in facts if isinstance(fact, ShareChanged)) > 0.8
+        assert busy.coordination is not None
+        assert max(busy.coordination.shares().values()) > 0.6
+        assert busy.coordination.lease_age() < 2.0
+        await busy.close(timeout=0.1)
+
+
+async def test_without_a_store_a_producer_sends_at_its_safe_share_and_says_so_once(caplog):
+    transport, store = tenth(), Down()
+    facts: list[Fact] = []
+    async with coordinated(transport, store, 1, facts, max_workers=4) as producer:
+        await press(producer, 10.0)
+        sent = producer.report().delivered
+        await producer.close(timeout=0.1)
+    # A sixth of a quarter of the shard's rate.
+    assert 10 * RECORDS_PER_SECOND / 24 * 0.9 < sent < 10 * RECORDS_PER_SECOND / 24 * 1.2
+    failures = {fact.failure for fact in facts if isinstance(fact, CoordinatorMet)}
+    assert failures == {"down"}
+    warnings = [record for record in caplog.records if "coordination" in record.message]
+    assert len(warnings) == 1
+    assert "nobody answers. This worker goes on with the share it has" in warnings[0].message
+
+
+async def test_a_store_that_dies_changes_nothing():
+    transport, store = tenth(), Down(is_down=False)
+    facts: list[Fact] = []
+    async with coordinated(transport, store, 1, facts, max_workers=1) as producer, anyio.create_task_group() as tasks:
+        tasks.start_soon(press, producer, 30.0)
+        await anyio.sleep(6.0)
+        store.is_down = True
+        before = producer.report().delivered
+        await anyio.sleep(15.0)
+        assert producer.report().delivered - before == pytest.approx(15 * RECORDS_PER_SECOND, rel=0.05)
+        tasks.cancel_scope.cancel()
+        await producer.close(timeout=0.1)
+    states = [fact.state for fact in facts if isinstance(fact, CoordinatorMet)]
+    assert "expired" in states
+
+
+async def test_in_shadow_shares_are_told_and_not_enforced(caplog):
+    caplog.set_level("INFO", logger="kpl_core")
+    transport, store = tenth(), Virtual()
+    facts: list[Fact] = []
+    async with coordinated(transport, store, 1, facts, max_workers=10, shadow=True) as producer:
+        await press(producer, 5.0)
+        assert producer.report().delivered > 4.5 * RECORDS_PER_SECOND
+        await producer.close(timeout=0.1)
+    changes = [fact for fact in facts if isinstance(fact, ShareChanged)]
+    assert changes
+    assert not any(fact.enforced for fact in changes)
+    assert any("would be limited to" in record.message for record in caplog.records)
+
+
+async def test_a_producer_that_closes_gives_its_share_back_at_once():
+    transport, store = tenth(), Virtual()
+    facts: list[Fact] = []
+    async with coordinated(transport, store, 1, facts, max_workers=2) as staying:
+        async with (
+            coordinated(transport, store, 2, facts, max_workers=2) as leaving,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(press, leaving, 6.0)
+            await press(staying, 6.0)
+        facts.clear()
+        await press(staying, 2.0)
+        shares = [fact.records for fact in facts if isinstance(fact, ShareChanged)]
+        assert shares[-1] > 0.9
+        await staying.close(timeout=0.1)
+
+
+async def test_the_policy_of_the_example_scales_by_what_all_consume():
+    _, used, facts = await pressed(4, Virtual(), policy="proportional")
+    assert used > 0.8
+    assert any(isinstance(fact, ShareChanged) for fact in facts)
+
+
+async def test_a_store_without_options_is_a_mistake():
+    with pytest.raises(ConfigError, match=r"no Config\.coordination"):
+        async with Producer(Config(), transport=service(), coordination_store=Virtual()):
+            pass
