@@ -1,0 +1,77 @@
+"""The CBOR wire: `application/x-amz-cbor-1.1`, blobs as they are, spoken by the Java and C++ SDKs.
+
+Timestamps are tag 1 with milliseconds (the AWS SDK for Java writes and expects them so), where
+CBOR itself means seconds; a number too large to be seconds is read as milliseconds.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+import cbor2
+import msgspec
+
+from kpl_integrations.kinesis_protocol.put_results import PutResult
+from kpl_integrations.kinesis_protocol.refusal import SERIALIZATION, RequestRefused
+from kpl_integrations.kinesis_protocol.timestamp import Timestamp
+
+__all__ = ["CBOR_CONTENT_TYPE", "CborWire"]
+
+CBOR_CONTENT_TYPE: Final = "application/x-amz-cbor-1.1"
+
+_EPOCH_TAG: Final = 1
+# The year 5138 in seconds, March 1973 in milliseconds.
+_SURELY_MILLISECONDS: Final = 1e11
+# A request nests to a filter in a request; deeper is an attack on the stack.
+_DEEPEST: Final = 16
+
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+
+
+def _seconds(value: object, _immutable: bool) -> float:  # noqa: FBT001 - cbor2 calls it so
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        message = f"a timestamp must be a number, not {type(value).__name__}"
+        raise TypeError(message)
+    return value / 1000 if value > _SURELY_MILLISECONDS else float(value)
+
+
+def _write_timestamp(encoder: cbor2.CBOREncoder, timestamp: Timestamp) -> None:
+    encoder.encode(cbor2.CBORTag(_EPOCH_TAG, timestamp.milliseconds))
+
+
+class CborWire:
+    """Decodes requests and encodes answers."""
+
+    content_type = CBOR_CONTENT_TYPE
+
+    def decode(self, body: bytes, request_type: type[_Request]) -> _Request:
+        """Return the request in `body`.
+
+        Raises:
+            RequestRefused: a SerializationException; it is no CBOR, or a member has another type.
+        """
+        try:
+            members = cbor2.loads(
+                body,
+                semantic_decoders={_EPOCH_TAG: _seconds},
+                max_depth=_DEEPEST,
+                strict_hashable_types=True,
+            )
+            return msgspec.convert(members, request_type, builtin_types=(bytes,))
+        except (cbor2.CBORDecodeError, msgspec.ValidationError) as error:
+            raise RequestRefused(SERIALIZATION, str(error)) from None
+
+    def encode(self, answer: Mapping[str, object]) -> bytes:
+        """Return the body of an answer; members may be `Timestamp` and bytes."""
+        return cbor2.dumps(answer, encoders={Timestamp: _write_timestamp})
+
+    def encode_put_results(self, results: Iterable[PutResult]) -> bytes:
+        """Return the body of a PutRecords answer."""
+        entries: list[dict[str, str | None]] = []
+        failed = 0
+        for result in results:
+            if result.error_code is None:
+                entries.append({"SequenceNumber": result.sequence_number, "ShardId": result.shard_id})
+            else:
+                failed += 1
+                entries.append({"ErrorCode": result.error_code, "ErrorMessage": result.error_message})
+        return cbor2.dumps({"FailedRecordCount": failed, "Records": entries})

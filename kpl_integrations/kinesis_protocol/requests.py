@@ -1,0 +1,186 @@
+"""The requests of the Kinesis API that this project speaks, member by member.
+
+Every member may be absent here, because the service answers an absent one with a constraint's
+words, not with a decoding error (see `constraints`). Members unknown here are ignored, as the
+service ignores them. Names as in the API Reference (AWS, Kinesis 2013-12-02); timestamps are
+seconds since 1970.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+__all__ = [
+    "REQUEST_TYPES",
+    "CreateStream",
+    "DeleteStream",
+    "DescribeStream",
+    "DescribeStreamSummary",
+    "GetRecords",
+    "GetShardIterator",
+    "ListShards",
+    "ListStreams",
+    "MergeShards",
+    "PutRecord",
+    "PutRecords",
+    "PutRecordsRequestEntry",
+    "ShardFilter",
+    "SplitShard",
+    "StreamModeDetails",
+    "StreamRequest",
+    "UpdateMaxRecordSize",
+    "UpdateShardCount",
+]
+
+
+# Seconds since 1970 of an instant that has a date, years 2 to 9998: AWS clients fail over any other.
+Instant = Annotated[float, msgspec.Meta(ge=-62_104_000_000, le=253_370_000_000)]
+
+
+class StreamRequest(msgspec.Struct, rename="pascal", kw_only=True):
+    """What names a stream: its name, its ARN, or both."""
+
+    stream_name: str | None = None
+    stream_arn: str | None = msgspec.field(default=None, name="StreamARN")
+
+
+class PutRecordsRequestEntry(msgspec.Struct, rename="pascal", gc=False):
+    """One record of a PutRecords request."""
+
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+    data: bytes | None = None
+
+
+class PutRecords(StreamRequest):
+    """API_PutRecords."""
+
+    records: list[PutRecordsRequestEntry] | None = None
+
+
+class PutRecord(StreamRequest):
+    """API_PutRecord."""
+
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+    data: bytes | None = None
+    sequence_number_for_ordering: str | None = None
+
+
+class StreamModeDetails(msgspec.Struct, rename="pascal"):
+    """The capacity mode inside CreateStream."""
+
+    stream_mode: str | None = None
+
+
+class CreateStream(StreamRequest):
+    """API_CreateStream."""
+
+    shard_count: int | None = None
+    stream_mode_details: StreamModeDetails | None = None
+    max_record_size_kib: int | None = msgspec.field(default=None, name="MaxRecordSizeInKiB")
+
+
+class DeleteStream(StreamRequest):
+    """API_DeleteStream."""
+
+
+class DescribeStream(StreamRequest):
+    """API_DescribeStream."""
+
+    limit: int | None = None
+    exclusive_start_shard_id: str | None = None
+
+
+class DescribeStreamSummary(StreamRequest):
+    """API_DescribeStreamSummary."""
+
+
+class ListStreams(msgspec.Struct, rename="pascal", kw_only=True):
+    """API_ListStreams."""
+
+    limit: int | None = None
+    exclusive_start_stream_name: str | None = None
+    next_token: str | None = None
+
+
+class ShardFilter(msgspec.Struct, rename="pascal"):
+    """API_ShardFilter."""
+
+    type: str | None = None
+    shard_id: str | None = None
+    timestamp: Instant | None = None
+
+
+class ListShards(StreamRequest):
+    """API_ListShards."""
+
+    next_token: str | None = None
+    exclusive_start_shard_id: str | None = None
+    max_results: int | None = None
+    stream_creation_timestamp: Instant | None = None
+    shard_filter: ShardFilter | None = None
+
+
+class GetShardIterator(StreamRequest):
+    """API_GetShardIterator."""
+
+    shard_id: str | None = None
+    shard_iterator_type: str | None = None
+    starting_sequence_number: str | None = None
+    timestamp: Instant | None = None
+
+
+class GetRecords(StreamRequest):
+    """API_GetRecords."""
+
+    shard_iterator: str | None = None
+    limit: int | None = None
+
+
+class SplitShard(StreamRequest):
+    """API_SplitShard."""
+
+    shard_to_split: str | None = None
+    new_starting_hash_key: str | None = None
+
+
+class MergeShards(StreamRequest):
+    """API_MergeShards."""
+
+    shard_to_merge: str | None = None
+    adjacent_shard_to_merge: str | None = None
+
+
+class UpdateShardCount(StreamRequest):
+    """API_UpdateShardCount."""
+
+    target_shard_count: int | None = None
+    scaling_type: str | None = None
+
+
+class UpdateMaxRecordSize(StreamRequest):
+    """API_UpdateMaxRecordSize."""
+
+    max_record_size_kib: int | None = msgspec.field(default=None, name="MaxRecordSizeInKiB")
+
+
+REQUEST_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
+    request_type.__name__: request_type
+    for request_type in (
+        CreateStream,
+        DeleteStream,
+        DescribeStream,
+        DescribeStreamSummary,
+        GetRecords,
+        GetShardIterator,
+        ListShards,
+        ListStreams,
+        MergeShards,
+        PutRecord,
+        PutRecords,
+        SplitShard,
+        UpdateMaxRecordSize,
+        UpdateShardCount,
+    )
+}

@@ -1,0 +1,239 @@
+"""AWS Signature Version 4, seen from the service: is a request signed with the secret of the key it names?
+
+Source: AWS, "Signature Version 4 signing process" (create a canonical request, a string to sign, the signing
+key, the signature) and the errors as Kinesis answers them: status 400 for all. Pure: keys come from a
+function, time is an argument.
+
+Stricter than some services: the body's own hash always enters, whatever X-Amz-Content-Sha256 says, and what
+decides the request's meaning (Host, X-Amz-Date, X-Amz-Target, the session token) must be signed.
+"""
+
+import calendar
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from hmac import compare_digest, digest
+from typing import Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
+
+from kpl_integrations.kinesis_protocol.refusal import RequestRefused
+
+__all__ = [
+    "ALLOWED_SKEW_SECONDS",
+    "REFUSED_CREDENTIALS",
+    "Credential",
+    "SignedRequest",
+    "SigningKey",
+    "named_credential",
+    "require_signature",
+]
+
+ALLOWED_SKEW_SECONDS: Final = 300
+SERVICE: Final = "kinesis"
+ALGORITHM: Final = "AWS4-HMAC-SHA256"
+_TERMINATOR: Final = "aws4_request"
+_SCOPE_PARTS: Final = 5
+_TIMESTAMP: Final = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
+_TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
+_PARAMETERS: Final = ("Credential", "Signature", "SignedHeaders")
+_ALWAYS_SIGNED: Final = ("host", "x-amz-date")
+_SIGNED_IF_THERE: Final = ("x-amz-target", "x-amz-security-token")
+_LONGEST_AUTHORIZATION: Final = 4096
+
+MISSING: Final = "MissingAuthenticationTokenException"
+INCOMPLETE: Final = "IncompleteSignatureException"
+INVALID: Final = "InvalidSignatureException"
+UNKNOWN: Final = "UnrecognizedClientException"
+EXPIRED: Final = "ExpiredTokenException"
+# Every code with which credentials are refused.
+REFUSED_CREDENTIALS: Final = frozenset({MISSING, INCOMPLETE, INVALID, UNKNOWN, EXPIRED})
+
+_WRONG: Final = (
+    "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key "
+    "and signing method. Consult the service documentation for details."
+)
+_INVALID_TOKEN: Final = "The security token included in the request is invalid."  # noqa: S105 - no token
+_EXPIRED_TOKEN: Final = "The security token included in the request is expired"  # noqa: S105
+
+
+class SigningKey(Protocol):
+    """A key pair, and what else its holder must show."""
+
+    @property
+    def secret(self) -> str:
+        """The secret access key."""
+
+    @property
+    def session_token(self) -> str | None:
+        """The token that must come with it, if there is one."""
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it ends, in seconds since 1970."""
+
+
+_Key = TypeVar("_Key", bound=SigningKey)
+
+
+class SignedRequest(NamedTuple):
+    """A request as it came: `path` and `query` as on the wire, `headers` in their order, names in lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: Iterable[tuple[str, str]]
+    body: bytes
+
+
+class Credential(NamedTuple):
+    """What an `Authorization` header says: whose key, for which day, region and service, and the signature."""
+
+    access_key_id: str
+    date: str
+    region: str
+    service: str
+    signed_headers: tuple[str, ...]
+    signature: str
+
+
+def named_credential(authorization: str | None) -> Credential:
+    """Read an `Authorization` header's value; nothing in it is believed yet.
+
+    Raises:
+        RequestRefused: it is missing, of another algorithm, or incomplete.
+    """
+    if not authorization:
+        raise RequestRefused(MISSING, "Missing Authentication Token")
+    algorithm, _, rest = authorization[:_LONGEST_AUTHORIZATION].strip().partition(" ")
+    if algorithm != ALGORITHM:
+        raise RequestRefused(INCOMPLETE, f"The signing algorithm must be {ALGORITHM}.")
+    given = dict(part.strip().partition("=")[::2] for part in rest.split(","))
+    missing = [name for name in _PARAMETERS if not given.get(name)]
+    if missing:
+        said = " ".join(f"Authorization header requires '{name}' parameter." for name in missing)
+        raise RequestRefused(INCOMPLETE, said)
+    scope = given["Credential"].rsplit("/", _SCOPE_PARTS - 1)
+    if len(scope) != _SCOPE_PARTS or scope[4] != _TERMINATOR:
+        message = (
+            f"Credential must have exactly {_SCOPE_PARTS} slash-delimited elements, e.g. keyid/date/region/service/term"
+        )
+        raise RequestRefused(INCOMPLETE, message)
+    access_key_id, date, region, service, _ = scope
+    return Credential(
+        access_key_id, date, region, service, tuple(given["SignedHeaders"].split(";")), given["Signature"]
+    )
+
+
+def require_signature(
+    request: SignedRequest, credential: Credential, key_of: Callable[[str], _Key | None], *, now: float
+) -> _Key:
+    """Return the key pair that signed `request` at about `now` (seconds since 1970).
+
+    Raises:
+        RequestRefused: UnrecognizedClientException for an unknown key id or another token,
+            InvalidSignatureException for another secret, a changed request or a skewed clock,
+            IncompleteSignatureException for what is missing, ExpiredTokenException for a key that ended.
+    """
+    key = key_of(credential.access_key_id)
+    if key is None:
+        raise RequestRefused(UNKNOWN, _INVALID_TOKEN)
+    headers = _collected(request.headers)
+    _require_scope(credential, headers)
+    timestamp = headers.get("x-amz-date", "")
+    _require_fresh(timestamp, credential.date, now)
+    canonical = _canonical_request(request, credential, headers)
+    scope = f"{credential.date}/{credential.region}/{credential.service}/{_TERMINATOR}"
+    to_sign = f"{ALGORITHM}\n{timestamp}\n{scope}\n{sha256(canonical.encode('latin-1', 'replace')).hexdigest()}"
+    signing_key = _signing_key(key.secret, credential.date, credential.region, credential.service)
+    expected = digest(signing_key, to_sign.encode(), "sha256").hex()
+    if not compare_digest(expected.encode(), credential.signature.encode("utf-8", "replace")):
+        raise RequestRefused(INVALID, _WRONG)
+    # Only now: whoever cannot sign learns nothing of tokens.
+    token = headers.get("x-amz-security-token", "")
+    if not compare_digest((key.session_token or "").encode(), token.encode("utf-8", "replace")):
+        raise RequestRefused(UNKNOWN, _INVALID_TOKEN)
+    if key.expires_at is not None and now >= key.expires_at:
+        raise RequestRefused(EXPIRED, _EXPIRED_TOKEN)
+    return key
+
+
+def _collected(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by name as they enter a signature: values of one name joined, white space in them single."""
+    collected: dict[str, str] = {}
+    for name, value in headers:
+        single = " ".join(value.split())
+        collected[name] = f"{collected[name]},{single}" if name in collected else single
+    return collected
+
+
+def _require_scope(credential: Credential, headers: Mapping[str, str]) -> None:
+    if credential.service != SERVICE:
+        raise RequestRefused(INVALID, f"Credential should be scoped to correct service: '{SERVICE}'.")
+    if "x-amz-date" not in headers:
+        raise RequestRefused(INCOMPLETE, "Authorization header requires existence of a 'X-Amz-Date' header.")
+    needed = [*_ALWAYS_SIGNED, *(name for name in _SIGNED_IF_THERE if name in headers)]
+    unsigned = [name for name in needed if name not in credential.signed_headers]
+    if unsigned:
+        said = ", ".join(f"'{name}'" for name in unsigned)
+        raise RequestRefused(INVALID, f"{said} must be a 'SignedHeader' in the AWS Authorization.")
+
+
+def _require_fresh(timestamp: str, date: str, now: float) -> None:
+    if _TIMESTAMP.fullmatch(timestamp) is None:
+        raise RequestRefused(INCOMPLETE, "Date must be in ISO-8601 'basic format', such as 20130524T000000Z.")
+    if timestamp[: len("YYYYMMDD")] != date:
+        message = (
+            f"Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date from HTTP: {timestamp}."
+        )
+        raise RequestRefused(INVALID, message)
+    try:
+        signed_at = calendar.timegm(time.strptime(timestamp, _TIME_FORMAT))
+    except ValueError:
+        raise RequestRefused(INCOMPLETE, "Date must be a valid instant.") from None
+    ours = _text(now)
+    if signed_at < now - ALLOWED_SKEW_SECONDS:
+        earliest = _text(now - ALLOWED_SKEW_SECONDS)
+        message = f"Signature expired: {timestamp} is now earlier than {earliest} ({ours} - 5 min.)"
+        raise RequestRefused(INVALID, message)
+    if signed_at > now + ALLOWED_SKEW_SECONDS:
+        latest = _text(now + ALLOWED_SKEW_SECONDS)
+        message = f"Signature not yet current: {timestamp} is still later than {latest} ({ours} + 5 min.)"
+        raise RequestRefused(INVALID, message)
+
+
+def _text(seconds: float) -> str:
+    return time.strftime(_TIME_FORMAT, time.gmtime(seconds))
+
+
+def _canonical_request(request: SignedRequest, credential: Credential, headers: Mapping[str, str]) -> str:
+    lines = [f"{name}:{headers.get(name, '')}" for name in credential.signed_headers]
+    return "\n".join(
+        [
+            request.method,
+            # What is encoded already is encoded once more (all services but S3).
+            quote(request.path or "/", safe="/~"),
+            _canonical_query(request.query),
+            *lines,
+            "",
+            ";".join(credential.signed_headers),
+            sha256(request.body).hexdigest(),
+        ]
+    )
+
+
+def _canonical_query(query: str) -> str:
+    if not query:
+        return ""
+    pairs = sorted(pair.partition("=")[::2] for pair in query.split("&"))
+    return "&".join(f"{name}={value}" for name, value in pairs)
+
+
+# A key holds for a day and a region: derived once, it saves four of five HMACs of a request.
+@lru_cache(maxsize=4096)
+def _signing_key(secret: str, date: str, region: str, service: str) -> bytes:
+    key = f"AWS4{secret}".encode()
+    for part in (date, region, service, _TERMINATOR):
+        key = digest(key, part.encode(), "sha256")
+    return key

@@ -1,0 +1,145 @@
+"""One HTTP request from body to answer, with whatever the fault switches plan for it."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from kpl_core.kinesis_limits import MIB
+from kpl_core.testing import FakeKinesis, KinesisError, PutRecordsEntry, RequestPlan
+from kpl_integrations.kinesis_protocol import (
+    ListShards,
+    PutRecords,
+    RequestRefused,
+    Wire,
+    error_body,
+    operation_of,
+    request_of,
+    wire_of,
+)
+from kpl_integrations.local_kinesis.operations import answer, stream_of
+
+__all__ = ["LARGEST_BODY_BYTES", "Clock", "RequestHandler"]
+
+# 10 MiB of data are 13.4 MiB of base64.
+Clock = Callable[[], float]
+
+LARGEST_BODY_BYTES: Final = 16 * MIB
+
+_LINGER_ZERO: Final = struct.pack("ii", 1, 0)  # close with RST instead of FIN
+_TOO_LARGE: Final = 413
+_WRONG_METHOD: Final = 405
+
+
+class _Reset(Exception):  # noqa: N818 - never leaves this file
+    """The connection shall be reset instead of answered."""
+
+
+class RequestHandler:
+    """Answers requests from `kinesis`; `clock` is its `now`; `closing` ends waits and hangs early."""
+
+    def __init__(self, kinesis: FakeKinesis, *, clock: Clock, closing: asyncio.Event) -> None:
+        self._kinesis = kinesis
+        self._clock = clock
+        self._closing = closing
+        self._answered = 0
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; a refusal is an answer like any other."""
+        headers = request.headers
+        wire = wire_of(None)
+        try:
+            wire = wire_of(headers.get("Content-Type"))
+            body = await self._body(request)
+            operation = operation_of(headers.get("X-Amz-Target"))
+            parsed = request_of(wire, operation, body)
+            return self._response(wire, await self._carry_out(wire, operation, parsed))
+        except (RequestRefused, KinesisError) as refusal:
+            return self._response(wire, error_body(wire, refusal.code, refusal.message), refusal.status)
+        except _Reset:
+            _reset(request)
+        except (ConnectionError, web.RequestPayloadError):
+            pass  # the client went away before its body was complete
+        return web.Response()  # aiohttp finds the connection gone and forgets it
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        if request.method != "POST":
+            code, message = "UnknownOperationException", f"{request.method} is not POST."
+            raise RequestRefused(code, message, status=_WRONG_METHOD)
+        size = request.content_length
+        with suppress(web.HTTPRequestEntityTooLarge):
+            if size is None or size <= LARGEST_BODY_BYTES:
+                return await request.read()
+        code = "RequestEntityTooLargeException"
+        message = f"The body has more than {LARGEST_BODY_BYTES} bytes; a request holds at most 10 MiB of data and keys."
+        raise RequestRefused(code, message, status=_TOO_LARGE)
+
+    async def _carry_out(self, wire: Wire, operation: str, parsed: msgspec.Struct) -> bytes:
+        kinesis = self._kinesis
+        stream = stream_of(kinesis, parsed)
+        plan = self._plan(operation, stream, parsed)
+        await self._wait(plan.latency_seconds)
+        if plan.hang:
+            await self._closing.wait()
+        if plan.hang or plan.reset_before:
+            raise _Reset
+        if plan.error is not None:
+            raise plan.error
+        now = self._clock()
+        for effect in plan.reshards:
+            kinesis.reshard(stream, effect, now=now)
+        body = self._commit(wire, parsed, stream, plan, now)
+        await self._wait(plan.answer_latency_seconds)
+        if plan.reset_after:
+            raise _Reset
+        return body if plan.body is None else plan.body
+
+    def _plan(self, operation: str, stream: str, parsed: msgspec.Struct) -> RequestPlan:
+        name: str | None = self._kinesis.stream_name(stream)
+        page = 1
+        if isinstance(parsed, ListShards) and parsed.next_token is not None:
+            name, page = self._kinesis.listing(parsed.next_token)
+        return self._kinesis.faults.plan(operation, stream=name, page=page, now=self._clock())
+
+    def _commit(self, wire: Wire, parsed: msgspec.Struct, stream: str, plan: RequestPlan, now: float) -> bytes:
+        if not isinstance(parsed, PutRecords):
+            members = answer(parsed, self._kinesis, now)
+            return wire.encode(members) if members else b""  # as the service: no members, no body
+        records = [
+            (record.partition_key or "", record.explicit_hash_key, record.data or b"")
+            for record in parsed.records or ()
+        ]
+        entries = self._kinesis.put_records(stream, records, now=now)
+        return wire.encode_put_results(_changed_count(entries, plan.count_change))
+
+    async def _wait(self, seconds: float) -> None:
+        if seconds > 0.0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._closing.wait()
+
+    def _response(self, wire: Wire, body: bytes, status: int = 200) -> web.Response:
+        self._answered += 1
+        headers = {
+            "Content-Type": wire.content_type,
+            "x-amzn-RequestId": f"00000000-0000-4000-8000-{self._answered:012x}",
+        }
+        return web.Response(body=body, status=status, headers=headers)
+
+
+def _changed_count(entries: list[PutRecordsEntry], change: int) -> list[PutRecordsEntry]:
+    return entries[:change] if change < 0 else entries + entries[-1:] * change
+
+
+def _reset(request: web.BaseRequest) -> None:
+    transport = request.transport
+    if transport is not None:
+        connection: socket.socket | None = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        transport.abort()

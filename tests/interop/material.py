@@ -1,0 +1,78 @@
+"""The user records the tests put: every kind of key and data Kinesis takes, reproducible."""
+
+from random import Random
+
+from tests.interop.ledger import PutUserRecord
+from tests.interop.streams import Shard
+
+LARGEST_HASH_KEY = 2**128 - 1
+
+# 256 characters is the longest key Kinesis takes: characters, not bytes nor UTF-16 units.
+KEYS = {
+    "one character": "k",
+    "longest ASCII": "a" * 256,
+    "longest of two bytes": "ß" * 256,
+    "longest of three bytes": "漢" * 256,
+    "longest astral": "🦉" * 256,
+    "highest code point": "\U0010ffff",
+    "highest before the surrogates, lowest after": "\ud7ff\ue000",
+    "composed": "é",
+    "decomposed": "e\u0301",
+    "right to left": "مفتاح התקסטה",
+    "zero-width joiner": "👩‍👩‍👧",
+    "line ends": "a\r\nb\u2028c\u2029d\u0085e",
+    "controls": "\x01\t\x1f\x7f",
+    "NUL": "\x00",
+    "byte order mark": "\ufeffkey",
+    "JSON": '{"key": "\\u0041"}',
+    "blanks around": "  key  ",
+    "digits": "007",
+}
+
+DATA = {
+    "empty": b"",
+    "one zero": b"\x00",
+    "every byte": bytes(range(256)),
+    "not UTF-8": b"\xff\xfe\xc3\x28",
+    "UTF-8": "höchst 🦉".encode(),
+    "JSON": b'{"a": [1, 2.5, null]}',
+    "base64": b"aGVsbG8=",
+    "varint edge 127": b"x" * 127,
+    "varint edge 128": b"x" * 128,
+    "varint edge 16383": b"y" * 16_383,
+    "varint edge 16384": b"y" * 16_384,
+}
+
+
+def every_key_and_data(*, longest_astral_key: bool = True) -> list[PutUserRecord]:
+    """Return every key with every data once.
+
+    `longest_astral_key` False halves that key, for an emulator that counts UTF-16 units.
+    """
+    keys = KEYS if longest_astral_key else {**KEYS, "longest astral": "🦉" * 128}
+    return [PutUserRecord(key, data) for key in keys.values() for data in DATA.values()]
+
+
+def numbered(count: int, *, seed: int, keys: int = 50, longest_bytes: int = 300) -> list[PutUserRecord]:
+    """Return `count` different records of chance sizes on a few keys."""
+    chance = Random(seed)
+    return [
+        PutUserRecord(f"key-{chance.randrange(keys)}", f"{seed}/{number} ".encode() + chance.randbytes(size))
+        for number, size in enumerate(chance.choices(range(longest_bytes), k=count))
+    ]
+
+
+def at_the_edges(shards: tuple[Shard, ...], *, ending_hash_keys: bool = True) -> list[PutUserRecord]:
+    """Return records whose explicit hash keys are the first and last that each shard takes.
+
+    `ending_hash_keys` False leaves out the last ones, for an emulator known to refuse them.
+    """
+    edges = [0, 1, *(shard.starting_hash_key for shard in shards)]
+    if ending_hash_keys:
+        edges += [LARGEST_HASH_KEY, *(shard.ending_hash_key for shard in shards)]
+    edges += [shard.ending_hash_key - 1 for shard in shards]
+    return [
+        PutUserRecord("the same key", f"{copy} at {edge}".encode(), str(edge))
+        for edge in sorted(set(edges))
+        for copy in range(3)
+    ]

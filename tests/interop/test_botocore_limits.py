@@ -1,0 +1,178 @@
+"""The limiter on moto's DynamoDB, the workers' meeting place in moto's S3: boto3 in threads, aiobotocore in tasks."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import boto3
+import msgspec
+import pytest
+from aiobotocore.session import get_session
+from botocore.config import Config
+
+from kpl_core.coordination.scaled_limits import Consumption, ConsumptionSummary
+from kpl_integrations.botocore_limits import (
+    AsyncDistributedRateAggregator,
+    AsyncDistributedRateWorker,
+    DistributedRateAggregator,
+    DistributedRateWorker,
+    SessionLimiter,
+)
+from tests.interop.emulators import Emulator
+
+WORKERS = 20
+AGGREGATE_WRITES = 40.0
+SYNC_SECONDS = 0.5
+ONE_ATTEMPT = Config(retries={"total_max_attempts": 1})
+
+
+class Session:
+    """A boto3 session whose clients speak to moto."""
+
+    def __init__(self, moto: Emulator) -> None:
+        self._session = boto3.Session(region_name="us-east-1")
+        self._endpoint_url = moto.endpoint_url
+        self.events = self._session.events
+
+    def client(self, service: str) -> Any:
+        return self._session.client(service, endpoint_url=self._endpoint_url, config=ONE_ATTEMPT)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def table(moto: Emulator) -> Iterator[str]:
+    name = f"table-{uuid4().hex}"
+    client = Session(moto).client("dynamodb")
+    client.create_table(
+        TableName=name,
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    yield name
+    client.delete_table(TableName=name)
+
+
+@pytest.fixture
+def bucket(moto: Emulator) -> str:
+    name = f"bucket-{uuid4().hex}"
+    Session(moto).client("s3").create_bucket(Bucket=name)
+    return name
+
+
+def press(client: Any, table: str, stopping: threading.Event) -> None:
+    number = 0
+    while not stopping.is_set():
+        number += 1
+        client.put_item(TableName=table, Item={"id": {"S": f"{threading.get_ident()} {number}"}})
+
+
+def test_twenty_boto3_workers_are_held_at_the_capacity_they_share(moto: Emulator, table: str, bucket: str) -> None:
+    stopping = threading.Event()
+    with ExitStack() as running:
+        aggregator = DistributedRateAggregator(Session(moto), bucket, "job", interval=SYNC_SECONDS)
+        running.callback(aggregator.stop)
+        workers, threads = [], []
+        for index in range(WORKERS):
+            session = Session(moto)
+            worker = DistributedRateWorker(
+                session,
+                bucket,
+                "job",
+                aggregate_max_write_rate=AGGREGATE_WRITES,
+                worker_max_write_rate=AGGREGATE_WRITES / 2,
+                sync_interval=SYNC_SECONDS,
+                worker_id=str(index),
+                burst_seconds=0.5,
+            )
+            running.callback(worker.stop)
+            workers.append(worker)
+            threads.append(threading.Thread(target=press, args=(session.client("dynamodb"), table, stopping)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            running.callback(thread.join)
+        running.callback(stopping.set)
+        time.sleep(16 * SYNC_SECONDS)
+        before, began = sum(worker.limiter.totals()[1] for worker in workers), time.monotonic()
+        time.sleep(12 * SYNC_SECONDS)
+        rate = (sum(worker.limiter.totals()[1] for worker in workers) - before) / (time.monotonic() - began)
+        limits = sum(worker.limiter.rates[1] for worker in workers)
+    assert rate <= 1.15 * AGGREGATE_WRITES
+    # As slow as the machine may be: nobody is held to a trickle.
+    assert limits >= 0.8 * AGGREGATE_WRITES
+    consumed = Session(moto).client("dynamodb").scan(TableName=table, Select="COUNT")["Count"]
+    assert sum(worker.limiter.totals()[1] for worker in workers) == pytest.approx(consumed, abs=WORKERS)
+
+
+def test_objects_are_those_of_the_example(moto: Emulator, table: str, bucket: str) -> None:
+    session = Session(moto)
+    worker = DistributedRateWorker(session, bucket, "job", autostart=False, worker_id="one")
+    assert worker.limiter.rates == (1_500.0, 500.0)
+    aggregator = DistributedRateAggregator(session, bucket, "job/", autostart=False)
+    s3 = session.client("s3")
+    worker.sync_once()
+    first = msgspec.json.decode(s3.get_object(Bucket=bucket, Key="job/worker-one.json")["Body"].read())
+    assert set(first) == {"worker_id", "timestamp", "read_rate", "write_rate"}
+    assert (first["worker_id"], first["read_rate"], first["write_rate"]) == ("one", 0.0, 0.0)
+    client = session.client("dynamodb")
+    for number in range(5):
+        client.put_item(TableName=table, Item={"id": {"S": str(number)}})
+    worker.sync_once()
+    s3.put_object(Bucket=bucket, Key="job/worker-garbage.json", Body=b"\xff")
+    s3.put_object(Bucket=bucket, Key="job/worker-stale.json", Body=b'{"timestamp": 1, "read_rate": 1e9}')
+    for number in range(30):
+        other = msgspec.json.encode(Consumption(timestamp=time.time(), read_rate=10.0, worker_id=str(number)))
+        s3.put_object(Bucket=bucket, Key=f"job/worker-other-{number}.json", Body=other)
+    summary = aggregator.aggregate_once()
+    assert summary.active_workers == 31
+    assert summary.aggregated_read_rate == pytest.approx(300.0)
+    assert summary.aggregated_write_rate > 0
+    stored = msgspec.json.decode(s3.get_object(Bucket=bucket, Key="job/summary.json")["Body"].read())
+    assert set(stored) == {
+        "timestamp",
+        "aggregated_read_rate",
+        "aggregated_write_rate",
+        "active_workers",
+        "aggregation_time_utc",
+    }
+    too_much = ConsumptionSummary(timestamp=time.time(), aggregated_read_rate=200_000.0, aggregated_write_rate=0.0)
+    s3.put_object(Bucket=bucket, Key="job/summary.json", Body=msgspec.json.encode(too_much))
+    worker.sync_once()
+    # 0.6 * 1,500 + 0.4 * 750; nothing written at all: scale 1.
+    assert worker.limiter.rates == pytest.approx((1_200.0, 500.0))
+
+
+@pytest.mark.anyio
+async def test_aiobotocore_clients_do_the_same_in_tasks(moto: Emulator, table: str, bucket: str) -> None:
+    session = get_session()
+    options = {"region_name": "us-east-1", "endpoint_url": moto.endpoint_url}
+    async with session.create_client("s3", **options) as s3:
+        aggregator = AsyncDistributedRateAggregator(s3, bucket, "job", interval=0.2)
+        worker = AsyncDistributedRateWorker(session, s3, bucket, "job", sync_interval=0.2, aggregate_max_write_rate=50)
+        async with session.create_client("dynamodb", **options) as client:
+            with anyio.move_on_after(4):
+                number = 0
+                while True:
+                    number += 1
+                    await client.put_item(TableName=table, Item={"id": {"S": str(number)}})
+        summary = await aggregator.aggregate_once()
+        await worker.stop()
+        await aggregator.stop()
+    assert summary.active_workers == 1
+    assert worker.limiter.totals()[1] <= 50 * 4 * 1.3
+
+
+def test_capacity_of_every_kind_of_call_is_read_from_moto(moto: Emulator, table: str) -> None:
+    session = Session(moto)
+    limiter = SessionLimiter(read_rate=1e6, write_rate=1e6)
+    limiter.attach(session)
+    client = session.client("dynamodb")
+    client.put_item(TableName=table, Item={"id": {"S": "1"}})
+    assert limiter.totals()[1] > 0
+    client.get_item(TableName=table, Key={"id": {"S": "1"}})
+    client.scan(TableName=table)
+    assert limiter.totals()[0] > 0

@@ -1,0 +1,155 @@
+"""Where workers meet, in places nobody here wrote: moto's S3 and DynamoDB, one request at a time, and a real Redis."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from uuid import uuid4
+
+import anyio
+import boto3
+import pytest
+
+from kpl_core import CoordinationOptions
+from kpl_core.coordination.demand import Usage
+from kpl_core.coordination.lease_meeting import SUMMARY_NAME
+from kpl_core.coordination.report import Pair
+from kpl_core.coordination.store import CoordinationStore, StoreFailed
+from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.summary import decode_summary
+from kpl_core.coordination.worker import CoordinationWorker
+from tests.coordination.fights import assert_never_two_winners
+from tests.coordination.store_contract import CONTRACT
+from tests.interop.emulators import Emulator
+from tests.interop.processes import CREDENTIALS
+
+pytestmark = pytest.mark.anyio
+
+NewUrl = Callable[[], str]
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(moto: Emulator) -> str:
+    client = boto3.client("s3", endpoint_url=moto.endpoint_url, region_name="us-east-1")
+    client.create_bucket(Bucket="coordination")
+    return "coordination"
+
+
+@pytest.fixture(scope="session")
+def dynamodb_table(moto: Emulator) -> str:
+    client = boto3.client("dynamodb", endpoint_url=moto.endpoint_url, region_name="us-east-1")
+    client.create_table(
+        TableName="coordination",
+        KeySchema=[{"AttributeName": "group", "KeyType": "HASH"}, {"AttributeName": "name", "KeyType": "RANGE"}],
+        AttributeDefinitions=[
+            {"AttributeName": "group", "AttributeType": "S"},
+            {"AttributeName": "name", "AttributeType": "S"},
+        ],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    return "coordination"
+
+
+@pytest.fixture(params=["s3", "dynamodb", "redis"])
+def new_url(request: pytest.FixtureRequest) -> NewUrl:
+    """Return a function that returns the URL of a place where nobody was before."""
+    if request.param == "redis":
+        redis_url = request.getfixturevalue("redis_url")
+        return lambda: f"{redis_url}?group={uuid4().hex}"
+    moto: Emulator = request.getfixturevalue("moto")
+    place = request.getfixturevalue("s3_bucket" if request.param == "s3" else "dynamodb_table")
+    return lambda: f"{request.param}://{place}/{uuid4().hex}?endpoint_url={moto.endpoint_url}&region=us-east-1"
+
+
+@pytest.fixture
+async def store(new_url: NewUrl) -> AsyncIterator[CoordinationStore]:
+    opened = await open_store(new_url())
+    try:
+        yield opened
+    finally:
+        await opened.aclose()
+
+
+@pytest.mark.parametrize("clause", CONTRACT, ids=lambda clause: clause.__name__)
+async def test_a_store_keeps_the_contract(
+    store: CoordinationStore, clause: Callable[[CoordinationStore], Awaitable[None]]
+) -> None:
+    await clause(store)
+
+
+def test_of_two_processes_that_fight_for_one_summary_a_thousand_times_never_two_win(new_url: NewUrl) -> None:
+    assert_never_two_winners(new_url(), attempts=500, environment=CREDENTIALS)
+
+
+async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
+    url = new_url()
+    shares: dict[str, Pair] = {}
+    stores = [await open_store(url) for _ in range(3)]
+    began = anyio.current_time()
+
+    def worker(index: int) -> CoordinationWorker:
+        def usages() -> Mapping[str, Usage]:
+            passed = anyio.current_time() - began
+            return {"orders/shard-0": Usage((900.0, 9e5), (passed * 1e4, passed * 1e7))}
+
+        def obey(told: Mapping[str, Pair]) -> None:
+            shares[f"w{index}"] = told["orders/shard-0"]
+
+        # HTTP's clock has whole seconds, so no shorter interval.
+        options = CoordinationOptions(
+            store="memory://unused",
+            max_workers=6,
+            worker_id=f"w{index}",
+            interval_seconds=2.0,
+            store_timeout_seconds=10.0,
+        )
+        return CoordinationWorker(stores[index], options, usages=usages, obey=obey)
+
+    workers = [worker(index) for index in range(3)]
+    try:
+        async with anyio.create_task_group() as tasks:
+            for each in workers:
+                tasks.start_soon(each.run)
+            with anyio.fail_after(60):
+                while sum(share[0] for share in shares.values()) < 850 or len(shares) < 3:  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+            tasks.cancel_scope.cancel()
+        assert sum(share[0] for share in shares.values()) <= 900.0 * (1 + 1e-9)
+        head = decode_summary((await stores[0].read(SUMMARY_NAME)).body or b"")
+        assert set(head.members) == {"w0", "w1", "w2"}
+    finally:
+        for each in workers:
+            await each.leave()
+        for store in stores:
+            await store.aclose()
+
+
+@pytest.mark.parametrize("place", ["s3://nobodys-bucket/prefix", "dynamodb://nobodys-table/group"])
+async def test_a_place_that_does_not_exist_is_missing_in_a_sentence(place: str, moto: Emulator) -> None:
+    store = await open_store(f"{place}?endpoint_url={moto.endpoint_url}&region=us-east-1")
+    try:
+        with pytest.raises(StoreFailed, match="check its name and region") as failed:
+            await store.write("any.json", b"1")
+        assert failed.value.reason == "missing"
+    finally:
+        await store.aclose()
+
+
+async def test_a_server_that_is_not_there_is_down_in_a_sentence() -> None:
+    for url in ("s3://b/p?endpoint_url=http://127.0.0.1:1&region=us-east-1", "redis://user:secret@127.0.0.1:1/0"):
+        store = await open_store(url)
+        try:
+            with pytest.raises(StoreFailed, match="network") as failed:
+                await store.read("any.json")
+            assert failed.value.reason == "down"
+            assert "secret" not in str(failed.value)
+        finally:
+            await store.aclose()
+
+
+async def test_a_password_that_is_wrong_is_denied(redis_url: str) -> None:
+    store = await open_store(redis_url.replace("redis://", "redis://nobody:wrong@"))
+    try:
+        with pytest.raises(StoreFailed, match="check user, password and rights") as failed:
+            await store.read("any.json")
+        assert failed.value.reason == "denied"
+        assert "wrong" not in str(failed.value)
+    finally:
+        await store.aclose()

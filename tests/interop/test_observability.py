@@ -1,0 +1,193 @@
+"""Metrics in systems that nobody here wrote: Debian's Prometheus, really scraping, and moto's CloudWatch."""
+
+import http.server
+import shutil
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from botocore.session import get_session
+
+from kpl_core import BreakerPolicy, Config, DeadLetterOptions, Producer, SpoolOptions
+from kpl_core.hooks import CoordinatorMet, ShardRateChanged
+from kpl_core.testing import FakeKinesis, FakeTransport
+from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics
+from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
+from kpl_integrations.metrics.gateway_sources import coordinator_source, request_source, tenant_wait_source
+from kpl_integrations.metrics.kpl_names import KPL_METRICS
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
+from kpl_integrations.metrics.sources import (
+    breaker_source,
+    dead_letter_source,
+    producer_source,
+    spool_source,
+    token_bucket_source,
+)
+from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
+from tests.frameworks.running_program import wait_until
+from tests.integrations.test_metrics_cloudwatch import EXPIRED, finished, request
+from tests.interop.emulators import Emulator
+from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
+
+NO_PROMETHEUS = "no `prometheus` on the PATH, so nothing was scraped (Debian, Ubuntu: apt install prometheus)"
+TENANTS = 10_000
+CONFIGURATION = """\
+global: {{ scrape_interval: 1s, evaluation_interval: 1s }}
+rule_files: ["{rules}"]
+scrape_configs:
+  - job_name: producer
+    static_configs: [{{ targets: ["{target}"] }}]
+"""
+
+
+class Limiter:
+    def get_metrics(self):
+        return {"tokens_available": 3.5, "total_rejections": 2, "total_refills": 9}
+
+
+@contextmanager
+def served(metrics: PrometheusMetrics) -> Iterator[str]:
+    """Yield where `metrics` can be scraped."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body, content_type = metrics.exposition()
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"{LOOPBACK}:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def prometheus(target: str, logs: Path) -> Iterator[str]:
+    """Yield the URL of a Prometheus that scrapes `target` every second."""
+    place = logs / "prometheus"
+    place.mkdir()
+    configuration = place / "prometheus.yml"
+    configuration.write_text(CONFIGURATION.format(rules=OBSERVABILITY / "alerts.yml", target=target))
+    (port,) = free_ports(1)
+    command = [
+        str(shutil.which("prometheus")),
+        f"--config.file={configuration}",
+        f"--storage.tsdb.path={place / 'data'}",
+        f"--web.listen-address={LOOPBACK}:{port}",
+    ]
+    with own_process("prometheus", command, logs=logs) as process:
+        process.wait_until(lambda: answers(port), what=f"answer on port {port}")
+        url = f"http://{LOOPBACK}:{port}"
+        process.wait_until(lambda: httpx.get(f"{url}/-/ready", timeout=5).is_success, what="readiness")
+        yield url
+
+
+def asked(url: str, path: str, **parameters: str) -> Any:
+    answer = httpx.get(f"{url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=10).json()
+    assert answer["status"] == "success", answer
+    return answer["data"]
+
+
+async def used(metrics: PrometheusMetrics, place: Path) -> None:
+    """Let one producer deliver and spool, another bury what it cannot deliver; their metrics stay after them."""
+    kinesis = FakeKinesis({"orders": 2})
+    spooling = Config(spool=SpoolOptions(path=place / "spool.db"), breaker=BreakerPolicy())
+    async with Producer(spooling, transport=FakeTransport(kinesis), hooks=[metrics]) as producer:
+        metrics.watch(producer_source(producer))
+        metrics.watch(breaker_source(producer.breakers))
+        assert producer.spool is not None
+        metrics.watch(spool_source(producer.spool))
+        for number in range(500):
+            _ = await producer.put("orders", partition_key=str(number), data=b"data")
+        _ = await producer.put("missing", partition_key="k", data=b"nobody has this stream")
+        await producer.flush(10)
+    burying = Config(dead_letters=DeadLetterOptions(path=place / "letters.db"))
+    async with Producer(burying, transport=FakeTransport(kinesis), hooks=[metrics]) as producer:
+        assert producer.dead_letters is not None
+        metrics.watch(dead_letter_source(producer.dead_letters))
+        _ = await producer.put("missing", partition_key="k", data=b"nobody has this stream")
+        await producer.flush(10)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason=NO_PROMETHEUS)
+@pytest.mark.anyio
+async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_tenants(
+    logs: Path, tmp_path: Path
+) -> None:
+    metrics = PrometheusMetrics()
+    await used(metrics, tmp_path)
+    metrics(request())
+    metrics(ShardRateChanged("orders", "shardId-0", 0.5))
+    metrics(CoordinatorMet("worker-1", "leased", 1.0, "slow"))
+    metrics.watch(token_bucket_source(Limiter()))
+    metrics.watch(request_source(lambda: {202: 5, 429: 1}, lambda: {"over_quota": 1}))
+    metrics.watch(tenant_wait_source(lambda: {f"tenant-{number}": float(number) for number in range(TENANTS)}))
+    metrics.watch(coordinator_source(lambda: 1.0, lambda: {"orders": 0.25}))
+    with served(metrics) as target, prometheus(target, logs) as url:
+        wait_until(
+            # Rates need a few scrapes.
+            lambda: (
+                [each["value"][1] for each in asked(url, "query", query="count_over_time(up[1m])")["result"]] >= ["4"]
+            ),
+            lambda: "four scrapes",
+        )
+        stored = set(asked(url, "label/__name__/values"))
+        wanted = {
+            name for expression in [*dashboard_expressions(), *alert_expressions()] for name in NAME.findall(expression)
+        }
+        assert wanted <= stored, wanted - stored
+        for expression in dashboard_expressions():
+            query = expression.replace("$__rate_interval", "10s").replace("$job", ".*")
+            assert asked(url, "query", query=query)["result"], query
+        (tenants,) = asked(url, "query", query="count(kinesis_ingest_tenant_wait_seconds)")["result"]
+        assert tenants["value"][1] == "21"
+        (group,) = asked(url, "rules")["groups"]
+        assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
+        assert len(group["rules"]) == len(alert_expressions())
+
+
+def test_cloudwatch_has_the_kpls_names_dimensions_and_units(moto: Emulator) -> None:
+    client = get_session().create_client("cloudwatch", region_name="us-east-1", endpoint_url=moto.endpoint_url)
+    metrics = CloudWatchMetrics()
+    with CloudWatchUploader(metrics, region="us-east-1", endpoint_url=moto.endpoint_url, namespace="interop"):
+        for stream in ("orders", "clicks"):
+            for shard in ("shardId-0", "shardId-1"):
+                for fact in (request(stream, shard), finished(stream, shard), finished(stream, shard, **EXPIRED)):
+                    metrics(fact)
+    stored = client.get_paginator("list_metrics").paginate(Namespace="interop").build_full_result()["Metrics"]
+    places: dict[str, set[tuple[tuple[str, str], ...]]] = {}
+    for metric in stored:
+        dimensions = tuple((each["Name"], each["Value"]) for each in metric["Dimensions"])
+        places.setdefault(metric["MetricName"], set()).add(tuple(sorted(dimensions)))
+    # Received and pending are read from a producer, which has none of this.
+    assert set(places) == set(KPL_METRICS) - {"UserRecordsReceived", "UserRecordsPending"}
+    for name, found in places.items():
+        per_code = 1 if name == "ErrorsByCode" else 0
+        assert len(found) == (7 if KPL_METRICS[name].finest == "shard" else 3) + per_code, name
+    for name, metric in KPL_METRICS.items():
+        if name in places:
+            (point,) = client.get_metric_statistics(  # type: ignore[attr-defined, unused-ignore] # made at run time
+                Namespace="interop",
+                MetricName=name,
+                Dimensions=[],
+                StartTime=datetime.now(tz=UTC) - timedelta(minutes=10),
+                EndTime=datetime.now(tz=UTC) + timedelta(minutes=10),
+                Period=3_600,
+                Statistics=["Sum", "SampleCount"],
+            )["Datapoints"]
+            assert point["Unit"] == metric.unit, name
