@@ -1,0 +1,93 @@
+"""For tests of an application: a Kinesis in memory in the real one's place, with the real producer before it.
+
+    with KinesisDouble({"orders": 1}) as kinesis, TestClient(app) as client:
+        client.post("/orders")
+        kinesis.wait_for("orders", count=1)
+
+Every `KinesisLifespan` entered inside the block speaks to it, whatever its config says. pytest has it as the
+fixture `kinesis_double` (`kpl_integrations.pytest_plugin`).
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from kpl_core import Config, UserRecord, decode
+from kpl_core.driver.transport import KinesisTransport
+from kpl_core.testing import FakeKinesis, Faults, PutRecord, PutRecordsEntry
+from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.asgi.lifespan import KinesisLifespan
+
+__all__ = ["KinesisDouble"]
+
+
+class _AnnouncingKinesis(FakeKinesis):
+    """Tells whoever waits that records have come."""
+
+    def __init__(self, streams: Mapping[str, int]) -> None:
+        super().__init__(streams, enforce_limits=False)
+        self.changed = threading.Condition()
+
+    def put_records(self, stream: str, records: Sequence[PutRecord], *, now: float) -> list[PutRecordsEntry]:
+        """Store, and tell."""
+        with self.changed:
+            entries = super().put_records(stream, records, now=now)
+            self.changed.notify_all()
+        return entries
+
+
+class KinesisDouble:
+    """A Kinesis in memory; `faults` are its fault switches (`kpl_core.testing`)."""
+
+    def __init__(self, streams: Mapping[str, int]) -> None:
+        self._kinesis = _AnnouncingKinesis(streams)
+
+    @property
+    def faults(self) -> Faults:
+        """Return the fault switches."""
+        return self._kinesis.faults
+
+    def transport(self, config: Config) -> KinesisTransport:  # noqa: ARG002 - what `KinesisLifespan` calls
+        """Return a new way here; for `KinesisLifespan(transport=double.transport)`."""
+        return FakeTransport(self._kinesis)
+
+    def user_records(self, stream: str) -> list[UserRecord]:
+        """Return what is stored, taken out of its aggregated records, in each shard's order."""
+        user_records: list[UserRecord] = []
+        with self._kinesis.changed:
+            for stored in self._kinesis.records(stream):
+                inside = decode(stored.data)
+                user_records += [UserRecord(stored.partition_key, stored.data)] if inside is None else inside
+        return user_records
+
+    def wait_for(self, stream: str, *, count: int, timeout: float = 5.0) -> list[UserRecord]:
+        """Wait from a test's thread until `count` user records are stored, and return them.
+
+        Raises:
+            TimeoutError: there are fewer after `timeout` seconds.
+        """
+        with self._kinesis.changed:
+            if not self._kinesis.changed.wait_for(lambda: len(self.user_records(stream)) >= count, timeout):
+                found = len(self.user_records(stream))
+                message = f"{found} user records are in stream {stream!r} after {timeout:g} s, not {count}"
+                raise TimeoutError(message)
+            return self.user_records(stream)
+
+    def __enter__(self) -> Self:
+        """Stand in for Kinesis.
+
+        Raises:
+            RuntimeError: another double does already.
+        """
+        if KinesisLifespan.transport_override is not None:
+            message = "another KinesisDouble is installed; leave its block first"
+            raise RuntimeError(message)
+        KinesisLifespan.transport_override = self.transport
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stand aside."""
+        KinesisLifespan.transport_override = None

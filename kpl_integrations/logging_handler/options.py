@@ -1,0 +1,133 @@
+"""What a handler can be told, in the plain words of `dictConfig`, checked once."""
+
+import math
+import re
+from pathlib import Path
+from typing import Final, TypedDict, get_args
+
+import msgspec
+
+from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
+from kpl_core.kinesis_limits import MIB
+from kpl_integrations.logging_handler.entry_putter import WithoutRoom
+from kpl_integrations.logging_handler.formatter import JsonFormat
+from kpl_integrations.logging_handler.oversize import Oversize
+from kpl_integrations.logging_handler.partition_key import KeyChoice
+
+__all__ = ["LogOptions", "LogSettings", "producer_config", "without_room"]
+
+_BLOCK: Final = re.compile(r"block\((\d+(?:\.\d+)?)\)")
+_OVERFLOWS: Final = ("drop_oldest", "drop_newest", "drop_lowest_level", "spool", "dlq")
+# A log record seldom has fewer bytes; so the bytes are the bound.
+_LEAST_RECORD_BYTES: Final = 100
+
+
+class LogOptions(TypedDict, total=False):
+    """The options of `KinesisHandler` by name, beside `stream`, `level`, `config`, `producer` and `transport`."""
+
+    region: str | None
+    endpoint_url: str | None
+    json_format: JsonFormat
+    partition_key: KeyChoice
+    overflow: str
+    oversize: Oversize
+    spool_path: str | None
+    max_queue_records: int
+    max_queue_bytes: int
+    max_sending_bytes: int
+    close_timeout: float
+    notice_seconds: float
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The same with their defaults; what each means is told by `KinesisHandler`.
+
+    Raises:
+        ConfigError: an option is out of its bounds.
+    """
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    json_format: JsonFormat = "plain"
+    partition_key: KeyChoice = "random"
+    overflow: str = "drop_oldest"
+    oversize: Oversize = "truncate"
+    spool_path: str | None = None
+    max_queue_records: int = 50_000
+    max_queue_bytes: int = 5 * MIB
+    max_sending_bytes: int = 2 * MIB
+    close_timeout: float = 5.0
+    notice_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check every option that nothing else checks."""
+        for name in ("max_queue_records", "max_queue_bytes", "max_sending_bytes", "close_timeout", "notice_seconds"):
+            _require_positive(name, getattr(self, name))
+        _require_choice("oversize", self.oversize, get_args(Oversize))
+        if not self.block_seconds:
+            _require_choice("overflow", self.overflow, _OVERFLOWS, also="'block(<seconds>)'")
+
+    @property
+    def overflow_rule(self) -> str:
+        """Return the rule of the queue, without its argument."""
+        return self.overflow.partition("(")[0]
+
+    @property
+    def block_seconds(self) -> float:
+        """Return how long an `emit` may wait for room, 0 but for `block(seconds)`."""
+        blocking = _BLOCK.fullmatch(self.overflow)
+        return 0.0 if blocking is None else float(blocking[1])
+
+
+def without_room(settings: LogSettings, config: Config, *, is_shared: bool) -> WithoutRoom:
+    """Return what becomes of a record for which there is no room, once it cannot wait."""
+    if is_shared:
+        return "wait"
+    if config.spool is not None and settings.overflow != "dlq":
+        return "spool"
+    return "wait" if config.dead_letters is None else "dlq"
+
+
+def producer_config(settings: LogSettings, config: Config | None, *, is_shared: bool) -> Config:
+    """Return the options of the handler's producer: `config`, or what the plain words say.
+
+    Raises:
+        ConfigError: something is to be kept, and there is no place to keep it.
+    """
+    if config is None:
+        path = None if settings.spool_path is None else Path(settings.spool_path)
+        config = Config(
+            region=settings.region,
+            endpoint_url=settings.endpoint_url,
+            max_outstanding_bytes=settings.max_sending_bytes,
+            max_outstanding_records=max(1, settings.max_sending_bytes // _LEAST_RECORD_BYTES),
+            spool=None if path is None else SpoolOptions(path=path),
+            dead_letters=None if path is None else DeadLetterOptions(),
+        )
+    wants = {"overflow": settings.overflow, "oversize": settings.oversize}
+    for name, value in wants.items():
+        place = {"spool": config.spool, "dlq": config.dead_letters}.get(value, config)
+        if place is None:
+            message = (
+                f"{name} is {value!r}, and there is no file to keep records in; set spool_path, or in config "
+                f"{'spool' if value == 'spool' else 'dead_letters'}"
+            )
+            raise ConfigError(message)
+        if is_shared and value in {"spool", "dlq"}:
+            message = f"{name} is {value!r}, which needs a producer of the handler's own; leave producer out"
+            raise ConfigError(message)
+    return config
+
+
+def _require_choice(name: str, value: object, allowed: tuple[str, ...], *, also: str = "") -> None:
+    if value not in allowed:
+        words = ", ".join([*map(repr, allowed), *([also] if also else [])])
+        message = f"{name} is {value!r}; it must be one of {words}"
+        raise ConfigError(message)
+
+
+def _require_positive(name: str, value: object) -> None:
+    # A configuration file's words may come as text; and no thread can be waited for without end.
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        message = f"{name} is {value!r}; it must be a finite number above 0"
+        raise ConfigError(message)

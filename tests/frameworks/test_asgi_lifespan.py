@@ -1,0 +1,269 @@
+import contextlib
+import logging
+import pickle
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from fastapi import FastAPI, WebSocket
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
+
+from kpl_core import Config, ConfigError, Producer, StreamConfig
+from kpl_core.policy import FairnessPolicy
+from kpl_core.testing import ErrorAnswer, Latency, When
+from kpl_integrations.asgi import (
+    BackpressureMiddleware,
+    KinesisASGI,
+    KinesisLifespan,
+    MissingProducer,
+    StartupFailed,
+    producer_of,
+)
+from kpl_integrations.asgi.testing import KinesisDouble
+from kpl_integrations.fastapi import KinesisRouter, ProducerDep, get_producer
+
+
+async def put_one(request: Request) -> JSONResponse:
+    producer = producer_of(request.scope)
+    result = await producer.put_nowait("orders", partition_key="42", data=b"one")
+    return JSONResponse({"successful": result.successful, "own": request.scope["state"].get("own")})
+
+
+@contextlib.asynccontextmanager
+async def own_lifespan(app: object) -> AsyncIterator[dict[str, str]]:
+    yield {"own": "kept"}
+
+
+def test_it_is_the_lifespan_of_an_application(kinesis_double: KinesisDouble) -> None:
+    lifespan = KinesisLifespan()
+    with TestClient(Starlette(routes=[Route("/", put_one)], lifespan=lifespan)) as client:
+        assert client.get("/").json() == {"successful": True, "own": None}
+    assert lifespan.report is not None
+    assert (lifespan.report.accepted, lifespan.report.delivered) == (1, 1)
+
+
+def test_it_wraps_a_lifespan_and_yields_what_that_yielded(kinesis_double: KinesisDouble) -> None:
+    app = Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan(lifespan=own_lifespan))
+    with TestClient(app) as client:
+        assert client.get("/").json() == {"successful": True, "own": "kept"}
+
+
+def test_it_is_a_router_beside_the_applications_own_lifespan(kinesis_double: KinesisDouble) -> None:
+    app = FastAPI(lifespan=own_lifespan)
+    app.include_router(KinesisRouter())
+    app.add_route("/", put_one)
+    with TestClient(app) as client:
+        assert client.get("/").json() == {"successful": True, "own": "kept"}
+        assert client.get("/readyz").status_code == 200
+
+
+def test_it_wraps_any_application(kinesis_double: KinesisDouble) -> None:
+    app = KinesisASGI(Starlette(routes=[Route("/", put_one)], lifespan=own_lifespan), KinesisLifespan())
+    with TestClient(app) as client:
+        assert client.get("/").json() == {"successful": True, "own": "kept"}
+
+
+def test_it_wraps_an_application_that_knows_no_lifespan(kinesis_double: KinesisDouble) -> None:
+    async def app(scope, receive, send):
+        assert scope["type"] == "http", "no lifespan here"
+        await JSONResponse({"open": isinstance(producer_of(scope), Producer)})(scope, receive, send)
+
+    with TestClient(KinesisASGI(app, KinesisLifespan())) as client:
+        assert client.get("/").json() == {"open": True}
+
+
+def test_an_application_that_fails_to_start_says_so_through_the_wrapper(kinesis_double: KinesisDouble) -> None:
+    @contextlib.asynccontextmanager
+    async def broken(app: object) -> AsyncIterator[None]:
+        message = "the database is away"
+        raise RuntimeError(message)
+        yield
+
+    lifespan = KinesisLifespan()
+    with (
+        pytest.raises(RuntimeError, match="the database is away"),
+        TestClient(KinesisASGI(Starlette(lifespan=broken), lifespan)),
+    ):
+        pass
+    assert lifespan.report is not None
+
+
+def test_the_own_lifespan_ends_before_the_producer_does(kinesis_double: KinesisDouble) -> None:
+    @contextlib.asynccontextmanager
+    async def puts_at_the_end(app: object) -> AsyncIterator[dict[str, str]]:
+        yield {}
+        seen.append("inner")
+
+    class Watched(KinesisLifespan):
+        @contextlib.asynccontextmanager
+        async def open_producer(self):
+            async with super().open_producer() as state:
+                yield state
+                seen.append("producer")
+
+    seen: list[str] = []
+    with TestClient(Starlette(lifespan=Watched(lifespan=puts_at_the_end))):
+        pass
+    with TestClient(KinesisASGI(Starlette(lifespan=puts_at_the_end), Watched())):
+        pass
+    assert seen == ["inner", "producer"] * 2
+
+
+def test_http_and_websocket_routes_get_the_same_producer(kinesis_double: KinesisDouble) -> None:
+    app = FastAPI(lifespan=KinesisLifespan())
+    seen: list[Producer] = []
+
+    @app.get("/")
+    async def over_http(producer: ProducerDep) -> None:
+        seen.append(producer)
+
+    @app.websocket("/ws")
+    async def over_websocket(socket: WebSocket, producer: ProducerDep) -> None:
+        await socket.accept()
+        seen.append(producer)
+        _ = producer.put_nowait("orders", partition_key="42", data=await socket.receive_bytes())
+        await socket.close()
+
+    with TestClient(app) as client:
+        client.get("/")
+        with client.websocket_connect("/ws") as socket:
+            socket.send_bytes(b"through a socket")
+    assert seen[0] is seen[1]
+    assert [record.data for record in kinesis_double.user_records("orders")] == [b"through a socket"]
+
+
+def test_the_dependency_can_be_overridden() -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    async def route(producer: ProducerDep) -> str:
+        return str(producer)
+
+    app.dependency_overrides[get_producer] = lambda: "another"
+    assert TestClient(app).get("/").json() == "another"
+
+
+def test_a_mounted_app_that_brings_its_own_lifespan_is_told_the_cause_and_the_fix() -> None:
+    inner = FastAPI(lifespan=KinesisLifespan())
+
+    @inner.get("/")
+    async def route(producer: ProducerDep) -> None: ...
+
+    with TestClient(Starlette(routes=[Mount("/inner", inner)])) as client:
+        with pytest.raises(MissingProducer, match="mounted at '/inner'") as raised:
+            client.get("/inner/")
+        assert "a mounted app's lifespan never runs" in str(raised.value)
+        assert "give KinesisLifespan to the outermost app" in str(raised.value)
+
+
+def test_a_mounted_app_shares_the_outermost_apps_producer(kinesis_double: KinesisDouble) -> None:
+    inner = Starlette(routes=[Route("/", put_one)])
+    with TestClient(Starlette(routes=[Mount("/inner", inner)], lifespan=KinesisLifespan())) as client:
+        assert client.get("/inner/").json()["successful"]
+
+
+def test_an_app_whose_lifespan_did_not_run_is_told_the_usual_reasons() -> None:
+    app = FastAPI(lifespan=KinesisLifespan())
+
+    @app.get("/")
+    async def route(producer: ProducerDep) -> None: ...
+
+    with pytest.raises(MissingProducer, match="enter the client"):
+        TestClient(app).get("/")
+
+
+def test_lazy_asks_kinesis_nothing(kinesis_double: KinesisDouble) -> None:
+    fault = kinesis_double.faults.add(ErrorAnswer("ResourceNotFoundException"))
+    with TestClient(Starlette(lifespan=KinesisLifespan())) as client:
+        assert client.get("/").status_code == 404
+    assert fault.fired == 0
+
+
+def test_steady_state_asks_for_the_map_once_and_never_describes_the_stream_again(
+    kinesis_double: KinesisDouble,
+) -> None:
+    asked = {
+        name: kinesis_double.faults.add(Latency(0.0), When(operation=name))
+        for name in ("ListShards", "DescribeStreamSummary", "DescribeStream")
+    }
+    with TestClient(Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan())) as client:
+        for _ in range(20):
+            client.get("/")
+    assert asked["ListShards"].fired == 1
+    assert asked["DescribeStreamSummary"].fired <= 1
+    assert asked["DescribeStream"].fired == 0
+
+
+def test_verify_fails_at_once_and_names_stream_and_answer(kinesis_double: KinesisDouble) -> None:
+    app = Starlette(lifespan=KinesisLifespan(streams=["orders", "refunds"], startup="verify"))
+    with pytest.raises(StartupFailed, match="'refunds' cannot be used: ResourceNotFoundException"), TestClient(app):
+        pass
+
+
+def test_wait_asks_again_until_the_stream_answers(kinesis_double: KinesisDouble) -> None:
+    fault = kinesis_double.faults.add(ErrorAnswer("ResourceNotFoundException"), When(operation="ListShards", times=1))
+    app = Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan(streams=["orders"], startup="wait"))
+    with TestClient(app) as client:
+        assert fault.fired == 1
+        assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startup": "eager"}, "startup is 'eager'"),
+        ({"startup": "verify"}, "name the streams"),
+        ({"startup": "verify", "streams": "orders"}, "name the streams"),
+        ({"close_seconds": -1.0}, "close_seconds is -1.0"),
+        ({"startup_seconds": float("nan")}, "startup_seconds is nan"),
+    ],
+)
+def test_an_option_out_of_bounds_is_an_error_that_says_so(options, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        KinesisLifespan(**options)
+
+
+@pytest.mark.parametrize("seconds", [-1, 1.5])
+def test_a_retry_after_that_no_header_may_hold_is_an_error(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="retry_after_seconds"):
+        BackpressureMiddleware(Starlette(), retry_after_seconds=seconds)  # type: ignore[arg-type]
+
+
+def test_lifespan_and_config_pickle() -> None:
+    config = Config(region="us-east-1", streams={"orders": StreamConfig(record_ttl_ms=500)}, fairness=FairnessPolicy())
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own
+    assert pickle.loads(pickle.dumps(KinesisLifespan(config))).config == config  # noqa: S301
+
+
+def test_the_report_is_logged(kinesis_double: KinesisDouble, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.INFO, "kpl_integrations.asgi"),
+        TestClient(Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan())) as client,
+    ):
+        client.get("/")
+    assert "1 accepted: 1 delivered, 0 failed, 0 buffered" in caplog.text
+
+
+def test_records_that_failed_for_good_make_the_report_a_warning(
+    kinesis_double: KinesisDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan())
+    kinesis_double.faults.add(ErrorAnswer("AccessDeniedException"), When(operation="PutRecords"))
+    with caplog.at_level(logging.WARNING), TestClient(app) as client:
+        client.get("/")
+    assert [record.levelname for record in caplog.records if "is closed" in record.message] == ["WARNING"]
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_delivered_in_time_is_reported_not_lost(kinesis_double: KinesisDouble) -> None:
+    kinesis_double.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
+    lifespan = KinesisLifespan(close_seconds=0.1)
+    with anyio.fail_after(5):
+        async with lifespan(None) as state:
+            state["kinesis"].put_nowait("orders", partition_key="1", data=b"x")
+    assert lifespan.report is not None
+    assert (lifespan.report.accepted, lifespan.report.failed_total, lifespan.report.complete) == (1, 1, False)

@@ -1,0 +1,427 @@
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.websockets import WebSocket
+
+from kpl_core import BufferFull, Config, InvalidUserRecord, Producer, ProducerClosed, TierPolicy, UserRecord
+from kpl_core.rate_limiter import RejectionMonitor
+from kpl_core.user_record import Tier
+from kpl_integrations.asgi import (
+    BackpressureMiddleware,
+    HealthEndpoints,
+    KinesisLifespan,
+    OutboxProducer,
+    RequestOutboxMiddleware,
+    ResultBeforeResponse,
+    producer_of,
+    rejection_check,
+)
+from kpl_integrations.asgi.testing import KinesisDouble
+
+Endpoint = Callable[[Request, OutboxProducer], Awaitable[Response]]
+
+
+def application(endpoint: Endpoint, config: Config | None = None, **options: Any) -> Starlette:
+    async def route(request: Request) -> Response:
+        return await endpoint(request, cast("OutboxProducer", producer_of(request.scope)))
+
+    middleware = [Middleware(HealthEndpoints), Middleware(BackpressureMiddleware), Middleware(RequestOutboxMiddleware)]
+    return Starlette(
+        routes=[Route("/", route, methods=["GET", "POST"])],
+        middleware=middleware,
+        lifespan=KinesisLifespan(config, **options),
+    )
+
+
+def put_two(producer: OutboxProducer | Producer) -> None:
+    producer.put_nowait("orders", partition_key="1", data=b"first")
+    producer.put_nowait("orders", partition_key="1", data=b"second")
+
+
+def stored(double: KinesisDouble) -> list[bytes]:
+    return [record.data for record in double.user_records("orders")]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 2), (204, 2), (302, 2), (404, 2), (499, 2), (500, 0), (503, 0)])
+def test_the_status_decides_what_is_published(kinesis_double: KinesisDouble, status: int, expected: int) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        return Response(status_code=status)
+
+    with TestClient(application(endpoint)) as client:
+        assert client.get("/").status_code == status
+    assert stored(kinesis_double) == [b"first", b"second"][:expected]
+
+
+def test_an_exception_publishes_nothing_and_gives_the_room_back(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        raise LookupError
+
+    app = application(endpoint, Config(max_outstanding_records=2))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert [client.get("/").status_code for _ in range(3)] == [500] * 3
+    assert stored(kinesis_double) == []
+
+
+def test_a_full_buffer_is_known_at_the_put_and_becomes_503(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        _ = producer.put_nowait("orders", partition_key="1", data=b"third")
+        return Response()
+
+    with TestClient(application(endpoint, Config(max_outstanding_records=2))) as client:
+        answer = client.get("/")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (problem["status"], problem["title"], problem["code"]) == (503, "Service Unavailable", "buffer-full")
+    assert stored(kinesis_double) == []
+
+
+def test_what_was_reserved_always_finds_room(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        with pytest.raises(BufferFull):
+            _ = await producer.put("orders", partition_key="1", data=b"third")
+        return Response()
+
+    with TestClient(application(endpoint, Config(max_outstanding_records=2))) as client:
+        assert client.get("/").status_code == 200
+    assert stored(kinesis_double) == [b"first", b"second"]
+
+
+def test_each_tier_reserves_its_own_room_and_keeps_it_until_the_response(kinesis_double: KinesisDouble) -> None:
+    tiers = TierPolicy(critical_reserve=0.2, bulk_share=0.5)
+    put: list[bytes] = []
+
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        for tier, count in (("bulk", 4), ("normal", 4), ("critical", 2)):
+            for number in range(count):
+                data = f"{tier} {number}".encode()
+                _ = producer.put_nowait("orders", partition_key="1", data=data, tier=cast("Tier", tier))
+                put.append(data)
+            with pytest.raises(BufferFull):
+                _ = producer.put_nowait("orders", partition_key="1", data=b"more", tier=cast("Tier", tier))
+        return Response()
+
+    async def check(producer: Producer) -> None:
+        limit = producer.buffer_limit
+        await producer.flush(5.0)
+        assert (limit.outstanding_records, limit.outstanding_bytes) == (0, 0)
+
+    async def route(request: Request) -> Response:
+        return await endpoint(request, cast("OutboxProducer", producer_of(request.scope)))
+
+    lifespan = KinesisLifespan(Config(max_outstanding_records=10, tiers=tiers))
+    app = Starlette(routes=[Route("/", route)], middleware=[Middleware(RequestOutboxMiddleware)], lifespan=lifespan)
+    with TestClient(app) as client:
+        assert client.get("/").status_code == 200
+        assert client.portal is not None
+        client.portal.call(check, client.app_state["kinesis"])
+    assert sorted(stored(kinesis_double)) == sorted(put)
+
+
+def test_put_many_keeps_all_or_nothing(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        with pytest.raises(BufferFull):
+            await producer.put_many("orders", [("1", b"a"), ("1", b"b"), ("1", b"c")])
+        with pytest.raises(InvalidUserRecord):
+            await producer.put_many("orders", [("1", b"a"), ("", b"b")])
+        assert len(await producer.put_many("orders", [("1", b"a"), ("1", b"b")])) == 2
+        return Response()
+
+    with TestClient(application(endpoint, Config(max_outstanding_records=2))) as client:
+        assert client.get("/").status_code == 200
+    assert stored(kinesis_double) == [b"a", b"b"]
+
+
+def test_what_is_kept_is_what_was_put_whatever_becomes_of_its_buffer(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        buffer = bytearray(b"first")
+        _ = producer.put_record_nowait("orders", UserRecord("1", cast("bytes", buffer)))
+        await producer.put_many("orders", [("1", cast("bytes", memoryview(buffer)))])
+        buffer[:] = b"later"
+        return Response()
+
+    with TestClient(application(endpoint)) as client:
+        assert client.get("/").status_code == 200
+    assert stored(kinesis_double) == [b"first", b"first"]
+
+
+def test_an_outbox_answers_what_is_asked_of_a_producer(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        assert (producer.unready(), producer.statistics(), producer.report().accepted) == ([], {}, 0)
+        return Response()
+
+    with TestClient(application(endpoint)) as client:
+        assert client.get("/").status_code == 200
+
+
+def test_to_await_a_delivery_inside_the_request_is_an_error_that_says_so(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        delivery = producer.put_nowait("orders", partition_key="1", data=b"x")
+        assert not delivery.done
+        with pytest.raises(ResultBeforeResponse, match="awaiting its delivery inside the request would wait for ever"):
+            await delivery
+        return Response()
+
+    with TestClient(application(endpoint)) as client:
+        assert client.get("/").status_code == 200
+
+
+def test_a_background_task_may_await_the_delivery(kinesis_double: KinesisDouble) -> None:
+    results = []
+
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        delivery = producer.put_nowait("orders", partition_key="1", data=b"x")
+
+        async def later() -> None:
+            results.append(await delivery)
+            results.append(await producer.put_nowait("orders", partition_key="1", data=b"after"))
+
+        return PlainTextResponse("ok", background=BackgroundTask(later))
+
+    with TestClient(application(endpoint)) as client:
+        client.get("/")
+    assert [result.successful for result in results] == [True, True]
+    assert stored(kinesis_double) == [b"x", b"after"]
+
+
+def test_after_the_response_puts_wait_for_room_as_the_producers_own(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+
+        async def later() -> None:
+            _ = await producer.put("orders", partition_key="1", data=b"third")
+            await producer.put_many("orders", [("1", b"%d" % number) for number in range(5)])
+
+        return PlainTextResponse("ok", background=BackgroundTask(later))
+
+    with TestClient(application(endpoint, Config(max_outstanding_records=2))) as client:
+        client.get("/")
+    assert stored(kinesis_double) == [b"first", b"second", b"third", b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_discarded_delivery_says_that_it_was_discarded(kinesis_double: KinesisDouble) -> None:
+    kept = []
+
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        kept.append(producer.put_nowait("orders", partition_key="1", data=b"x"))
+        return Response(status_code=500)
+
+    with TestClient(application(endpoint)) as client:
+        client.get("/")
+    with pytest.raises(ResultBeforeResponse, match="discarded with its request"):
+        kept[0].result()
+
+
+def test_a_websocket_keeps_the_producer_itself(kinesis_double: KinesisDouble) -> None:
+    async def socket(websocket: WebSocket) -> None:
+        producer = producer_of(websocket.scope)
+        await websocket.accept()
+        assert (await producer.put_nowait("orders", partition_key="1", data=b"ws")).successful
+        await websocket.close()
+
+    app = Starlette(
+        routes=[WebSocketRoute("/", socket)],
+        middleware=[Middleware(RequestOutboxMiddleware)],
+        lifespan=KinesisLifespan(),
+    )
+    with TestClient(app) as client, client.websocket_connect("/"):
+        pass
+    assert stored(kinesis_double) == [b"ws"]
+
+
+def test_a_full_buffer_closes_a_websocket_with_try_again_later(kinesis_double: KinesisDouble) -> None:
+    async def socket(websocket: WebSocket) -> None:
+        await websocket.accept()
+        producer = producer_of(websocket.scope)
+        put_two(producer)
+        put_two(producer)
+
+    app = Starlette(
+        routes=[WebSocketRoute("/", socket)],
+        middleware=[Middleware(BackpressureMiddleware)],
+        lifespan=KinesisLifespan(Config(max_outstanding_records=2)),
+    )
+    with TestClient(app) as client, client.websocket_connect("/") as websocket:
+        assert websocket.receive() == {"type": "websocket.close", "code": 1013, "reason": "buffer-full"}
+
+
+def test_a_full_buffer_refuses_a_websockets_handshake_with_503(kinesis_double: KinesisDouble) -> None:
+    async def socket(websocket: WebSocket) -> None:
+        put_two(producer_of(websocket.scope))
+        put_two(producer_of(websocket.scope))
+
+    app = Starlette(
+        routes=[WebSocketRoute("/", socket)],
+        middleware=[Middleware(BackpressureMiddleware)],
+        lifespan=KinesisLifespan(Config(max_outstanding_records=2)),
+    )
+    with TestClient(app) as client:
+        with pytest.raises(WebSocketDenialResponse) as raised, client.websocket_connect("/"):
+            pass
+        answer = raised.value
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["code"] == "buffer-full"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("status", "expected"), [(200, [b"first", b"second"]), (500, [])])
+async def test_a_client_that_went_away_changes_nothing(
+    kinesis_double: KinesisDouble, status: int, expected: list[bytes]
+) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        await request.body()
+        assert await request.is_disconnected()
+        return Response(status_code=status)
+
+    await _request_of_a_vanished_client(application(endpoint))
+    assert stored(kinesis_double) == expected
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_request_publishes_nothing(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await _request_of_a_vanished_client(application(endpoint))
+    assert stored(kinesis_double) == []
+
+
+@pytest.mark.anyio
+async def test_discarded_room_goes_to_whoever_waits_for_it(kinesis_double: KinesisDouble) -> None:
+    async with Producer(Config(max_outstanding_records=1), transport=kinesis_double.transport(Config())) as producer:
+        entered, go_on = asyncio.Event(), asyncio.Event()
+
+        async def endpoint(request: Request, outbox: OutboxProducer) -> Response:
+            _ = outbox.put_nowait("orders", partition_key="1", data=b"never")
+            entered.set()
+            await go_on.wait()
+            return Response(status_code=500)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_request_of_a_vanished_client(application(endpoint), {"kinesis": producer}))
+            await entered.wait()
+            waiting = tasks.create_task(producer.put("orders", partition_key="1", data=b"waited"))
+            await asyncio.sleep(0)
+            go_on.set()
+            async with asyncio.timeout(5):
+                assert (await (await waiting)).successful
+    assert stored(kinesis_double) == [b"waited"]
+
+
+@pytest.mark.anyio
+async def test_a_producer_that_closed_during_the_request_becomes_503(kinesis_double: KinesisDouble) -> None:
+    statuses: list[int] = []
+    async with Producer(transport=kinesis_double.transport(Config())) as producer:
+
+        async def endpoint(request: Request, outbox: OutboxProducer) -> Response:
+            put_two(outbox)
+            await producer.close()
+            return Response()
+
+        await _request_of_a_vanished_client(application(endpoint), {"kinesis": producer}, statuses)
+        with pytest.raises(ProducerClosed):
+            put_two(producer)
+        assert producer.buffer_limit.outstanding_records == 0
+    assert statuses == [503]
+
+
+async def _request_of_a_vanished_client(
+    app: Starlette, state: dict[str, Any] | None = None, statuses: list[int] | None = None
+) -> None:
+    """Speak ASGI for a client that closed its connection once its request was sent."""
+    received = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        return received.pop() if received else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if statuses is not None and message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "raw_path": b"/",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+    }
+    if state is not None:
+        await app({**scope, "state": state}, receive, send)
+        return
+    async with app.router.lifespan_context(app) as opened:
+        await app({**scope, "state": dict(cast("dict[str, Any]", opened))}, receive, send)
+
+
+def test_readiness_follows_the_buffer_and_never_asks_aws(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        return Response(status_code=200 if request.method == "GET" else 500)
+
+    app = application(endpoint, Config(max_outstanding_records=2, record_max_buffered_time_ms=60_000))
+    with TestClient(app) as client:
+        assert client.get("/livez").json() == {"status": "alive"}
+        assert client.get("/readyz").status_code == 200
+        client.get("/")
+        full = client.get("/readyz")
+        assert full.status_code == 503
+        assert full.json()["checks"]["buffer"] == {"ready": False, "detail": "100.0% full"}
+        assert client.get("/livez").status_code == 200
+
+
+@pytest.mark.anyio
+async def test_readiness_follows_the_rejection_monitor(kinesis_double: KinesisDouble) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/refused":
+            message = "no room"
+            raise BufferFull(message, outstanding_records=1, outstanding_bytes=1)
+        await Response()(scope, receive, send)
+
+    now = 1_000.0
+    monitor = RejectionMonitor(raise_above=0.05, window_seconds=60)
+    guarded = HealthEndpoints(BackpressureMiddleware(app, rejections=monitor, clock=lambda: now))
+    lifespan = KinesisLifespan(checks={"rejections": rejection_check(monitor, clock=lambda: now)})
+    async with lifespan(None) as state:
+        for _ in range(19):
+            assert await _answer_of(guarded, "/", state) == (200, b"")
+        assert (await _answer_of(guarded, "/readyz", state))[0] == 200
+        assert (await _answer_of(guarded, "/refused", state))[0] == 503
+        assert (await _answer_of(guarded, "/refused", state))[0] == 503
+        status, body = await _answer_of(guarded, "/readyz", state)
+        assert status == 503
+        rejections = json.loads(body)["checks"]["rejections"]
+        assert rejections == {"ready": False, "detail": "9.5% of requests refused"}
+        now += 62
+        assert (await _answer_of(guarded, "/readyz", state))[0] == 200
+
+
+async def _answer_of(app: Any, path: str, state: Any) -> tuple[int, bytes]:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    await app({"type": "http", "method": "GET", "path": path, "headers": [], "state": dict(state)}, receive, send)
+    return sent[0]["status"], sent[1]["body"]
