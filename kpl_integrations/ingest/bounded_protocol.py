@@ -1,0 +1,90 @@
+"""uvicorn's HTTP protocol with bounds on the head of a request, which it has none for.
+
+A client that sends its header fields a byte at a time would hold its connection for ever, and one that never
+stops sending them would fill the memory. Both are looked at only when a head does not come in one piece, so a
+usual request pays nothing. (The body has bounds of its own, in `body.py`.)
+"""
+
+import asyncio
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["BoundedProtocol"]
+
+_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
+_TOO_SLOW: Final = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection; a subclass says how long and how large a head may be."""
+
+    header_seconds: ClassVar[float] = 10.0
+    max_header_bytes: ClassVar[int] = 32_768
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def with_bounds(cls, *, header_seconds: float, max_header_bytes: int) -> "type[BoundedProtocol]":
+        """Return the class with these bounds: uvicorn makes the protocol itself."""
+        bounds = {"header_seconds": header_seconds, "max_header_bytes": max_header_bytes}
+        return type(cls.__name__, (cls,), bounds)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        """Wait for the first head."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; afterwards see whether a head is unfinished."""
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > self.max_header_bytes:
+            self._refuse(_TOO_LARGE)
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """End it."""
+        self._in_head = False
+        if self._head_timer is not None:
+            self._stop_waiting()
+        super().on_headers_complete()
+
+    def _stop_waiting(self) -> None:
+        timer, self._head_timer = self._head_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if self._in_head:
+            self._refuse(_TOO_SLOW)
+
+    def _refuse(self, answer: bytes) -> None:
+        self._stop_waiting()
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()

@@ -1,0 +1,3 @@
+from kpl_integrations.ingest.dashboard.dashboard import Dashboard
+
+__all__ = ["Dashboard"]

@@ -1,0 +1,197 @@
+"""`/dashboard`: one page without anything from elsewhere, kept alive by server-sent events.
+
+The page and its events need the admin key, exchanged for a cookie; where no credentials are checked at all
+(`kpl serve --local`) it is open. One look a second serves everybody who watches, and nobody watching costs nothing.
+"""
+
+import base64
+import hashlib
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
+
+import anyio
+import msgspec
+
+from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.ingest.admission import Refused
+from kpl_integrations.ingest.body import ClientGone, read_body
+from kpl_integrations.ingest.dashboard.board import Board, MetricSample, Totals
+from kpl_integrations.ingest.dashboard.session import Session
+from kpl_integrations.ingest.stats import stats_document
+
+if TYPE_CHECKING:
+    from kpl_integrations.ingest.gateway import IngestGateway
+
+__all__ = ["Dashboard"]
+
+LOOK_SECONDS: Final = 1.0
+MOST_WATCHERS: Final = 50
+LAST_WORD_SECONDS: Final = 2.0
+_MOST_FORM_BYTES: Final = 4_096
+_FORM_SECONDS: Final = 10.0
+_HTML: Final = (b"content-type", b"text/html; charset=utf-8")
+_NO_STORE: Final = (b"cache-control", b"no-store")
+
+
+class Dashboard:
+    """The routes of one gateway's dashboard. `wall_clock` is for cookies alone."""
+
+    def __init__(self, gateway: "IngestGateway", *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._gateway = gateway
+        self._wall_clock = wall_clock
+        key = gateway.settings.admin_key
+        is_secure = gateway.settings.tls_certificate is not None
+        self._session = None if key is None else Session(key.get_secret_value(), is_secure=is_secure)
+        self._page = _Page("page.html")
+        self._login = _Page("login.html")
+        self._board = Board()
+        self._seen = b""
+        self._seen_at = -LOOK_SECONDS
+        self._watchers = 0
+
+    def install(self) -> None:
+        """Add the routes to the gateway's."""
+        self._gateway.routes |= {
+            ("GET", "/dashboard"): self._show,
+            ("POST", "/dashboard"): self._enter,
+            ("GET", "/dashboard/events"): self._watch,
+        }
+
+    async def _show(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if self._may_look(scope):
+            await self._answer(send, 200, self._page)
+        elif self._session is None:
+            await self._answer(send, 403, self._login, note="Set KPL_INGEST_ADMIN_KEY, and give that key here.")
+        else:
+            await self._answer(send, 401, self._login)
+
+    async def _enter(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS)
+        except ClientGone:
+            return
+        except Refused as refused:
+            await self._gateway.refuse(send, refused)
+            return
+        # The body's size bounds the number of fields; a bound of its own would raise.
+        given = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
+        cookie = None if self._session is None else self._session.begin(given, self._wall_clock())
+        if cookie is None:
+            await self._answer(send, 401, self._login, note="This is not the admin key.")
+            return
+        headers = [(b"location", b"dashboard"), (b"set-cookie", cookie.encode()), _NO_STORE, (b"content-length", b"0")]
+        await self._respond(send, 303, headers, b"")
+
+    async def _watch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send one event a second until the client goes, its session is over, or the intake closes."""
+        if not self._may_look(scope):
+            await self._respond(send, 401, [_NO_STORE, (b"content-length", b"0")], b"")
+            return
+        if self._watchers >= MOST_WATCHERS:
+            await self._respond(send, 503, [(b"retry-after", b"30"), (b"content-length", b"0")], b"")
+            return
+        self._gateway.answers[200] += 1
+        headers = [(b"content-type", b"text/event-stream"), _NO_STORE, (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._watchers += 1
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+                tasks.start_soon(self._until_closed, tasks.cancel_scope)
+                while self._may_look(scope):
+                    await send({"type": "http.response.body", "body": self._event(), "more_body": True})
+                    await anyio.sleep(LOOK_SECONDS)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._watchers -= 1
+        # A browser that was told `closed` asks no more; one whose session is over asks, and hears 401.
+        last_word = b"event: closed\ndata: {}\n\n" if self._gateway.closing.is_set() else b""
+        # Who reads no more must not hold up the shutdown, and a host's server may know no bound of its own.
+        with anyio.move_on_after(LAST_WORD_SECONDS):
+            await send({"type": "http.response.body", "body": last_word})
+
+    async def _until_closed(self, watching: anyio.CancelScope) -> None:
+        await self._gateway.closing.wait()
+        watching.cancel()
+
+    def _event(self) -> bytes:
+        """Return the newest event; all who watch see the same."""
+        now = self._gateway.intake.now()
+        # Half a period: timers of several watchers do not fire in step.
+        if now - self._seen_at >= LOOK_SECONDS / 2:
+            self._seen_at = now
+            stats = stats_document(self._gateway, self._gateway.accounts)
+            document = self._board.look(Totals(stats, self._samples()), now)
+            self._seen = b"data: " + msgspec.json.encode(document) + b"\n\n"
+        return self._seen
+
+    def _samples(self) -> list[MetricSample]:
+        return [
+            MetricSample(sample.name, sample.labels, sample.value)
+            for family in self._gateway.metrics.families()
+            for sample in family.samples
+        ]
+
+    def _may_look(self, scope: Scope) -> bool:
+        if not self._gateway.directory.verifies:
+            return True
+        headers = dict(scope["headers"])
+        if self._gateway.resources.is_admin(headers):
+            return True
+        session = self._session
+        return session is not None and session.is_open(headers.get(b"cookie", b""), self._wall_clock())
+
+    async def _answer(self, send: Send, status: int, page: "_Page", *, note: str = "") -> None:
+        body = page.html.replace(b"<!-- note -->", note.encode())
+        headers = [
+            _HTML,
+            _NO_STORE,
+            (b"content-security-policy", page.policy),
+            (b"referrer-policy", b"no-referrer"),
+            (b"x-content-type-options", b"nosniff"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await self._respond(send, status, headers, body)
+
+    async def _respond(self, send: Send, status: int, headers: list[Any], body: bytes) -> None:
+        self._gateway.answers[status] += 1
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class _Page:
+    """A file of this package, and the policy that lets its own script and style run and nothing else."""
+
+    __slots__ = ("html", "policy")
+
+    def __init__(self, name: str) -> None:
+        self.html = files(__package__).joinpath(name).read_bytes()
+        script, style = (_source(self.html, tag) for tag in (b"script", b"style"))
+        self.policy = b"; ".join(
+            (
+                b"default-src 'none'",
+                b"script-src " + script,
+                b"style-src " + style,
+                b"connect-src 'self'",
+                b"form-action 'self'",
+                b"base-uri 'none'",
+                b"frame-ancestors 'none'",
+            )
+        )
+
+
+def _source(html: bytes, tag: bytes) -> bytes:
+    _, found, rest = html.partition(b"<" + tag + b">")
+    if not found:
+        return b"'none'"
+    digest = hashlib.sha256(rest.partition(b"</" + tag + b">")[0]).digest()
+    return b"'sha256-" + base64.b64encode(digest) + b"'"
+
+
+async def _until_gone(receive: Receive, watching: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    watching.cancel()

@@ -1,0 +1,17 @@
+"""From a request's bytes to user records: pure, bounded, and every fault named with its place."""
+
+from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal, RecordProblem
+from kpl_integrations.ingest.decoding.inflate import inflate
+from kpl_integrations.ingest.decoding.otlp_body import otlp_records
+from kpl_integrations.ingest.decoding.request_body import CONTENT_TYPES, decode
+
+__all__ = [
+    "CONTENT_TYPES",
+    "DecodeLimits",
+    "DecodeRefusal",
+    "Decoded",
+    "RecordProblem",
+    "decode",
+    "inflate",
+    "otlp_records",
+]

@@ -1,0 +1,184 @@
+"""CloudEvents 1.0 over HTTP, in all three modes; each event is one record, in the JSON event format.
+
+Structured and batched events stay the JSON text they came as. A binary one, whose attributes are headers,
+is written as such a text, because a Kinesis record has no headers: JSON data as it is, text as a
+string, anything else in data_base64 (CloudEvents JSON event format 1.0.2, section 3.1).
+
+The partition key is the attribute `partitionkey` (CloudEvents partitioning extension).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+import pybase64
+
+from kpl_core import UserRecord
+from kpl_integrations.ingest.decoding.checked_record import checked_record
+from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal, RecordProblem
+from kpl_integrations.ingest.decoding.json_records import require_count
+from kpl_integrations.ingest.decoding.json_text import (
+    MALFORMED,
+    is_deeper_than,
+    malformed,
+    mismatch,
+    printable,
+    require_utf8,
+)
+from kpl_integrations.ingest.decoding.partition_keys import NeighbourKeys
+
+__all__ = ["batched_events", "binary_event", "is_binary_mode", "structured_event"]
+
+_PREFIX: Final = "ce-"
+_ANY_FORMAT: Final = "application/cloudevents"
+_VERSION: Final = "1.0"
+# "CloudEvents attribute names MUST consist of lower-case letters or digits" (1.0.2, naming conventions)
+_NAME: Final = re.compile(r"[a-z0-9]+")
+# Of the format, or said by Content-Type.
+_NOT_HEADERS: Final = frozenset({"data", "data_base64", "datacontenttype"})
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_ESCAPED: Final = re.compile(r"\\(.)")
+
+
+class _Event(msgspec.Struct, gc=False):
+    """What every event must have, and what decides where it goes; the rest is its own business."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    partitionkey: str | None = None
+    data: msgspec.Raw = msgspec.Raw()
+    data_base64: str | None = None
+
+
+_EVENT: Final = msgspec.json.Decoder(_Event)
+_EVENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def is_binary_mode(content_type: str, headers: Mapping[str, str]) -> bool:
+    """Say whether the attributes of an event are in the headers (lower-case names).
+
+    The content type says it first: a structured event may carry the same headers once more (HTTP binding 1.0.2,
+    sections 3 and 3.2.2), and one in a format that is not known here is refused, not wrapped as data.
+    """
+    return "ce-specversion" in headers and not content_type.lstrip().lower().startswith(_ANY_FORMAT)
+
+
+def structured_event(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
+    """Return the record of application/cloudevents+json: the body as it came.
+
+    Raises:
+        DecodeRefusal: it is no JSON in UTF-8.
+    """
+    require_utf8(body)
+    try:
+        _EVENT.decode(body)
+    except msgspec.ValidationError:
+        pass  # the event's problem, told below
+    except MALFORMED as error:
+        raise malformed(error) from None
+    return _decoded([body], limits, keys)
+
+
+def batched_events(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
+    """Return the records of application/cloudevents-batch+json: each event's text as it came.
+
+    Raises:
+        DecodeRefusal: it is no JSON array in UTF-8, is empty, or has too many events.
+    """
+    require_utf8(body)
+    try:
+        texts = _EVENTS.decode(body)
+    except msgspec.ValidationError as error:
+        raise DecodeRefusal(400, "malformed", mismatch(error)[1], field="$") from None
+    except MALFORMED as error:
+        raise malformed(error) from None
+    require_count(len(texts), limits)
+    return _decoded([bytes(text) for text in texts], limits, keys)
+
+
+def binary_event(
+    content_type: str, body: bytes, limits: DecodeLimits, headers: Mapping[str, str], keys: NeighbourKeys
+) -> Decoded:
+    """Return the record of an event whose attributes are `ce-` headers (lower-case names).
+
+    Raises:
+        DecodeRefusal: an attribute's value is no UTF-8, or JSON data is no JSON.
+    """
+    members: dict[str, object] = {}
+    for name, value in headers.items():
+        if name.startswith(_PREFIX):
+            attribute = name.removeprefix(_PREFIX)
+            if _NAME.fullmatch(attribute) is None or attribute in _NOT_HEADERS:
+                detail = f"{printable(name)} is no attribute; a name is lower-case letters and digits, data is the body"
+                return Decoded([], [RecordProblem(0, printable(name), detail)])
+            members[attribute] = _attribute(name, value)
+    if content_type:
+        members["datacontenttype"] = content_type
+    if body:
+        name, data = _data_member(content_type, body)
+        members[name] = data
+    return _decoded([msgspec.json.encode(members)], limits, keys)
+
+
+def _attribute(name: str, value: str) -> str:
+    quoted = _QUOTED.fullmatch(value)
+    if quoted is not None:
+        value = _ESCAPED.sub(r"\1", quoted.group(1))
+    try:
+        # As the HTTP binding says (1.0.2, section 3.1.3.2); a server hands header values on as Latin-1.
+        return unquote_to_bytes(value.encode("latin-1")).decode()
+    except UnicodeError:
+        detail = f"{name} is no UTF-8; percent-encode its UTF-8 bytes"
+        raise DecodeRefusal(400, "encoding", detail, index=0, field=name) from None
+
+
+def _data_member(content_type: str, body: bytes) -> tuple[str, object]:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "application/json" or media_type.endswith("+json") or not media_type:
+        require_utf8(body)
+        try:
+            msgspec.json.decode(body, type=msgspec.Raw)
+        except MALFORMED as error:
+            raise malformed(error, index=0) from None
+        return "data", msgspec.Raw(body)
+    if media_type.startswith("text/") or media_type == "application/xml" or media_type.endswith("+xml"):
+        try:
+            return "data", body.decode()
+        except UnicodeDecodeError:
+            pass  # another charset: its bytes are what counts
+    return "data_base64", pybase64.b64encode(body).decode()
+
+
+def _decoded(texts: list[bytes], limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
+    records: list[UserRecord] = []
+    problems: list[RecordProblem] = []
+    for index, text in enumerate(texts):
+        made = _record(text, index, limits, keys)
+        if isinstance(made, RecordProblem):
+            problems.append(made)
+        else:
+            records.append(made)
+    return Decoded(records, problems)
+
+
+def _record(text: bytes, index: int, limits: DecodeLimits, keys: NeighbourKeys) -> UserRecord | RecordProblem:
+    try:
+        event = _EVENT.decode(text)
+    except msgspec.ValidationError as error:
+        return RecordProblem(index, *mismatch(error))
+    for name in ("id", "source", "type"):
+        if not getattr(event, name):
+            return RecordProblem(index, name, f"{name} is empty; every event needs one")
+    if event.specversion != _VERSION:
+        detail = f"specversion is {printable(event.specversion)!r}; this is {_VERSION}"
+        return RecordProblem(index, "specversion", detail)
+    if event.data_base64 is not None and bytes(event.data):
+        return RecordProblem(index, "data_base64", "the event has data and data_base64; send one of them")
+    if is_deeper_than(limits.max_depth, text):
+        return RecordProblem(index, "$", f"the event stands more than {limits.max_depth} deep; flatten it")
+    key = keys.deal() if event.partitionkey is None else event.partitionkey
+    return checked_record(UserRecord(key, text), index, limits, key_field="partitionkey")

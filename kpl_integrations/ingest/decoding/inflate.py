@@ -1,0 +1,106 @@
+"""Content-Encoding: a body of at most so many bytes, however small it came."""
+
+import zlib
+from typing import Final
+
+import zstandard
+
+from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
+
+__all__ = ["inflate"]
+
+_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+# RFC 8878: what a decoder should support (3.1.1.1.2); a frame that wants more wants our memory.
+_ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
+# A block of 4 bytes can stand for 128 KiB of one byte (3.1.1.2), so a byte for at most this many.
+_ZSTD_EXPANSION: Final = 32 * 1024
+_ZSTD_LEAST_PIECE: Final = 64
+# One is usual, some tools write several; each costs a decoder of its own.
+_MOST_MEMBERS: Final = 100
+_GZIP: Final = "gzip"
+_ZSTD: Final = "zstd"
+_TOO_EARLY: Final = "it ends too early"
+_TOO_MANY: Final = f"it has more than {_MOST_MEMBERS} members"
+_NOT_ENCODED: Final = frozenset({"", "identity"})
+
+
+def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: int) -> bytes:
+    """Return the decoded body of a request with that `Content-Encoding`: none, gzip or zstd.
+
+    Memory is bounded by twice `max_inflated_bytes`, whatever the body claims. Several gzip members or
+    zstd frames may follow one another.
+
+    Raises:
+        DecodeRefusal: 413 for more bytes than that, 415 for another encoding, 400 for a body that is
+            truncated, damaged or followed by something else.
+    """
+    encoding = (content_encoding or "").strip().lower()
+    if encoding in _NOT_ENCODED:
+        if len(body) > max_inflated_bytes:
+            raise _too_large(max_inflated_bytes)
+        return body
+    if encoding in {_GZIP, "x-gzip"}:
+        return _gunzip(body, max_inflated_bytes)
+    if encoding == _ZSTD:
+        return _unzstd(body, max_inflated_bytes)
+    detail = f"Content-Encoding is {encoding[:40]!r}; send gzip, zstd or none, and only one of them"
+    raise DecodeRefusal(415, "unsupported-content-encoding", detail)
+
+
+def _gunzip(body: bytes, most: int) -> bytes:
+    parts: list[bytes] = []
+    room = most
+    rest = body
+    while rest or not parts:
+        if len(parts) == _MOST_MEMBERS:
+            raise _damaged(_GZIP, _TOO_MANY)
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            # One byte more than allowed is enough to know.
+            part = member.decompress(rest, room + 1)
+        except zlib.error as error:
+            raise _damaged(_GZIP, str(error)) from None
+        room -= len(part)
+        if room < 0:
+            raise _too_large(most)
+        if not member.eof:
+            raise _damaged(_GZIP, _TOO_EARLY)
+        parts.append(part)
+        rest = member.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unzstd(body: bytes, most: int) -> bytes:
+    parts: list[bytes] = []
+    room = most
+    at = 0
+    frames = 0
+    while at < len(body) or not frames:
+        if frames == _MOST_MEMBERS:
+            raise _damaged(_ZSTD, _TOO_MANY)
+        frames += 1
+        frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+        while not frame.eof:
+            if at >= len(body):
+                raise _damaged(_ZSTD, _TOO_EARLY)
+            # There is no bound on what a call may give, only on what it is given.
+            piece = body[at : at + max(_ZSTD_LEAST_PIECE, room // _ZSTD_EXPANSION)]
+            at += len(piece)
+            try:
+                parts.append(frame.decompress(piece))
+            except zstandard.ZstdError as error:
+                raise _damaged(_ZSTD, str(error)) from None
+            room -= len(parts[-1])
+            if room < 0:
+                raise _too_large(most)
+        at -= len(frame.unused_data)
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> DecodeRefusal:
+    detail = f"the body has more than {most:,} bytes when decoded; send fewer records in a request"
+    return DecodeRefusal(413, "too-large", detail)
+
+
+def _damaged(encoding: str, said: str) -> DecodeRefusal:
+    return DecodeRefusal(400, "encoding", f"the body cannot be decoded as {encoding}: {said}; send it again whole")

@@ -1,0 +1,79 @@
+"""Questions about JSON text that the decoder leaves open, and its errors in words of our own."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
+
+__all__ = ["MALFORMED", "is_deeper_than", "malformed", "mismatch", "printable", "require_utf8"]
+
+# What the decoder raises for a text that is no JSON, or not of the wanted shape.
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_AT: Final = re.compile(r" - at `(.*)`$", re.DOTALL)
+_FIELD_NAMED: Final = re.compile(r"field `(.*?)`", re.DOTALL)
+_MOST_SAID: Final = 200
+
+
+def printable(text: str) -> str:
+    """Return `text`, which others chose, fit for a log line: short, and without control characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_MOST_SAID])
+
+
+def require_utf8(body: bytes) -> None:
+    """Check once what the decoder does not check in values it leaves as they are.
+
+    Raises:
+        DecodeRefusal: a byte that is no UTF-8.
+    """
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            detail = f"byte {error.start} of the body is no UTF-8; encode JSON as UTF-8"
+            raise DecodeRefusal(400, "encoding", detail) from None
+
+
+def is_deeper_than(depth: int, text: bytes) -> bool:
+    """Say whether objects and arrays of a valid JSON text stand more than `depth` deep."""
+    if text.count(b"[") + text.count(b"{") <= depth:
+        return False
+    level = 0
+    for found in _STRING_OR_BRACKET.finditer(text):
+        bracket = found.group()
+        if bracket in {b"[", b"{"}:
+            level += 1
+            if level > depth:
+                return True
+        elif bracket in {b"]", b"}"}:
+            level -= 1
+    return False
+
+
+def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:
+    """Return the refusal for one of `MALFORMED` that is no mismatch of shape."""
+    if isinstance(error, RecursionError):
+        return DecodeRefusal(400, "too-deep", "the JSON stands too deep; flatten it", index=index, field="$")
+    if isinstance(error, UnicodeDecodeError):
+        detail = f"the JSON holds bytes that are no UTF-8: {error.reason}"
+        return DecodeRefusal(400, "encoding", detail, index=index, field="$")
+    said = str(error)
+    if "truncated" in said:
+        return DecodeRefusal(400, "truncated", "the JSON ends too early; send it whole", index=index, field="$")
+    detail = f"this is no JSON: {printable(said.removeprefix('JSON is malformed: '))}"
+    return DecodeRefusal(400, "malformed", detail, index=index, field="$")
+
+
+def mismatch(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return the field a mismatch of shape is at ("$" for the whole), and what is wrong with it."""
+    said = str(error)
+    at = _AT.search(said)
+    path = at.group(1).removeprefix("$").removeprefix(".") if at else ""
+    said = _AT.sub("", said)
+    named = _FIELD_NAMED.search(said)
+    if named is not None:
+        path = f"{path}.{named.group(1)}" if path else named.group(1)
+    return printable(path) or "$", printable(said)

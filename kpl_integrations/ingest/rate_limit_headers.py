@@ -1,0 +1,29 @@
+"""RateLimit-Policy and RateLimit: a tenant's quotas as structured fields (RFC 9651).
+
+    RateLimit-Policy: "records";q=1000;w=1, "bytes";q=1048576;w=1;qu="content-bytes"
+    RateLimit: "records";r=0;t=3, "bytes";r=524288
+
+draft-ietf-httpapi-ratelimit-headers (2025): q quota, w window in seconds, qu its unit, r what remains, t after
+how many seconds more of it is there.
+"""
+
+from collections.abc import Sequence
+
+from kpl_integrations.ingest.tenants import QuotaState
+
+__all__ = ["rate_limit_headers"]
+
+
+def rate_limit_headers(
+    states: Sequence[QuotaState], *, retry_after_seconds: int | None = None
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the two fields; `retry_after_seconds` raises `t`, so that nobody is told two different times."""
+    if not states:
+        return ()
+    policies, limits = [], []
+    for state in states:
+        unit = ';qu="content-bytes"' if state.name == "bytes" else ""
+        policies.append(f'"{state.name}";q={state.limit};w={state.window_seconds}{unit}')
+        reset = state.reset_seconds if retry_after_seconds is None else max(state.reset_seconds, retry_after_seconds)
+        limits.append(f'"{state.name}";r={state.remaining}' + (f";t={reset}" if reset else ""))
+    return ((b"ratelimit-policy", ", ".join(policies).encode()), (b"ratelimit", ", ".join(limits).encode()))

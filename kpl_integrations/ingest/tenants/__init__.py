@@ -1,0 +1,28 @@
+"""Tenants of the ingest gateway: who they are, how they prove it, and what they may use."""
+
+from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
+from kpl_integrations.ingest.tenants.callable_tenants import CallableTenants
+from kpl_integrations.ingest.tenants.directory import AccessKey, OpenTenants, TenantDirectory
+from kpl_integrations.ingest.tenants.file_tenants import FileTenants
+from kpl_integrations.ingest.tenants.quota import QuotaState, TenantQuota
+from kpl_integrations.ingest.tenants.tenant import ACKS, SIGNALS, UNKNOWN_TENANT, Ack, Signal, Tenant
+from kpl_integrations.ingest.tenants.tenants_file import MOST_TENANTS
+
+__all__ = [
+    "ACKS",
+    "MOST_TENANTS",
+    "SIGNALS",
+    "UNKNOWN_TENANT",
+    "AccessKey",
+    "Ack",
+    "CallableTenants",
+    "FileTenants",
+    "OpenTenants",
+    "QuotaState",
+    "Signal",
+    "Tenant",
+    "TenantDirectory",
+    "TenantQuota",
+    "new_api_key",
+    "stored_key",
+]

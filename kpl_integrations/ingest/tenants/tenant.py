@@ -1,0 +1,100 @@
+"""A tenant: who competes with whom, for how much, and what it may write to."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+from kpl_core import ConfigError
+from kpl_core.policy import require_weight
+from kpl_core.user_record import TIERS, Tier
+
+__all__ = ["ACKS", "SIGNALS", "UNKNOWN_TENANT", "Ack", "Signal", "Tenant"]
+
+Ack = Literal["queued", "spooled", "delivered"]
+ACKS: Final[tuple[Ack, ...]] = get_args(Ack)
+Signal = Literal["logs", "traces", "metrics"]
+SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
+
+# It becomes a flow, a metric's label, part of a log line: nothing that could break out of any of them.
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_ALL: Final = ("*",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One tenant's share and bounds. It holds no secret; its credentials are the directory's.
+
+    Args:
+        id: its flow's name.
+        weight: its share against that of others, where they compete.
+        tier: what is given up last ("critical") and first ("bulk").
+        records_per_second, bytes_per_second: its own rates, None for no bound; data and key bytes.
+        burst_seconds: how many seconds of its rates it may use at once, after a pause.
+        streams: globs of the streams it may write to; one for ARNs begins with "arn:".
+        default_ack: what an answer says when the request does not ask.
+        aggregation: whether its user records may share a Kinesis record.
+        otlp_streams: where its logs, traces and metrics go, instead of the gateway's streams.
+
+    Raises:
+        ConfigError: a value out of its range.
+    """
+
+    id: str
+    weight: float = 1.0
+    tier: Tier = "normal"
+    records_per_second: float | None = None
+    bytes_per_second: float | None = None
+    burst_seconds: float = 1.0
+    streams: tuple[str, ...] = _ALL
+    default_ack: Ack = "queued"
+    aggregation: bool = True
+    otlp_streams: Mapping[Signal, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if _ID.fullmatch(self.id) is None:
+            message = (
+                f"tenant id is {self.id!r}; it must be 1 to 128 ASCII letters, digits and _.:- after a letter or digit"
+            )
+            raise ConfigError(message)
+        require_weight(f"weight of tenant {self.id}", self.weight)
+        self._require_word("tier", self.tier, TIERS)
+        self._require_word("ack", self.default_ack, ACKS)
+        for name in ("records_per_second", "bytes_per_second", "burst_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
+                message = f"{name} of tenant {self.id} is {value!r}; it must be a finite number above 0"
+                raise ConfigError(message)
+        for signal in self.otlp_streams:
+            self._require_word("otlp signal", signal, SIGNALS)
+        object.__setattr__(self, "otlp_streams", MappingProxyType(dict(self.otlp_streams)))
+
+    def _require_word(self, name: str, value: str, words: tuple[str, ...]) -> None:
+        if value not in words:
+            message = f"{name} of tenant {self.id} is {value!r}; it must be one of {', '.join(words)}"
+            raise ConfigError(message)
+
+    def allows(self, stream: str) -> bool:
+        """Say whether it may write to `stream`, a name or an ARN; "*" allows every name, "arn:*" every ARN."""
+        if self.streams == _ALL and not stream.startswith("arn:"):
+            return True
+        return _matches(self.streams, stream)
+
+
+@lru_cache(maxsize=4096)
+def _matches(globs: tuple[str, ...], stream: str) -> bool:
+    is_arn = stream.startswith("arn:")
+    return any(glob.startswith("arn:") == is_arn and _pattern(glob).fullmatch(stream) is not None for glob in globs)
+
+
+@lru_cache(maxsize=4096)
+def _pattern(glob: str) -> re.Pattern[str]:
+    return re.compile(translate(glob))
+
+
+# The flow of everybody nobody knows: all of them together are one tenant.
+UNKNOWN_TENANT: Final = Tenant(id="unknown")

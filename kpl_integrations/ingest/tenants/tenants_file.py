@@ -1,0 +1,180 @@
+"""The tenants file: TOML, checked whole, and turned into what requests are looked up in.
+
+See docs/howto/tenants.md and examples/ingest/tenants.toml for its members.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kpl_core import ConfigError
+from kpl_core.user_record import Tier
+from kpl_integrations.ingest.tenants.api_key import ApiKeys, parse_stored_key
+from kpl_integrations.ingest.tenants.directory import AccessKey
+from kpl_integrations.ingest.tenants.secret_reference import SecretReference
+from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, Ack, Signal, Tenant
+
+__all__ = ["MOST_TENANTS", "TenantTable", "parse_tenants"]
+
+MOST_TENANTS: Final = 10_000
+
+
+class _SigV4Key(msgspec.Struct, forbid_unknown_fields=True):
+    access_key_id: str
+    secret_env: str | None = None
+    secret_file: str | None = None
+    session_token_env: str | None = None
+    session_token_file: str | None = None
+    expires_at: datetime | None = None
+
+
+class _Share(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every flow has, the unknown one too."""
+
+    weight: float = 1.0
+    tier: Tier = "normal"
+    records_per_second: float | None = None
+    bytes_per_second: float | None = None
+    burst_seconds: float = 1.0
+    streams: tuple[str, ...] = ("*",)
+    ack: Ack | None = None
+    aggregation: bool = True
+    otlp: dict[Signal, str] = {}
+
+
+class _TenantEntry(_Share, forbid_unknown_fields=True, kw_only=True):
+    id: str
+    api_keys: list[str] = []
+    sigv4: list[_SigV4Key] = []
+
+
+class _TenantsFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    tenant: list[_TenantEntry] = []
+    unknown: _Share | None = None
+    otlp: dict[Signal, str] = {}
+
+
+class TenantTable:
+    """All that one reading of the file said. It never changes; another reading makes another one."""
+
+    __slots__ = ("access_keys", "api_keys", "secret_files", "tenants", "unknown")
+
+    def __init__(
+        self,
+        tenants: Mapping[str, Tenant],
+        *,
+        unknown: Tenant | None,
+        api_keys: ApiKeys,
+        access_keys: Mapping[str, AccessKey],
+        secret_files: tuple[Path, ...] = (),
+    ) -> None:
+        self.tenants = tenants
+        self.unknown = unknown
+        self.api_keys = api_keys
+        self.access_keys = access_keys
+        self.secret_files = secret_files
+
+    def __repr__(self) -> str:
+        """Count; show nothing that was secret."""
+        counts = f"{len(self.tenants)} tenants, {len(self.api_keys)} API keys, {len(self.access_keys)} SigV4 keys"
+        return f"<TenantTable, {counts}>"
+
+
+def parse_tenants(
+    text: str, *, environment: Mapping[str, str], folder: Path, default_ack: Ack = "queued"
+) -> TenantTable:
+    """Return the tenants that `text` describes; secrets are read from where it says, files relative to `folder`.
+
+    Raises:
+        ConfigError: it is no TOML, a member is unknown or out of its range, an id or key is there twice, a
+            secret cannot be had, or it lets nobody in.
+    """
+    try:
+        content = msgspec.convert(tomllib.loads(text), _TenantsFile)
+    except tomllib.TOMLDecodeError as error:
+        message = f"it is no TOML: {error}"
+        raise ConfigError(message) from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+    if len(content.tenant) > MOST_TENANTS:
+        message = f"it has {len(content.tenant):,} tenants; a gateway serves at most {MOST_TENANTS:,}"
+        raise ConfigError(message)
+    tenants: dict[str, Tenant] = {}
+    digests: list[tuple[bytes, Tenant]] = []
+    access_keys: dict[str, AccessKey] = {}
+    files: list[Path] = []
+    for entry in content.tenant:
+        tenant = _tenant(entry.id, entry, content.otlp, default_ack)
+        if tenant.id in tenants or tenant.id == UNKNOWN_TENANT.id:
+            message = f"tenant id {tenant.id} is there twice, or reserved; give each tenant an id of its own"
+            raise ConfigError(message)
+        tenants[tenant.id] = tenant
+        digests += [(_digest(stored, tenant), tenant) for stored in entry.api_keys]
+        for key in _access_keys(entry.sigv4, tenant, environment, folder, files):
+            if access_keys.setdefault(key.access_key_id, key) is not key:
+                message = f"access_key_id {key.access_key_id} is there twice; make one for each tenant"
+                raise ConfigError(message)
+    unknown = (
+        None if content.unknown is None else _tenant(UNKNOWN_TENANT.id, content.unknown, content.otlp, default_ack)
+    )
+    if not digests and not access_keys and unknown is None:
+        message = "it lets nobody in: no tenant has api_keys or sigv4, and there is no [unknown]; see `kpl keys new`"
+        raise ConfigError(message)
+    return TenantTable(
+        tenants, unknown=unknown, api_keys=ApiKeys(digests), access_keys=access_keys, secret_files=tuple(files)
+    )
+
+
+def _tenant(tenant_id: str, share: _Share, otlp: Mapping[Signal, str], default_ack: Ack) -> Tenant:
+    return Tenant(
+        id=tenant_id,
+        weight=share.weight,
+        tier=share.tier,
+        records_per_second=share.records_per_second,
+        bytes_per_second=share.bytes_per_second,
+        burst_seconds=share.burst_seconds,
+        streams=share.streams,
+        default_ack=share.ack or default_ack,
+        aggregation=share.aggregation,
+        otlp_streams={**otlp, **share.otlp},
+    )
+
+
+def _digest(stored: str, tenant: Tenant) -> bytes:
+    try:
+        return parse_stored_key(stored)
+    except ConfigError as error:
+        message = f"api_keys of tenant {tenant.id}: {error}"
+        raise ConfigError(message) from None
+
+
+def _access_keys(
+    entries: Iterable[_SigV4Key], tenant: Tenant, environment: Mapping[str, str], folder: Path, files: list[Path]
+) -> Iterable[AccessKey]:
+    for entry in entries:
+        what = f"of access_key_id {entry.access_key_id} of tenant {tenant.id}"
+        secret = _reference(f"the secret {what}", entry.secret_env, entry.secret_file, folder, files).read(environment)
+        token = None
+        if entry.session_token_env is not None or entry.session_token_file is not None:
+            named = f"the session token {what}"
+            token = _reference(named, entry.session_token_env, entry.session_token_file, folder, files).read(
+                environment
+            )
+        expires_at = None if entry.expires_at is None else _seconds_since_1970(entry.expires_at)
+        yield AccessKey(entry.access_key_id, secret, tenant, token, expires_at)
+
+
+def _reference(what: str, variable: str | None, file: str | None, folder: Path, files: list[Path]) -> SecretReference:
+    path = None if file is None else folder / file
+    if path is not None:
+        files.append(path)
+    return SecretReference(what, variable, path)
+
+
+def _seconds_since_1970(at: datetime) -> float:
+    # Without an offset it means UTC, as AWS' own expirations do.
+    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,142 @@
+"""The dashboard in a real Chromium: live numbers under load, light and dark, phone and desk, nothing from elsewhere."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
+from tests.browser.conftest import Gateway
+
+pytestmark = pytest.mark.timeout(120)
+Serve = Callable[..., Gateway]
+# Where pictures go if somebody wants to look at them.
+PICTURES = os.environ.get("KPL_PICTURES")
+SECRET = "an-admin-key-of-32-characters-xyz"
+NUMBER = "[data-number='{}']"
+
+
+# Each tenant's records a second; one of them is rude, and asks for more than its rate.
+TENANTS = {"acme": 400, "globex": 200, "initech": 100, "umbrella": 3_000}
+
+
+class Load:
+    """Tenants that post to a gateway, each from a thread of its own, until the test ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keys = {tenant: new_api_key() for tenant in TENANTS}
+        entries = (
+            f'[[tenant]]\nid = "{tenant}"\nrecords_per_second = 2000\napi_keys = ["{stored_key(key)}"]\n'
+            for tenant, key in self.keys.items()
+        )
+        (folder / "tenants.toml").write_text("\n".join(entries), encoding="utf-8")
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, gateway: Gateway) -> None:
+        for tenant, per_second in TENANTS.items():
+            thread = threading.Thread(target=self._post_on, args=(gateway.url, self.keys[tenant], per_second))
+            thread.start()
+            self._threads.append(thread)
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _post_on(self, url: str, key: str, per_second: int) -> None:
+        lines = "\n".join(json.dumps({"partition_key": str(n), "data": "x" * 200}) for n in range(per_second // 10))
+        headers = {"content-type": "application/x-ndjson", "authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=url, headers=headers) as client:
+            while not self._over.wait(0.1):
+                assert client.post("/v1/streams/demo/records", content=lines).status_code in {202, 429}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    load = Load(tmp_path)
+    yield load
+    load.end()
+
+
+def _looked_at(browser: Browser, url: str, *, width: int = 1400, scheme: str = "light") -> tuple[Page, list[str]]:
+    """Open the dashboard; the list fills with every URL the page asks for."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{url}/dashboard")
+    return page, asked
+
+
+def _picture(page: Page, name: str, width: int) -> None:
+    if PICTURES:
+        page.wait_for_timeout(20_000)  # so that there is something to see
+    picture = page.screenshot(path=PICTURES and Path(PICTURES) / f"{name}.png", full_page=True)
+    # A PNG begins with its signature, and says how wide it is.
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert int.from_bytes(picture[16:20]) == width
+
+
+def _enter(page: Page) -> None:
+    page.fill("#key", SECRET)
+    page.get_by_role("button").click()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_it_shows_live_numbers_under_load(browser: Browser, serve: Serve, load: Load, width: int, scheme: str) -> None:
+    gateway = serve("--local", "--tenants", "tenants.toml", KPL_INGEST_ADMIN_KEY=SECRET)
+    page, asked = _looked_at(browser, gateway.url, width=width, scheme=scheme)
+    _enter(page)
+    load.begin(gateway)
+    expect(page.locator("#state")).to_have_text("open")
+    # What was delivered only grows: two looks see two numbers.
+    books = page.locator("#books")
+    expect(books).to_contain_text("delivered")
+    expect(page.locator(".shard").first).to_be_visible(timeout=15_000)
+    first = books.inner_text()
+    expect(books).not_to_have_text(first, timeout=10_000)
+    page.wait_for_function("parseFloat(document.querySelector(\"[data-number='accepted']\").textContent) > 0")
+    expect(page.locator("#tenants tr")).to_have_count(len(TENANTS))
+    expect(page.locator("#answers")).to_contain_text("refused: quota")
+    shown = page.content()
+    assert [secret for secret in (SECRET, *load.keys.values()) if secret in shown or stored_key(secret) in shown] == []
+    _picture(page, f"dashboard-{scheme}-{width}", width)
+    # Nothing is cut off, at whatever width; tables scroll by themselves.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(","))) > 380) == (scheme == "light")
+    assert [url for url in asked if not url.startswith((gateway.url, "data:"))] == []
+
+
+def test_it_asks_for_the_admin_key_and_keeps_it_to_itself(browser: Browser, serve: Serve, load: Load) -> None:
+    del load  # its tenants are in the file
+    gateway = serve("--local", "--tenants", "tenants.toml", KPL_INGEST_ADMIN_KEY=SECRET)
+    page, _ = _looked_at(browser, gateway.url)
+    expect(page.locator("#books")).to_have_count(0)
+    page.fill("#key", "a wrong one")
+    page.get_by_role("button").click()
+    expect(page.get_by_role("alert")).to_contain_text("not the admin key")
+    _enter(page)
+    expect(page.locator("#state")).to_have_text("open")
+    (cookie,) = page.context.cookies()
+    assert cookie["httpOnly"]
+    assert cookie["sameSite"] == "Strict"
+    assert SECRET not in page.content()
+    assert SECRET not in cookie["value"]
+    assert page.evaluate("document.cookie") == ""
+
+
+def test_it_says_when_the_gateway_closes(browser: Browser, serve: Serve) -> None:
+    gateway = serve("--local", KPL_INGEST_DRAIN_DELAY_SECONDS="0")
+    page, _ = _looked_at(browser, gateway.url)
+    expect(page.locator("#state")).to_have_text("open")
+    gateway.process.terminate()
+    expect(page.locator("#state")).to_have_text("closed", timeout=15_000)
+    # An event stream that is open does not keep the process.
+    assert gateway.process.wait(timeout=15) in {0, 143}

@@ -1,0 +1,100 @@
+"""The same key is the same request, within a bounded window."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from kpl_integrations.ingest import Refusal, Refused
+from kpl_integrations.ingest.idempotency import IdempotencyWindow, StoredAnswer, fingerprint, parse_key
+from tests.ingest.app.scene import Client, kinesis, open_gateway, records
+
+ONE = {"partition_key": "k", "data": "x"}
+
+
+def window(**options):
+    return IdempotencyWindow(**{"most_keys": 3, "seconds": 10.0, **options})
+
+
+def test_a_repetition_gets_the_first_answer():
+    keys = window()
+    assert keys.begin("a", b"1", 0.0) is None
+    keys.finish("a", StoredAnswer(202, b"first"))
+    assert keys.begin("a", b"1", 9.0) == StoredAnswer(202, b"first")
+
+
+def test_a_key_is_forgotten_when_its_time_is_over():
+    keys = window()
+    assert keys.begin("a", b"1", 0.0) is None
+    keys.finish("a", StoredAnswer(202, b""))
+    assert keys.begin("a", b"2", 10.0) is None
+
+
+def test_a_refused_request_gives_its_key_back():
+    keys = window()
+    assert keys.begin("a", b"1", 0.0) is None
+    keys.forget("a")
+    assert keys.begin("a", b"2", 0.0) is None
+
+
+def test_a_key_in_use_and_a_key_of_another_request_are_told_apart():
+    keys = window()
+    assert keys.begin("a", b"1", 0.0) is None
+    with pytest.raises(Refused) as refused:
+        keys.begin("a", b"1", 0.0)
+    assert refused.value.refusal is Refusal.KEY_IN_USE
+    with pytest.raises(Refused) as refused:
+        keys.begin("a", b"2", 0.0)
+    assert refused.value.refusal is Refusal.KEY_REUSED
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.floats(0, 5), st.integers(0, 200))))
+def test_it_never_holds_more_than_its_bounds(steps):
+    keys = IdempotencyWindow(most_keys=5, seconds=10.0, most_bytes=500)
+    now = 0.0
+    for key, request, passed, size in steps:
+        now += passed
+        try:
+            if keys.begin(str(key), bytes([request]), now) is None:
+                keys.finish(str(key), StoredAnswer(200, bytes(size)))
+        except Refused:
+            pass
+        assert len(keys) <= 5
+        assert sum(len(entry.answer.body) for entry in keys._entries.values() if entry.answer) <= 500  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("value", "key"), [(b'"9f1c"', "9f1c"), (b"9f1c", "9f1c"), (b'  "a b"  ', "a b"), (b"x" * 255, "x" * 255)]
+)
+def test_a_key_is_a_structured_string_or_bare(value, key):
+    assert parse_key(value) == key
+
+
+@pytest.mark.parametrize("value", [b"", b"  ", b"x" * 256, b"\xff", b"a\tb"])
+def test_what_is_no_key_is_refused_without_repeating_it(value):
+    with pytest.raises(Refused) as refused:
+        parse_key(value)
+    assert refused.value.refusal is Refusal.BAD_PARAMETER
+
+
+def test_parts_of_a_request_cannot_be_shifted_into_one_another():
+    assert fingerprint(b"ab", b"c") != fingerprint(b"a", b"bc")
+
+
+@pytest.mark.anyio
+async def test_a_request_that_is_sent_twice_is_put_once():
+    transport = kinesis()
+    async with open_gateway(transport) as gateway:
+        client = Client(gateway)
+        first = await client.post(records(5), ack="delivered", idempotency_key="one")
+        again = await client.post(records(5), ack="delivered", idempotency_key="one")
+        assert (again.status, again.body) == (first.status, first.body)
+        assert gateway.producer.report().accepted == 5
+        assert (await client.post(records(5), ack="delivered", idempotency_key="two")).status == 200
+        assert gateway.producer.report().accepted == 10
+
+
+@pytest.mark.anyio
+async def test_a_key_of_a_refused_request_can_be_used_again():
+    async with open_gateway(max_outstanding_records=10) as gateway:
+        client = Client(gateway)
+        assert (await client.post(records(11), idempotency_key="one")).status == 503
+        assert (await client.post(ONE, idempotency_key="one")).status == 202

@@ -1,0 +1,56 @@
+"""The description says what the gateway does: every answer it gives is in it, and schemathesis finds nothing."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings as hypothesis_settings
+
+from kpl_integrations.ingest import ADMISSION, Refusal, load_settings
+from kpl_integrations.ingest.openapi import openapi_document
+from kpl_integrations.ingest.tenants import OpenTenants, Tenant
+from tests.ingest.running_gateway import RunningGateway, running_gateway
+
+DOCUMENT = openapi_document(load_settings())
+# The other protocols are tested by test_openapi_protocols.py.
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT).exclude(path_regex="^/$|^/v1/(logs|traces|metrics)$")
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(_: Any, values: Any) -> bytes:
+    """Each value a line."""
+    return b"\n".join(json.dumps(value).encode() for value in (values if isinstance(values, list) else [values]))
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    """One gateway for all calls, on a socket."""
+    with running_gateway(OpenTenants(Tenant(id="local")), {"demo": 1}) as running:
+        yield running
+
+
+def test_every_refusal_of_a_record_is_described():
+    described = set(DOCUMENT["paths"]["/v1/streams/{stream}/records"]["post"]["responses"])
+    answers = {str(row.status) for refusal, row in ADMISSION.items() if refusal is not Refusal.UNKNOWN_PATH}
+    assert described == answers | {"200", "202"}
+
+
+@SCHEMA.parametrize()
+@hypothesis_settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+def test_schemathesis_finds_nothing(case: Any, gateway: RunningGateway) -> None:
+    response = case.call(base_url=gateway.url, timeout=20)
+    case.validate_response(response)
+
+
+def test_it_is_served(gateway: RunningGateway) -> None:
+    answer: Any = httpx.get(gateway.url + "/openapi.json").json()
+    assert answer["paths"].keys() >= DOCUMENT["paths"].keys()

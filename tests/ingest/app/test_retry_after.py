@@ -1,0 +1,71 @@
+"""Whoever comes back when he was told is taken then."""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import anyio
+import http_sf
+import pytest
+
+from kpl_core import Config, FairnessPolicy
+from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.app.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway
+from tests.virtual_time import virtual_time_backend as backend_in_virtual_time
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("anyio_backend", [backend_in_virtual_time("asyncio")], ids=["asyncio"]),
+]
+BODY = b'{"records":[' + b",".join([b'{"partition_key":"k","data":"x"}'] * 20) + b"]}"
+
+
+async def obedient(client: Client, number: int, seen: Counter[str], *, seconds: float) -> None:
+    """Post as fast as it is taken; when refused, wait as told and count what comes of the return."""
+    deadline = anyio.current_time() + seconds
+    await anyio.sleep(0.0113 * number)
+    is_return = False
+    while anyio.current_time() < deadline:
+        answer = await client.call("POST", f"/v1/streams/{STREAM}/records", BODY, headers={"content-type": JSON})
+        if is_return:
+            seen["taken" if answer.status == 202 else "refused again"] += 1
+        is_return = answer.status != 202
+        if is_return:
+            assert answer.status in {429, 503}
+            seen[str(answer.status)] += 1
+            wait = int(answer.headers["retry-after"])
+            if "ratelimit" in answer.headers:
+                fields: Any = http_sf.parse(answer.headers["ratelimit"].encode(), tltype="list")
+                assert wait >= max(parameters.get("t", 0) for _, parameters in fields)
+            await anyio.sleep(wait + 0.002 * (number % 7))
+        else:
+            seen["records"] += 20
+            await anyio.sleep(0.5)
+
+
+async def run(tenant: Tenant, *, clients: int, seconds: float, **settings: Any) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    opened = open_gateway(kinesis(), KnownTenants(tenant), close_seconds=0.0, **settings)
+    async with opened as gateway, anyio.create_task_group() as tasks:
+        for number in range(clients):
+            client = Client(gateway, tenant.id)
+            tasks.start_soon(partial(obedient, client, number, seen, seconds=seconds))
+    return seen
+
+
+async def test_a_client_that_obeys_a_quota_is_taken_at_its_first_return():
+    """Thirty clients of one tenant ask for twelve times its rate."""
+    seen = await run(Tenant(id="t", records_per_second=100), clients=30, seconds=120)
+    assert seen["429"] > 300
+    assert seen["taken"] / (seen["taken"] + seen["refused again"]) >= 0.95
+    # Nor does it cost the tenant what it paid for.
+    assert seen["records"] >= 0.9 * 100 * 120
+
+
+async def test_a_client_that_obeys_a_full_queue_is_taken_at_its_first_return():
+    """One tenant alone fills its share of a slow stream's queue."""
+    options: dict[str, Any] = {"rate_limit_records_per_sec_per_shard": 200, "aggregation_enabled": False}
+    config = Config(fairness=FairnessPolicy(), max_outstanding_records=700, record_ttl_ms=60_000, **options)
+    seen = await run(Tenant(id="t"), clients=20, seconds=40, config=config)
+    assert seen["429"] + seen["503"] > 20
+    assert seen["taken"] / (seen["taken"] + seen["refused again"]) >= 0.95

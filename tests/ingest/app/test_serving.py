@@ -1,0 +1,235 @@
+"""The gateway on a socket: clients that are slow, never end or hang up, and an end in order."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from kpl_core.testing import ErrorAnswer, When
+from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.serving import GatewayServer, bound_socket
+from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.app.scene import STREAM, KnownTenants, gateway_of, kinesis, records
+
+pytestmark = pytest.mark.anyio
+PATH = f"/v1/streams/{STREAM}/records"
+ONE = {"partition_key": "k", "data": "x"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Sockets, in real time."""
+    return "asyncio"
+
+
+@asynccontextmanager
+async def served(gateway: IngestGateway) -> AsyncIterator[GatewayServer]:
+    with bound_socket("127.0.0.1", 0) as listening:
+        server = GatewayServer(gateway, listening)
+        started = asyncio.Event()
+        running = asyncio.create_task(server.run(started=started.set))
+        starting = asyncio.create_task(started.wait())
+        await asyncio.wait([running, starting], return_when=asyncio.FIRST_COMPLETED)
+        starting.cancel()
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGINT)
+            await asyncio.wait_for(running, 20)
+
+
+async def spoken(server: GatewayServer, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """What the server says to these bytes before it hangs up."""
+    host, _, port = server.url.rpartition("/")[2].partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause)
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_head_that_comes_too_slowly_is_answered_408_and_others_are_served_meanwhile():
+    async with served(gateway_of(kinesis(), header_seconds=0.3)) as server, httpx.AsyncClient() as client:
+        slow = [asyncio.create_task(spoken(server, b"POST / HTTP/1.1\r\n", b"a: b\r\n", pause=0.1)) for _ in range(20)]
+        silent = asyncio.create_task(spoken(server))
+        assert (await client.post(server.url + PATH, json=ONE)).status_code == 202
+        assert all(answer.startswith(b"HTTP/1.1 408") for answer in await asyncio.gather(*slow, silent))
+
+
+async def test_a_head_that_never_ends_is_answered_431():
+    head = b"GET /livez HTTP/1.1\r\n" + b"a: b\r\n" * 500
+    async with served(gateway_of(kinesis(), max_header_bytes=2_048)) as server:
+        answer = await spoken(server, head)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
+        assert (await spoken(server, b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_body_that_comes_too_slowly_is_answered_408():
+    head = f"POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".encode()
+    async with served(gateway_of(kinesis(), body_seconds=0.3)) as server:
+        assert (await spoken(server, head, b"{", b'"', pause=0.1)).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_second_head_on_the_same_connection_is_bounded_like_the_first():
+    async with served(gateway_of(kinesis(), header_seconds=0.3)) as server:
+        answer = await spoken(server, b"GET /livez HTTP/1.1\r\n\r\n", b"GET /li", pause=0.1)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 408" in answer
+
+
+async def test_what_is_no_http_is_answered_400_and_hurts_nobody():
+    async with served(gateway_of(kinesis())) as server, httpx.AsyncClient() as client:
+        for noise in (b"\x16\x03\x01\x02\x00\x01", b"\r\n\r\n\x00\x00", b"GET /\xff HTTP/1.1\r\n\r\n"):
+            answer = await spoken(server, noise, b"\r\n\r\n")
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+        assert (await client.get(server.url + "/livez")).status_code == 200
+
+
+async def test_bodies_in_chunks_and_in_pieces_arrive_whole():
+    transport = kinesis()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"partition_key": "k", '
+        await asyncio.sleep(0.05)
+        yield b'"data": "in chunks"}'
+
+    async with served(gateway_of(transport)) as server, httpx.AsyncClient() as client:
+        headers = {"content-type": "application/json"}
+        answer = await client.post(server.url + PATH + "?ack=delivered", content=pieces(), headers=headers)
+        assert answer.status_code == 200
+        assert [record.data for record in transport.kinesis.records(STREAM)] == [b"in chunks"]
+
+
+async def test_a_too_large_body_is_refused_before_it_is_read():
+    head = f"POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 2000000\r\n\r\n".encode()
+    async with served(gateway_of(kinesis(), max_body_bytes=1_024)) as server:
+        answer = await spoken(server, head)
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"connection: close" in answer
+
+
+async def test_no_secret_and_no_line_of_a_client_gets_into_the_log(caplog):
+    tenants = KnownTenants(Tenant(id="t"))
+    with caplog.at_level(logging.DEBUG):
+        async with served(gateway_of(kinesis(), tenants)) as server, httpx.AsyncClient() as client:
+            for path in (PATH, "/v1/streams/a%0ainjected/records", "/%0d%0ainjected"):
+                headers = {"authorization": "Bearer sesame", "idempotency-key": "sesame-too"}
+                answer = await client.post(server.url + path, json=ONE, headers=headers)
+                assert answer.status_code in {401, 404}
+                assert "sesame" not in answer.text
+                assert "injected" not in answer.text
+    ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("http", "asyncio"))]
+    assert not [line for line in ours if "sesame" in line or "injected" in line]
+
+
+async def test_a_signal_under_load_ends_in_order_and_every_accepted_record_is_accounted_for():
+    """Readiness first, requests are taken meanwhile; then the door closes, and what is there drains."""
+    transport = kinesis(2, latency_seconds=0.02)
+    gateway = gateway_of(transport, drain_delay_seconds=0.5, close_seconds=5.0)
+    accepted = refused = 0
+    seen: list[tuple[int, int]] = []
+    async with served(gateway) as server, httpx.AsyncClient(timeout=20) as client:
+        stopping = asyncio.Event()
+
+        async def load(worker: int) -> None:
+            nonlocal accepted, refused
+            for number in range(10_000):
+                body = {"records": records(20, first=number * 20)}
+                try:
+                    answer = await client.post(server.url + PATH, json=body)
+                except httpx.TransportError:
+                    return
+                if answer.status_code == 202:
+                    accepted += 20
+                else:
+                    assert answer.status_code == 503
+                    assert "retry-after" in answer.headers
+                    refused += 1
+                    return
+                if stopping.is_set() and worker == 0:
+                    # The server may be gone between two requests.
+                    with contextlib.suppress(httpx.TransportError):
+                        ready = await client.get(server.url + "/readyz")
+                        live = await client.get(server.url + "/livez")
+                        seen.append((ready.status_code, live.status_code))
+
+        workers = [asyncio.create_task(load(worker)) for worker in range(4)]
+        await asyncio.sleep(0.3)
+        server.stop()
+        stopping.set()
+        await asyncio.gather(*workers)
+    assert set(seen) == {(503, 200)}
+    assert refused >= 1
+    report = gateway.report
+    assert report is not None
+    assert report.accepted == accepted == report.delivered
+    assert report.complete
+
+
+async def test_a_second_signal_gives_up_waiting_and_still_accounts_for_everything():
+    transport = kinesis()
+    transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    gateway = gateway_of(transport, drain_delay_seconds=60.0, close_seconds=60.0)
+    async with served(gateway) as server, httpx.AsyncClient() as client:
+        assert (await client.post(server.url + PATH, json=ONE)).status_code == 202
+        started = time.monotonic()
+        server.stop()
+        await asyncio.sleep(0.05)
+        server.stop()
+    assert time.monotonic() - started < 15
+    assert gateway.report is not None
+    # Waiting for its turn to be tried again, or just then on its way.
+    assert dict(gateway.report.failed) in ({"Shutdown": 1}, {"Unknown": 1})
+
+
+def test_a_taken_port_is_an_os_error():
+    with bound_socket("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            _ = bound_socket("127.0.0.1", port)
+
+
+async def test_the_lifespan_of_any_server_opens_and_closes_it():
+    gateway = gateway_of(kinesis())
+    incoming: list[Any] = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return incoming.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "lifespan.startup.complete":
+            transport = httpx.ASGITransport(gateway)
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                assert (await client.post(PATH, json=ONE)).status_code == 202
+
+    await gateway({"type": "lifespan"}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert gateway.report is not None
+    assert gateway.report.delivered == 1
+
+
+async def test_mounted_under_a_prefix_it_answers_there():
+    from starlette.applications import Starlette  # noqa: PLC0415
+    from starlette.routing import Mount  # noqa: PLC0415
+
+    async with gateway_of(kinesis()) as gateway:
+        app = Starlette(routes=[Mount("/ingest", gateway)])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+            assert (await client.post("/ingest" + PATH, json=ONE)).status_code == 202
+            assert (await client.get("/ingest/livez")).status_code == 200

@@ -1,0 +1,194 @@
+"""The dashboard's routes over ASGI: who may look, what leaves, and that watching ends."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+import pytest
+
+from kpl_core import Config, FairnessPolicy
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.ingest.dashboard.dashboard import LAST_WORD_SECONDS, MOST_WATCHERS, Dashboard
+from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
+from tests.virtual_time import Backend
+
+pytestmark = pytest.mark.anyio
+KEY = "an-admin-key-of-32-characters-xyz"
+OPEN = OpenTenants(Tenant(id="local"))
+CLOSED = CallableTenants(lambda _: None)
+
+
+@pytest.fixture
+def anyio_backend(virtual_time_backend: Backend) -> Backend:
+    return virtual_time_backend
+
+
+@asynccontextmanager
+async def _gateway(directory: TenantDirectory, **settings: object) -> AsyncIterator[IngestGateway]:
+    transport = FakeTransport(FakeKinesis({"demo": 2}))
+    config = Config(region="us-east-1", fairness=FairnessPolicy())
+    async with IngestGateway(load_settings(**settings), directory, transport=transport, config=config) as gateway:
+        yield gateway
+
+
+class Client:
+    """One request; `gone` ends it from the client's side."""
+
+    def __init__(self, method: str, path: str, *, body: bytes = b"", **headers: str) -> None:
+        fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.scope: dict[str, Any] = {
+            "type": "http", "method": method, "path": path, "query_string": b"", "headers": fields,
+        }  # fmt: skip
+        self._body: bytes | None = body
+        self.gone = anyio.Event()
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.content = b""
+
+    async def receive(self) -> Any:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.content += message["body"]
+
+    async def ask(self, gateway: IngestGateway) -> "Client":
+        await gateway(self.scope, self.receive, self._send)
+        return self
+
+    def events(self) -> list[Any]:
+        return [msgspec.json.decode(each.rpartition(b"data: ")[2]) for each in self.content.split(b"\n\n") if each]
+
+
+async def test_where_nothing_is_checked_everybody_may_look() -> None:
+    async with _gateway(OPEN) as gateway:
+        page = await Client("GET", "/dashboard").ask(gateway)
+        assert page.status == 200
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "unsafe" not in page.headers["content-security-policy"]
+
+
+async def test_without_a_session_there_is_a_form_and_nothing_else() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+        assert (await Client("GET", "/dashboard").ask(gateway)).status == 401
+        events = await Client("GET", "/dashboard/events").ask(gateway)
+        assert (events.status, events.content) == (401, b"")
+
+
+async def test_without_an_admin_key_nobody_may_look_and_the_page_says_what_to_set() -> None:
+    async with _gateway(CLOSED) as gateway:
+        page = await Client("GET", "/dashboard").ask(gateway)
+        assert page.status == 403
+        assert b"KPL_INGEST_ADMIN_KEY" in page.content
+        assert (await Client("POST", "/dashboard", body=b"key=").ask(gateway)).status == 401
+
+
+async def test_the_key_is_exchanged_for_a_cookie_that_opens_page_and_events() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+        assert (await Client("POST", "/dashboard", body=b"key=wrong").ask(gateway)).status == 401
+        entered = await Client("POST", "/dashboard", body=f"key={KEY}".encode()).ask(gateway)
+        assert (entered.status, entered.headers["location"]) == (303, "dashboard")
+        cookie = entered.headers["set-cookie"].partition(";")[0]
+        assert (await Client("GET", "/dashboard", cookie=cookie).ask(gateway)).status == 200
+
+
+async def test_a_form_that_is_too_large_is_refused_like_any_body() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+        assert (await Client("POST", "/dashboard", body=b"key=" + b"x" * 10_000).ask(gateway)).status == 413
+
+
+async def test_who_enters_under_a_path_prefix_comes_back_with_the_cookie() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+
+        async def behind_a_proxy(scope: Any, receive: Any, send: Any) -> None:
+            await gateway({**scope, "path": scope["path"].removeprefix("/some/gateway")}, receive, send)
+
+        transport = httpx.ASGITransport(app=behind_a_proxy)
+        async with httpx.AsyncClient(transport=transport, base_url="http://host.example/some/gateway") as browser:
+            assert (await browser.get("/dashboard")).status_code == 401
+            entered = await browser.post("/dashboard", data={"key": KEY}, follow_redirects=True)
+            assert (entered.status_code, entered.url.path) == (200, "/some/gateway/dashboard")
+
+
+async def test_a_form_of_other_fields_is_a_wrong_key_and_no_error_of_the_server() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+        for body in (b"a=1&b=2&c=3", b"&" * 4_000, b"\xff=%ff&;key", b"key=%ff"):
+            assert (await Client("POST", "/dashboard", body=body).ask(gateway)).status == 401
+
+
+async def test_each_second_has_one_event_until_the_client_goes() -> None:
+    async with _gateway(OPEN) as gateway, anyio.create_task_group() as tasks:
+        watcher = Client("GET", "/dashboard/events")
+        tasks.start_soon(watcher.ask, gateway)
+        await anyio.sleep(3.5)
+        assert watcher.headers["content-type"] == "text/event-stream"
+        assert [event["state"] for event in watcher.events()] == ["open"] * 4
+        watcher.gone.set()
+
+
+async def test_closing_the_intake_ends_every_event_stream() -> None:
+    async with _gateway(OPEN) as gateway, anyio.create_task_group() as tasks:
+        watchers = [Client("GET", "/dashboard/events") for _ in range(3)]
+        for watcher in watchers:
+            tasks.start_soon(watcher.ask, gateway)
+        await anyio.sleep(1.5)
+        await gateway.close()
+    for watcher in watchers:
+        assert b"event: closed" in watcher.content
+
+
+async def test_a_session_that_is_over_ends_its_event_stream() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+        began_at = anyio.current_time()
+        Dashboard(gateway, wall_clock=lambda: 1_800_000_000.0 + (anyio.current_time() - began_at) * 3_600).install()
+        entered = await Client("POST", "/dashboard", body=f"key={KEY}".encode()).ask(gateway)
+        watcher = Client("GET", "/dashboard/events", cookie=entered.headers["set-cookie"].partition(";")[0])
+        with anyio.fail_after(20):
+            await watcher.ask(gateway)
+        assert watcher.status == 200
+        # Eight hours, of which each second of this test is one.
+        assert len(watcher.events()) in {8, 9}
+        assert b"closed" not in watcher.content
+
+
+async def test_a_watcher_that_reads_no_more_does_not_hold_up_the_end() -> None:
+    async def unread(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await anyio.sleep_forever()
+
+    async with _gateway(OPEN) as gateway:
+        watcher = Client("GET", "/dashboard/events")
+        with anyio.fail_after(1.5 + LAST_WORD_SECONDS + 1.0):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(gateway, watcher.scope, watcher.receive, unread)
+                await anyio.sleep(1.5)
+                await gateway.close()
+
+
+async def test_watchers_beyond_the_bound_are_told_to_come_later() -> None:
+    async with _gateway(OPEN) as gateway, anyio.create_task_group() as tasks:
+        watchers = [Client("GET", "/dashboard/events") for _ in range(MOST_WATCHERS)]
+        for watcher in watchers:
+            tasks.start_soon(watcher.ask, gateway)
+        await anyio.sleep(0.5)
+        assert (await Client("GET", "/dashboard/events").ask(gateway)).status == 503
+        watchers[0].gone.set()
+        await anyio.sleep(0.1)
+        late = Client("GET", "/dashboard/events")
+        tasks.start_soon(late.ask, gateway)
+        await anyio.sleep(0.1)
+        assert late.status == 200
+        for watcher in [*watchers, late]:
+            watcher.gone.set()

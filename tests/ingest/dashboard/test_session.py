@@ -1,0 +1,50 @@
+"""A cookie is what it says it is, under one key and until it is over."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from kpl_integrations.ingest.dashboard.session import COOKIE, SECONDS, Session
+
+KEY = "the-admin-key"
+NOW = 1_800_000_000.0
+session = Session(KEY, is_secure=True)
+
+
+def _cookie(set_cookie: str | None) -> bytes:
+    assert set_cookie is not None
+    return set_cookie.partition(";")[0].encode()
+
+
+def test_the_right_key_opens_a_session_and_only_for_its_time() -> None:
+    cookie = _cookie(session.begin(KEY, NOW))
+    assert session.is_open(cookie, NOW)
+    assert session.is_open(cookie, NOW + SECONDS - 1)
+    assert not session.is_open(cookie, NOW + SECONDS)
+
+
+def test_no_script_reads_the_cookie_and_no_other_site_sends_it() -> None:
+    set_cookie = session.begin(KEY, NOW)
+    assert set_cookie is not None
+    assert {"HttpOnly", "SameSite=Strict", "Secure"} <= {each.strip() for each in set_cookie.split(";")}
+    assert KEY not in set_cookie
+
+
+@pytest.mark.parametrize("wrong", ["", "the-admin-kez", "THE-ADMIN-KEY", "ключ"])
+def test_a_wrong_key_opens_nothing(wrong: str) -> None:
+    assert session.begin(wrong, NOW) is None
+
+
+def test_a_new_key_ends_all_sessions() -> None:
+    assert not Session("another", is_secure=True).is_open(_cookie(session.begin(KEY, NOW)), NOW)
+
+
+def test_a_longer_life_cannot_be_written_into_a_cookie() -> None:
+    name, _, value = _cookie(session.begin(KEY, NOW)).decode().partition("=")
+    expires_at, _, mac = value.partition(".")
+    forged = f"{name}={int(expires_at) + 1}.{mac}".encode()
+    assert not session.is_open(forged, NOW)
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=80).map(lambda rest: COOKIE.encode() + b"=" + rest)))
+def test_whatever_is_sent_instead_is_no_session_and_no_error(header: bytes) -> None:
+    assert not session.is_open(header, NOW)

@@ -1,0 +1,222 @@
+"""Tenants from a file: who gets in, what a bad file costs, and that no secret is ever shown."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kpl_core import ConfigError
+from kpl_integrations.ingest.tenants import (
+    AccessKey,
+    CallableTenants,
+    FileTenants,
+    OpenTenants,
+    Tenant,
+    TenantDirectory,
+    new_api_key,
+    stored_key,
+)
+
+KEY = new_api_key()
+OTHER_KEY = new_api_key()
+SECRET = "the-secret-itself"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tenants.toml"
+
+
+def written(path: Path, text: str) -> Path:
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    path.write_text(text)
+    # Two writes within one tick of the file system's clock are told apart by nobody.
+    os.utime(path, ns=(before + 10**9, before + 10**9))
+    return path
+
+
+def one(key: str = KEY, more: str = "") -> str:
+    return f'[[tenant]]\nid = "a"\napi_keys = ["{stored_key(key)}"]\n{more}\n'
+
+
+def test_a_tenant_is_found_by_its_key_and_by_its_id(path):
+    tenants = FileTenants(written(path, one(more='weight = 3\ntier = "critical"\nstreams = ["o*"]\nack = "delivered"')))
+    wanted = Tenant(id="a", weight=3, tier="critical", streams=("o*",), default_ack="delivered")
+    assert tenants.authenticate(f"Bearer {KEY}") == wanted
+    assert tenants.authenticate(f"bearer  {KEY} ") == wanted
+    assert tenants.by_id("a") == wanted
+    assert list(tenants.tenants()) == [wanted]
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer ", f"Bearer {OTHER_KEY}", KEY, f"Basic {KEY}", f"Bearer {KEY[:-1]}", "Bearer \udcff",
+     "Bearer " + "x" * 100_000, f"Bearer {stored_key(KEY)}"],
+)  # fmt: skip
+def test_nobody_else_gets_in(path, authorization):
+    assert FileTenants(written(path, one())).authenticate(authorization) is None
+
+
+def test_everybody_without_credentials_is_one_tenant_if_the_file_says_so(path):
+    tenants = FileTenants(written(path, one(more="[unknown]\nrecords_per_second = 5")))
+    assert tenants.authenticate(None) == Tenant(id="unknown", records_per_second=5)
+    assert tenants.authenticate(f"Bearer {OTHER_KEY}") is None
+
+
+def test_streams_of_signals_are_the_gateways_where_a_tenant_names_none(path):
+    tenants = FileTenants(written(path, one(more='[tenant.otlp]\nlogs = "mine"\n[otlp]\nlogs = "all"\ntraces = "t"')))
+    tenant = tenants.by_id("a")
+    assert tenant is not None
+    assert dict(tenant.otlp_streams) == {"logs": "mine", "traces": "t"}
+
+
+def test_secrets_come_from_the_environment_or_a_private_file(path, tmp_path):
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    (tmp_path / "secret").chmod(0o600)
+    text = one(
+        more='[[tenant.sigv4]]\naccess_key_id = "K1"\nsecret_env = "S"\nsession_token_env = "T"\n'
+        "expires_at = 2026-01-02T03:04:05Z\n"
+        '[[tenant.sigv4]]\naccess_key_id = "K2"\nsecret_file = "secret"\n'
+    )
+    tenants = FileTenants(written(path, text), environment={"S": SECRET, "T": "token"})
+    tenant = tenants.by_id("a")
+    assert tenant is not None
+    assert tenants.access_key("K1") == AccessKey("K1", SECRET, tenant, "token", 1767323045.0)
+    assert tenants.access_key("K2") == AccessKey("K2", SECRET, tenant)
+    assert tenants.access_key("K3") is None
+
+
+# What is wrong with a file, and the words that say so.
+FAULTS: list[tuple[str, str]] = [
+    ("", "lets nobody in"),
+    ("[[tenant]]\nid = 'a'", "lets nobody in"),
+    ("tenant = 3", r"Expected `array`"),
+    ("[[tenant]", "no TOML"),
+    ("x = 1", "unknown field `x`"),
+    (one(more="wieght = 3"), r"unknown field `wieght`"),
+    (one(more="weight = 0"), "weight of tenant a"),
+    (one(more="tier = 'gold'"), "tier"),
+    (one() + one(OTHER_KEY), "there twice"),
+    (one() + one().replace('"a"', '"b"'), "same API key"),
+    (one().replace('"a"', '"unknown"'), "reserved"),
+    (f"[[tenant]]\nid = 'a'\napi_keys = ['{KEY}']", "never store the key itself"),
+    (one(more=f"[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret = '{SECRET}'"), "unknown field `secret`"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'"), "name one of them"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'NONE'"), "NONE holds nothing"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'none'"), "No such file"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '.'"), "is no file|Is a directory"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'open'"), "mode 0640, which others may read"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2), "there twice"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), FAULTS)
+def test_a_file_that_cannot_be_used_says_why_and_shows_no_secret(path, tmp_path, text, said):
+    (tmp_path / "open").write_text(SECRET)
+    (tmp_path / "open").chmod(0o640)
+    with pytest.raises(ConfigError, match=said) as raised:
+        FileTenants(written(path, text), environment={"S": SECRET})
+    assert KEY not in str(raised.value)
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_a_file_that_is_not_there_says_so(path):
+    with pytest.raises(ConfigError, match="No such file"):
+        FileTenants(path)
+
+
+def test_a_changed_file_holds_from_the_next_look_on(path):
+    tenants = FileTenants(written(path, one()))
+    assert not tenants.reload_if_changed()
+    written(path, one(OTHER_KEY))
+    assert tenants.authenticate(f"Bearer {KEY}") is not None
+    assert tenants.reload_if_changed()
+    assert not tenants.reload_if_changed()
+    assert tenants.authenticate(f"Bearer {KEY}") is None
+    assert tenants.authenticate(f"Bearer {OTHER_KEY}") is not None
+
+
+def test_a_changed_secret_holds_too(path, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("one")
+    secret.chmod(0o600)
+    tenants = FileTenants(written(path, one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'secret'")))
+    secret.write_text("another")
+    assert tenants.reload_if_changed()
+    key = tenants.access_key("K")
+    assert key is not None
+    assert key.secret == "another"
+
+
+def test_a_bad_file_keeps_the_tenants_says_why_once_and_is_forgiven(path, caplog):
+    tenants = FileTenants(written(path, one()))
+    with caplog.at_level(logging.WARNING):
+        written(path, one(more="weight = 0"))
+        assert not tenants.reload_if_changed()
+        assert not tenants.reload_if_changed()
+        path.unlink()
+        assert not tenants.reload_if_changed()
+        assert not tenants.reload_if_changed()
+    assert [record.getMessage().count("the tenants stay as they are") for record in caplog.records] == [1, 1]
+    assert tenants.problem is not None
+    assert tenants.authenticate(f"Bearer {KEY}") is not None
+    written(path, one(OTHER_KEY))
+    assert tenants.reload_if_changed()
+    assert tenants.problem is None
+
+
+def test_no_secret_is_in_what_anything_shows_of_itself(path):
+    text = one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\nsession_token_env = 'T'")
+    tenants = FileTenants(written(path, text), environment={"S": SECRET, "T": "the-token"})
+    shown = f"{tenants!r} {tenants.access_key('K')!r} {tenants.access_key('K')} {tenants.by_id('a')!r}"
+    for secret in (KEY, stored_key(KEY), SECRET, "the-token"):
+        assert secret not in shown
+
+
+def test_ten_thousand_tenants_are_read_and_each_is_found(path):
+    count = 10_000
+    keys = [f"key-{index}" for index in range(count)]
+    text = "".join(f'[[tenant]]\nid = "t{i}"\napi_keys = ["{stored_key(key)}"]\n' for i, key in enumerate(keys))
+    tenants = FileTenants(written(path, text))
+    for index in range(0, count, 7):
+        tenant = tenants.authenticate(f"Bearer {keys[index]}")
+        assert tenant is not None
+        assert tenant.id == f"t{index}"
+    # One hash and one lookup: 10,000 answers take the time of a few reads of the list, not of 10,000.
+    started = time.thread_time()
+    for key in keys:
+        tenants.authenticate(f"Bearer {key}")
+    assert time.thread_time() - started < 2.0
+    with pytest.raises(ConfigError, match="10,001 tenants"):
+        FileTenants(written(path, text + '[[tenant]]\nid = "more"\n'))
+
+
+def test_a_key_is_256_random_bits():
+    keys = {new_api_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) == len("kpl_") + 43 for key in keys)
+
+
+def test_a_function_of_the_application_decides():
+    ada = Tenant(id="ada")
+    made = Tenant(id="made")
+    answers: dict[str, Tenant | str | None] = {"known": "ada", "made": made, "stranger": "nobody", "wrong": None}
+    directory: TenantDirectory = CallableTenants(
+        lambda header: answers[header or "wrong"], tenants=[ada], unknown=Tenant(id="unknown", tier="bulk")
+    )
+    assert directory.authenticate("known") is ada
+    assert directory.authenticate("made") is made
+    assert directory.authenticate("stranger") == Tenant(id="unknown", tier="bulk")
+    assert directory.authenticate("wrong") is None
+    assert CallableTenants(lambda _: "nobody").authenticate("x") is None
+
+
+def test_open_doors_make_one_tenant_of_everybody():
+    tenant = Tenant(id="local")
+    directory: TenantDirectory = OpenTenants(tenant)
+    assert directory.authenticate(None) is directory.authenticate("Bearer x") is tenant
+    assert not directory.verifies
+    assert directory.access_key("x") is None

@@ -1,0 +1,63 @@
+import pytest
+
+from kpl_core import ConfigError
+from kpl_integrations.ingest.tenants import ACKS, SIGNALS, Tenant
+
+# Globs, the stream named, and whether it may be written to.
+ALLOWED: list[tuple[tuple[str, ...], str, bool]] = [
+    (("*",), "orders", True),
+    (("*",), "arn:aws:kinesis:eu-west-1:123456789012:stream/orders", False),
+    (("orders-*",), "orders-eu", True),
+    (("orders-*",), "orders", False),
+    (("orders-*",), "my-orders-eu", False),
+    (("orders-*", "clicks"), "clicks", True),
+    (("Orders",), "orders", False),
+    (("o?der[sz]",), "orderz", True),
+    ((), "orders", False),
+    (("arn:*",), "arn:aws:kinesis:eu-west-1:123456789012:stream/orders", True),
+    (("arn:*:stream/clicks",), "arn:aws:kinesis:eu-west-1:123456789012:stream/orders", False),
+    (("arn:*",), "orders", False),
+    (("orders\n*",), "orders", False),
+]
+
+
+@pytest.mark.parametrize(("globs", "stream", "allowed"), ALLOWED)
+def test_globs_say_which_streams_a_tenant_may_write_to(globs, stream, allowed):
+    assert Tenant(id="a", streams=globs).allows(stream) is allowed
+
+
+FAULTS: list[dict[str, object]] = [
+    {"id": ""},
+    {"id": "a b"},
+    {"id": "a\nb"},
+    {"id": "-a"},
+    {"id": "a" * 129},
+    {"weight": 0},
+    {"weight": float("nan")},
+    {"tier": "gold"},
+    {"records_per_second": 0},
+    {"records_per_second": float("inf")},
+    {"bytes_per_second": -1.0},
+    {"burst_seconds": 0},
+    {"default_ack": "sent"},
+    {"otlp_streams": {"profiles": "x"}},
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_value_out_of_its_range_is_refused_with_its_bound(fault):
+    with pytest.raises(ConfigError, match=r"must|weight"):
+        Tenant(**{"id": "a", **fault})
+
+
+def test_a_tenant_cannot_be_changed_and_equals_what_says_the_same():
+    tenant = Tenant(id="a", otlp_streams={"logs": "l"})
+    assert tenant == Tenant(id="a", otlp_streams={"logs": "l"})
+    assert hash(tenant) == hash(Tenant(id="a", otlp_streams={"logs": "l"}))
+    with pytest.raises(TypeError):
+        tenant.otlp_streams["logs"] = "x"  # type: ignore[index]
+
+
+def test_the_words_of_an_acknowledgement_and_of_a_signal():
+    assert ACKS == ("queued", "spooled", "delivered")
+    assert SIGNALS == ("logs", "traces", "metrics")
