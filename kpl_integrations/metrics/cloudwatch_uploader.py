@@ -1,0 +1,133 @@
+"""Sends what `CloudWatchMetrics` summed up by PutMetricData, once a minute, from a thread of its own."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, cast
+
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import get_session
+
+from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics, Datum
+
+__all__ = ["DEFAULT_NAMESPACE", "CloudWatchUploader"]
+
+_logger = logging.getLogger("kpl_integrations.metrics")
+
+# As the KPL's.
+DEFAULT_NAMESPACE: Final = "KinesisProducerLibrary"
+DEFAULT_INTERVAL_SECONDS: Final = 60.0
+# PutMetricData takes 1,000 data in 1 MB; ours are below 700 bytes each.
+_DATA_PER_CALL: Final = 1_000
+
+
+class _Client(Protocol):
+    def put_metric_data(self, **parameters: Any) -> object:  # noqa: ANN401 - of the service
+        """Send metrics."""
+
+
+class CloudWatchUploader:
+    """A context manager: uploads every `interval` seconds, and once more at the end.
+
+    `client` is any CloudWatch client that is not asynchronous, in place of one made of region and endpoint. What
+    cannot be sent is summed up with what comes next; that it failed is said once, until it works again.
+    """
+
+    def __init__(
+        self,
+        metrics: CloudWatchMetrics,
+        *,
+        client: _Client | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
+        interval: float = DEFAULT_INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._metrics = metrics
+        self._client = client
+        self._region = region
+        self._endpoint_url = endpoint_url
+        self._namespace = namespace
+        self._interval = interval
+        self._clock = clock
+        self._left = threading.Event()
+        self._has_failed = False
+        self._uploading = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="kpl-cloudwatch", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Upload what is left, and end the thread."""
+        self.close()
+
+    def close(self) -> None:
+        """Upload what is left, and end the thread; once."""
+        if not self._left.is_set():
+            self._left.set()
+            self._thread.join()
+            self.upload()
+
+    def upload(self) -> bool:
+        """Send what came since the last time; say whether it was taken."""
+        with self._uploading:
+            data = self._metrics.take()
+            sent = 0
+            try:
+                for part in _parts(data):
+                    self._send(part)
+                    sent += len(part)
+            except (BotoCoreError, ClientError, OSError) as error:
+                self._metrics.give_back(data[sent:])
+                if not self._has_failed:
+                    _logger.warning(
+                        "%d metrics could not be sent to CloudWatch, and will be later: %s", len(data), error
+                    )
+                self._has_failed = True
+                return False
+            self._has_failed = False
+            return True
+
+    def _run(self) -> None:
+        while not self._left.wait(self._interval):
+            self.upload()
+
+    def _send(self, data: Sequence[Datum]) -> None:
+        if self._client is None:
+            client = get_session().create_client(
+                "cloudwatch", region_name=self._region, endpoint_url=self._endpoint_url
+            )
+            self._client = cast("_Client", client)
+        now = datetime.fromtimestamp(self._clock(), tz=UTC)
+        self._client.put_metric_data(
+            Namespace=self._namespace,
+            MetricData=[
+                {
+                    "MetricName": datum.name,
+                    "Dimensions": [{"Name": name, "Value": value} for name, value in datum.dimensions],
+                    "Timestamp": now,
+                    "Unit": datum.unit,
+                    "StatisticValues": {
+                        "SampleCount": float(datum.values.count),
+                        "Sum": datum.values.total,
+                        "Minimum": datum.values.minimum,
+                        "Maximum": datum.values.maximum,
+                    },
+                }
+                for datum in data
+            ],
+        )
+
+
+def _parts(data: Sequence[Datum]) -> Iterator[Sequence[Datum]]:
+    for start in range(0, len(data), _DATA_PER_CALL):
+        yield data[start : start + _DATA_PER_CALL]

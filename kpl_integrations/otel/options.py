@@ -1,0 +1,121 @@
+"""What an exporter can be told: by keyword, as declarative configuration does, else by the environment.
+
+    KPL_OTEL_STREAM            the stream's name or ARN
+    KPL_OTEL_REGION            else as for any AWS client
+    KPL_OTEL_ENDPOINT          another endpoint than AWS's, such as a local Kinesis
+    KPL_OTEL_ENCODING          otlp_proto or otlp_json
+    KPL_OTEL_PARTITION_KEY     trace_id (spans only), random or resource
+    KPL_OTEL_TIMEOUT           milliseconds an export may wait for room
+    KPL_OTEL_SHUTDOWN_TIMEOUT  milliseconds a shutdown may take
+    KPL_OTEL_BUFFER_BYTES      the bound of what is encoded and not delivered
+
+Each also with the signal in it, which then comes first: KPL_OTEL_TRACES_STREAM, KPL_OTEL_LOGS_ENCODING, ...
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from kpl_core import Config, ConfigError
+from kpl_core.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
+
+__all__ = ["Encoding", "ExporterOptions", "KeyChoice", "Signal", "resolve_options"]
+
+Signal = Literal["traces", "logs", "metrics"]
+Encoding = Literal["otlp_proto", "otlp_json"]
+# A function of the span, the log record, or the metric with its resource and scope.
+KeyChoice = str | Callable[[Any], str]
+
+_DEFAULT_BUFFER_BYTES: Final = 16 * MIB
+# Before the export's, so that a shutdown of the SDK's own 30 s is never all ours.
+_DEFAULT_SHUTDOWN_MS: Final = 5_000.0
+_DEFAULT_TIMEOUT_MS: Final = 10_000.0
+# A key of four-byte characters.
+_KEY_BYTES: Final = 4 * PARTITION_KEY_CHARACTERS
+# An OTLP message seldom has fewer bytes; so the bytes are the bound.
+_LEAST_RECORD_BYTES: Final = 64
+_KEYS: Final[Mapping[Signal, tuple[str, ...]]] = {
+    "traces": ("trace_id", "random", "resource"),
+    "logs": ("random", "resource"),
+    "metrics": ("random", "resource"),
+}
+
+
+class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one exporter, checked. Durations are seconds, sizes are bytes."""
+
+    stream: str
+    encoding: Encoding
+    partition_key: KeyChoice
+    timeout: float
+    shutdown_timeout: float
+    max_buffer_bytes: int
+    config: Config
+
+    @property
+    def max_data_bytes(self) -> int:
+        """Return the most bytes of one encoded export: a record without the longest key."""
+        return self.config.for_stream(self.stream).known_max_record_size - _KEY_BYTES
+
+
+def resolve_options(
+    signal: Signal, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> ExporterOptions:
+    """Return the options of the exporter of `signal`: what is `given`, else what the environment says.
+
+    Raises:
+        ConfigError: an option is missing or out of its bounds, and says by which names it can be given.
+    """
+
+    def look(option: str, variable: str, default: object = None) -> Any:  # noqa: ANN401 - of the option's own type
+        value = given.get(option)
+        if value is None:
+            specific = f"KPL_OTEL_{signal.upper()}_{variable}"
+            value = environment.get(specific) or environment.get(f"KPL_OTEL_{variable}") or None
+        return default if value is None else value
+
+    def number(option: str, variable: str, default: float) -> float:
+        value = look(option, variable, default)
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            found = -1.0
+        if not found > 0:
+            message = f"{option} is {value!r}; it must be a number above 0 (or KPL_OTEL_{variable} in the environment)"
+            raise ConfigError(message)
+        return found
+
+    stream = look("stream", "STREAM")
+    if not stream:
+        message = f"no stream for {signal} is given; set KPL_OTEL_STREAM or KPL_OTEL_{signal.upper()}_STREAM"
+        raise ConfigError(message)
+    encoding = look("encoding", "ENCODING", "otlp_proto")
+    if encoding not in get_args(Encoding):
+        message = f"encoding is {encoding!r}; it must be one of {', '.join(map(repr, get_args(Encoding)))}"
+        raise ConfigError(message)
+    key = look("partition_key", "PARTITION_KEY")
+    if key == "trace_id" and signal != "traces" and given.get("partition_key") is None:
+        # One variable may speak for all signals; only spans can follow that word.
+        key = None
+    key = _KEYS[signal][0] if key is None else key
+    if not callable(key) and key not in _KEYS[signal]:
+        message = f"partition_key is {key!r}; for {signal} it must be one of {', '.join(_KEYS[signal])}, or a function"
+        raise ConfigError(message)
+    buffer_bytes = int(number("max_buffer_bytes", "BUFFER_BYTES", _DEFAULT_BUFFER_BYTES))
+    return ExporterOptions(
+        stream=stream,
+        encoding=encoding,
+        partition_key=key,
+        timeout=number("timeout_millis", "TIMEOUT", _DEFAULT_TIMEOUT_MS) / 1_000,
+        shutdown_timeout=number("shutdown_timeout_millis", "SHUTDOWN_TIMEOUT", _DEFAULT_SHUTDOWN_MS) / 1_000,
+        max_buffer_bytes=buffer_bytes,
+        config=given.get("config")
+        or Config(
+            region=look("region", "REGION"),
+            endpoint_url=look("endpoint_url", "ENDPOINT"),
+            max_outstanding_bytes=buffer_bytes,
+            max_outstanding_records=max(1, buffer_bytes // _LEAST_RECORD_BYTES),
+        ),
+    )

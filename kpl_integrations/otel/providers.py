@@ -1,0 +1,101 @@
+"""Providers whose exporters are ours, for an application that configures OpenTelemetry itself.
+
+    telemetry = kinesis_telemetry("telemetry", service_name="orders", region="us-east-1")
+    app = FastAPI(telemetry=telemetry.for_fastapi())
+
+FastAPI's own telemetry (from 0.142 on) configures OTLP exporters only, refuses OTEL_*_EXPORTER=kinesis, and never
+shuts down providers it is given: so it is told not to configure, and the end of the process is ours.
+"""
+
+import importlib.util
+import time
+from typing import Any
+
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from kpl_core import ConfigError
+from kpl_integrations.otel.counts import ExportCounts
+from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
+from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
+from kpl_integrations.otel.options import Signal
+from kpl_integrations.otel.span_exporter import KinesisSpanExporter
+
+__all__ = ["KinesisTelemetry", "kinesis_telemetry"]
+
+
+class KinesisTelemetry:
+    """A provider for each signal. They shut themselves down when the process ends."""
+
+    def __init__(self, resource: Resource, options: dict[str, Any]) -> None:
+        self._exporters: dict[Signal, KinesisSpanExporter | KinesisLogRecordExporter | KinesisMetricExporter] = {}
+        spans = self._exporters["traces"] = KinesisSpanExporter(**options)
+        logs = self._exporters["logs"] = KinesisLogRecordExporter(**options)
+        metrics = KinesisMetricExporter(**options)
+        self._exporters["metrics"] = metrics
+        self.tracer_provider = TracerProvider(resource=resource)
+        self.tracer_provider.add_span_processor(BatchSpanProcessor(spans))
+        self.logger_provider = LoggerProvider(resource=resource)
+        self.logger_provider.add_log_record_processor(BatchLogRecordProcessor(logs))
+        self.meter_provider = MeterProvider([PeriodicExportingMetricReader(metrics)], resource=resource)
+
+    def for_fastapi(self) -> dict[str, Any]:
+        """Return what `FastAPI(telemetry=...)` takes; more settings of FastAPI's can be added to it.
+
+        Raises:
+            ConfigError: the installed FastAPI has no telemetry of its own.
+        """
+        if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("fastapi.telemetry") is None:
+            message = (
+                "the installed FastAPI has no telemetry of its own; upgrade it to 0.142, or instrument the "
+                "application with opentelemetry-instrumentation-fastapi and these providers"
+            )
+            raise ConfigError(message)
+        return {
+            "auto_configure": False,
+            "tracer_provider": self.tracer_provider,
+            "logger_provider": self.logger_provider,
+            "meter_provider": self.meter_provider,
+        }
+
+    def force_flush(self, timeout_millis: float = 30_000) -> bool:
+        """Hand over what the SDK holds, then say whether all since the last flush arrived, within `timeout_millis`."""
+        deadline = time.monotonic() + timeout_millis / 1_000
+        self.tracer_provider.force_flush()
+        self.logger_provider.force_flush()
+        self.meter_provider.force_flush(timeout_millis)
+        arrived = [
+            exporter.force_flush(max(0.0, deadline - time.monotonic()) * 1_000) for exporter in self._exporters.values()
+        ]
+        return all(arrived)
+
+    def shutdown(self) -> None:
+        """Deliver what is there, each signal within its shutdown timeout."""
+        self.tracer_provider.shutdown()
+        self.logger_provider.shutdown()
+        self.meter_provider.shutdown()
+
+    def counts(self) -> dict[Signal, ExportCounts]:
+        """Return where everything is, by signal."""
+        return {signal: exporter.counts() for signal, exporter in self._exporters.items()}
+
+
+def kinesis_telemetry(
+    stream: str | None = None,
+    *,
+    service_name: str | None = None,
+    resource: Resource | None = None,
+    **options: Any,  # noqa: ANN401
+) -> KinesisTelemetry:
+    """Return providers for all three signals; `options` are the exporters', what is not given the environment's.
+
+    Raises:
+        ConfigError: an option is missing or out of its bounds.
+    """
+    described = Resource.create({} if service_name is None else {"service.name": service_name})
+    return KinesisTelemetry(described.merge(resource or Resource.get_empty()), {"stream": stream, **options})

@@ -1,0 +1,96 @@
+"""Endpoints that do not answer: what is said, what is counted, and how long it takes."""
+
+import time
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+
+from kpl_core.testing import FakeKinesis, FakeTransport
+from kpl_integrations.otel import KinesisSpanExporter
+from tests.frameworks.black_hole import black_hole, refusing
+from tests.otel.conftest import EXPORTERS, emit
+from tests.otel.test_splitting import large_spans
+
+# A busy machine may hold up one measurement, hardly three.
+TRIES = 3
+
+
+def seconds(call):
+    started = time.monotonic()
+    value = call()
+    return time.monotonic() - started, value
+
+
+@pytest.mark.parametrize("signal", EXPORTERS)
+@pytest.mark.parametrize("endpoint", [black_hole, refusing])
+def test_against_a_dead_endpoint_a_flush_says_no_in_time_and_a_shutdown_counts_the_loss(endpoint, signal):
+    with endpoint() as url:
+        exporter = EXPORTERS[signal]("telemetry", region="us-east-1", endpoint_url=url, shutdown_timeout_millis=500)
+        emit(signal, exporter, 50)()
+        counts = exporter.counts()
+    # The SDK's own shutdown, which is all that `emit` did, ended what was begun.
+    assert counts.exported == counts.lost_total > 0
+    assert set(counts.lost) <= {"Unknown", "Shutdown"}
+
+
+@pytest.mark.parametrize("endpoint", [black_hole, refusing])
+def test_half_a_second_to_flush_is_half_a_second_whatever_the_endpoint_does(endpoint):
+    with endpoint() as url:
+        exporter = KinesisSpanExporter("telemetry", region="us-east-1", endpoint_url=url, shutdown_timeout_millis=300)
+        exporter.export(large_spans(5, 10))
+        tries = [seconds(lambda: exporter.force_flush(500)) for _ in range(TRIES)]
+        assert [arrived for _, arrived in tries] == [False] * TRIES
+        assert min(took for took, _ in tries) <= 0.6
+        assert exporter.counts().pending == 5
+        took, _ = seconds(lambda: exporter.shutdown(timeout_millis=30_000))
+        assert took < 1.5
+        counts = exporter.counts()
+    assert (counts.exported, counts.delivered, counts.pending, counts.lost_total) == (5, 0, 0, 5)
+
+
+def test_where_the_sdk_reports_success_the_exporter_tells_of_the_loss(kinesis: FakeKinesis):
+    exporter = KinesisSpanExporter("no-such-stream", transport=lambda _config: FakeTransport(kinesis))
+    spans = TracerProvider(shutdown_on_exit=False)
+    processor = BatchSpanProcessor(exporter)
+    spans.add_span_processor(processor)
+    for _ in range(100):
+        spans.get_tracer("tests").start_span("span").end()
+    assert processor.force_flush() is True
+    assert exporter.force_flush(5_000) is False
+    assert exporter.counts().lost == {"ResourceNotFoundException": 100}
+    # Told once: what comes later is judged by itself.
+    assert exporter.force_flush(5_000) is True
+    spans.shutdown()
+
+
+def test_a_full_buffer_makes_one_export_wait_and_the_next_fail_at_once():
+    with black_hole() as url:
+        exporter = KinesisSpanExporter(
+            "telemetry",
+            region="us-east-1",
+            endpoint_url=url,
+            max_buffer_bytes=20_000,
+            timeout_millis=300,
+            shutdown_timeout_millis=100,
+        )
+        spans = large_spans(1, 15_000)
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        waited, refused = seconds(lambda: exporter.export(spans))
+        at_once = min(seconds(lambda: exporter.export(spans))[0] for _ in range(TRIES))
+        assert refused is SpanExportResult.FAILURE
+        assert at_once < 0.2 <= waited
+        assert exporter.counts().lost == {"Full": 1 + TRIES}
+        exporter.shutdown()
+    assert exporter.counts().exported == 2 + TRIES
+
+
+def test_a_buffer_with_room_again_takes_what_waited(kinesis: FakeKinesis):
+    exporter = KinesisSpanExporter(
+        "telemetry", transport=lambda _config: FakeTransport(kinesis, latency_seconds=0.02), max_buffer_bytes=20_000
+    )
+    for _ in range(10):
+        assert exporter.export(large_spans(1, 15_000)) is SpanExportResult.SUCCESS
+    assert exporter.force_flush(10_000)
+    exporter.shutdown()
+    assert exporter.counts().delivered == 10

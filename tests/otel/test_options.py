@@ -1,0 +1,64 @@
+"""By keyword, as declarative configuration does, else by the environment."""
+
+import pytest
+
+from kpl_core import Config, ConfigError
+from kpl_integrations.otel import KinesisMetricExporter
+from kpl_integrations.otel.options import resolve_options
+
+# What is given, what the environment says, and what comes of it.
+RESOLVED = [
+    ("traces", {"stream": "a"}, {"KPL_OTEL_STREAM": "b"}, "stream", "a"),
+    ("traces", {}, {"KPL_OTEL_STREAM": "b"}, "stream", "b"),
+    ("logs", {}, {"KPL_OTEL_STREAM": "b", "KPL_OTEL_LOGS_STREAM": "c"}, "stream", "c"),
+    ("logs", {}, {"KPL_OTEL_STREAM": "b", "KPL_OTEL_TRACES_STREAM": "c"}, "stream", "b"),
+    ("traces", {"stream": "a"}, {}, "encoding", "otlp_proto"),
+    ("traces", {"stream": "a"}, {"KPL_OTEL_ENCODING": "otlp_json"}, "encoding", "otlp_json"),
+    ("traces", {"stream": "a"}, {}, "partition_key", "trace_id"),
+    ("logs", {"stream": "a"}, {}, "partition_key", "random"),
+    ("logs", {"stream": "a"}, {"KPL_OTEL_PARTITION_KEY": "resource"}, "partition_key", "resource"),
+    ("logs", {"stream": "a"}, {"KPL_OTEL_PARTITION_KEY": "trace_id"}, "partition_key", "random"),
+    ("metrics", {"stream": "a", "timeout_millis": "2500"}, {}, "timeout", 2.5),
+    ("metrics", {"stream": "a"}, {"KPL_OTEL_TIMEOUT": "500"}, "timeout", 0.5),
+    ("metrics", {"stream": "a"}, {"KPL_OTEL_METRICS_SHUTDOWN_TIMEOUT": "1500"}, "shutdown_timeout", 1.5),
+    ("metrics", {"stream": "a"}, {"KPL_OTEL_BUFFER_BYTES": "1000000"}, "max_buffer_bytes", 1_000_000),
+]
+
+
+@pytest.mark.parametrize(("signal", "given", "environment", "option", "value"), RESOLVED)
+def test_an_option_is_what_is_given_else_what_the_environment_says(signal, given, environment, option, value):
+    assert getattr(resolve_options(signal, given, environment), option) == value
+
+
+def test_region_and_endpoint_reach_the_producer():
+    environment = {"KPL_OTEL_STREAM": "a", "KPL_OTEL_REGION": "eu-west-1", "KPL_OTEL_ENDPOINT": "http://127.0.0.1:1"}
+    config = resolve_options("logs", {}, environment).config
+    assert (config.region, config.endpoint_url) == ("eu-west-1", "http://127.0.0.1:1")
+
+
+def test_a_record_limit_that_is_known_is_what_exports_are_parted_by():
+    given = {"stream": "a", "config": Config(max_record_size=10_485_760)}
+    assert resolve_options("logs", given, {}).max_data_bytes == 10_485_760 - 1_024
+
+
+REFUSED = [
+    ({}, "no stream for logs is given; set KPL_OTEL_STREAM or KPL_OTEL_LOGS_STREAM"),
+    ({"stream": "a", "encoding": "zipkin"}, "encoding is 'zipkin'; it must be one of 'otlp_proto', 'otlp_json'"),
+    ({"stream": "a", "partition_key": "trace_id"}, "for logs it must be one of random, resource, or a function"),
+    ({"stream": "a", "timeout_millis": "soon"}, "timeout_millis is 'soon'; it must be a number above 0"),
+    ({"stream": "a", "max_buffer_bytes": 0}, "max_buffer_bytes is 0; it must be a number above 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED)
+def test_a_wrong_option_is_refused_in_one_sentence_that_names_it(given, words):
+    with pytest.raises(ConfigError) as error:
+        resolve_options("logs", given, {})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_periodic_readers_own_word_for_its_timeout_is_understood(make_exporter):
+    exporter: KinesisMetricExporter = make_exporter("metrics")
+    exporter.shutdown(timeout=100)
+    assert exporter.counts().exported == 0

@@ -1,0 +1,154 @@
+"""Whole programs: what the environment alone makes of them, what a fork does, and what arrives."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.frameworks.running_program import Running, environment
+from tests.otel.telemetry_stream import exported
+
+PROGRAMS = Path(__file__).parent / "programs"
+REQUESTS = 40
+# Each is there in two or three seconds on a machine that has nothing else to do.
+SECONDS = 90
+pytestmark = pytest.mark.timeout(2 * SECONDS)
+LISTENING = re.compile(r"Uvicorn running on (http://[\d.:]+)")
+
+
+@pytest.fixture
+def kinesis() -> Iterator[ThreadedLocalKinesis]:
+    streams = dict.fromkeys(("spans", "logs", "metrics"), 4)
+    with ThreadedLocalKinesis(LocalKinesis(streams, enforce_limits=False)) as local:
+        yield local
+
+
+def variables(kinesis: ThreadedLocalKinesis) -> dict[str, str]:
+    """Return all that the programs are told."""
+    return {
+        "OTEL_TRACES_EXPORTER": "kinesis",
+        "OTEL_LOGS_EXPORTER": "kinesis",
+        "OTEL_METRICS_EXPORTER": "kinesis",
+        "OTEL_SERVICE_NAME": "orders",
+        "KPL_OTEL_TRACES_STREAM": "spans",
+        "KPL_OTEL_LOGS_STREAM": "logs",
+        "KPL_OTEL_METRICS_STREAM": "metrics",
+        "KPL_OTEL_REGION": "us-east-1",
+        "KPL_OTEL_ENDPOINT": kinesis.endpoint_url,
+    }
+
+
+@contextmanager
+def serving(app: str, output: Path, more: dict[str, str], *before: str) -> Iterator[tuple[Running, str]]:
+    uvicorn = [*before, sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(PROGRAMS), app]
+    with output.open("wb") as file:
+        process = subprocess.Popen(uvicorn, env=environment(more), stdout=file, stderr=subprocess.STDOUT)
+        running = Running(process, output)
+        try:
+            (url,) = wait_until_listening(running)
+            yield running, url
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def wait_until_listening(running: Running) -> list[str]:
+    deadline = time.monotonic() + SECONDS
+    while not (found := LISTENING.findall(running.said())):
+        assert time.monotonic() < deadline, running.said()
+        assert running.process.poll() is None, running.said()
+        time.sleep(0.05)
+    return found
+
+
+def ask_and_end(running: Running, url: str) -> None:
+    for number in range(REQUESTS):
+        assert httpx.get(f"{url}/orders/{number}", timeout=SECONDS).status_code == 200
+    assert running.end(signal.SIGINT, within=SECONDS) in {0, -signal.SIGINT}
+    assert "did not all arrive" not in running.said()
+
+
+def spans_by_kind(kinesis: ThreadedLocalKinesis) -> tuple[Counter[int], dict[bytes, set[str]]]:
+    found = kinesis.call(lambda fake, now: list(exported(fake, "spans", "traces")))
+    shards: dict[bytes, set[str]] = {}
+    for shard, span in found:
+        shards.setdefault(span.trace_id, set()).add(shard)
+    return Counter(span.kind for _, span in found), shards
+
+
+def counter_value(kinesis: ThreadedLocalKinesis, name: str) -> int:
+    metrics = kinesis.call(lambda fake, now: [metric for _, metric in exported(fake, "metrics", "metrics")])
+    return max(int(point.as_int) for metric in metrics if metric.name == name for point in metric.sum.data_points)
+
+
+def test_environment_variables_alone_send_all_three_signals_of_a_fastapi_app(kinesis, tmp_path):
+    instrument = str(Path(sys.executable).parent / "opentelemetry-instrument")
+    with serving("telemetry_app:app", tmp_path / "said", variables(kinesis), instrument) as (running, url):
+        ask_and_end(running, url)
+    kinds, shards = spans_by_kind(kinesis)
+    internal, server = 1, 2
+    # The request, what is sent of its answer (twice), and the application's own.
+    assert kinds == {server: REQUESTS, internal: 3 * REQUESTS}
+    assert len(shards) == REQUESTS
+    assert all(len(where) == 1 for where in shards.values())
+    lines = kinesis.call(lambda fake, now: [record.body.string_value for _, record in exported(fake, "logs", "logs")])
+    assert sorted(line for line in lines if line.startswith("order ")) == sorted(f"order {n}" for n in range(REQUESTS))
+    assert counter_value(kinesis, "orders") == REQUESTS
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fastapi.telemetry") is None, reason="FastAPI 0.142 brought telemetry")
+def test_fastapis_own_telemetry_takes_our_providers(kinesis, tmp_path):
+    more = {**variables(kinesis), "FASTAPI_OTEL_AUTO_CONFIGURE": "true"}
+    with serving("native_app:app", tmp_path / "said", more) as (running, url):
+        ask_and_end(running, url)
+    kinds, shards = spans_by_kind(kinesis)
+    server = 2
+    assert kinds[server] == REQUESTS
+    assert all(len(where) == 1 for where in shards.values())
+    lines = kinesis.call(lambda fake, now: [record.body.string_value for _, record in exported(fake, "logs", "logs")])
+    assert sum(line.startswith("order ") for line in lines) == REQUESTS
+    assert counter_value(kinesis, "orders") == REQUESTS
+
+
+def test_with_everything_at_debug_only_the_applications_own_lines_arrive(kinesis):
+    # By name, which takes a resolver too.
+    more = {**variables(kinesis), "KPL_OTEL_ENDPOINT": kinesis.endpoint_url.replace("127.0.0.1", "localhost")}
+    ended = subprocess.run(
+        [sys.executable, PROGRAMS / "debug_logging.py"],
+        env=environment(more),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = kinesis.call(lambda fake, now: [record.body.string_value for _, record in exported(fake, "logs", "logs")])
+    assert sorted(lines) == sorted(f"line {number}" for number in range(200))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forks_child_begins_anew_and_every_span_arrives_once(kinesis):
+    ended = subprocess.run(
+        [sys.executable, PROGRAMS / "forking.py", "300"],
+        env=environment(variables(kinesis)),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    names = kinesis.call(lambda fake, now: Counter(span.name for _, span in exported(fake, "spans", "traces")))
+    makers = ("parent", "child-0", "child-1", "parent-again")
+    assert names == Counter(f"{maker} {number}" for maker in makers for number in range(300))
