@@ -1,0 +1,36 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from kpl_integrations.cli.exit_code import ExitCode
+
+GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "cli.md"
+
+
+def test_the_version_is_told(kpl):
+    outcome = kpl("--version")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert re.match(r"kpl (\d+\.\d+|\(from a folder)", outcome.out)
+
+
+def test_help_lists_the_commands_there_are(kpl):
+    outcome = kpl("--help")
+    assert outcome.status == 0
+    names = re.findall(r"^│ ([a-z]+) ", outcome.out, re.MULTILINE)
+    assert names[:2] == ["demo", "local"]
+    assert {"put", "tail", "serve", "top", "doctor", "dlq", "keys"} <= set(names)
+    guide = GUIDE.read_text()
+    assert [name for name in names if f"`kpl {name}`" not in guide and f"kpl {name} " not in guide] == []
+
+
+@pytest.mark.parametrize("command", ["demo", "local", "put", "tail", "top", "doctor"])
+def test_the_guide_names_every_option(kpl, command):
+    options = set(re.findall(r"--[a-z-]+", kpl(command, "--help").out)) - {"--help"}
+    section = GUIDE.read_text().partition(f"## `kpl {command}`\n")[2].partition("\n## ")[0]
+    assert options <= set(re.findall(r"--[a-z-]+", section))
+
+
+def test_the_guide_has_the_table_of_exit_codes():
+    rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|$", GUIDE.read_text(), re.MULTILINE))
+    assert {int(status) for status in rows} == set(ExitCode)

@@ -1,0 +1,53 @@
+from typing import Any
+
+from hypothesis import given, strategies as st
+
+from kpl_core import RecordResult
+from kpl_integrations.cli.confirmed_lines import ConfirmedLines
+
+DELIVERED = RecordResult(successful=True, shard_id="s", sequence_number="1", attempts=())
+FAILED = RecordResult(successful=False, shard_id=None, sequence_number=None, attempts=())
+
+
+class Delivery:
+    """A delivery whose result the test decides."""
+
+    def __init__(self):
+        self.known = None
+
+    @property
+    def done(self):
+        return self.known is not None
+
+    def result(self):
+        return self.known
+
+
+@given(
+    st.lists(st.sampled_from(["blank", "delivered", "failed", "pending"]), max_size=20),
+    st.randoms(use_true_random=False),
+)
+def test_lines_count_up_to_the_first_that_is_not_delivered(fates, chance):
+    lines = ConfirmedLines()
+    deliveries = []
+    for number, fate in enumerate(fates, start=1):
+        begins_at = 10 * (number - 1)
+        if fate == "blank":
+            lines.passed_over(number, begins_at, 10)
+        else:
+            delivery: Any = Delivery()
+            deliveries.append((fate, delivery))
+            lines.put(number, begins_at, 10, delivery)
+    chance.shuffle(deliveries)
+    before = 0
+    for fate, delivery in deliveries:
+        delivery.known = {"delivered": DELIVERED, "failed": FAILED, "pending": None}[fate]
+        lines.advance()
+        assert lines.line_count >= before
+        before = lines.line_count
+    lines.advance()
+    gaps = [number for number, fate in enumerate(fates) if fate in {"failed", "pending"}]
+    expected = gaps[0] if gaps else len(fates)
+    assert (lines.line_count, lines.byte_count) == (expected, 10 * expected)
+    failed_first = bool(gaps) and fates[gaps[0]] == "failed"
+    assert lines.first_failure == ((gaps[0] + 1, FAILED) if failed_first else None)

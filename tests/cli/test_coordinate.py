@@ -1,0 +1,73 @@
+"""`kpl coordinate`: a summary for the workers that meet in a folder."""
+
+import json
+import signal
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kpl_core.coordination.lease_meeting import REPORT_PREFIX, SUMMARY_NAME
+from kpl_core.coordination.report import Claim, WorkerReport, encode
+from kpl_core.coordination.stores.file import FileStore
+from kpl_core.coordination.summary import decode_summary
+from tests.cli.kpl_process import started
+
+
+def report_of(folder: Path, worker_id: str) -> None:
+    claims = {"orders/shard-0": Claim((100.0, 1e5), (0.1, 1.0), (1_000.0, 1e6))}
+    store = FileStore(folder)
+
+    async def write() -> None:
+        at = (await store.read("nothing")).at
+        report = WorkerReport(worker_id=worker_id, written_at=at, generation=0, claims=claims, max_workers=4)
+        await store.write(f"{REPORT_PREFIX}{worker_id}.json", encode(report))
+
+    anyio.run(write)
+
+
+def test_it_counts_the_workers_and_writes_a_summary(kpl, tmp_path):
+    for worker_id in ("one", "two"):
+        report_of(tmp_path, worker_id)
+    outcome = kpl("coordinate", f"file://{tmp_path}", "--once", "--json")
+    assert (outcome.status, json.loads(outcome.out)) == (0, {"workers": 2, "outcome": "computed"})
+    summary = decode_summary((tmp_path / SUMMARY_NAME).read_bytes())
+    assert set(summary.members) == {"one", "two"}
+    assert summary.dedicated
+
+
+def test_it_sums_up_as_the_example_does(kpl, tmp_path):
+    (tmp_path / "worker-1.json").write_text('{"timestamp": 1e12, "read_rate": 5, "write_rate": 2}')
+    outcome = kpl("coordinate", f"file://{tmp_path}", "--policy", "proportional", "--once")
+    assert outcome.status == 0
+    assert "1 workers, summary written" in outcome.out
+    assert json.loads((tmp_path / "summary.json").read_text())["aggregated_read_rate"] == 5.0
+
+
+def test_it_runs_until_it_is_stopped(tmp_path):
+    with started("coordinate", f"file://{tmp_path}", "--interval", "0.2") as running:
+        assert "0 workers, summary written" in running.stdout.readline()
+        assert running.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("ftp://host",), 2, "no URL of a known kind"),
+        (("file://relative/x",), 2, "by its full path"),
+        (("memory://x", "--policy", "fair"), 2, "'leases', 'proportional'"),
+        (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 seconds"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(kpl, arguments, status, message):
+    outcome = kpl("coordinate", *arguments)
+    assert outcome.status == status
+    assert message in outcome.err
+
+
+def test_a_summary_of_another_release_is_left_alone(kpl, tmp_path):
+    (tmp_path / SUMMARY_NAME).write_text('{"version": 9, "generation": 1}')
+    outcome = kpl("coordinate", f"file://{tmp_path}", "--once")
+    assert outcome.status == 3
+    assert "version 9 and this release reads 1" in outcome.err
+    assert json.loads((tmp_path / SUMMARY_NAME).read_text())["version"] == 9

@@ -1,0 +1,72 @@
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from kpl_integrations.cli import stream_reader
+from kpl_integrations.cli.consumer_view import ReadRecord, user_records
+from kpl_integrations.cli.demo_records import DemoRecords, Inventory
+from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
+
+
+def test_nothing_is_lost_on_the_whole_journey():
+    outcome = run("demo", "--records", "5000")
+    assert (outcome.status, outcome.err) == (0, "")
+    rows = dict(re.findall(r"^([a-z0-9 -]+?)  +([\d,.]+)", outcome.out, re.MULTILINE))
+    assert (rows["records"], rows["lost"], rows["altered"], rows["shards"]) == ("5,000", "0", "0", "5")
+    assert outcome.out.splitlines()[-1].startswith("lost 0")
+    assert float(rows["aggregation ratio"]) > 10
+    assert "\x1b" not in outcome.out
+
+
+def test_its_figures_are_one_json_object(kpl):
+    outcome = kpl("demo", "--records", "500", "--shards", "1", "--no-split", "--json")
+    figures = json.loads(outcome.out)
+    assert (outcome.status, figures["records"], figures["lost"], figures["shards"]) == (0, 500, 0, 1)
+    assert 0 < figures["put_to_ack_p50_ms"] <= figures["put_to_ack_p99_ms"] < 10_000
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_loss_is_status_1(kpl, monkeypatch, as_json):
+    monkeypatch.setattr(stream_reader, "user_records", lambda record, shard: (user_records(record, shard) or [])[1:])
+    outcome = kpl("demo", "--records", "100", *["--json"] * as_json)
+    assert outcome.status == 1
+    if as_json:
+        assert json.loads(outcome.out)["lost"] > 0
+    else:
+        assert re.search(r"^lost [1-9]\d*: not every record came back", outcome.out, re.MULTILINE)
+
+
+def test_a_terminal_sees_how_far_it_is_and_ctrl_c_ends_it():
+    outcome = in_a_terminal("demo", "--records", "1000000", after="put and acknowledged", typed="\x03")
+    assert outcome.status == 130
+    assert "/1000000" in without_escape_codes(outcome.out)
+    assert "interrupted; nothing is left behind" in outcome.out
+    assert "Traceback" not in outcome.out
+
+
+def test_the_same_seed_makes_the_same_records():
+    first, again, other = (DemoRecords(1_000, seed=seed) for seed in (1, 1, 2))
+    assert [first.record(number) for number in range(1_000)] == [again.record(number) for number in range(1_000)]
+    assert first.record(7) != other.record(7)
+    sizes = [len(first.record(number)[1]) for number in range(1_000)]
+    assert (min(sizes) >= 20, max(sizes) <= 2_048, len({first.record(number)[0] for number in range(1_000)})) == (
+        True,
+        True,
+        1_000,
+    )
+
+
+def read(partition_key, data):
+    return ReadRecord("shardId-000000000000", "1", None, partition_key, None, datetime.now(UTC), data)
+
+
+def test_the_inventory_tells_lost_from_duplicated_from_altered():
+    records = DemoRecords(4, seed=1)
+    inventory = Inventory(records)
+    key, data = records.record(2)
+    inventory.add([read(*records.record(0)), read(*records.record(1)), read(*records.record(0))])
+    inventory.add([read(key, data[:-1]), read("another key", data), read(key, b"")])
+    inventory.add([read(*DemoRecords(9, seed=1).record(8))])
+    assert (inventory.found, inventory.lost, inventory.duplicated, inventory.altered) == (2, 2, 1, 4)

@@ -1,0 +1,151 @@
+"""`kpl dlq` as a process of its own: what it counts, shows, sends again, exports and deletes."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kpl_core.spool import DeadLetterQueue, Spool, SpooledRecord, SpoolOptions
+from kpl_core.testing import ErrorAnswer, When
+from kpl_core.user_record import Tier
+from kpl_integrations.local_kinesis import LocalKinesis
+from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
+from tests.cli.kpl_process import Outcome, run, started
+
+STREAM = "orders"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A spool file with 20 bulk letters and then 10 critical ones."""
+    path = tmp_path / "orders.spool"
+    with Spool(SpoolOptions(path=path)) as spool:
+        queue = DeadLetterQueue(spool)
+        for number in range(30):
+            tier: Tier = "bulk" if number < 20 else "critical"
+            record = SpooledRecord(
+                STREAM, f"key-{number}", b"%d" % number, 1_700_000_000.0, tier=tier, metadata={"severity": "major"}
+            )
+            queue.bury_nowait([queue.letter(record, "rate_limited" if number < 20 else "ttl")]).result()
+    return path
+
+
+def counts(file: Path) -> dict[str, int]:
+    outcome = run("dlq", "list", str(file), "--json")
+    assert outcome.status == 0, outcome.err
+    counted: dict[str, int] = json.loads(outcome.out)
+    return counted
+
+
+def test_list_counts_by_reason_and_lists_critical_first(file: Path) -> None:
+    assert counts(file) == {"rate_limited": 20, "ttl": 10, "total": 30}
+    outcome = run("dlq", "list", str(file), "--letters", "--limit", "12")
+    lines = outcome.out.splitlines()
+    assert (outcome.status, len(lines)) == (0, 12)
+    assert all("critical" in line for line in lines[:10])
+    assert "12 of 30" in outcome.err
+    letters = run("dlq", "list", str(file), "--letters", "--tier", "critical", "--json").out.splitlines()
+    assert [json.loads(letter)["partition_key"] for letter in letters] == [f"key-{n}" for n in range(20, 30)]
+
+
+def test_show_prints_one_letter_whole(file: Path) -> None:
+    letter = json.loads(run("dlq", "list", str(file), "--letters", "--limit", "1", "--json").out)
+    outcome = run("dlq", "show", str(file), letter["id"])
+    assert (outcome.status, json.loads(outcome.out)) == (0, letter)
+    assert letter["severity"] == "major"
+    unknown = run("dlq", "show", str(file), "none")
+    assert (unknown.status, unknown.err.startswith("kpl: there is no letter 'none'")) == (4, True)
+
+
+def test_redrive_empties_the_file_into_the_stream_critical_first(file: Path) -> None:
+    with ThreadedLocalKinesis(LocalKinesis({STREAM: 1})) as kinesis:
+        outcome = run("dlq", "redrive", str(file), "--json", "--endpoint-url", kinesis.endpoint_url)
+        assert outcome.status == 0, outcome.err
+        assert json.loads(outcome.out) == {"letters": 30, "delivered": 30, "failed": 0, "damaged": 0}
+        stored = kinesis.call(lambda fake, _: list(fake.records(STREAM)))
+    assert stored
+    assert counts(file) == {"total": 0}
+
+
+def test_a_redrive_that_is_interrupted_is_run_again(file: Path) -> None:
+    with ThreadedLocalKinesis(LocalKinesis({STREAM: 1})) as kinesis:
+        outage = kinesis.call(
+            lambda fake, _: fake.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+        )
+        arguments = ("dlq", "redrive", str(file), "--rate", "5", "--endpoint-url", kinesis.endpoint_url)
+        with started(*arguments) as running:
+            while not kinesis.call(lambda fake, _: outage.fired):
+                pass
+            assert running.end(signal.SIGINT) == 130
+        assert counts(file)["total"] == 30
+        kinesis.call(lambda fake, _: fake.faults.remove(outage))
+        assert run("dlq", "redrive", str(file), "--endpoint-url", kinesis.endpoint_url).status == 0
+    assert counts(file) == {"total": 0}
+
+
+def test_export_and_purge_with_one_filter(file: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "letters.jsonl"
+    assert run("dlq", "export", str(file), str(destination), "--reason", "ttl").status == 0
+    assert len(destination.read_text(encoding="utf-8").splitlines()) == 10
+    assert run("dlq", "purge", str(file), "--reason", "ttl", stdin="n\n").status == 1
+    assert counts(file)["total"] == 30
+    assert run("dlq", "purge", str(file), "--reason", "ttl", "--yes").status == 0
+    assert counts(file) == {"rate_limited": 20, "total": 20}
+
+
+def test_a_file_in_use_and_a_file_that_is_none_are_said_in_one_sentence(file: Path, tmp_path: Path) -> None:
+    with Spool(SpoolOptions(path=file)):
+        outcome = run("dlq", "redrive", str(file), "--region", "us-east-1")
+        assert (outcome.status, "owns this spool" in outcome.err) == (3, True)
+        assert counts(file)["total"] == 30
+    missing = run("dlq", "list", str(tmp_path / "none"))
+    assert (missing.status, missing.err.count("\n")) == (4, 1)
+    wrong = run("dlq", "list", str(file), "--reason", "because")
+    assert (wrong.status, "rate_limited" in wrong.err) == (2, True)
+
+
+def test_a_reason_is_taken_as_list_prints_it(file: Path) -> None:
+    (printed,) = [line for line in run("dlq", "list", str(file)).out.splitlines() if "20" in line]
+    outcome = run("dlq", "list", str(file), "--json", "--reason", printed.rpartition("20")[0].strip())
+    assert (outcome.status, json.loads(outcome.out)) == (0, {"rate_limited": 20, "total": 20})
+
+
+def test_a_purge_that_nobody_can_answer_for_names_the_option(file: Path) -> None:
+    outcome = run("dlq", "purge", str(file), stdin="")
+    assert (outcome.status, "--yes" in outcome.err) == (2, True)
+    assert counts(file)["total"] == 30
+
+
+@pytest.mark.parametrize(
+    ("settings", "endpoint", "words"),
+    [
+        ({"AWS_PROFILE": "nobody"}, (), "profile (nobody) could not be found; check AWS_PROFILE"),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, (), "AWS_SECRET_ACCESS_KEY"),
+        ({}, ("--endpoint-url", "http://127.0.0.1:9"), "cannot be reached; check --endpoint-url"),
+    ],
+)
+def test_a_redrive_without_a_way_to_kinesis_is_one_sentence(
+    kpl: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    file: Path,
+    settings: dict[str, str],
+    endpoint: tuple[str, ...],
+    words: str,
+) -> None:
+    for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", **settings}.items():
+        if value:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name)
+    outcome = kpl("dlq", "redrive", file, "--region", "us-east-1", *endpoint)
+    assert (outcome.status, outcome.err.count("\n")) == (3, 1)
+    assert words in outcome.err
+    assert counts(file)["total"] == 30
+
+
+def test_a_redrive_of_nothing_needs_no_kinesis(kpl: Callable[..., Outcome], file: Path) -> None:
+    outcome = kpl("dlq", "redrive", file, "--tier", "normal", "--region", "us-east-1", "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert json.loads(outcome.out)["letters"] == 0

@@ -1,0 +1,127 @@
+"""`kpl doctor`: every check, well and ill, as a table and as JSON."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kpl_core.testing import ErrorAnswer, When
+from kpl_integrations.cli.checks import clock, open_files, shards, stream as stream_check
+from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+def dated(seconds: float) -> str:
+    return (NOW - timedelta(seconds=seconds)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+
+
+# A check, how it ends, and words of what it says.
+VERDICTS = [
+    (clock(dated(2), NOW), "ok", "within a few seconds"),
+    (clock(dated(60), NOW), "warning", "60 s ahead of the service"),
+    (clock(dated(-60), NOW), "warning", "60 s behind the service"),
+    (clock(dated(600), NOW), "failed", "AWS refuses signatures that are five minutes off"),
+    (clock(None, NOW), "skipped", "does not say"),
+    (clock("yesterday", NOW), "skipped", "does not say"),
+    (stream_check({"StreamStatus": "ACTIVE"}), "ok", "ACTIVE, provisioned, records of 1,024 KiB at most"),
+    (stream_check({"StreamStatus": "UPDATING"}), "warning", "its shards change"),
+    (stream_check({"StreamStatus": "DELETING"}), "failed", "wait until it is ACTIVE, or create it"),
+    (
+        stream_check({"StreamStatus": "ACTIVE", "StreamModeDetails": {"StreamMode": "ON_DEMAND"}}),
+        "ok",
+        "on-demand",
+    ),
+    (shards(4, None), "ok", "4 open, together 4,000 records and 4 MiB a second"),
+    (shards(4, {"ShardLimit": 500, "OpenShardCount": 12}), "ok", "the account uses 12 of 500"),
+    (shards(4, {"ShardLimit": 500, "OpenShardCount": 500}), "warning", "ask AWS to raise the shard quota"),
+    (open_files(None), "ok", "no limit"),
+    (open_files(1_024), "ok", "1,024 at most"),
+    (open_files(64), "warning", "ulimit -n 1024"),
+]
+
+
+@pytest.mark.parametrize(("check", "status", "words"), VERDICTS)
+def test_a_check_says_what_it_found_and_what_to_mend(check, status, words):
+    assert check.status == status
+    assert words in f"{check.found} {check.fix}"
+    assert bool(check.fix) is (status in {"warning", "failed"})
+
+
+def verdicts(out: str) -> dict[str, str]:
+    return {check["name"]: check["status"] for check in json.loads(out)["checks"]}
+
+
+def test_a_stream_that_can_be_used_passes_every_check(kpl, stream):
+    status, out, err = kpl("doctor", *stream.address, "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["ok"] is True
+    assert set(verdicts(out).values()) == {"ok"}
+
+
+def test_in_a_pipe_it_is_a_table_without_escape_codes(stream):
+    status, out, err = run("doctor", *stream.address)
+    assert (status, err) == (0, "")
+    assert "\x1b" not in out
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == [
+        "configuration",
+        "credentials",
+        "connection",
+        "stream",
+        "shards",
+        "list",
+        "clock",
+        "open",
+    ]
+
+
+def test_on_a_terminal_what_is_well_is_green(stream):
+    status, shown, _ = in_a_terminal("doctor", *stream.address)
+    assert status == 0
+    assert "\x1b[32mok" in shown
+    assert "clock" in without_escape_codes(shown)
+
+
+# What is wrong, the check that fails, and words of what to do.
+def test_a_stream_that_is_missing_is_told_with_the_command_that_makes_it(kpl, stream):
+    status, out, _ = kpl("doctor", "missing", *stream.address[1:], "--json")
+    found = verdicts(out)
+    assert (status, found["connection"], found["clock"], found["stream"], found["shards"]) == (
+        3,
+        "ok",
+        "ok",
+        "failed",
+        "skipped",
+    )
+    assert "aws kinesis create-stream --stream-name missing" in out
+
+
+def test_without_a_region_only_this_machine_is_checked(kpl, monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    status, out, _ = kpl("doctor", "orders", "--json")
+    found = verdicts(out)
+    assert (status, found.pop("configuration"), found.pop("open files")) == (3, "failed", "ok")
+    assert set(found.values()) == {"skipped"}
+    assert "--region" in out
+
+
+def test_an_endpoint_that_nobody_listens_to_is_a_failed_connection(kpl):
+    status, out, _ = kpl("doctor", "orders", "--endpoint-url", "http://127.0.0.1:9", "--json")
+    found = verdicts(out)
+    assert (status, found["credentials"], found["connection"], found["stream"]) == (3, "ok", "failed", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("code", "check"),
+    [
+        ("UnrecognizedClientException", "credentials"),
+        ("InvalidSignatureException", "credentials"),
+        ("AccessDeniedException", "stream"),
+    ],
+)
+def test_a_refusal_is_an_answer_and_fails_what_it_speaks_of(kpl, stream, code, check):
+    with stream.fault(ErrorAnswer(code), When(operation="DescribeStreamSummary")):
+        status, out, _ = kpl("doctor", *stream.address, "--json")
+    found = verdicts(out)
+    assert (status, found["connection"], found[check]) == (3, "ok", "failed")
+    assert next(each for each in json.loads(out)["checks"] if each["name"] == check)["fix"]

@@ -1,0 +1,189 @@
+"""Whatever stops a command is one sentence with the fix, on stderr, and a status from the table."""
+
+import socket
+import sys
+
+import pytest
+
+from kpl_core.testing import ErrorAnswer, When
+from kpl_integrations.cli.aws_failures import advice
+from kpl_integrations.cli.exit_code import ExitCode
+from tests.cli.kpl_process import of_program, run
+
+COMMANDS = ("put", "tail")
+
+
+@pytest.fixture
+def nothing(tmp_path):
+    """Return an empty input, so that only the way to Kinesis can be wrong."""
+    path = tmp_path / "nothing"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def unused_port():
+    """Return a port of this machine that refuses connections."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def failing(kpl, nothing):
+    """Run a command that must fail in one sentence; return its status and the sentence."""
+
+    def failing(command, *arguments):
+        outcome = kpl(command, *arguments, *[nothing] * (command == "put"))
+        assert outcome.out == ""
+        assert outcome.err.startswith("kpl: ")
+        assert outcome.err.count("\n") == 1
+        assert "; " in outcome.err, "the fix"
+        return outcome.status, outcome.err
+
+    return failing
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_stream(failing, kinesis, command):
+    status, said = failing(command, "nope", "--endpoint-url", kinesis.endpoint_url)
+    assert status == ExitCode.UNUSABLE
+    assert f"Kinesis at {kinesis.endpoint_url} has no stream 'nope'" in said
+    place = f"--region us-east-1 --endpoint-url {kinesis.endpoint_url}"
+    assert said.endswith(f"or create it: aws kinesis create-stream --stream-name nope --shard-count 1 {place}\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_endpoint_nobody_listens_at(failing, command, unused_port):
+    status, said = failing(command, "demo", "--endpoint-url", f"http://127.0.0.1:{unused_port}")
+    assert status == ExitCode.UNUSABLE
+    assert "cannot be reached; check --endpoint-url" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_credentials(failing, monkeypatch, command):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    status, said = failing(command, "demo", "--region", "eu-west-1")
+    assert status == ExitCode.UNUSABLE
+    assert "no AWS credentials found" in said
+    assert "AWS_PROFILE" in said
+
+
+def test_half_of_the_credentials(failing, monkeypatch):
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    status, said = failing("tail", "demo", "--region", "eu-west-1")
+    assert status == ExitCode.UNUSABLE
+    assert "AWS_SECRET_ACCESS_KEY" in said
+
+
+def test_a_kinesis_on_this_machine_needs_neither_credentials_nor_region(kpl, stream, monkeypatch, nothing):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    assert kpl("put", *stream.address, nothing).status == ExitCode.DONE
+    assert kpl("tail", *stream.address, "--no-follow").status == ExitCode.DONE
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_region(failing, monkeypatch, command):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    assert failing(command, "demo") == (
+        ExitCode.UNUSABLE,
+        "kpl: no region is set; name one with --region, or set AWS_DEFAULT_REGION\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--endpoint-url", "kinesis"), "no URL; write it like http://"),
+        (("--endpoint-url", "http://["), "no URL; write it like http://"),
+        (("--endpoint-url", "http://example.com:port"), "no URL; write it like http://"),
+        (("--region", "eu west"), "check --region, such as eu-west-1, and --endpoint-url"),
+    ],
+)
+def test_a_place_that_cannot_be(failing, options, words):
+    status, said = failing("tail", "demo", *options)
+    assert status == ExitCode.UNUSABLE
+    assert words in said
+
+
+def test_a_profile_that_does_not_exist(failing, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    status, said = failing("tail", "demo")
+    assert status == ExitCode.UNUSABLE
+    assert "profile (nobody) could not be found; check AWS_PROFILE" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "operation", "words"),
+    [
+        ("AccessDeniedException", "ListShards", "IAM policy"),
+        ("UnrecognizedClientException", "ListShards", "renew them"),
+        ("InvalidSignatureException", "ListShards", "clock of this machine"),
+        ("ExpiredTokenException", "GetShardIterator", "renew them"),
+        ("KMSAccessDeniedException", "GetRecords", "the key that encrypts the stream"),
+        ("ValidationException", "GetRecords", "check the stream and the endpoint"),
+    ],
+)
+def test_a_refusal_of_the_service(failing, stream, code, operation, words):
+    with stream.fault(ErrorAnswer(code), When(operation=operation)):
+        status, said = failing("tail", *stream.address, "--no-follow")
+    assert status == ExitCode.UNUSABLE
+    assert f"refuses {operation} of '{stream.name}' ({code}: " in said
+    assert advice(code) in said
+    assert words in said
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_a_file_that_cannot_be_read(kpl, stream, tmp_path, name):
+    outcome = kpl("put", *stream.address, tmp_path / name)
+    assert outcome.status == ExitCode.BAD_INPUT
+    assert outcome.err.startswith(f"kpl: {tmp_path / name} cannot be read (")
+    assert outcome.err.endswith("; check its path and permissions\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("put",), "stream"),
+        (("put", "s", "--key", "k", "--key-field", "f"), "not both"),
+        (("put", "s", "--key-field", "f"), "--format ndjson"),
+        (("put", "s", "--format", "xml"), "ndjson"),
+        (("put", "s", "--skip", "-1"), "--skip"),
+        (("tail", "s", "--limit", "0"), "--limit"),
+        (("demo", "--records", "none"), "--records"),
+        (("demo", "--shards", "0"), "--shards"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_wrong_usage_is_status_2(kpl, arguments, words):
+    outcome = kpl(*arguments)
+    assert (outcome.status, outcome.out) == (ExitCode.WRONG_USAGE, "")
+    assert words in outcome.err.lower()
+
+
+def test_a_process_fails_like_its_main():
+    outcome = run("put", "demo", "--endpoint-url", "kinesis")
+    assert (outcome.status, outcome.out) == (ExitCode.UNUSABLE, "")
+    assert outcome.err == "kpl: --endpoint-url is 'kinesis', no URL; write it like http://127.0.0.1:4567\n"
+
+
+def test_a_missing_extra_is_named():
+    module = "typer"
+    program = f"import sys; sys.modules[{module!r}] = None; from kpl_integrations.cli import main; sys.exit(main())"
+    outcome = of_program(sys.executable, "-c", program, "tail", "s")
+    assert (outcome.status, outcome.out) == (ExitCode.UNUSABLE, "")
+    assert outcome.err == f"kpl: {module} is not installed; pip install 'kpl-integrations[cli,local]'\n"
+
+
+@pytest.mark.parametrize("arguments", [("serve", "--local"), ("keys", "new")])
+def test_what_a_command_needs_beside_its_own_extra_is_named(arguments):
+    module = "prometheus_client"
+    program = f"import sys; sys.modules[{module!r}] = None; from kpl_integrations.cli import main; sys.exit(main())"
+    outcome = of_program(sys.executable, "-c", program, *arguments)
+    assert (outcome.status, outcome.out) == (ExitCode.UNUSABLE, "")
+    assert outcome.err == f"kpl: {module} is not installed; pip install 'kpl-integrations[cli,ingest]'\n"

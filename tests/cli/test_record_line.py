@@ -1,0 +1,58 @@
+"""What a line says, row by row; `kpl put` adds its number to what is wrong with it."""
+
+import pytest
+
+from kpl_core import InvalidUserRecord, UserRecord
+from kpl_integrations.cli.input_format import InputFormat
+from kpl_integrations.cli.record_line import reader_of
+
+LINES, NDJSON = InputFormat
+
+
+def says(line, *, input_format=NDJSON, key=None, key_field=None):
+    return reader_of(input_format, key=key, key_field=key_field)(line, 7)
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "expected"),
+    [
+        (b"text", {"input_format": LINES}, UserRecord("7", b"text")),
+        (b"\xff\x00", {"input_format": LINES, "key": "k"}, UserRecord("k", b"\xff\x00")),
+        (b'{"partition_key": "k", "data": "\xc3\xa9"}', {}, UserRecord("k", b"\xc3\xa9")),
+        (b'{"partition_key": "k", "data": ""}', {}, UserRecord("k", b"")),
+        (b'{"partition_key": "k", "data_base64": "/wA=", "more": 1}', {}, UserRecord("k", b"\xff\x00")),
+        (b'{"partition_key": "k", "data": "d", "explicit_hash_key": "5"}', {}, UserRecord("k", b"d", "5")),
+        (b'{"partition_key": "k", "data": "d", "explicit_hash_key": null}', {}, UserRecord("k", b"d")),
+        (b'{"user": "ann"}', {"key_field": "user"}, UserRecord("ann", b'{"user": "ann"}')),
+        (b'{"user":7, "n":1}', {"key_field": "user"}, UserRecord("7", b'{"user":7, "n":1}')),
+        (b'{"n": 1}', {"key": "k"}, UserRecord("k", b'{"n": 1}')),
+    ],
+)
+def test_a_line_becomes_a_record(line, options, expected):
+    assert says(line, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "words"),
+    [
+        (b"nonsense", {}, "it is no JSON"),
+        (b'{"partition_key": "k", "data": "\xff"}', {}, "it is no JSON"),
+        (b'{"partition_key": "k", "data": "\\ud800"}', {}, "it is no JSON"),
+        (b"[1]", {}, "Expected `object`"),
+        (b'{"data": "d"}', {}, "partition_key"),
+        (b'{"partition_key": 7, "data": "d"}', {}, "Expected `str`"),
+        (b'{"partition_key": "k"}', {}, "either data"),
+        (b'{"partition_key": "k", "data": "d", "data_base64": "ZA=="}', {}, "either data"),
+        (b'{"partition_key": "k", "data_base64": "?"}', {}, "no base64"),
+        (b'{"partition_key": "k", "data_base64": "\xc3\xa9"}', {}, "no base64"),
+        (b'{"n": 1}', {"key_field": "user"}, "field 'user' is missing"),
+        (b'{"user": true}', {"key_field": "user"}, "field 'user' is 'True'"),
+        (b'{"user": 1.5}', {"key_field": "user"}, "a string or a whole number"),
+        (b"7", {"key_field": "user"}, "Expected `object`"),
+        (b"nonsense", {"key": "k"}, "it is no JSON"),
+    ],
+)
+def test_a_line_that_is_no_record_says_why(line, options, words):
+    with pytest.raises(InvalidUserRecord, match=words) as caught:
+        says(line, **options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,82 @@
+"""`kpl serve` as a process: what it prints works as it stands, and a signal ends it in order."""
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.kpl_process import of_program, started
+
+ONE = {"partition_key": "k", "data": "x"}
+
+
+def url_of(line: str) -> str:
+    return line.rsplit(maxsplit=1)[-1]
+
+
+def test_one_command_serves_and_the_lines_it_prints_work_as_they_stand():
+    with started("serve", "--local", "--port", "0") as serve:
+        shown = serve.stdout.readline()
+        while "kpl tail" not in shown:
+            shown += serve.stdout.readline()
+        kpl = f'kpl() {{ "{sys.executable}" -m kpl_integrations.cli "$@"; }}'
+        lines = shown.partition("In another terminal:\n")[2].replace("--from-start", "--from-start --no-follow --json")
+        shell = of_program("bash", "-euc", f"{kpl}\n{lines}")
+        assert shell.status == 0, shell.err
+        assert '{"ack":"queued","accepted":1}' in shell.out
+        assert '"accepted":1000,"delivered":1000,"failed":0' in shell.out
+        assert '"status":"ready"' in shell.out
+        assert shell.out.count('"partition_key":') == 1_001
+        assert serve.end(signal.SIGINT) == 0
+        assert "1,001 accepted: 1,001 delivered, 0 failed, 0 buffered" in serve.stderr.read()
+
+
+def test_sigterm_drains_what_it_took():
+    with started("serve", "--local", "--port", "0", "--stream", "orders:2", "--drain-delay-seconds", "0.5") as serve:
+        url = url_of(serve.stdout.readline())
+        with httpx.Client(timeout=20) as client:
+            for _ in range(20):
+                answer = client.post(f"{url}/v1/streams/orders/records", json={"records": [ONE] * 50})
+                assert answer.status_code == 202
+            serve.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            assert client.get(f"{url}/readyz").status_code == 503
+            assert client.get(f"{url}/livez").status_code == 200
+            assert client.post(f"{url}/v1/streams/orders/records", json=ONE).status_code == 202
+        assert serve.end() == 0
+        said = serve.stderr.read()
+        assert "not ready any more" in said
+        assert "1,001 accepted: 1,001 delivered" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("--port", "0"), 2, "no credentials are configured"),
+        (("--local", "--port", "0", "--stream", "a:none"), 2, "write NAME or NAME:SHARDS"),
+        (("--local", "--port", "0", "--tls-key", "key.pem"), 2, "belong together"),
+        (("--local", "--port", "0", "--host", "0.0.0.0"), 2, "checks no credentials"),  # noqa: S104 - refused
+        (("--port", "0", "--tenants", "/nowhere/tenants.toml"), 2, "tenants.toml"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_sentence(kpl, arguments, status, words):
+    outcome = kpl("serve", *arguments)
+    assert (outcome.status, words in outcome.err) == (status, True), outcome.err
+
+
+def test_tenants_of_a_file_are_asked_for_their_keys(tmp_path: Path, kpl):
+    made = json.loads(kpl("keys", "new", "--json").out)
+    key, digest = made["api_key"], made["stored"]
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(f'[[tenant]]\nid = "acme"\napi_keys = ["{digest}"]\nstreams = ["demo"]\n')
+    with started("serve", "--local", "--port", "0", "--tenants", str(tenants)) as serve:
+        url = url_of(serve.stdout.readline()) + "/v1/streams/demo/records"
+        assert httpx.post(url, json=ONE).status_code == 401
+        assert httpx.post(url, json=ONE, headers={"authorization": "Bearer nonsense"}).status_code == 401
+        assert httpx.post(url, json=ONE, headers={"authorization": f"Bearer {key}"}).status_code == 202
+        assert serve.end(signal.SIGINT) == 0
+        assert key not in serve.stderr.read()
