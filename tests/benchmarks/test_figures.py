@@ -1,0 +1,75 @@
+"""Medians, ranges and ratios: a ratio never compares two moments of the machine."""
+
+from xml.etree import ElementTree as ET
+
+from benchmarks.figures import figure_of, ratio_of
+from benchmarks.ledger import Verdict
+from benchmarks.plan import Row, full_plan, short_plan
+from benchmarks.plot import draw
+from benchmarks.rounds import Answer, Results
+from benchmarks.table import as_markdown, as_text, tables_of
+from benchmarks.workload import Workload
+
+WORK = Workload(record_count=100)
+OURS = Row("peers", "kpl_core", WORK, "program")
+PEER = Row("peers", "peer", WORK, "program", environment="peer")
+BROKEN = Row("peers", "broken", WORK, "program", environment="broken")
+
+
+def answer(cpu_seconds: float, *, misrouted: int = 0) -> Answer:
+    figures = {"cpu_seconds": cpu_seconds, "wall_seconds": cpu_seconds, "acknowledged": 100, "bytes_in": 15_000}
+    return Answer(figures | {"requests": 4}, Verdict(user_records=100, misrouted=misrouted))
+
+
+def results() -> Results:
+    return Results(
+        [OURS, PEER, BROKEN],
+        {
+            # The machine halves its speed in the second round: both halve, the ratio stays.
+            OURS.key: [answer(1.0), answer(2.0), answer(1.0)],
+            PEER.key: [answer(4.0, misrouted=95), answer(8.0, misrouted=95), answer(4.0, misrouted=90)],
+            BROKEN.key: [Answer(failure="could not be installed: no wheel")] * 3,
+        },
+    )
+
+
+def test_a_rate_is_the_median_of_its_rounds_with_its_range() -> None:
+    figure = figure_of(results(), OURS)
+    assert figure is not None
+    assert (figure.smallest, figure.median, figure.largest) == (50, 100, 100)
+    assert figure.text() == "100 [50 - 100]"
+
+
+def test_a_ratio_is_taken_within_each_round() -> None:
+    ratio = ratio_of(results(), OURS, PEER)
+    assert ratio is not None
+    assert (ratio.smallest, ratio.median, ratio.largest) == (4, 4, 4)
+
+
+def test_a_producer_that_could_not_be_measured_stands_in_the_table_and_says_why() -> None:
+    peers, failures = tables_of(results())
+    assert ("broken", "NOT MEASURED") in [row[:2] for row in peers.rows]
+    assert failures.rows == [(BROKEN.key, "could not be installed: no wheel")]
+    assert ratio_of(results(), OURS, BROKEN) is None
+
+
+def test_what_the_sink_found_wrong_stands_in_the_table() -> None:
+    table, _ = tables_of(results())
+    assert "95 % misrouted" in as_text(table)
+    assert "95 % misrouted" in as_markdown(table)
+
+
+def test_the_columns_of_the_text_table_are_aligned() -> None:
+    table, _ = tables_of(results())
+    rule, header, _, *rows = as_text(table).splitlines()[1:7]
+    assert {len(line) for line in (header, *rows)} == {len(rule)}
+
+
+def test_the_plot_is_well_formed_and_holds_every_producer() -> None:
+    texts = [node.text or "" for node in ET.fromstring(draw(results())).iter() if node.tag.endswith("text")]  # noqa: S314
+    assert all(any(row.subject in text for text in texts) for row in (OURS, PEER, BROKEN))
+
+
+def test_no_two_rows_of_a_plan_share_a_name() -> None:
+    for plan in (short_plan(), full_plan()):
+        assert len({row.key for row in plan}) == len(plan)

@@ -1,0 +1,17 @@
+"""Chaos runs over real sockets, files and processes, in real time. `KPL_CHAOS=short`: a tenth of it."""
+
+import os
+
+import pytest
+
+SHORT = os.environ.get("KPL_CHAOS") == "short"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def is_short() -> bool:
+    return SHORT

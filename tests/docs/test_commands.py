@@ -1,0 +1,154 @@
+"""Every command on every page is executed: here, by the gate, or by the test that the table names."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import kpl_core
+from kpl_core.spool import DeadLetterQueue, Spool, SpooledRecord, SpoolOptions
+from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+GATE = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
+
+
+# Commands that somebody else executes: a pattern, and who.
+ELSEWHERE = {
+    r"kpl demo|python -m pytest|pip install --.*": ".ci/run",
+    r"make \w+.*": ".ci/run",
+    r"python3 -m venv .*": "tests/packaging/environment.py",
+    r"pip install '(?:kpl-integrations|\.)\[.*\]'.*": "tests/packaging/test_each_extra.py",
+    r"export .*|uvicorn app:app .*|curl .*/orders .*": "tests/docs/test_tutorial.py",
+    r"python -m benchmarks.*": "benchmarks",
+    r"opentelemetry-instrument .*": "tests/otel/test_programs.py",
+    r"kpl top .*": "tests/cli/test_top.py",
+}
+# They go on until somebody ends them.
+LASTING = r"kpl (?:local|serve|top|coordinate)\b|kpl tail (?!.*--no-follow)|tail -F "
+SECONDS = 30
+
+
+class Command(NamedTuple):
+    place: str
+    text: str
+
+
+def _commands() -> Iterator[Command]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in re.finditer(r"^```(?:sh|bash|console)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            joined = re.sub(r"\s*\\\n\s*|(?<=\|)\n\s*", " ", block[1])
+            for line in joined.splitlines():
+                command = re.sub(r"\s+#.*$", "", line).strip()
+                if command and not command.startswith("#"):
+                    yield Command(str(page.relative_to(ROOT)), command)
+
+
+COMMANDS = sorted(set(_commands()))
+HERE = [command for command in COMMANDS if not any(re.fullmatch(pattern, command.text) for pattern in ELSEWHERE)]
+
+
+@pytest.fixture(scope="module")
+def kinesis() -> Iterator[ThreadedLocalKinesis]:
+    with ThreadedLocalKinesis(LocalKinesis({"orders": 2, "clicks": 1})) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with the files that the pages speak of."""
+    (tmp_path / "access.log").write_text("GET /\n" * 10, encoding="utf-8")
+    (tmp_path / "orders.ndjson").write_text('{"customer_id": "ada", "total": 12}\n' * 10, encoding="utf-8")
+    tenant = f'[[tenant]]\nid = "acme"\napi_keys = ["{stored_key(new_api_key())}"]\n'
+    (tmp_path / "tenants.toml").write_text(tenant, encoding="utf-8")
+    with Spool(SpoolOptions(path=tmp_path / "orders.spool")) as spool:
+        queue = DeadLetterQueue(spool)
+        record = SpooledRecord("orders", "ada", b"...", 1_700_000_000.0)
+        for reason in ("invalid", "ttl"):
+            queue.bury_nowait([queue.letter(record, reason)]).result()
+    return tmp_path
+
+
+def _environment(kinesis: ThreadedLocalKinesis) -> dict[str, str]:
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": PACKAGES,
+        "AWS_ENDPOINT_URL_KINESIS": kinesis.endpoint_url,
+        # Ports of its own, whatever a page says.
+        "KPL_INGEST_PORT": "0",
+    }
+
+
+def _executed(text: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a line in a shell; end what lasts by Ctrl-C when it has had two seconds."""
+    with subprocess.Popen(
+        ["bash", "-o", "pipefail", "-c", text],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            if re.search(LASTING, text):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said = process.communicate(timeout=2.0)[0]
+                    return process.returncode, said
+                os.killpg(process.pid, signal.SIGINT)
+            said = process.communicate(timeout=SECONDS)[0]
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("command", HERE, ids=lambda command: f"{command.place}: {command.text}")
+def test_a_command_on_a_page_does_what_it_should(command: Command, folder: Path, kinesis: ThreadedLocalKinesis) -> None:
+    text = command.text
+    if "0193..." in text:
+        listed = _executed("kpl dlq list orders.spool --letters --json", folder, _environment(kinesis))[1]
+        text = text.replace("0193...", re.findall(r'"id":\s*"([^"]+)"', listed)[0])
+    # The port of a page may be somebody else's here.
+    text = re.sub(r"kpl local\b", "kpl local --port 0", text)
+    status, said = _executed(text, folder, _environment(kinesis))
+    assert status in ({0, 130} if re.search(LASTING, text) else {0}), said
+    assert "Traceback" not in said
+
+
+def test_what_is_executed_elsewhere_is_executed_there() -> None:
+    for command in COMMANDS:
+        for pattern, place in ELSEWHERE.items():
+            if re.fullmatch(pattern, command.text):
+                assert (ROOT / place).exists()
+
+
+@pytest.mark.parametrize("target", sorted({text.split()[1] for _, text in COMMANDS if text.startswith("make ")}))
+def test_a_target_of_make_is_there_and_the_gate_or_a_release_calls_it(target: str) -> None:
+    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+    release = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
+    assert f" {target}" in GATE or f"make {target}" in release
+
+
+@pytest.mark.parametrize(
+    "extra",
+    sorted(
+        {extra for _, text in COMMANDS for extras in re.findall(r"\[([\w,]+)\]", text) for extra in extras.split(",")}
+    ),
+)
+def test_an_extra_that_a_page_installs_exists(extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert extra in project["optional-dependencies"]

@@ -1,0 +1,50 @@
+"""docs/comparison.md: every cell has its evidence, and what it names here exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+HEAD, _, *ROWS = (line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| "))
+PRODUCTS = HEAD[-8:]
+SECTIONS: dict[str, str] = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+
+
+def _section(row: list[str]) -> str:
+    link = re.search(r"\(#(.+?)\)", row[0])
+    assert link is not None
+    return next(text for title, text in SECTIONS.items() if _anchor(title) == link[1])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].partition("]")[0].strip("["))
+def test_every_cell_of_a_row_has_its_evidence(row: list[str]) -> None:
+    assert len(row) == len(PRODUCTS) + 1
+    section = _section(row)
+    if "(#speed)" not in row[0]:
+        assert [product for product in PRODUCTS if f"**{product}**" not in section] == []
+
+
+def test_the_evidence_that_is_here_exists() -> None:
+    named = set(re.findall(r"`((?:tests|benchmarks|docs)/[\w/.]+)`", PAGE))
+    assert len(named) > 20
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_the_speeds_are_the_measured_ones() -> None:
+    results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
+    (row,) = (row for row in ROWS if "(#speed)" in row[0])
+    for product, program in {
+        "kpl-integrations": "kpl_core",
+        "aiokpl": "aiokpl",
+        "async-kinesis": "async-kinesis",
+    }.items():
+        measured = re.search(rf"^\| {program} \| ([\d,]+) ", results, re.MULTILINE)
+        assert measured is not None
+        claimed = float(row[1 + PRODUCTS.index(product)].replace(",", ""))
+        assert claimed == pytest.approx(float(measured[1].replace(",", "")), rel=0.1)

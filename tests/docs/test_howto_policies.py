@@ -1,0 +1,46 @@
+"""The programs on the page about rates and fairness run, and print what their comments say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kpl_core.fair_queue import FairQueue
+from kpl_core.rate_limiter.admission_gate import OVERFLOW
+from kpl_core.user_record import TIERS
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "policies.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("code", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_a_program_on_the_page_prints_what_it_says(
+    code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "Producer(" in code:
+        with ThreadedLocalKinesis(LocalKinesis({"orders": 1})) as kinesis:
+            monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", kinesis.endpoint_url)
+            exec(compile(code, "policies.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
+    else:
+        exec(compile(code, "policies.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    promised = re.findall(r"print\(.*\)  # (.+)$", code, re.MULTILINE)
+    assert [line for line in promised if line not in printed.out.splitlines()] == []
+
+
+def test_the_table_of_overflow_is_the_gates() -> None:
+    words = {"queued": "waits as", "downgraded": "waits as", "diverted": "the fallback handler", "refused": "refused"}
+    for (overflow, tier), (verdict, waits_in) in OVERFLOW.items():
+        (row,) = re.findall(rf'^\| `"{overflow}"` \| (.+?) \| (.+?) \| (.+?) \|$', PAGE, re.MULTILINE)
+        assert row[TIERS.index(tier)] == " ".join(filter(None, [words[verdict], waits_in]))
+
+
+def test_a_thousand_newcomers_are_each_served_once_before_anybodys_second_turn() -> None:
+    queue: FairQueue[str] = FairQueue(weight_of=lambda flow: 1_000 if flow == "heavy" else 1)
+    for flow in ["heavy", *map(str, range(1_000))]:
+        for _ in range(2):
+            queue.push(flow, flow, 1)
+
+    assert len({queue.pop() for _ in range(1_001)}) == 1_001

@@ -1,0 +1,97 @@
+"""Every page is in the site's navigation, every link leads somewhere, every block of Python on every page runs."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kpl_core
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+OUTSIDE = sorted(ROOT.glob("*.md"))
+PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
+# These say what their programs print, and are run one by one: test_howto.py, test_howto_policies.py, test_tutorial.py.
+RUN_ELSEWHERE = {
+    DOCS / "configuration.md",
+    DOCS / "howto" / "policies.md",
+    DOCS / "howto" / "producer.md",
+    DOCS / "howto" / "testing.md",
+    DOCS / "tutorial.md",
+}
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
+    plain = (re.sub(r"\[(.+?)\]\(.+?\)", r"\1", title) for title in titles)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in plain}
+
+
+def _broken_links(page: Path) -> Iterator[str]:
+    prose = re.sub(r"^```.*?^```$", "", _text(page), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\[[^]]*\]\(([^)\s]+)\)", prose):
+        path, _, anchor = target.partition("#")
+        if path.startswith(("http://", "https://", "mailto:")):
+            continue
+        found = (page.parent / path) if path else page
+        if not found.exists() or (anchor and found.suffix == ".md" and anchor not in _anchors(found)):
+            yield target
+
+
+@pytest.mark.parametrize("page", [*OUTSIDE, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert list(_broken_links(page)) == []
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    navigation = _text(ROOT / "mkdocs.yml").partition("\nnav:\n")[2]
+    named = re.findall(r"^\s+- (?:[^:\n]+: )?([\w/.-]+\.md)$", navigation, re.MULTILINE)
+    assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
+
+
+def _programs(page: Path) -> list[str]:
+    """Return the page's Python, but for what is shown to be replaced."""
+    found = re.findall(r"^```python(?: title=\"(.*?)\")?\n(.*?)^```$", _text(page), re.MULTILINE | re.DOTALL)
+    return [code for title, code in found if not title.startswith("before")]
+
+
+WITH_PROGRAMS = [page for page in PAGES if page not in RUN_ELSEWHERE and _programs(page)]
+
+
+@pytest.fixture(scope="module")
+def kinesis() -> Iterator[ThreadedLocalKinesis]:
+    with ThreadedLocalKinesis(LocalKinesis({"orders": 4, "logs": 1})) as running:
+        yield running
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_python_on_a_page_runs_and_prints_what_it_says(
+    page: Path, kinesis: ThreadedLocalKinesis, tmp_path: Path
+) -> None:
+    programs = _programs(page)
+    for number, code in enumerate(programs):
+        (tmp_path / f"block_{number}.py").write_text(code, encoding="utf-8")
+    # One interpreter for a page: most of the time would go to imports.
+    runner = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", runner, *sorted(map(str, tmp_path.glob("block_*.py")))],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": PACKAGES, "AWS_ENDPOINT_URL_KINESIS": kinesis.endpoint_url},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    promised = [line for code in programs for line in re.findall(r"print\(.*\)  # (.+)$", code, re.MULTILINE)]
+    assert [line for line in promised if line not in ended.stdout.splitlines()] == []

@@ -1,0 +1,117 @@
+"""Each extra alone, in a clean environment outside the checkout: installed, imported, and tried."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.environment import Environment
+
+EXTRAS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
+
+# What a user of that extra alone does first; "" is the distribution without any.
+SMOKE = {
+    "": """
+import anyio
+from kpl_core import Producer
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+
+async def main():
+    async with Producer(transport=FakeTransport(FakeKinesis({"orders": 1}))) as producer:
+        assert (await (await producer.put("orders", partition_key="42", data=b"..."))).successful
+
+anyio.run(main)
+import kpl_integrations.asgi
+""",
+    "fastapi": """
+from fastapi import FastAPI
+from kpl_core import Config
+from kpl_integrations.fastapi import KinesisRouter
+FastAPI().include_router(KinesisRouter(Config(region="us-east-1")))
+""",
+    "ingest": """
+from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.ingest.tenants import OpenTenants, Tenant
+IngestGateway(load_settings(region="us-east-1"), OpenTenants(Tenant(id="local")))
+""",
+    "logging": """
+import logging
+from kpl_integrations.logging_handler import KinesisHandler
+logging.getLogger().addHandler(KinesisHandler("logs", region="us-east-1"))
+""",
+    "otel": """
+from kpl_integrations.otel import KinesisSpanExporter
+""",
+    "otel-json": """
+from kpl_integrations.otel import KinesisSpanExporter
+import opentelemetry.exporter.otlp.json.common
+""",
+    "prometheus": """
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
+assert b"kinesis_producer" in PrometheusMetrics().exposition()[0]
+""",
+    "redis": """
+import redis.asyncio
+""",
+    "cli": """
+from kpl_integrations.cli import main
+import sys
+sys.argv = ["kpl", "--help"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+""",
+    "local": """
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+with ThreadedLocalKinesis(LocalKinesis({"orders": 1})) as kinesis:
+    print(kinesis.endpoint_url)
+""",
+    "cbor": """
+from kpl_core import Config
+Config(wire_path="cbor")
+""",
+    "all": """
+import kpl_core, kpl_integrations.fastapi, kpl_integrations.local_kinesis, kpl_integrations.logging_handler
+""",
+}
+OPTIONAL = {
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "orjson",
+    "pydantic",
+    "opentelemetry",
+    "prometheus_client",
+    "redis",
+    "typer",
+    "rich",
+}
+
+
+def test_every_extra_is_tried() -> None:
+    assert set(SMOKE) - {""} == set(EXTRAS)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("extra", SMOKE, ids=lambda extra: extra or "none")
+def test_an_extra_alone_is_enough(extra: str, wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install(f"{wheel}[{extra}]" if extra else str(wheel))
+    environment.pip("check")
+    (tmp_path / "smoke.py").write_text(SMOKE[extra], encoding="utf-8")
+    environment.run("-W", "error", "smoke.py")
+    if not extra:
+        # kpl_core brings no optional package, and needs none.
+        assert environment.modules_after("import kpl_core") & OPTIONAL == set()
+
+
+@pytest.mark.timeout(300)
+def test_the_sdist_builds_the_same_package(sdist: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install(str(sdist))
+    (tmp_path / "smoke.py").write_text(SMOKE[""], encoding="utf-8")
+    environment.run("-W", "error", "smoke.py")
