@@ -1,0 +1,74 @@
+"""kpl_core with its hot path compiled, beside the sources, for rows of the same table.
+
+python -m benchmarks.compiled        builds it, in a minute or two; again only if the sources have changed
+
+The same interpreter runs both: the compiled packages stand in a folder of their own, from which the
+programs of this package are started, so that they come before the sources.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.reason import reason_in
+from benchmarks.sink_process import REPOSITORY
+
+__all__ = ["COMPILED", "DIRECTORY", "why_not_built"]
+
+#: The environment of the rows that need it.
+COMPILED = "compiled"
+DIRECTORY = REPOSITORY / ".venv-bench" / COMPILED
+
+_SOURCES = ("kpl_core", "kpl_integrations", "pyproject.toml", "README.md", "LICENSE")
+_STAMP = DIRECTORY / "built-from"
+
+
+def why_not_built() -> str:
+    """Return an empty string if what stands in `DIRECTORY` was built from these sources, else what to do."""
+    if _STAMP.exists() and _STAMP.read_text() == _fingerprint():
+        return ""
+    return "not built from these sources; python -m benchmarks.compiled builds it"
+
+
+def _fingerprint() -> str:
+    sources = sorted((REPOSITORY / "kpl_core").rglob("*.py"))
+    texts = b"".join(source.read_bytes() for source in [*sources, REPOSITORY / "pyproject.toml"])
+    return f"{sys.version_info[:3]} {hashlib.sha256(texts).hexdigest()}"
+
+
+def build() -> str:
+    """Build it; return an empty string, or why that failed."""
+    fingerprint = _fingerprint()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade"]
+    # In a copy: the compiler leaves its modules beside the sources for a while, where everybody would import them.
+    with tempfile.TemporaryDirectory() as copy:
+        for source in _SOURCES:
+            if (REPOSITORY / source).is_dir():
+                shutil.copytree(REPOSITORY / source, Path(copy, source), ignore=shutil.ignore_patterns("*.so"))
+            else:
+                shutil.copy(REPOSITORY / source, copy)
+        try:
+            subprocess.run(
+                [*pip, "--target", str(DIRECTORY), copy],
+                env={**os.environ, "HATCH_BUILD_HOOK_ENABLE_MYPYC": "1"},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        except subprocess.CalledProcessError as error:
+            return reason_in(error.stderr) or f"pip ended with exit code {error.returncode}"
+    programs = DIRECTORY / Path(__file__).parent.name
+    if not programs.exists():
+        programs.symlink_to(REPOSITORY / "benchmarks", target_is_directory=True)
+    _STAMP.write_text(fingerprint)
+    return ""
+
+
+if __name__ == "__main__":
+    failure = why_not_built() and build()
+    print(failure or "built", file=sys.stderr)
+    sys.exit(bool(failure))

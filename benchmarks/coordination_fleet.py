@@ -1,0 +1,276 @@
+"""A fleet of workers in virtual time, against one limit: ours, or the algorithm of AWS's example.
+
+Everything that decides is the real thing (leaseholder, meeting, lease table, token bucket, the
+proportional arithmetic); what is simulated is time, traffic and death. A meeting takes no time.
+"""
+
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from kpl_core.coordination.demand import Usage
+from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_table import TableRules
+from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
+from kpl_core.coordination.proportional import initial_limit, scaled_limit
+from kpl_core.coordination.store import Listing, Reading, StoreFailed, Written
+from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.token_bucket import TokenBucket
+
+__all__ = ["BURST_SECONDS", "Fleet", "Leased", "Scaled", "SimulatedStore"]
+
+STEP_SECONDS = 0.02
+BURST_SECONDS = 0.1
+RESOURCE = "orders/shard-0"
+# What a caller has waiting at most, in seconds of its offered rate: the rest is shed.
+BACKLOG_SECONDS = 2.0
+
+
+def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
+    """Run a coroutine that never has to wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stopped:
+        return stopped.value
+    message = "it waits"
+    raise AssertionError(message)
+
+
+class SimulatedStore(MemoryStore):
+    """A memory store that can be down, and counts its calls."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.is_down = False
+        self.calls: dict[str, int] = {}
+
+    def _called(self, kind: str) -> None:
+        self.calls[kind] = self.calls.get(kind, 0) + 1
+        if self.is_down:
+            message = "down"
+            raise StoreFailed(message, reason="down")
+
+    async def read(self, name: str) -> Reading:
+        """Return one object."""
+        self._called("read")
+        return await super().read(name)
+
+    async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
+        """Write an object."""
+        self._called("write")
+        return await super().write(name, body, expected=expected)
+
+    async def read_all(self, prefix: str) -> Listing:
+        """Return all objects whose names begin alike."""
+        self._called("read_all")
+        return await super().read_all(prefix)
+
+
+class Algorithm(Protocol):
+    """One worker's part in keeping the limit."""
+
+    def tick(self, usage: Usage, now: float) -> None:
+        """Look, and meet the others if it is time."""
+
+    def next_tick(self, now: float) -> float:
+        """Return when to look again."""
+
+    def rate(self) -> float:
+        """Return what this worker may use now, units a second."""
+
+
+class Leased:
+    """Ours: the policy `leases`."""
+
+    def __init__(
+        self, index: int, fleet: "Fleet", *, max_workers: int, interval: float = 5.0, weight: float = 1.0, tier: int = 1
+    ) -> None:
+        self._fleet = fleet
+        self._interval = interval
+        self.name = f"worker-{index}"
+        self.holder = Leaseholder(
+            HolderRules(
+                worker_id=self.name, interval_seconds=interval, max_workers=max_workers, weight=weight, tier=tier
+            )
+        )
+        self.complaints: list[str] = []
+        self.meeting = LeaseMeeting(
+            fleet.store,
+            self.holder,
+            TableRules(interval_seconds=interval),
+            worker_id=self.name,
+            may_compute=True,
+            complain=lambda reason, sentence: self.complaints.append(f"{reason}: {sentence}"),
+        )
+        self._usual = 0.0
+        self._limit = (fleet.limit, fleet.limit)
+
+    def tick(self, usage: Usage, now: float) -> None:
+        """Look, and meet the others if it is time."""
+        self.holder.look({RESOURCE: usage}, now)
+        if self.holder.wants_meeting(now, usual_seconds=self._usual):
+            self._usual = self._interval * self._fleet.chance.uniform(0.9, 1.1)
+            try:
+                finished(self.meeting.meet(self._fleet.clock, self._fleet.clock))
+            except StoreFailed:
+                self._usual *= 0.3
+
+    def next_tick(self, now: float) -> float:
+        """Return when to look again."""
+        return min(now + self._interval / 5, max(now + STEP_SECONDS, self.holder.meeting_at(usual_seconds=self._usual)))
+
+    def rate(self) -> float:
+        """Return what this worker may use now, units a second."""
+        return self.holder.share(RESOURCE, self._limit)[0]
+
+
+class Scaled:
+    """The example's: every worker scales its own limit; one aggregator, if it lives, sums consumption."""
+
+    def __init__(
+        self,
+        index: int,
+        fleet: "Fleet",
+        *,
+        worker_max_share: float = 0.75,
+        interval: float = 5.0,
+        staleness: float = 15.0,
+    ) -> None:
+        self.name = f"worker-{index}"
+        self._fleet = fleet
+        self._interval = interval
+        self._staleness = staleness
+        self._worker_max = fleet.limit * worker_max_share
+        self._limit = initial_limit(aggregate_max=fleet.limit, worker_max=self._worker_max)
+        self._last: tuple[float, float] | None = None
+        self._sync_at = fleet.now + interval * fleet.chance.uniform(0.9, 1.1)
+
+    def tick(self, usage: Usage, now: float) -> None:
+        """Report, sum up if the aggregator lives, and scale."""
+        if now < self._sync_at or self._fleet.store.is_down:
+            return
+        self._sync_at = now + self._interval * self._fleet.chance.uniform(0.9, 1.1)
+        rate = 0.0 if self._last is None else (usage.sent - self._last[1]) / (now - self._last[0])
+        self._last = (now, usage.sent)
+        self._fleet.consumptions[self.name] = (now, rate)
+        # The aggregator's own loop, as seen from whoever comes by.
+        if not self._fleet.aggregator_is_dead and now - self._fleet.summed_at >= self._interval:
+            fresh = [rate for at, rate in self._fleet.consumptions.values() if now - at <= self._staleness]
+            self._fleet.summed_at, self._fleet.consumption = now, sum(fresh)
+        if self._fleet.consumption is not None:
+            self._limit = scaled_limit(
+                self._limit,
+                aggregate_max=self._fleet.limit,
+                aggregate_current=self._fleet.consumption,
+                worker_max=self._worker_max,
+            )
+
+    def next_tick(self, now: float) -> float:
+        """Return when to look again."""
+        return now + self._interval / 20
+
+    def rate(self) -> float:
+        """Return what this worker may use now, units a second."""
+        return self._limit
+
+
+class _Worker:
+    def __init__(self, algorithm: Any, offered: Callable[[float], float], now: float, first_tick: float) -> None:  # noqa: ANN401
+        self.algorithm = algorithm
+        self.offered = offered
+        self.rate = algorithm.rate()
+        self.bucket = TokenBucket([(self.rate, self.rate * BURST_SECONDS)], now=now)
+        self.backlog = 0.0
+        self.arrived = 0.0
+        self.sent = 0
+        self.next_tick = first_tick
+        self.is_alive = True
+
+
+class Fleet:
+    """Workers come and go; `sent` is the number of units sent in each step, `by_worker` of each worker."""
+
+    def __init__(self, limit: float, *, seed: int = 1) -> None:
+        self.limit = limit
+        self.now = 0.0
+        self.chance = random.Random(seed)
+        self.store = SimulatedStore(self.clock)
+        self.workers: list[_Worker] = []
+        self.sent: list[int] = []
+        self.consumptions: dict[str, tuple[float, float]] = {}
+        self.consumption: float | None = None
+        self.summed_at = -1e9
+        self.aggregator_is_dead = False
+
+    def clock(self) -> float:
+        """Return the fleet's time, seconds."""
+        return self.now
+
+    def start(
+        self,
+        count: int,
+        algorithm: Callable[[int, "Fleet"], Any],
+        offered: Callable[[float], float],
+        *,
+        within: float = 0.5,
+    ) -> list[_Worker]:
+        """Start workers, each of which first meets the others at some moment `within` so many seconds."""
+        started = []
+        for _ in range(count):
+            first = self.now + self.chance.uniform(0.0, within)
+            started.append(_Worker(algorithm(len(self.workers), self), offered, self.now, first))
+            self.workers.append(started[-1])
+        return started
+
+    def kill(self, workers: list[_Worker]) -> None:
+        """Let workers vanish without a word."""
+        for worker in workers:
+            worker.is_alive = False
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        for _ in range(round(seconds / STEP_SECONDS)):
+            self.now = round(self.now + STEP_SECONDS, 6)
+            total = 0
+            for worker in self.workers:
+                if worker.is_alive:
+                    total += self._step(worker)
+            self.sent.append(total)
+
+    def _step(self, worker: _Worker) -> int:
+        now = self.now
+        offered = worker.offered(now)
+        arriving = offered * STEP_SECONDS
+        worker.arrived += arriving
+        worker.backlog = min(worker.backlog + arriving, max(1.0, offered * BACKLOG_SECONDS))
+        if now >= worker.next_tick:
+            waiting = worker.backlog if worker.backlog >= 1.0 else 0.0
+            usage = Usage(
+                (self.limit, self.limit), (worker.arrived, worker.arrived), (waiting, waiting), float(worker.sent), 0.0
+            )
+            worker.algorithm.tick(usage, now)
+            worker.next_tick = worker.algorithm.next_tick(now)
+            rate = worker.algorithm.rate()
+            if rate != worker.rate:
+                worker.rate = rate
+                worker.bucket.set_rate(0, rate, now, capacity=rate * BURST_SECONDS)
+        sent = 0
+        while worker.backlog >= 1.0 and worker.bucket.try_take((1.0,), now):
+            worker.backlog -= 1.0
+            sent += 1
+        worker.sent += sent
+        return sent
+
+    def shares(self, *, start: float = 0.0, end: float | None = None, window: float = 1.0) -> list[float]:
+        """Return what was sent in each window that lies between two instants, as a share of the limit."""
+        first = round(start / STEP_SECONDS)
+        last = len(self.sent) if end is None else round(end / STEP_SECONDS)
+        width = round(window / STEP_SECONDS)
+        if last - first < width:
+            return []
+        total = sum(self.sent[first : first + width])
+        found = [total]
+        for step in range(first + width, last):
+            total += self.sent[step] - self.sent[step - width]
+            found.append(total)
+        return [each / (self.limit * window) for each in found]

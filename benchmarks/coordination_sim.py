@@ -1,0 +1,213 @@
+"""Total rate against the limit, over time, for each case of the coordination page: ours, and AWS's example.
+
+python -m benchmarks.coordination_sim               print the table, write docs/benchmarks/coordination.svg and .md
+python -m benchmarks.coordination_sim --scale       10,000 workers, 1,000 shards: how long a summary takes
+
+Everything but the last is in virtual time, so it says the same on every machine.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.coordination_fleet import Fleet, Leased, Scaled
+from benchmarks.coordination_plot import draw
+from benchmarks.coordination_scale import measure as measure_scale
+
+__all__ = ["CASES", "LIMIT", "Case", "Outcome", "run"]
+
+LIMIT = 1_000.0
+INTERVAL = 5.0
+WORKERS = 20
+# As many as a deployment of 20 may grow to.
+MAX_WORKERS = 24
+HOT = 5_000.0
+DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
+
+Start = Callable[[int, Fleet], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        name: what happens.
+        bound: what is promised of ours.
+        play: lets it happen to a fleet; returns the figures by their names.
+        seconds: from when to when it is drawn.
+    """
+
+    name: str
+    bound: str
+    play: Callable[[Fleet, Start], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case: figures, and the total in each window of a second as a share of the limit."""
+
+    figures: dict[str, float]
+    totals: list[float]
+
+
+def leased(index: int, fleet: Fleet) -> Leased:
+    """Return a worker of ours."""
+    return Leased(index, fleet, max_workers=MAX_WORKERS)
+
+
+def scaled(index: int, fleet: Fleet) -> Scaled:
+    """Return a worker of the example."""
+    return Scaled(index, fleet)
+
+
+def always(_: float) -> float:
+    """Offer far more than the limit."""
+    return HOT
+
+
+def mean(values: list[float]) -> float:
+    """Return the mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def cold_start(fleet: Fleet, start: Start) -> dict[str, float]:
+    """Twenty workers begin within half a second."""
+    fleet.start(WORKERS, start, always)
+    fleet.run(60)
+    return {
+        "most in a second": max(fleet.shares()),
+        "after 3 intervals": min(fleet.shares(start=3 * INTERVAL, end=5 * INTERVAL)),
+    }
+
+
+def burst_after_idle(fleet: Fleet, start: Start) -> dict[str, float]:
+    """All of them idle for 100 s, then all want everything."""
+    fleet.start(WORKERS, start, lambda now: 0.5 if now < 100 else HOT)
+    fleet.run(160)
+    return {
+        "first second": max(fleet.shares(start=100, end=101)),
+        "most in a second": max(fleet.shares(start=100)),
+    }
+
+
+def outage(fleet: Fleet, start: Start) -> dict[str, float]:
+    """The store, and with it whoever aggregates, is dead for 60 s; nobody joins."""
+    fleet.start(WORKERS, start, always)
+    fleet.run(100)
+    before = mean(fleet.shares(start=90, end=100))
+    fleet.store.is_down = True
+    fleet.run(60)
+    totals = fleet.shares(start=100, end=160)
+    fleet.store.is_down = False
+    fleet.run(30)
+    return {
+        "least": min(totals),
+        "most": max(totals),
+        "drift": abs(mean(totals[-250:]) - before),
+        "most afterwards": max(fleet.shares(start=160)),
+    }
+
+
+def dead_aggregator(fleet: Fleet, start: Start) -> dict[str, float]:
+    """Only the aggregator is dead for 180 s: the example's workers go on with its last summary."""
+    fleet.start(WORKERS, start, always)
+    fleet.run(40)
+    fleet.aggregator_is_dead = True
+    if isinstance(fleet.workers[0].algorithm, Leased):
+        fleet.store.is_down = True
+    fleet.run(180)
+    totals = fleet.shares(start=41)
+    return {"least": min(totals), "most": max(totals)}
+
+
+def outage_with_joins(fleet: Fleet, start: Start) -> dict[str, float]:
+    """As many more workers as there may be start while the store is dead."""
+    fleet.start(WORKERS, start, always)
+    fleet.run(100)
+    fleet.store.is_down = True
+    fleet.run(10)
+    fleet.start(MAX_WORKERS - WORKERS, start, always)
+    fleet.run(50)
+    totals = fleet.shares(start=100, end=160)
+    fleet.store.is_down = False
+    fleet.run(30)
+    return {"most": max(totals), "most afterwards": max(fleet.shares(start=160))}
+
+
+def churn(fleet: Fleet, start: Start) -> dict[str, float]:
+    """Half the workers are killed; half a minute later their number doubles."""
+    fleet.start(WORKERS, start, always)
+    fleet.run(100)
+    fleet.kill(fleet.workers[: WORKERS // 2])
+    fleet.run(30)
+    fleet.start(WORKERS // 2, start, always)
+    fleet.run(30)
+    return {
+        "after the kill": min(fleet.shares(start=100 + 3 * INTERVAL, end=130)),
+        "after the doubling": min(fleet.shares(start=130 + 3 * INTERVAL)),
+        "most in a second": max(fleet.shares(start=100)),
+    }
+
+
+def skew(fleet: Fleet, start: Start) -> dict[str, float]:
+    """One worker wants everything, nineteen nothing; after 60 s they all do."""
+    (hot,) = fleet.start(1, start, always)
+    fleet.start(WORKERS - 1, start, lambda now: 0.0 if now < 60 else HOT)
+    fleet.run(40)
+    sent_before = hot.sent
+    fleet.run(20)
+    share = (hot.sent - sent_before) / (20 * LIMIT)
+    fleet.run(40)
+    return {
+        "the hot one's": share,
+        "most in a second": max(fleet.shares()),
+        "two intervals after": min(fleet.shares(start=60 + 2 * INTERVAL)),
+    }
+
+
+CASES = (
+    Case("cold start of 20", "at most 1.1 in every second, at least 0.95 after 3 intervals", cold_start),
+    Case("burst after idle", "at most 1.2 in the first second", burst_after_idle),
+    Case("store dead for 60 s", "between 0.8 and 1.0, no drift", outage),
+    Case("store dead, 4 join", "at most 1.2", outage_with_joins),
+    Case("aggregator dead for 180 s", "between 0.8 and 1.0", dead_aggregator),
+    Case("half killed, then doubled", "within 5 % of the limit after 3 intervals", churn),
+    Case("one hot, 19 idle", "the hot one gets at least 0.9", skew),
+)
+
+
+def run(case: Case, start: Start, *, seed: int = 1) -> Outcome:
+    """Play a case with one algorithm."""
+    fleet = Fleet(LIMIT, seed=seed)
+    figures = case.play(fleet, start)
+    return Outcome(figures, fleet.shares())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("coordination_sim", description=__doc__)
+    parser.add_argument("--scale", action="store_true", help="only the summary of 10,000 workers")
+    if parser.parse_args().scale:
+        print("\n".join(measure_scale()))
+        return 0
+    outcomes = [(case, run(case, leased), run(case, scaled)) for case in CASES]
+    rows = ["| case | promised | leases | the example |", "| --- | --- | --- | --- |"]
+    for case, ours, theirs in outcomes:
+        rows.append(f"| {case.name} | {case.bound} | {_said(ours)} | {_said(theirs)} |")
+    print("\n".join(rows))
+    DOCS.mkdir(parents=True, exist_ok=True)
+    (DOCS / "coordination.svg").write_text(
+        draw([(case.name, ours.totals, theirs.totals) for case, ours, theirs in outcomes]), encoding="utf-8"
+    )
+    return 0
+
+
+def _said(outcome: Outcome) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in outcome.figures.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

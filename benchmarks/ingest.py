@@ -1,0 +1,240 @@
+"""python -m benchmarks.ingest: what a request costs the gateway, beside a bare ASGI application and FastAPI.
+
+The unit is the CPU-second of the serving process, user and system, all its threads. Records count when the sink,
+a process of its own that stands for Kinesis, has them: it opens every aggregated record and checks each user
+record's data, key and shard. Rounds are interleaved, each trial is a fresh process; a ratio is the median of the
+ratios within a round, so that a busy minute of the machine meets all alike.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.machine import cores, describe_machine, pin_to
+from benchmarks.sink_process import REPOSITORY, running_sink
+from benchmarks.trial import call_sink
+from benchmarks.workload import STREAM_NAME, Workload
+
+CONNECTIONS: Final = 32
+TARGET_RECORDS_PER_CPU_SECOND: Final = 300_000
+TARGET_SHARE_OF_BARE: Final = 0.6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One subject with one kind of request."""
+
+    name: str
+    app: str
+    records_per_request: int
+    requests: int
+    content_type: str = "application/json"
+    query: str = ""
+    reaches_the_sink: bool = True
+
+
+def rows(scale: float) -> list[Row]:
+    """Return what is measured; singles first, each beside what it is compared with."""
+    singles, bulks = int(12_000 * scale), int(2_400 * scale)
+    ndjson = "application/x-ndjson"
+    return [
+        Row("bare ASGI, 1 record", "bare", 1, singles, reaches_the_sink=False),
+        Row("gateway, 1 record, queued", "gateway", 1, singles),
+        Row("gateway, 1 record, delivered", "gateway", 1, singles // 4, query="?ack=delivered"),
+        Row("FastAPI + pydantic, 1 record", "fastapi", 1, singles // 2),
+        Row("bare ASGI, 100 records", "bare", 100, bulks, ndjson, reaches_the_sink=False),
+        Row("gateway, NDJSON of 100, queued", "gateway", 100, bulks, ndjson),
+        Row("gateway, NDJSON of 100, delivered", "gateway", 100, bulks, ndjson, query="?ack=delivered"),
+        Row("gateway, JSON of 100, queued", "gateway", 100, bulks),
+        Row("FastAPI + pydantic, JSON of 100", "fastapi", 100, bulks // 4),
+    ]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One trial."""
+
+    requests_per_cpu_second: float
+    records_per_cpu_second: float
+    requests_per_second: float
+
+
+def measure(row: Row, endpoint_url: str, placed_on: tuple[int | None, int | None]) -> Figures:
+    """Run one trial; AssertionError if the sink does not have every record, whole and in its shard."""
+    count = row.requests * row.records_per_request
+    workload = Workload(data_bytes=200, record_count=count)
+    call_sink(endpoint_url, "/open", {"workload": workload.fields()})
+    warm_up = requests_of(row, workload, count, count + 200 * row.records_per_request)
+    measured = requests_of(row, workload, 0, count)
+    with running_server(row.app, endpoint_url, placed_on[0]) as (port, pid):
+        asyncio.run(send(port, warm_up))
+        time.sleep(0.5)
+        call_sink(endpoint_url, "/start", {})
+        started, before = time.perf_counter(), cpu_seconds(pid)
+        asyncio.run(send(port, measured))
+        wall = time.perf_counter() - started
+        if row.reaches_the_sink:
+            # The last aggregated records wait for company for 100 ms.
+            time.sleep(0.4)
+        cpu = cpu_seconds(pid) - before
+        if row.reaches_the_sink:
+            report = call_sink(endpoint_url, "/report")
+            assert report["user_records"] == count, report
+            wrong = {name: report[name] for name in ("misrouted", "wrong_keys", "malformed", "duplicated", "lost")}
+            assert not any(wrong.values()), wrong
+    return Figures(row.requests / cpu, count / cpu, row.requests / wall)
+
+
+def requests_of(row: Row, workload: Workload, start: int, stop: int) -> list[bytes]:
+    """Return whole HTTP requests."""
+    made = []
+    path = f"/v1/streams/{STREAM_NAME}/records{row.query}"
+    for first in range(start, stop, row.records_per_request):
+        records = [
+            {"partition_key": key, "data": data.decode()}
+            for key, data in workload.records(first, first + row.records_per_request)
+        ]
+        if row.content_type.endswith("ndjson"):
+            body = b"\n".join(json.dumps(record).encode() for record in records)
+        else:
+            body = json.dumps(records[0] if row.records_per_request == 1 else {"records": records}).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: benchmark\r\naccept: */*\r\n"
+            f"content-type: {row.content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        made.append(head.encode() + body)
+    return made
+
+
+async def send(port: int, requests: Sequence[bytes]) -> None:
+    """Send all requests over some connections, each waiting for its answer."""
+    todo = iter(requests)
+    connections = [Connection(todo) for _ in range(CONNECTIONS)]
+    loop = asyncio.get_running_loop()
+    for connection in connections:
+        await loop.create_connection(lambda made=connection: made, "127.0.0.1", port)  # type: ignore[misc]
+    await asyncio.gather(*(connection.done for connection in connections))
+
+
+class Connection(asyncio.Protocol):
+    """Sends a request when the one before is answered with 200 or 202."""
+
+    def __init__(self, todo: Iterator[bytes]) -> None:
+        self._todo = todo
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport: Any = transport
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        """Take an answer, whole or in pieces."""
+        received = self._received = self._received + data if self._received else data
+        head, separator, body = received.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        if len(body) < length:
+            return
+        self._received = b""
+        if received[9:12] not in {b"200", b"202"}:
+            self.done.set_exception(RuntimeError(received[:500].decode()))
+            self._transport.close()
+            return
+        self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say that the server hung up."""
+        if not self.done.done():
+            self.done.set_exception(exc or RuntimeError("the server closed the connection"))
+
+    def _next(self) -> None:
+        request = next(self._todo, None)
+        if request is None:
+            self.done.set_result(None)
+            self._transport.close()
+        else:
+            self._transport.write(request)
+
+
+@contextlib.contextmanager
+def running_server(app: str, endpoint_url: str, cpu: int | None) -> Iterator[tuple[int, int]]:
+    """Run a server on a core of its own; yield its port and process id."""
+    command = [sys.executable, "-m", "benchmarks.ingest_server", app, endpoint_url]
+    if cpu is not None:
+        command += ["--cpu", str(cpu)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            port = server.stdout.readline().strip()
+            if not port:
+                message = f"the {app} server stopped before it listened; its error is above"
+                raise RuntimeError(message)
+            yield int(port), server.pid
+        finally:
+            server.stdin.close()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of all threads of a process (proc(5), stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="how many requests, times the usual")
+    parser.add_argument("--only", default="", help="rows whose name contains the words")
+    arguments = parser.parse_args()
+    wanted = [row for row in rows(arguments.scale) if arguments.only.lower() in row.name.lower()]
+    placed_on, placement = cores()
+    pin_to(placed_on[1])
+    figures: dict[str, list[Figures]] = {row.name: [] for row in wanted}
+    with running_sink(placed_on[1]) as endpoint_url:
+        for _ in range(arguments.rounds):
+            for row in wanted:
+                figures[row.name].append(measure(row, endpoint_url, placed_on))
+    print(f"{describe_machine()}. {placement} {arguments.rounds} interleaved rounds, load {os.getloadavg()[0]:.1f}.")
+    print("| what | records / CPU-s | requests / CPU-s | of bare |")
+    print("|---|---|---|---|")
+    for row in wanted:
+        trials = figures[row.name]
+        bare = figures.get(f"bare ASGI, {row.records_per_request} record{'s' * (row.records_per_request > 1)}")
+        ratio = "" if bare is None else f"{median(_ratios(trials, bare)):.0%}"
+        print(
+            f"| {row.name} | {_spread([each.records_per_cpu_second for each in trials])} | "
+            f"{_spread([each.requests_per_cpu_second for each in trials])} | {ratio} |"
+        )
+    return 0
+
+
+def _ratios(trials: list[Figures], bare: list[Figures]) -> list[float]:
+    return [
+        each.requests_per_cpu_second / beside.requests_per_cpu_second for each, beside in zip(trials, bare, strict=True)
+    ]
+
+
+def _spread(values: list[float]) -> str:
+    return f"{median(values):,.0f} [{min(values):,.0f} - {max(values):,.0f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""python -m benchmarks.ingest_server APP ENDPOINT_URL [--cpu N]: one server for `benchmarks.ingest`.
+
+`gateway` is `kpl serve` as it stands, without a limit on the shards' rate: what is measured is the gateway.
+`bare` is the least an ASGI application can do with a request: read it, answer 202. `fastapi` is a route as the
+framework's pages show it, records as pydantic models, into the same producer. All on uvicorn with one worker,
+uvloop and httptools. Prints its port, serves until its standard input closes.
+"""
+
+# ruff: noqa: PLC0415 - each process imports only what it serves
+
+import argparse
+import asyncio
+import dataclasses
+import signal
+import sys
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import uvicorn
+
+from benchmarks.machine import pin_to
+from kpl_core import Config
+from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.ingest.fairness import TenantFairness
+from kpl_integrations.ingest.serving import GatewayServer, bound_socket
+from kpl_integrations.ingest.tenants import OpenTenants, Tenant
+
+APPS: Final = ("gateway", "bare", "fastapi")
+_ANSWER: Final = b'{"ack":"queued","accepted":1}'
+_UNLIMITED: Final[dict[str, Any]] = {
+    "rate_limit_records_per_sec_per_shard": 1e12,
+    "rate_limit_bytes_per_sec_per_shard": 1e15,
+    "max_outstanding_records": 1_000_000,
+    "max_outstanding_bytes": 1 << 30,
+}
+
+
+def gateway(endpoint_url: str) -> IngestGateway:
+    directory = OpenTenants(Tenant(id="local"))
+    settings = load_settings(region="us-east-1", endpoint_url=endpoint_url)
+    config = dataclasses.replace(settings.producer_config(TenantFairness(directory)), **_UNLIMITED)
+    config = dataclasses.replace(config, aws_access_key_id="x", aws_secret_access_key="x")  # noqa: S106 - the sink's
+    return IngestGateway(settings, directory, config=config)
+
+
+async def bare(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401, ARG001 - ASGI
+    while (await receive()).get("more_body", False):
+        pass
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(_ANSWER)).encode())]
+    await send({"type": "http.response.start", "status": 202, "headers": headers})
+    await send({"type": "http.response.body", "body": _ANSWER})
+
+
+def fastapi_app(endpoint_url: str) -> Any:  # noqa: ANN401 - FastAPI's own
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+    from kpl_integrations.asgi import KinesisLifespan
+    from kpl_integrations.fastapi import ProducerDep
+
+    class Record(BaseModel):
+        partition_key: str
+        data: str
+
+    class Records(BaseModel):
+        records: list[Record]
+
+    credentials: dict[str, Any] = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    config = Config(region="us-east-1", endpoint_url=endpoint_url, **credentials, **_UNLIMITED)
+    app = FastAPI(lifespan=KinesisLifespan(config))
+
+    @app.post("/v1/streams/{stream}/records", status_code=202)
+    async def put(stream: str, body: Record | Records, producer: ProducerDep) -> dict[str, Any]:
+        records = body.records if isinstance(body, Records) else [body]
+        for record in records:
+            _ = await producer.put(stream, partition_key=record.partition_key, data=record.data.encode())
+        return {"ack": "queued", "accepted": len(records)}
+
+    return app
+
+
+async def _serve(app: str, endpoint_url: str) -> None:
+    parent_gone = anyio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), parent_gone.set)
+    with bound_socket("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        async with anyio.create_task_group() as tasks:
+            if app == "gateway":
+                server = GatewayServer(gateway(endpoint_url), listening)
+                tasks.start_soon(partial(server.run, started=lambda: print(port, flush=True)))
+                await parent_gone.wait()
+                server.stop(signal.SIGINT)
+            else:
+                plain = _plain_server(app, endpoint_url)
+                tasks.start_soon(plain.serve, [listening])
+                while not plain.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await anyio.sleep(0.01)
+                print(port, flush=True)
+                await parent_gone.wait()
+                plain.should_exit = True
+
+
+def _plain_server(app: str, endpoint_url: str) -> uvicorn.Server:
+    served: Any = bare if app == "bare" else fastapi_app(endpoint_url)
+    lifespan: Any = "off" if app == "bare" else "on"
+    return uvicorn.Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan=lifespan, ws="none"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("app", choices=APPS)
+    parser.add_argument("endpoint_url")
+    parser.add_argument("--cpu", type=int, default=None)
+    arguments = parser.parse_args()
+    pin_to(arguments.cpu)
+    anyio.run(_serve, arguments.app, arguments.endpoint_url, backend_options={"use_uvloop": True})
+
+
+if __name__ == "__main__":
+    main()

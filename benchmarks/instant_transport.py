@@ -1,0 +1,53 @@
+"""A transport without a network: it answers success at once, or holds its answers back."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+import anyio
+
+from benchmarks.ledger import ShardRanges
+from kpl_core.put_records import PutRecordsEntry, PutRecordsRequest
+from kpl_core.shard_map import Shard
+
+__all__ = ["InstantTransport"]
+
+_MEBIBYTE = 1_048_576
+
+
+class InstantTransport:
+    """Takes every request; `hold` and `release` say when it answers."""
+
+    def __init__(self, shard_count: int) -> None:
+        self._shards = [
+            Shard(f"shardId-{number:012d}", start, end)
+            for number, (start, end) in enumerate(ShardRanges(shard_count).ranges)
+        ]
+        self._may_answer: anyio.Event | None = None
+
+    def hold(self) -> None:
+        """Answer nothing from now on."""
+        self._may_answer = anyio.Event()
+
+    def release(self) -> None:
+        """Answer what was held, and everything after it at once."""
+        if self._may_answer is not None:
+            self._may_answer.set()
+
+    def open(self) -> AbstractAsyncContextManager[object]:
+        """Return a context that owns nothing."""
+        return nullcontext()
+
+    async def put_records(self, request: PutRecordsRequest) -> list[PutRecordsEntry]:
+        """Say success for each record, in the shard predicted for it."""
+        if self._may_answer is not None:
+            await self._may_answer.wait()
+        first = self._shards[0].shard_id
+        return [PutRecordsEntry("1", record.predicted_shard or first) for record in request.records]
+
+    async def list_shards(self, stream: str) -> Sequence[Shard]:  # noqa: ARG002 - all streams are alike
+        """Return the shards."""
+        return self._shards
+
+    async def max_record_bytes(self, stream: str) -> int:  # noqa: ARG002
+        """Return the service's default."""
+        return _MEBIBYTE

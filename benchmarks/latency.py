@@ -1,0 +1,56 @@
+"""kpl_core from put to acknowledgement, through its real transport to the sink.
+
+Options: `freeze`, what was made before the measurement is put out of the collector's sight; `pace`:
+"steady" puts 2,000 records a second and times each; "full" puts as fast as it can and
+notes only the longest step of the event loop, which is where a whole request is built, signed and sent.
+"""
+
+import asyncio
+import gc
+from collections.abc import Awaitable
+from typing import Any
+
+from benchmarks.end_to_end import DISTRIBUTIONS, producer_config, put_many
+from benchmarks.pacing import StepWatch, deliver_steadily
+from benchmarks.trial import Trial, call_sink
+from benchmarks.workload import STREAM_NAME
+from kpl_core import Delivery, Producer
+
+Records = list[tuple[str, bytes]]
+
+
+async def put_steadily(producer: Producer, records: Records) -> dict[str, Any]:
+    async def put(key: str, data: bytes) -> Awaitable[bool]:
+        return succeeded(await producer.put(STREAM_NAME, partition_key=key, data=data))
+
+    async def succeeded(delivery: Delivery) -> bool:
+        result = await delivery
+        return result.successful
+
+    return await deliver_steadily(records, put)
+
+
+async def put_at_full_speed(producer: Producer, records: Records) -> dict[str, Any]:
+    with StepWatch() as watch:
+        acknowledged = await put_many(producer, records)
+    return {"acknowledged": acknowledged, **watch.figures()}
+
+
+async def main() -> None:
+    trial = Trial.from_command_line()
+    run = put_at_full_speed if trial.options.get("pace") == "full" else put_steadily
+    async with Producer(producer_config(trial)) as producer:
+        await run(producer, trial.warm_up_records()[:400])
+        records = trial.measured_records()
+        if trial.options.get("freeze"):
+            # What a service does after start-up: collections then skip everything imported so far.
+            gc.collect()
+            gc.freeze()
+        call_sink(trial.endpoint_url, "/start", {})
+        figures = await run(producer, records)
+    trial.add(**figures)
+    trial.finish(acknowledged=figures["acknowledged"], distributions=DISTRIBUTIONS)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,34 @@
+"""aiokpl at a steady rate: from due to acknowledged, its own 100 ms buffering."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from aiokpl.producer import Producer  # type: ignore[import-not-found]
+
+from benchmarks.pacing import deliver_steadily
+from benchmarks.peer_programs.aiokpl_put_record import unlimited_config
+from benchmarks.trial import Trial, call_sink
+from benchmarks.workload import STREAM_NAME
+
+
+async def main() -> None:
+    trial = Trial.from_command_line()
+    async with Producer(unlimited_config(trial)) as producer:
+
+        async def put(key: str, data: bytes) -> Awaitable[bool]:
+            return succeeded(await producer.put_record(stream=STREAM_NAME, partition_key=key, data=data))
+
+        async def succeeded(outcome: Any) -> bool:  # noqa: ANN401 - aiokpl is not in every environment
+            return bool((await outcome.wait()).success)
+
+        await deliver_steadily(trial.warm_up_records()[:400], put)
+        records = trial.measured_records()
+        call_sink(trial.endpoint_url, "/start", {})
+        figures = await deliver_steadily(records, put)
+    trial.add(**figures)
+    trial.finish(acknowledged=figures["acknowledged"], distributions=("aiokpl", "aiobotocore", "botocore", "anyio"))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
