@@ -1,0 +1,122 @@
+"""A fibre is cut: 200 events a second for half a minute, in front of a ticket system that takes 20.
+
+    pip install kpl-integrations
+    python examples/policies_alarm_storm.py
+
+Alarms are critical, state changes normal, counters bulk. A part of the bucket is kept for alarms.
+The same storm meets three gates, one for each thing that can happen to work that finds the bucket
+empty: it waits, it loses a tier, or a fallback takes it. What is refused keeps its own time and
+severity for the dead-letter queue. The clock is a variable: the storm takes no time.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+from kpl_core.circuit_breaker import CircuitBreaker
+from kpl_core.rate_limiter import (
+    AdmissionGate,
+    Overflow,
+    RefusedWork,
+    RejectionMonitor,
+    TokenBucketLimiter,
+    Work,
+    capacity_for,
+    metric_samples,
+    refill_for,
+)
+from kpl_core.reliability import BreakerPolicy
+from kpl_core.user_record import TIERS, Tier
+
+SAFE_RATE = 20.0
+STORM_SECONDS = 30
+AFTERMATH_SECONDS = 90
+# One alarm and two state changes among seventeen counters.
+KINDS: tuple[Tier, ...] = ("critical", "normal", "normal", *("bulk",) * 17)
+EVENTS_PER_SECOND = 200
+
+
+@dataclass
+class TicketSystem:
+    """One gate, what it let through and when, and what left by the other doors."""
+
+    overflow: Overflow
+    now: float = 0.0
+    waits: dict[str, list[float]] = field(default_factory=lambda: {tier: [] for tier in TIERS})
+    dead_letters: list[RefusedWork] = field(default_factory=list)
+    logged: list[RefusedWork] = field(default_factory=list)
+    signals: list[tuple[float, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Build the limiter: room for two seconds of the storm, a third of it for alarms."""
+        self.limiter = TokenBucketLimiter(
+            capacity_for(EVENTS_PER_SECOND, storm_seconds=2),
+            # Not the usual 1.5: this system means its limit.
+            refill_for(SAFE_RATE, headroom=1.0),
+            critical_share=1 / 3,
+            clock_ns=lambda: int(self.now * 1e9),
+        )
+        options: dict[str, Any] = {"fallback": self.logged.append} if self.overflow == "fallback" else {}
+        self.gate = AdmissionGate(
+            self.limiter,
+            overflow=self.overflow,
+            on_refused=self.dead_letters.append,
+            max_waiting=1_000,
+            monitor=RejectionMonitor(on_change=lambda is_raised: self.signals.append((self.now, is_raised))),
+            breaker=CircuitBreaker(BreakerPolicy(open_seconds=5.0)),
+            clock=lambda: self.now,
+            **options,
+        )
+
+    def ticket(self, work: Work) -> None:
+        """Open a ticket, and remember how long the event waited for it."""
+        self.waits[work.tier].append(self.now - work.source_timestamp)
+
+    def weather(self, second: int) -> None:
+        """Let one second pass: the storm for half a minute, then single events."""
+        count = EVENTS_PER_SECOND if second < STORM_SECONDS else 1
+        for number, tier in enumerate(islice(cycle(KINDS), count)):
+            self.now = second + number / count
+            event = Work(
+                payload=f"port {number} down", tier=tier, source_timestamp=self.now, severity=TIERS.index(tier)
+            )
+            if self.gate.submit(event) == "admitted":
+                self.ticket(event)
+            for waiting in self.gate.release():
+                self.ticket(waiting)
+
+
+def report(system: TicketSystem) -> None:
+    """Print what became of each tier."""
+    statistics = {verdict: count for verdict, count in system.gate.statistics().items() if count}
+    print(f"\noverflow={system.overflow!r}: {statistics}")
+    elsewhere = Counter(refused.work.tier for refused in [*system.dead_letters, *system.logged])
+    for tier in TIERS:
+        waits = system.waits[tier]
+        longest = max(waits, default=0.0)
+        print(f"  {tier:9}{len(waits):6,} tickets, longest wait {longest:6.2f} s; {elsewhere[tier]:6,} elsewhere")
+    if system.dead_letters:
+        letter = system.dead_letters[0]
+        print(
+            f"  first dead letter: {letter.reason}, {letter.work.payload!r} of second "
+            f"{letter.work.source_timestamp:.2f}, severity {letter.work.severity}"
+        )
+    raised = [f"{'on' if is_raised else 'off'} at {at:.1f} s" for at, is_raised in system.signals]
+    print("  backpressure:", ", ".join(raised))
+
+
+def main() -> None:
+    """Meet the storm three times."""
+    systems = [TicketSystem("queue"), TicketSystem("downgrade"), TicketSystem("fallback")]
+    for system in systems:
+        for second in range(STORM_SECONDS + AFTERMATH_SECONDS):
+            system.weather(second)
+        report(system)
+    print("\nmetrics of the last one:")
+    for sample in metric_samples(systems[-1].limiter, refused_share=0.0):
+        print(f"  {sample.name} ({sample.kind}) {sample.value:,.1f}")
+
+
+if __name__ == "__main__":
+    main()
