@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypedDict, Unpack, get_args
 
+import anyio
 import msgspec
 
 from kpl_core import Config, ConfigError, Hook, Producer, ProducerReport
@@ -22,6 +23,7 @@ from kpl_core.driver.transport import KinesisTransport
 from kpl_integrations.asgi.connection_state import HEALTH_KEY, STATE_KEY
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.startup import Startup, check_streams
+from kpl_integrations.last_flush import begin_last_flushes
 
 __all__ = ["KinesisLifespan", "LifespanOptions", "TransportFactory"]
 
@@ -131,6 +133,8 @@ class KinesisLifespan:
     async def open_producer(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the state of an open producer; drain it at the end, and say what became of all records.
 
+        What log handlers and telemetry of this package have on their way is waited for, too (`last_flush`).
+
         Raises:
             StartupFailed: `startup` asked for a stream in vain.
         """
@@ -148,6 +152,8 @@ class KinesisLifespan:
                 is_well = self.report.complete and not self.report.failed_total
                 level = logging.INFO if is_well else logging.WARNING
                 _logger.log(level, "the Kinesis producer is closed: %s", self.report)
+                for wait in begin_last_flushes():
+                    await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
 
     def _make_transport(self) -> KinesisTransport:
         make = KinesisLifespan.transport_override or self._settings.transport

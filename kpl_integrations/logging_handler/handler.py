@@ -10,17 +10,19 @@
 The thread starts with the first record, in the process that logs it; a fork begins anew. `emit` raises nothing.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError as FutureTimeoutError
+from concurrent.futures import CancelledError, Future, TimeoutError as FutureTimeoutError
 from dataclasses import replace
 from typing import Final, Unpack, cast
 
 from kpl_core import BlockingProducer, Config, Producer
 from kpl_core.driver.transport import KinesisTransport
+from kpl_integrations.last_flush import take_part
 from kpl_integrations.logging_handler import process_exit
 from kpl_integrations.logging_handler.counts import CLOSED, FORMAT_ERROR, FULL, SENDER_FAILED, LogCounts
 from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, entry_size
@@ -106,6 +108,7 @@ class KinesisHandler(logging.Handler):
         self._sender: Sender | None = None
         self.begin_anew()
         process_exit.watch(self)
+        take_part(self)
 
     def begin_anew(self) -> None:
         """Start empty, as a fork's child does: what was accepted before is the parent's to send."""
@@ -269,14 +272,23 @@ class KinesisHandler(logging.Handler):
 
         Inside `dictConfig`, whose lock the sender's libraries may need, it waits for nothing.
         """
+        wait = self.begin_last_flush(_LATE_FLUSH_SHARE)
+        if wait is not None:
+            wait()
+
+    def begin_last_flush(self, share: float = 1.0) -> Callable[[], None] | None:
+        """Begin a flush; return what waits for its end, None where there is nothing to wait for (`last_flush`)."""
         sender = self._sender
         if sender is None or sender.is_own_thread or sender.is_finished or _holds_logging_lock():
-            return
-        timeout = self._time_left(_LATE_FLUSH_SHARE)
-        try:
-            sender.begin_flush(timeout).result(timeout)
-        except FutureTimeoutError:
-            return
+            return None
+        timeout = self._time_left(share)
+        flushed = sender.begin_flush(timeout)
+
+        def wait() -> None:
+            with contextlib.suppress(FutureTimeoutError, CancelledError):
+                flushed.result(timeout)
+
+        return wait
 
     def close(self) -> None:
         """Deliver what is there, in `close_timeout` seconds, and say on stderr what was lost; once.

@@ -9,7 +9,8 @@ shuts down providers it is given: so it is told not to configure, and the end of
 
 import importlib.util
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
@@ -20,6 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kpl_core import ConfigError
+from kpl_integrations.last_flush import take_part
 from kpl_integrations.otel.counts import ExportCounts
 from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
 from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
@@ -29,8 +31,15 @@ from kpl_integrations.otel.span_exporter import KinesisSpanExporter
 __all__ = ["KinesisTelemetry", "kinesis_telemetry"]
 
 
+# As long as a log handler's.
+_LAST_FLUSH_MILLIS: Final = 5_000
+
+
 class KinesisTelemetry:
-    """A provider for each signal. They shut themselves down when the process ends."""
+    """A provider for each signal. They shut themselves down when the process ends, unless a signal ends it.
+
+    Under a server that ends so, `KinesisLifespan` flushes them; without it, call `shutdown` in your own lifespan.
+    """
 
     def __init__(self, resource: Resource, options: dict[str, Any]) -> None:
         self._exporters: dict[Signal, KinesisSpanExporter | KinesisLogRecordExporter | KinesisMetricExporter] = {}
@@ -43,6 +52,7 @@ class KinesisTelemetry:
         self.logger_provider = LoggerProvider(resource=resource)
         self.logger_provider.add_log_record_processor(BatchLogRecordProcessor(logs))
         self.meter_provider = MeterProvider([PeriodicExportingMetricReader(metrics)], resource=resource)
+        take_part(self)
 
     def for_fastapi(self) -> dict[str, Any]:
         """Return what `FastAPI(telemetry=...)` takes; more settings of FastAPI's can be added to it.
@@ -73,6 +83,10 @@ class KinesisTelemetry:
             exporter.force_flush(max(0.0, deadline - time.monotonic()) * 1_000) for exporter in self._exporters.values()
         ]
         return all(arrived)
+
+    def begin_last_flush(self) -> Callable[[], bool]:
+        """Return what flushes all signals (`last_flush`)."""
+        return lambda: self.force_flush(_LAST_FLUSH_MILLIS)
 
     def shutdown(self) -> None:
         """Deliver what is there, each signal within its shutdown timeout."""

@@ -133,7 +133,7 @@ def test_gunicorn_with_preload_loses_nothing_and_sends_nothing_twice(kinesis, po
     logged = [record["message"] for record in kinesis.call(lambda fake, now: log_records(fake, "logs"))]
     assert sum(message.startswith("loaded by") for message in logged) == 1
     orders = [message.split(" by ")[0] for message in logged if message.startswith("order ")]
-    assert sorted(orders) == sorted(f"order {number}" for number in answered)
+    assert sorted(orders) == sorted(f"order {number}" for number in answered), server.said()
 
 
 def _wait_until_complete(server: Running, *, workers: int) -> None:
