@@ -1,5 +1,4 @@
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -14,7 +13,6 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocket
 
 from kpl_core import BufferFull, Config, InvalidUserRecord, Producer, ProducerClosed, TierPolicy, UserRecord
-from kpl_core.rate_limiter import RejectionMonitor
 from kpl_core.user_record import Tier
 from kpl_integrations.asgi import (
     BackpressureMiddleware,
@@ -24,7 +22,6 @@ from kpl_integrations.asgi import (
     RequestOutboxMiddleware,
     ResultBeforeResponse,
     producer_of,
-    rejection_check,
 )
 from kpl_integrations.asgi.testing import KinesisDouble
 
@@ -370,58 +367,3 @@ async def _request_of_a_vanished_client(
         return
     async with app.router.lifespan_context(app) as opened:
         await app({**scope, "state": dict(cast("dict[str, Any]", opened))}, receive, send)
-
-
-def test_readiness_follows_the_buffer_and_never_asks_aws(kinesis_double: KinesisDouble) -> None:
-    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
-        put_two(producer)
-        return Response(status_code=200 if request.method == "GET" else 500)
-
-    app = application(endpoint, Config(max_outstanding_records=2, record_max_buffered_time_ms=60_000))
-    with TestClient(app) as client:
-        assert client.get("/livez").json() == {"status": "alive"}
-        assert client.get("/readyz").status_code == 200
-        client.get("/")
-        full = client.get("/readyz")
-        assert full.status_code == 503
-        assert full.json()["checks"]["buffer"] == {"ready": False, "detail": "100.0% full"}
-        assert client.get("/livez").status_code == 200
-
-
-@pytest.mark.anyio
-async def test_readiness_follows_the_rejection_monitor(kinesis_double: KinesisDouble) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/refused":
-            message = "no room"
-            raise BufferFull(message, outstanding_records=1, outstanding_bytes=1)
-        await Response()(scope, receive, send)
-
-    now = 1_000.0
-    monitor = RejectionMonitor(raise_above=0.05, window_seconds=60)
-    guarded = HealthEndpoints(BackpressureMiddleware(app, rejections=monitor, clock=lambda: now))
-    lifespan = KinesisLifespan(checks={"rejections": rejection_check(monitor, clock=lambda: now)})
-    async with lifespan(None) as state:
-        for _ in range(19):
-            assert await _answer_of(guarded, "/", state) == (200, b"")
-        assert (await _answer_of(guarded, "/readyz", state))[0] == 200
-        assert (await _answer_of(guarded, "/refused", state))[0] == 503
-        assert (await _answer_of(guarded, "/refused", state))[0] == 503
-        status, body = await _answer_of(guarded, "/readyz", state)
-        assert status == 503
-        rejections = json.loads(body)["checks"]["rejections"]
-        assert rejections == {"ready": False, "detail": "9.5% of requests refused"}
-        now += 62
-        assert (await _answer_of(guarded, "/readyz", state))[0] == 200
-
-
-async def _answer_of(app: Any, path: str, state: Any) -> tuple[int, bytes]:
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    await app({"type": "http", "method": "GET", "path": path, "headers": [], "state": dict(state)}, receive, send)
-    return sent[0]["status"], sent[1]["body"]
