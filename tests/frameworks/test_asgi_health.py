@@ -28,7 +28,7 @@ def test_readiness_follows_the_buffer_and_never_asks_aws(kinesis_double: Kinesis
     async def put_two(request: Request) -> Response:
         producer = producer_of(request.scope)
         for data in (b"first", b"second"):
-            producer.put_nowait("orders", partition_key="1", data=data)
+            _ = producer.put_nowait("orders", partition_key="1", data=data)
         return Response()
 
     app = Starlette(
