@@ -22,7 +22,7 @@ from kpl_core.hooks import Fact
 from kpl_core.pipeline_statistics import PipelineStatistics
 from kpl_integrations.metrics.bounded_label import BoundedLabel
 from kpl_integrations.metrics.kpl_names import GRANULARITIES, KPL_METRICS, LEVELS, Granularity, Level
-from kpl_integrations.metrics.kpl_samples import KplSample, kpl_samples
+from kpl_integrations.metrics.kpl_samples import add_kpl_samples
 from kpl_integrations.metrics.statistic_set import StatisticSet
 
 __all__ = ["CloudWatchMetrics", "Datum", "emf_lines"]
@@ -101,8 +101,7 @@ class CloudWatchMetrics:
     def __call__(self, fact: Fact) -> None:
         """Take note of one fact."""
         with self._lock:
-            for sample in kpl_samples(fact):
-                self._add(sample)
+            add_kpl_samples(fact, self._add)
             if self._clock() - self._pending_at >= _PENDING_SECONDS:
                 self._look()
 
@@ -130,11 +129,10 @@ class CloudWatchMetrics:
             new = counts.accepted - self._received.get(stream, 0)
             self._received[stream] = counts.accepted
             if new:
-                self._add(KplSample("UserRecordsReceived", stream, "", new, new))
-            self._add(KplSample("UserRecordsPending", stream, "", counts.buffered))
+                self._add("UserRecordsReceived", stream, "", new, new)
+            self._add("UserRecordsPending", stream, "", counts.buffered)
 
-    def _add(self, sample: KplSample) -> None:
-        name, stream, shard, total, number, code = sample
+    def _add(self, name: str, stream: str, shard: str, total: float, number: int = 1, code: str = "") -> None:
         if name not in self._names:
             return
         key = name, stream, shard, code

@@ -4,34 +4,25 @@ import time
 from collections.abc import Callable
 
 from kpl_core.hooks import Fact
-from kpl_integrations.metrics.catalogue import METRICS, Kind
+from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.sources import Source
-from kpl_integrations.metrics.translation import Sample, Translation
+from kpl_integrations.metrics.told import Told
+from kpl_integrations.metrics.translation import Labels, Sample, Translation
 
 __all__ = ["InMemoryMetrics"]
-
-_Key = tuple[str, tuple[str, ...]]
 
 
 class InMemoryMetrics:
     """A hook: `Producer(config, hooks=[metrics])`, then `metrics.value(name, label=...)`."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._translation = Translation(clock)
+        self._recorded = _Recorded()
+        self._translation = Translation(self._recorded, clock)
         self._sources: list[Source] = []
-        self._values: dict[_Key, float] = {}
-        self._observations: dict[_Key, list[float]] = {}
 
     def __call__(self, fact: Fact) -> None:
         """Take note of one fact."""
-        for name, labels, value in self._translation.samples(fact):
-            match METRICS[name].kind:
-                case Kind.COUNTER:
-                    self._values[name, labels] = self._values.get((name, labels), 0) + value
-                case Kind.GAUGE:
-                    self._values[name, labels] = value
-                case Kind.HISTOGRAM:
-                    self._observations.setdefault((name, labels), []).append(value)
+        self._translation.tell(fact)
 
     def watch(self, source: Source) -> None:
         """Read `source` whenever a value is asked for."""
@@ -39,8 +30,8 @@ class InMemoryMetrics:
 
     def samples(self) -> list[Sample]:
         """Return every value there is; of a histogram the number of its observations."""
-        told = [Sample(name, labels, value) for (name, labels), value in self._values.items()]
-        told += [Sample(name, labels, len(values)) for (name, labels), values in self._observations.items()]
+        told = self._recorded.told()
+        told += [Sample(name, labels, len(values)) for (name, labels), values in self._recorded.observations.items()]
         told += self._translation.gauges()
         return told + [sample for source in self._sources for sample in source()]
 
@@ -59,7 +50,17 @@ class InMemoryMetrics:
 
     def observations(self, name: str, *labels: str) -> list[float]:
         """Return what a histogram observed, in order."""
-        return list(self._observations.get((name, labels), ()))
+        return list(self._recorded.observations.get((name, labels), ()))
+
+
+class _Recorded(Told):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observations: dict[tuple[str, Labels], list[float]] = {}
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        """Keep the value as it is."""
+        self.observations.setdefault((name, labels), []).append(value)
 
 
 def _known(name: str, labels: dict[str, str]) -> dict[str, str]:

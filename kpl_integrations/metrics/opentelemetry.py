@@ -1,25 +1,33 @@
 """The producer's metrics through OpenTelemetry's API: any SDK, any exporter, and nothing if there is none.
 
-metrics = OpenTelemetryMetrics()
-producer = Producer(config, hooks=[metrics])
-metrics.watch(producer_source(producer))
+    metrics = OpenTelemetryMetrics()
+    producer = Producer(config, hooks=[metrics])
+    metrics.watch(producer_source(producer))
+
+Counters and gauges are kept here and observed when a reader collects. Of a histogram the API takes one observation
+after the other, and the SDK 5 us for each, as much as the whole journey of a user record. So the two that elsewhere
+count Kinesis records count answers here: the longest delivery and the most attempts of the records it finished.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
 
-from kpl_core.hooks import Fact
+from kpl_core.hooks import Fact, RequestCompleted
 from kpl_integrations.metrics.catalogue import METRICS, Kind, Metric
 from kpl_integrations.metrics.sources import Source
-from kpl_integrations.metrics.translation import Sample, Translation
+from kpl_integrations.metrics.told import Told
+from kpl_integrations.metrics.translation import Labels, Sample, Translation
 
 __all__ = ["OpenTelemetryMetrics"]
 
 _SECONDS: Final = "_seconds"
 _BYTES: Final = ("_bytes", "_bytes_total")
+# Told with each Kinesis record, observed with each request.
+_OF_AN_ANSWER: Final = frozenset({"kinesis_producer_delivery_seconds", "kinesis_producer_attempts"})
 
 
 class OpenTelemetryMetrics:
@@ -31,39 +39,28 @@ class OpenTelemetryMetrics:
     def __init__(
         self, meter_provider: MeterProvider | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._translation = Translation(clock)
+        histograms: dict[str, Histogram] = {}
         self._sources: list[Source] = []
-        # What counters came to and gauges were told last: to be observed, because to add costs an SDK more than
-        # everything else here.
-        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._histograms: dict[str, Histogram] = {}
-        # A histogram wants its attributes as a mapping; there are few, and they are kept.
-        self._attributes: dict[tuple[str, ...], dict[str, str]] = {}
         meter = (meter_provider or get_meter_provider()).get_meter("kpl_integrations.metrics")
         for metric in METRICS.values():
             name, unit = _name(metric.name), _unit(metric.name)
             if metric.kind is Kind.HISTOGRAM:
-                self._histograms[metric.name] = meter.create_histogram(
-                    name, unit, metric.meaning, explicit_bucket_boundaries_advisory=metric.buckets
+                meaning = f"{metric.meaning} The greatest of an answer." * (metric.name in _OF_AN_ANSWER)
+                histograms[metric.name] = meter.create_histogram(
+                    name, unit, meaning or metric.meaning, explicit_bucket_boundaries_advisory=metric.buckets
                 )
             elif metric.kind is Kind.GAUGE:
                 meter.create_observable_gauge(name, [self._observer(metric)], unit, metric.meaning)
             else:
                 meter.create_observable_counter(name, [self._observer(metric)], unit, metric.meaning)
+        self._recorded = _Recorded(histograms)
+        self._translation = Translation(self._recorded, clock)
 
     def __call__(self, fact: Fact) -> None:
         """Take note of one fact."""
-        for name, labels, value in self._translation.samples(fact):
-            histogram = self._histograms.get(name)
-            if histogram is not None:
-                attributes = self._attributes.get(labels)
-                if attributes is None:
-                    attributes = self._attributes[labels] = dict(zip(METRICS[name].labels, labels, strict=True))
-                histogram.record(value, attributes)
-            elif METRICS[name].kind is Kind.COUNTER:
-                self._told[name, labels] = self._told.get((name, labels), 0) + value
-            else:
-                self._told[name, labels] = value
+        self._translation.tell(fact)
+        if isinstance(fact, RequestCompleted):
+            self._recorded.observe_answer()
 
     def watch(self, source: Source) -> None:
         """Read `source` whenever a reader collects. Give each kind of source at most once."""
@@ -71,6 +68,8 @@ class OpenTelemetryMetrics:
 
     def _observer(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_options: CallbackOptions) -> Iterable[Observation]:
+            # What finished after the last request, as all does that is left at a producer's end.
+            self._recorded.observe_answer()
             return [
                 Observation(value, dict(zip(metric.labels, labels, strict=True)))
                 for name, labels, value in self._samples()
@@ -80,10 +79,39 @@ class OpenTelemetryMetrics:
         return observe
 
     def _samples(self) -> Iterable[Sample]:
-        yield from (Sample(name, labels, value) for (name, labels), value in list(self._told.items()))
+        yield from self._recorded.told()
         yield from self._translation.gauges()
         for source in self._sources:
             yield from source()
+
+
+class _Recorded(Told):
+    def __init__(self, histograms: dict[str, Histogram]) -> None:
+        super().__init__()
+        self._record = {name: histogram.record for name, histogram in histograms.items()}
+        # The SDK takes a third longer for attributes that are empty than for none.
+        self._attributes: dict[Labels, dict[str, str] | None] = {(): None}
+        # Facts come on the producer's loop, a reader collects on a thread of its own.
+        self._holding = threading.Lock()
+        self._greatest: dict[str, float] = {}
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        """Give a histogram one observation, now or with the answer."""
+        if name in _OF_AN_ANSWER:
+            with self._holding:
+                if value > self._greatest.get(name, -1.0):
+                    self._greatest[name] = value
+            return
+        if labels not in self._attributes:
+            self._attributes[labels] = dict(zip(METRICS[name].labels, labels, strict=True))
+        self._record[name](value, self._attributes[labels])
+
+    def observe_answer(self) -> None:
+        """Observe the greatest of what was told since the last time, if anything was."""
+        with self._holding:
+            greatest, self._greatest = self._greatest, {}
+        for name, value in greatest.items():
+            self._record[name](value)
 
 
 def _name(name: str) -> str:

@@ -6,23 +6,25 @@
     ...
     body, content_type = metrics.exposition()
 
-The client's histograms lock; a fact comes once per request or Kinesis record, never per user
-record, so that is cheap enough.
+Values are kept here and read at a scrape: the client's own counters and histograms lock for each.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from kpl_core.hooks import Fact
 from kpl_integrations.metrics.catalogue import METRICS, Kind
+from kpl_integrations.metrics.distribution import Distribution
 from kpl_integrations.metrics.sources import Source
-from kpl_integrations.metrics.translation import Sample, Translation
+from kpl_integrations.metrics.told import Told
+from kpl_integrations.metrics.translation import Labels, Sample, Translation
 
 __all__ = ["PrometheusMetrics"]
 
@@ -34,38 +36,14 @@ class PrometheusMetrics(Collector):
         self, registry: CollectorRegistry | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
-        self._translation = Translation(clock)
+        self._recorded = _Recorded()
+        self._translation = Translation(self._recorded, clock)
         self._sources: list[Source] = []
-        self._histograms = {
-            metric.name: Histogram(
-                metric.name, metric.meaning, metric.labels, registry=self.registry, buckets=metric.buckets
-            )
-            for metric in METRICS.values()
-            if metric.kind is Kind.HISTOGRAM
-        }
-        # Looking a series up by its labels costs a lock and a copy; the few there are, are kept.
-        self._series: dict[tuple[str, tuple[str, ...]], Histogram] = {}
-        # What counters came to and gauges were told last. The client's own would lock for each.
-        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
         self.registry.register(self)
 
     def __call__(self, fact: Fact) -> None:
         """Take note of one fact."""
-        told = self._told
-        for sample in self._translation.samples(fact):
-            name, labels, value = sample
-            key = name, labels
-            series = self._series.get(key)
-            if series is not None:
-                series.observe(value)
-            elif name in self._histograms:
-                histogram = self._histograms[name]
-                series = self._series[key] = histogram.labels(*labels) if labels else histogram
-                series.observe(value)
-            elif METRICS[name].kind is Kind.COUNTER:
-                told[key] = told.get(key, 0) + value
-            else:
-                told[key] = value
+        self._translation.tell(fact)
 
     def watch(self, source: Source) -> None:
         """Read `source` at every scrape. Give each kind of source at most once."""
@@ -90,9 +68,47 @@ class PrometheusMetrics(Collector):
                 family = families[name] = kind(name, metric.meaning, labels=metric.labels)
             family.add_metric(labels, value)
         yield from families.values()
+        yield from self._recorded.histograms()
 
     def _read(self) -> Iterator[Sample]:
-        yield from (Sample(name, labels, value) for (name, labels), value in list(self._told.items()))
+        yield from self._recorded.told()
         yield from self._translation.gauges()
         for source in self._sources:
             yield from source()
+
+
+class _Recorded(Told):
+    def __init__(self) -> None:
+        super().__init__()
+        # What has no labels is there from the beginning, at zero.
+        self._distributions: dict[tuple[str, Labels], Distribution] = {
+            (metric.name, ()): Distribution(metric.buckets)
+            for metric in METRICS.values()
+            if metric.kind is Kind.HISTOGRAM and not metric.labels
+        }
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        """Give a histogram one observation."""
+        key = name, labels
+        distribution = self._distributions.get(key)
+        if distribution is None:
+            distribution = self._distributions[key] = Distribution(METRICS[name].buckets)
+        distribution.observe(value)
+
+    def histograms(self) -> Iterator[HistogramMetricFamily]:
+        """Yield all of them as they are now."""
+        families = {
+            metric.name: HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+            for metric in METRICS.values()
+            if metric.kind is Kind.HISTOGRAM
+        }
+        for (name, labels), distribution in list(self._distributions.items()):
+            buckets = [(_le(bound), count) for bound, count in distribution.cumulative()]
+            families[name].add_metric(labels, buckets, distribution.total)
+        yield from families.values()
+
+
+def _le(bound: float) -> str:
+    """Return an upper bound as Prometheus writes it."""
+    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
+    return text

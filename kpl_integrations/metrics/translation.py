@@ -6,31 +6,47 @@ records: 450 user records of one Kinesis record are one observation.
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from kpl_core.hooks import CoordinatorMet, Fact, RecordsFinished, RequestCompleted, ShardRateChanged
 from kpl_integrations.metrics.bounded_label import BoundedLabel
 from kpl_integrations.metrics.shard_utilisation import ShardUtilisation
 
-__all__ = ["Sample", "Translation"]
+__all__ = ["Labels", "Recorder", "Sample", "Translation"]
 
 _MAX_REASONS: Final = 50
 _MAX_STREAMS: Final = 100
 _MAX_SHARDS: Final = 1_000
 
+Labels = tuple[str, ...]
+
 
 class Sample(NamedTuple):
-    """A value for a metric: added to a counter, observed by a histogram, or what a gauge shows now."""
+    """A value for a metric: what a counter came to, or what a gauge shows now."""
 
     name: str
-    labels: tuple[str, ...]
+    labels: Labels
     value: float
 
 
-class Translation:
-    """Translates facts as they come, and remembers what a gauge must show later. `clock` is monotonic seconds."""
+class Recorder(Protocol):
+    """Who keeps the values: a vendor."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def add(self, name: str, labels: Labels, value: float) -> None:
+        """Add to a counter."""
+
+    def show(self, name: str, labels: Labels, value: float) -> None:
+        """Say what a gauge shows from now on."""
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        """Give a histogram one observation."""
+
+
+class Translation:
+    """Tells `recorder` what facts say, and remembers what a gauge must show later. `clock` is monotonic seconds."""
+
+    def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
+        self._add, self._show, self._observe = recorder.add, recorder.show, recorder.observe
         self._clock = clock
         self._reason = BoundedLabel(_MAX_REASONS)
         self._stream = BoundedLabel(_MAX_STREAMS)
@@ -39,18 +55,18 @@ class Translation:
         # Facts come on the producer's loop, whoever looks may do so on a thread of its own.
         self._looking = threading.Lock()
 
-    def samples(self, fact: Fact) -> Iterator[Sample]:
-        """Yield the values that a fact adds."""
+    def tell(self, fact: Fact) -> None:
+        """Record the values that a fact adds."""
         match fact:
-            case RequestCompleted():
-                yield from self._request(fact)
             case RecordsFinished():
-                yield from self._records(fact)
+                self._records(fact)
+            case RequestCompleted():
+                self._request(fact)
             case ShardRateChanged(stream=stream, shard_id=shard_id, fraction=fraction):
-                yield Sample("kinesis_producer_shard_rate_limit", self.shard_labels(stream, shard_id), fraction)
+                self._show("kinesis_producer_shard_rate_limit", self.shard_labels(stream, shard_id), fraction)
             case CoordinatorMet(failure=failure):
                 if failure:
-                    yield Sample("kinesis_coordinator_failures_total", (failure,), 1)
+                    self._add("kinesis_coordinator_failures_total", (failure,), 1)
             case _:
                 # A new shard map changes no metric; breakers, depths and shares are read from their sources.
                 return
@@ -67,26 +83,28 @@ class Translation:
         """Return the labels of a shard, bounded."""
         return self._stream(stream), self._shard(shard_id)
 
-    def _request(self, fact: RequestCompleted) -> Iterator[Sample]:
+    def _request(self, fact: RequestCompleted) -> None:
         outcome = "answered" if fact.error_code is None else "failed"
-        yield Sample("kinesis_producer_send_duration_seconds", (outcome,), fact.ended_at - fact.started_at)
-        yield Sample("kinesis_producer_queue_wait_seconds", (), fact.queue_wait)
+        self._observe("kinesis_producer_send_duration_seconds", (outcome,), fact.ended_at - fact.started_at)
+        self._observe("kinesis_producer_queue_wait_seconds", (), fact.queue_wait)
         if fact.kinesis_records:
-            yield Sample("kinesis_producer_aggregation_ratio", (), fact.user_records / fact.kinesis_records)
+            self._observe("kinesis_producer_aggregation_ratio", (), fact.user_records / fact.kinesis_records)
         for shard_id, throttled in fact.throttled_by_shard.items():
             labels = self.shard_labels(fact.stream, shard_id)
-            yield Sample("kinesis_producer_throttled_records_total", labels, throttled)
+            self._add("kinesis_producer_throttled_records_total", labels, throttled)
 
-    def _records(self, fact: RecordsFinished) -> Iterator[Sample]:
-        labels = (fact.outcome, self._reason(fact.reason), fact.tier)
-        yield Sample("kinesis_producer_records_total", labels, fact.user_records)
-        yield Sample("kinesis_producer_bytes_total", (fact.outcome,), fact.user_bytes)
-        yield Sample("kinesis_producer_delivery_seconds", (), fact.age)
-        yield Sample("kinesis_producer_attempts", (), fact.attempts)
-        if fact.outcome == "delivered":
-            shard = self.shard_labels(fact.stream, fact.shard_id or "")
+    def _records(self, fact: RecordsFinished) -> None:
+        outcome = fact.outcome
+        reason = fact.reason and self._reason(fact.reason)
+        self._add("kinesis_producer_records_total", (outcome, reason, fact.tier), fact.user_records)
+        self._add("kinesis_producer_bytes_total", (outcome,), fact.user_bytes)
+        self._observe("kinesis_producer_delivery_seconds", (), fact.age)
+        self._observe("kinesis_producer_attempts", (), fact.attempts)
+        if outcome == "delivered":
             with self._looking:
-                utilisation = self._utilisation.get(shard)
+                # Under its own name, if it has one; to ask for that each time costs twice as much.
+                utilisation = self._utilisation.get((fact.stream, fact.shard_id or ""))
                 if utilisation is None:
-                    utilisation = self._utilisation[shard] = ShardUtilisation()
+                    shard = self.shard_labels(fact.stream, fact.shard_id or "")
+                    utilisation = self._utilisation.setdefault(shard, ShardUtilisation())
                 utilisation.delivered(fact.user_bytes, self._clock())

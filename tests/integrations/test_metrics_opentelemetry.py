@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -40,11 +41,35 @@ def test_facts_become_counters_histograms_and_gauges(metrics, reader):
     assert records == {("delivered", "", "normal"): 50, ("failed", "Expired", "bulk"): 7}
     (attempts,) = found["kinesis_producer_attempts"].data.data_points
     assert attempts.explicit_bounds == METRICS["kinesis_producer_attempts"].buckets
-    assert attempts.count == 2
+    assert (attempts.count, attempts.sum) == (1, 2)
     (limit,) = found["kinesis_producer_shard_rate_limit"].data.data_points
     assert (limit.value, limit.attributes["shard"]) == (0.85, "shardId-000000000001")
     assert found["kinesis_producer_queue_wait_seconds"].unit == "s"
     assert found["kinesis_producer_bytes"].unit == "By"
+
+
+def test_what_one_answer_finished_is_one_observation_the_greatest_and_nothing_of_the_end_is_missing(metrics, reader):
+    for age, attempts in ((0.2, 1), (0.7, 3), (0.4, 2)):
+        metrics(structs.replace(DELIVERED, age=age, attempts=attempts))
+    metrics(REQUEST)
+    metrics(REQUEST)
+    metrics(failed())
+    found = collected(reader)
+    (ages,) = found["kinesis_producer_delivery_seconds"].data.data_points
+    assert (ages.count, ages.sum, ages.min, ages.max) == (2, 30.7, 0.7, 30.0)
+    (attempts,) = found["kinesis_producer_attempts"].data.data_points
+    assert (attempts.count, attempts.sum) == (2, 4)
+    assert "greatest" in found["kinesis_producer_attempts"].description
+    assert "greatest" not in found["kinesis_producer_aggregation_ratio"].description
+
+
+def test_two_readers_are_told_the_same():
+    readers = InMemoryMetricReader(), InMemoryMetricReader()
+    metrics = OpenTelemetryMetrics(MeterProvider(readers, shutdown_on_exit=False))
+    metrics(DELIVERED)
+    for reader in readers:
+        (ages,) = collected(reader)["kinesis_producer_delivery_seconds"].data.data_points
+        assert (ages.count, ages.sum) == (1, 0.3)
 
 
 def test_every_metric_that_can_be_read_is_observed_under_its_name(metrics, reader):

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 import anyio
 import pytest
-from prometheus_client import REGISTRY, CollectorRegistry
+from hypothesis import given, strategies as st
+from msgspec import structs
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from kpl_core import Config, Producer
@@ -50,6 +52,24 @@ def test_facts_are_scraped_under_the_names_of_the_specification() -> None:
     assert value(metrics, "kinesis_producer_send_duration_seconds_count", outcome="answered") == 1
     assert value(metrics, "kinesis_producer_aggregation_ratio_bucket", le="50.0") == 1
     assert value(metrics, "kinesis_producer_attempts_sum") == 3
+
+
+@given(st.lists(st.floats(0, 100) | st.sampled_from(METRICS["kinesis_producer_delivery_seconds"].buckets), max_size=50))
+def test_a_histogram_counts_as_prometheus_own_does(ages: list[float]) -> None:
+    name = "kinesis_producer_delivery_seconds"
+    metrics, own = PrometheusMetrics(), CollectorRegistry()
+    theirs = Histogram(name, METRICS[name].meaning, registry=own, buckets=METRICS[name].buckets)
+    for age in ages:
+        metrics(structs.replace(DELIVERED, age=age))
+        theirs.observe(age)
+    for family in own.collect():
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                assert metrics.registry.get_sample_value(sample.name, sample.labels) == sample.value
+
+
+def test_a_histogram_without_labels_is_there_before_the_first_fact() -> None:
+    assert value(PrometheusMetrics(), "kinesis_producer_delivery_seconds_count") == 0
 
 
 def test_sources_are_read_at_every_scrape() -> None:
