@@ -25,7 +25,7 @@ from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.record_result import SHUTDOWN, Attempt
 from kpl_core.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.retrier import expired_attempt
-from kpl_core.user_record import Tier, UserRecord, encode_partition_key, require_size
+from kpl_core.user_record import Tier, UserRecord, encode_partition_key, require_notes, require_size
 
 __all__ = ["FairStreamPipeline"]
 
@@ -81,6 +81,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
             TypeError, InvalidUserRecord: one can never be accepted.
             BufferFull: there is no room for all of them now, or the flow has used up its share. Nothing was reserved.
         """
+        require_notes(flow, None)
         if tier == "normal" and aggregate:
             placed = self._places_by_key(records)
         else:

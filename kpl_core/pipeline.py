@@ -9,7 +9,7 @@ pulled: `next_request` says what to send, `next_wakeup` how long to sleep.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,15 @@ from kpl_core.retrier import Retries
 from kpl_core.shard_limiter import Drained
 from kpl_core.shard_map import Shard
 from kpl_core.stream_stages import StreamStages
-from kpl_core.user_record import Tier, UserRecord, as_bytes, encode_partition_key, require_size, require_tier
+from kpl_core.user_record import (
+    Tier,
+    UserRecord,
+    as_bytes,
+    encode_partition_key,
+    require_notes,
+    require_size,
+    require_tier,
+)
 
 __all__ = ["StreamPipeline"]
 
@@ -99,11 +107,12 @@ class StreamPipeline(StreamStages):
         now: float,
         *,
         explicit_hash_key: Any = None,  # noqa: ANN401
-        flow: str | None = None,
+        flow: Any = None,  # noqa: ANN401
         tier: Tier = "normal",
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Any = None,  # noqa: ANN401
     ) -> Delivery:
         """Accept a user record with an explicit hash key, a flow, a tier or metadata; raises like `put`."""
+        require_notes(flow, metadata)
         if explicit_hash_key is not None and not isinstance(explicit_hash_key, str):
             # Refused here, in our words: compiled code would refuse to read it from the record, in its own.
             parse_explicit_hash_key(explicit_hash_key)

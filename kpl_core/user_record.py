@@ -24,6 +24,7 @@ __all__ = [
     "as_bytes",
     "check_user_record",
     "encode_partition_key",
+    "require_notes",
     "require_stream",
     "user_record_digest",
 ]
@@ -125,6 +126,30 @@ def require_tier(tier: str) -> None:
         raise InvalidUserRecord(message)
 
 
+def require_notes(flow: object, metadata: object) -> None:
+    """Check what is noted about a user record; a disk that must keep it all would be the wrong place to find out.
+
+    Raises:
+        TypeError: `flow` is no str, or `metadata` no mapping.
+        InvalidUserRecord: `flow` is no valid Unicode.
+    """
+    if flow is not None:
+        if not isinstance(flow, str):
+            message = f"flow must be a str, who competes with whom, not {type(flow).__name__}"
+            raise TypeError(message)
+        try:
+            flow.encode()
+        except UnicodeEncodeError as error:
+            message = (
+                f"flow has a lone surrogate at character {error.start}, which no UTF-8 can carry; "
+                f"decode its source with errors='replace'"
+            )
+            raise InvalidUserRecord(message) from error
+    if metadata is not None and not isinstance(metadata, Mapping):
+        message = f"metadata must be a mapping, as in {{'severity': 'ERROR'}}, not {type(metadata).__name__}"
+        raise TypeError(message)
+
+
 def require_size(key_bytes: int, data_bytes: int, *, max_record_bytes: int) -> None:
     """Check that key and data together fit one Kinesis record of the stream.
 
@@ -150,6 +175,7 @@ def check_user_record(record: UserRecord, *, max_record_bytes: int) -> int:
     if record.explicit_hash_key is not None:
         parse_explicit_hash_key(record.explicit_hash_key)
     require_tier(record.tier)
+    require_notes(record.flow, record.metadata)
     data = as_bytes(record.data)
     require_size(len(key), len(data), max_record_bytes=max_record_bytes)
     return len(key) + len(data)

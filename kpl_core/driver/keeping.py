@@ -110,7 +110,6 @@ class Keeping:
                 wall_clock=self._wall_clock,
                 chance=self._chance,
             )
-            self.queue.watch_depth()
         return self
 
     async def __aexit__(
@@ -136,6 +135,9 @@ class Keeping:
         self._clock = clock
         self._progress = progress
         self._wall_offset = self._wall_clock() - clock()
+        if self.queue is not None:
+            # Not before there is somebody to tell.
+            self.queue.watch_depth()
         tasks: list[Callable[[], Any]] = []
         if self._box is not None:
             tasks.append(self._box.run)

@@ -182,8 +182,7 @@ class ProducerLife(ProducerView):
         return await stack.enter_async_context(self._coordinating)
 
     def _tell(self, fact: Fact) -> None:
-        for hook in self._hooks:
-            hook(fact)
+        self._own_streams().tell(fact)
 
     def _pipeline(self, stream: str) -> StreamPipeline:
         """Return the pipeline of a stream, made when first asked for."""

@@ -9,7 +9,7 @@ Instants here are Unix seconds: a monotonic instant means nothing after a restar
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -105,9 +105,19 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 _Contents = TypeVar("_Contents", SpooledRecord, DeadLetter)
 
-# What MessagePack does not know (metadata may hold anything) is kept as text: a record must
-# not be lost because of what somebody noted about it.
-_encoder: Final = msgspec.msgpack.Encoder(enc_hook=repr)
+
+def _text(value: object, say: Callable[[object], str] = repr) -> str:
+    """Return text for what MessagePack does not know; what an object says of itself is anybody's code."""
+    try:
+        text = say(value)
+    except Exception as error:  # noqa: BLE001 - a record must not be lost because of what was noted about it
+        text = f"<{type(value).__name__} that raises {type(error).__name__}>"
+    return text.encode(errors="backslashreplace").decode()
+
+
+_NOT_ENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
+# Metadata may hold anything.
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_text)
 _record_decoder: Final = msgspec.msgpack.Decoder(SpooledRecord)
 _letter_decoder: Final = msgspec.msgpack.Decoder(DeadLetter)
 
@@ -135,13 +145,16 @@ def decode_letter(checksum: int, envelope: bytes) -> DeadLetter | None:
 def _seal(contents: SpooledRecord | DeadLetter) -> tuple[int, bytes]:
     try:
         envelope = _encoder.encode(contents)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except _NOT_ENCODABLE as error:
         if contents.metadata is None:
             raise
         # An integer of 70 bits, a lone surrogate, a mapping inside itself: the note goes, the record stays.
-        note = {"unserialisable": f"{type(error).__name__}: {error}"[:500].encode(errors="replace").decode()}
-        envelope = _encoder.encode(msgspec.structs.replace(contents, metadata=note))
+        envelope = _encoder.encode(msgspec.structs.replace(contents, metadata=_unserialisable(error)))
     return zlib.crc32(envelope), envelope
+
+
+def _unserialisable(error: Exception) -> dict[Any, Any]:
+    return {"unserialisable": f"{type(error).__name__}: {_text(error, str)}"[:500]}
 
 
 def _open(decoder: "msgspec.msgpack.Decoder[_Contents]", checksum: int, envelope: bytes) -> "_Contents | None":
@@ -166,7 +179,10 @@ def spooled_record_of(
     metadata: Mapping[str, Any] | None = None,
 ) -> SpooledRecord:
     """Return the record, its metadata copied."""
-    copied = None if metadata is None else dict(metadata)
+    try:
+        copied = None if metadata is None else dict(metadata)
+    except Exception as error:  # noqa: BLE001 - a mapping of the caller's own making
+        copied = _unserialisable(error)
     return SpooledRecord(stream, partition_key, data, accepted_at, explicit_hash_key, flow, tier, copied)
 
 
@@ -202,16 +218,16 @@ def dead_letter_of(
         data=record.data,
         tenant=record.flow,
         tier=record.tier,
-        severity=severity if isinstance(severity, str | int | None) else str(severity),
+        severity=_plain(severity),
         source_timestamp=_timestamp(timestamp),
         first_seen=record.accepted_at,
         last_attempt=attempts[-1].ended_at + wall_offset if attempts else None,
         attempts=len(attempts),
-        error_code=None if result is None else result.error_code,
-        error_message=None if result is None else result.error_message,
+        error_code=_utf8(None if result is None else result.error_code),
+        error_message=_utf8(None if result is None else result.error_message),
         shard_id=None if result is None else result.shard_id,
         reason=reason,
-        traceparent=None if traceparent is None else str(traceparent),
+        traceparent=None if traceparent is None else _text(traceparent, str),
         producer_version=producer_version,
         metadata=metadata or None,
     )
@@ -220,9 +236,27 @@ def dead_letter_of(
 def _timestamp(value: object) -> str | int | float | None:
     if isinstance(value, datetime):
         return value.isoformat()
-    return value if isinstance(value, str | int | float | None) else str(value)
+    return value if isinstance(value, float) else _plain(value)
+
+
+def _plain(value: object) -> str | int | None:
+    """Return what a column of the envelope holds: text of its own, or an integer that MessagePack has room for."""
+    if value is None or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64):
+        return value
+    return _text(value, str)
+
+
+def _utf8(text: str | None) -> str | None:
+    return None if text is None else _text(text, str)
 
 
 def letter_to_json(letter: DeadLetter) -> bytes:
     """Return one JSON object with the envelope's field names; `data` is base64."""
-    return msgspec.json.encode({name: getattr(letter, name) for name in letter.__struct_fields__}, enc_hook=repr)
+    fields = {name: getattr(letter, name) for name in letter.__struct_fields__}
+    try:
+        return msgspec.json.encode(fields, enc_hook=_text)
+    except _NOT_ENCODABLE as error:
+        if letter.metadata is None:
+            raise
+        # As in the file: one letter's note must not cost the others of its bundle.
+        return msgspec.json.encode({**fields, "metadata": _unserialisable(error)})

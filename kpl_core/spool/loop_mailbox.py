@@ -47,17 +47,25 @@ class LoopMailbox:
         self._ready.append(call)
         # Appended first, looked at second: if the loop is on its way already, it will see the call.
         if not self._woken:
-            self._woken = True
-            try:
-                self._wake(self._drain)
-            except RuntimeError:
-                # The loop is closed (trio's RunFinishedError is one too): nobody waits any more.
-                self._ready.clear()
+            self._call_loop()
+
+    def _call_loop(self) -> None:
+        self._woken = True
+        try:
+            self._wake(self._drain)
+        except RuntimeError:
+            # The loop is closed (trio's RunFinishedError is one too): nobody waits any more.
+            self._ready.clear()
 
     def _drain(self) -> None:
         self._woken = False
-        while self._ready:
-            self._ready.popleft()()
+        try:
+            while self._ready:
+                self._ready.popleft()()
+        finally:
+            # One call that raises must not keep the others waiting for the next post.
+            if self._ready and not self._woken:
+                self._call_loop()
 
 
 def _waker() -> Callable[[Callable[[], None]], Any]:

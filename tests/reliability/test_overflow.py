@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kpl_core import BufferFull
-from kpl_core.reliability import DeadLetterOptions, SpoolOptions
+from kpl_core import BufferFull, Fact, RecordsFinished
+from kpl_core.hooks import DeadLetterAlarm
+from kpl_core.reliability import DeadLetterOptions, SpoolMode, SpoolOptions
 from kpl_core.spool import LetterFilter
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from tests.reliability.scene import (
@@ -63,7 +65,9 @@ async def test_what_is_left_at_close_waits_in_the_spool_for_the_next_producer(sp
     assert consumed(transport).keys() == {b"%d" % n for n in range(50)}
 
 
-async def test_a_put_that_finds_no_room_goes_to_the_spool_and_await_put_waits(spool: SpoolOptions):
+@pytest.mark.parametrize("mode", ["overflow", "write_ahead"])
+async def test_a_put_that_finds_no_room_goes_to_the_spool_and_await_put_waits(spool: SpoolOptions, mode: SpoolMode):
+    spool = msgspec.structs.replace(spool, mode=mode)
     transport = service(latency_seconds=0.05)
     async with producer(transport, spool=spool, max_outstanding_records=10) as each:
         deliveries = [each.put_nowait(STREAM, partition_key="k", data=b"%d" % n) for n in range(30)]
@@ -98,6 +102,44 @@ async def test_what_can_never_be_delivered_becomes_a_dead_letter_with_all_that_w
     report = each.report()
     assert (report.accepted, report.dead_lettered, report.failed_total) == (1, 1, 0)
     assert_invariant(report)
+
+
+async def test_a_note_that_cannot_be_shown_costs_no_record_and_no_neighbour(spool: SpoolOptions):
+    class Detached:
+        def __repr__(self) -> str:
+            message = "there is no session any more"
+            raise RuntimeError(message)
+
+    transport = service()
+    outage = transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
+    async with producer(transport, spool=spool, record_ttl_ms=100) as each:
+        note = {"row": Detached(), "traceparent": Detached()}
+        deliveries = [each.put_nowait(STREAM, partition_key="k", data=b"%d" % n, metadata=note) for n in range(3)]
+        assert [(await delivery).kept for delivery in deliveries] == ["spooled"] * 3
+        transport.kinesis.faults.remove(outage)
+        await until(lambda: each.report().delivered == 3)
+    assert_invariant(each.report())
+    assert set(consumed(transport)) == {b"0", b"1", b"2"}
+
+
+async def test_a_hook_that_fails_costs_no_record_and_no_flush(spool: SpoolOptions, caplog: pytest.LogCaptureFixture):
+    told: list[Fact] = []
+
+    def broken(fact: Fact) -> None:
+        _ = {"RecordsFinished": {}, "DeadLetterAlarm": {}}.get(type(fact).__name__, {"": 0})[""]
+
+    transport = service()
+    transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
+    letters = DeadLetterOptions(redrive=False, alarm_depth=1)
+    options = {"spool": spool, "dead_letters": letters, "record_ttl_ms": 100, "max_outstanding_records": 5}
+    async with producer(transport, hooks=[broken, told.append], **options) as each:
+        for n in range(20):
+            _ = each.put_nowait(STREAM, partition_key="k", data=b"%d" % n, tier="bulk")
+        assert (await each.flush(timeout=30.0)).complete
+        await until(lambda: any(isinstance(fact, DeadLetterAlarm) for fact in told))
+    assert_invariant(each.report())
+    assert sum(fact.user_records for fact in told if isinstance(fact, RecordsFinished)) >= 20
+    assert caplog.text.count("is told no more facts") == 1
 
 
 async def test_without_a_spool_a_full_buffer_refuses_as_ever(tmp_path: Path):

@@ -1,5 +1,6 @@
 """The spool under an event loop, on asyncio and trio: awaited, cancelled, closed."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -48,6 +49,21 @@ async def test_a_confirmed_record_is_not_in_the_backlog_and_a_released_one_is(sp
     spool.confirm([ids[0]])
     assert spool.release([ids[1]]) == 1
     assert [each.id for each in await spool.claim_backlog(10)] == [2]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_call_that_raises_keeps_no_other_from_being_made() -> None:
+    # Under trio it ends the loop, and there is nobody left to wait.
+    made: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: made.append(type(context["exception"]).__name__))
+    mailbox = LoopMailbox()
+    reached = anyio.Event()
+    for call in (lambda: made.append("first"), lambda: 1 // 0, reached.set):
+        mailbox.post(call)
+    with anyio.fail_after(30):
+        await reached.wait()
+    assert made == ["first", "ZeroDivisionError"]
 
 
 class Gate:

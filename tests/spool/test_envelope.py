@@ -180,6 +180,55 @@ def test_notes_of_odd_types_become_text_in_a_letter() -> None:
     assert (letter.source_timestamp, letter.severity, letter.traceparent) == ("2026-11-20T00:00:00+00:00", "<odd>", "5")
 
 
+class Detached:
+    """An object of somebody's that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        message = "there is no session any more"
+        raise RuntimeError(message)
+
+
+class Shy(dict[str, Any]):
+    """A mapping that cannot be read."""
+
+    def keys(self) -> Any:
+        message = "no"
+        raise RuntimeError(message)
+
+
+IN_ITSELF: dict[str, Any] = {}
+IN_ITSELF["again"] = IN_ITSELF
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"severity": Detached(), "timestamp": Detached(), "traceparent": Detached(), "row": Detached()},
+        {"severity": 1 << 70, "timestamp": 1 << 70, "count": 1 << 70},
+        {"severity": "\ud800", "timestamp": "\ud800", "traceparent": "\ud800", "text": "\ud800"},
+        {"severity": [1], "timestamp": {}, "traceparent": b"00"},
+        IN_ITSELF,
+        Shy(a=1),
+    ],
+)
+def test_no_note_whatever_it_is_keeps_a_record_from_being_kept(metadata: Any) -> None:
+    record = spooled_record_of("orders", "k", b"x", accepted_at=1.0, metadata=metadata)
+    assert decode_record(*encode_record(record)) is not None
+    letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1")
+    read = decode_letter(*encode_letter(letter))
+    assert read is not None
+    assert read.data == b"x"
+    assert json.loads(letter_to_json(letter))["data"] == "eA=="
+
+
+def test_an_error_message_that_no_utf8_can_carry_is_kept_readable() -> None:
+    result = failed(Attempt(False, "Odd\ud800", "said \ud800", 1.0, 2.0))
+    letter = dead_letter_of(spooled(), id="id", reason="ttl", producer_version="1", result=result)
+    read = decode_letter(*encode_letter(letter))
+    assert read is not None
+    assert (read.error_code, read.error_message) == ("Odd\\ud800", "said \\ud800")
+
+
 @given(RECORDS)
 def test_a_letter_is_read_as_it_was_written_and_gives_its_record_back(record: SpooledRecord) -> None:
     letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1", result=failed(EXPIRED))
