@@ -21,32 +21,33 @@ from kpl_core import Config, KinesisTransport, Producer, ProducerReport
 from kpl_core.driver.event_loop import running_clock
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.account import TenantAccounts
+from kpl_integrations.ingest.admin_key import AdminKey
 from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body import ClientGone
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fairness import TenantFairness
+from kpl_integrations.ingest.http_answer import LARGE_ANSWER_BYTES, send_answer, send_refusal
 from kpl_integrations.ingest.intake import Intake
 from kpl_integrations.ingest.metrics import GatewayMetrics
+from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.otlp import OTLP_PATHS, OtlpRoute
-from kpl_integrations.ingest.problem import problem_of
 from kpl_integrations.ingest.rate_limit_headers import rate_limit_headers
 from kpl_integrations.ingest.records_route import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stream_directory import StreamDirectory
+from kpl_integrations.ingest.tally import Tally
 from kpl_integrations.ingest.tenants import TenantDirectory
+from kpl_integrations.ingest.totals import Alone
 from kpl_integrations.ingest.wire_protocol import WireProtocol
 
 __all__ = ["IngestGateway"]
 
 _log: Final = logging.getLogger(__name__)
 _JSON: Final = (b"content-type", b"application/json")
-# A client that reads its answer this slowly gets the rest of it from the server's buffers, or not at all.
-_SEND_SECONDS: Final = 30.0
-_LARGE_ANSWER_BYTES: Final = 32_768
 _READING: Final = ("GET", "HEAD")
 
-Headers = list[tuple[bytes, bytes]]
+Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class IngestGateway:
@@ -73,16 +74,11 @@ class IngestGateway:
         self._transport = transport
         self._chance = chance
         self.plain_receive = plain_receive
-        self.answers: Counter[int] = Counter()
-        self.refusals: Counter[Refusal] = Counter()
+        self.tally = Tally()
         self.report: ProducerReport | None = None
-        # Further routes by method and path: other protocols add themselves here before the gateway is entered.
-        self.routes: dict[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
-            ("POST", "/"): WireProtocol(self),
-            **{("POST", path): OtlpRoute(self, signal) for path, signal in OTLP_PATHS.items()},
-        }
+        # The other protocols and the dashboard, by method and path; there from the opening on.
+        self.routes: dict[tuple[str, str], Route] = {}
         self._entered = False
-        Dashboard(self).install()
 
     # Its life
 
@@ -93,35 +89,54 @@ class IngestGateway:
             from kpl_core.driver.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
 
             transport = AiobotocoreTransport(self._config)
-        self.transport = transport
         clock = running_clock()
-        # Set when the intake closes: whoever answers for long, such as an event stream, ends now.
-        self.closing = anyio.Event()
         self._closing_scope = anyio.CancelScope()
-        self.metrics = GatewayMetrics(self)
+        metrics = GatewayMetrics()
         async with contextlib.AsyncExitStack() as stack:
-            self.producer = Producer(self._config, transport=transport, hooks=(self._told, self.metrics.hook))
-            await stack.enter_async_context(self.producer)
-            self.accounts = TenantAccounts(
-                clock=clock,
-                chance=self._chance,
-                idempotency_keys=self.settings.idempotency_keys,
-                idempotency_seconds=self.settings.idempotency_seconds,
-            )
-            self.streams = StreamDirectory(transport, clock=clock)
-            self.intake = Intake(self.producer, self.accounts, clock=clock, chance=self._chance)
-            self.resources = Resources(self)
-            self._records = RecordsRoute(
-                self.settings, self.producer, self.directory, self.accounts, self.streams, self.intake
-            )
-            self._records.starts_receive = self.plain_receive
-            self.metrics.watch(self.producer)
+            producer = Producer(self._config, transport=transport, hooks=(self._told, metrics.hook))
+            await stack.enter_async_context(producer)
+            self.opened = opened = self._open(producer, transport, clock)
+            metrics.watch(opened)
+            self._route(opened, metrics)
             reloading = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(reloading.cancel_scope.cancel)
             reloading.start_soon(self._reload)
             self._exits = stack.pop_all()
         self._entered = True
         return self
+
+    def _open(self, producer: Producer, transport: KinesisTransport, clock: Callable[[], float]) -> OpenGateway:
+        accounts = TenantAccounts(
+            clock=clock,
+            chance=self._chance,
+            idempotency_keys=self.settings.idempotency_keys,
+            idempotency_seconds=self.settings.idempotency_seconds,
+        )
+        return OpenGateway(
+            settings=self.settings,
+            directory=self.directory,
+            transport=transport,
+            producer=producer,
+            accounts=accounts,
+            streams=StreamDirectory(transport, clock=clock),
+            intake=Intake(producer, accounts, clock=clock, chance=self._chance),
+            tally=self.tally,
+            admin_key=AdminKey(self.settings.admin_key),
+            closing=anyio.Event(),
+        )
+
+    def _route(self, opened: OpenGateway, metrics: GatewayMetrics) -> None:
+        whole = Alone(opened, metrics)
+        self._resources = Resources(opened, whole)
+        self._records = RecordsRoute(
+            opened.settings, opened.producer, opened.directory, opened.accounts, opened.streams, opened.intake
+        )
+        self._records.starts_receive = self.plain_receive
+        self.routes |= {
+            ("POST", "/"): WireProtocol(opened),
+            **{("POST", path): OtlpRoute(opened, signal) for path, signal in OTLP_PATHS.items()},
+            **Dashboard(opened, whole).routes(),
+        }
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -138,7 +153,7 @@ class IngestGateway:
 
     def drain(self) -> None:
         """Say `not ready`, and take what still comes."""
-        self.resources.health.is_draining = True
+        self._resources.health.is_draining = True
         if self.intake.state == "open":
             self.intake.state = "draining"
 
@@ -146,7 +161,7 @@ class IngestGateway:
         """Take nothing more, deliver what is there within `close_seconds`, keep or fail the rest, and report."""
         self.drain()
         self.intake.state = "closed"
-        self.closing.set()
+        self.opened.closing.set()
         if self.report is None:
             with self._closing_scope:
                 await self.producer.close(timeout=self.settings.close_seconds)
@@ -172,6 +187,31 @@ class IngestGateway:
         if self._entered:
             self.intake(fact)
 
+    @property
+    def producer(self) -> Producer:
+        """The producer of an open gateway."""
+        return self.opened.producer
+
+    @property
+    def intake(self) -> Intake:
+        """The door of an open gateway."""
+        return self.opened.intake
+
+    @property
+    def streams(self) -> StreamDirectory:
+        """The streams that an open gateway knows."""
+        return self.opened.streams
+
+    @property
+    def answers(self) -> Counter[int]:
+        """Requests answered, by status."""
+        return self.tally.answers
+
+    @property
+    def refusals(self) -> Counter[Refusal]:
+        """Requests refused, by row of the admission table."""
+        return self.tally.refusals
+
     # Requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,19 +228,19 @@ class IngestGateway:
                         scope, receive, path[len(PREFIX) : -len(SUFFIX)]
                     )
                 except Refused as refused:
-                    await self.refuse(send, refused)
+                    await send_refusal(send, refused, self.tally)
                     return
                 except ClientGone:
                     return
-                self.answers[status] += 1
+                self.tally.answers[status] += 1
                 headers = [_JSON, (b"content-length", b"%d" % len(body))]
                 if account.quota is not None:
                     headers += rate_limit_headers(account.quota.states(1, 0, self.intake.now()))
-                if len(body) < _LARGE_ANSWER_BYTES:
+                if len(body) < LARGE_ANSWER_BYTES:
                     await send({"type": "http.response.start", "status": status, "headers": headers})
                     await send({"type": "http.response.body", "body": body})
                 else:
-                    await _send(send, status, headers, body)
+                    await send_answer(send, status, headers, body)
             else:
                 await self._answer_other(scope, receive, send, path)
         elif kind == "lifespan":
@@ -215,19 +255,19 @@ class IngestGateway:
             await route(scope, receive, send)
             return
         try:
-            status, headers, body = self._resource(method, path)(scope)
+            status, headers, body = await self._resource(method, path)(scope)
         except Refused as refused:
-            await self.refuse(send, refused)
+            await send_refusal(send, refused, self.tally)
             return
-        self.answers[status] += 1
+        self.tally.answers[status] += 1
         headers.append((b"content-length", str(len(body)).encode()))
-        await _send(send, status, headers, b"" if method == "HEAD" else body)
+        await send_answer(send, status, headers, b"" if method == "HEAD" else body)
 
     def _resource(self, method: str, path: str) -> Resource:
         if path.startswith(PREFIX) and path.endswith(SUFFIX):
             only = "POST"
             raise _method_not_allowed(only)
-        resource = self.resources.by_path.get(path)
+        resource = self._resources.by_path.get(path)
         if resource is not None:
             if method in _READING:
                 return resource
@@ -237,13 +277,6 @@ class IngestGateway:
             raise _method_not_allowed(", ".join(allowed))
         detail = "there is nothing here; records go to POST /v1/streams/{stream}/records, see /openapi.json"
         raise Refused(Refusal.UNKNOWN_PATH, detail)
-
-    async def refuse(self, send: Send, refused: Refused) -> None:
-        """Answer a refused request with its row of the table."""
-        status, headers, body = problem_of(refused)
-        self.refusals[refused.refusal] += 1
-        self.answers[status] += 1
-        await _send(send, status, headers, body)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Open with the server and close with it; a plain uvicorn has no delay before it stops listening."""
@@ -257,17 +290,6 @@ class IngestGateway:
         await receive()
         await self.__aexit__(None, None, None)
         await send({"type": "lifespan.shutdown.complete"})
-
-
-async def _send(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    start = {"type": "http.response.start", "status": status, "headers": headers}
-    if len(body) < _LARGE_ANSWER_BYTES:
-        await send(start)
-        await send({"type": "http.response.body", "body": body})
-        return
-    with anyio.move_on_after(_SEND_SECONDS):
-        await send(start)
-        await send({"type": "http.response.body", "body": body})
 
 
 def _method_not_allowed(allowed: str) -> Refused:

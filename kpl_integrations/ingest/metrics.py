@@ -1,29 +1,30 @@
 """`/metrics`: the producer's, and the gateway's own beside them. No label is a tenant or a stream's invented name."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from kpl_core import Fact, Producer
+from kpl_core import Fact
+from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.metrics.gateway_sources import tenant_wait_source
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from kpl_integrations.metrics.sources import breaker_source, dead_letter_source, producer_source, spool_source
 
-if TYPE_CHECKING:
-    from kpl_integrations.ingest.gateway import IngestGateway
+__all__ = ["EXPOSITION_TYPE", "GatewayMetrics", "exposition"]
 
-__all__ = ["GatewayMetrics"]
+EXPOSITION_TYPE: Final = CONTENT_TYPE_LATEST
 
 
 class GatewayMetrics(Collector):
-    """A registry of its own, read when somebody scrapes."""
+    """A registry of its own, read when somebody scrapes; `hook` is the producer's, so it is made before that."""
 
-    def __init__(self, gateway: "IngestGateway") -> None:
-        self._gateway = gateway
+    def __init__(self) -> None:
+        self._opened: OpenGateway | None = None
         self._producer_metrics = PrometheusMetrics(CollectorRegistry())
         self._producer_metrics.registry.register(self)
 
@@ -31,8 +32,10 @@ class GatewayMetrics(Collector):
         """Take note of one fact of the producer."""
         self._producer_metrics(fact)
 
-    def watch(self, producer: Producer) -> None:
-        """Read what the producer keeps at every scrape."""
+    def watch(self, opened: OpenGateway) -> None:
+        """Read what the gateway and its producer keep at every scrape."""
+        self._opened = opened
+        producer = opened.producer
         self._producer_metrics.watch(producer_source(producer))
         self._producer_metrics.watch(breaker_source(producer.breakers))
         self._producer_metrics.watch(
@@ -42,10 +45,6 @@ class GatewayMetrics(Collector):
             self._producer_metrics.watch(spool_source(producer.spool))
         if producer.dead_letters is not None:
             self._producer_metrics.watch(dead_letter_source(producer.dead_letters))
-
-    def exposition(self) -> tuple[bytes, str]:
-        """Return body and content type of the answer to a scrape."""
-        return self._producer_metrics.exposition()
 
     def families(self) -> Iterable[Family]:
         """Return what a scrape would say, as values."""
@@ -57,20 +56,39 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Yield the gateway's own; the registry calls it."""
-        gateway = self._gateway
+        opened = self._opened
+        if opened is None:
+            return
         requests = CounterMetricFamily("kinesis_ingest_requests_total", "Requests answered.", labels=["code"])
-        for status, count in sorted(gateway.answers.items()):
+        for status, count in sorted(opened.answers.items()):
             requests.add_metric([str(status)], count)
         rejected = CounterMetricFamily(
             "kinesis_ingest_rejected_total", "Requests refused, by row of the admission table.", labels=["reason"]
         )
-        for refusal, count in sorted(gateway.refusals.items(), key=lambda each: each[0].value):
+        for refusal, count in sorted(opened.refusals.items(), key=lambda each: each[0].value):
             rejected.add_metric([refusal.value.replace(" ", "_")], count)
         waiting = GaugeMetricFamily("kinesis_ingest_waiting_records", "User records in the fair queue.")
-        tenants = gateway.producer.waiting_by_flow()
+        tenants = opened.producer.waiting_by_flow()
         waiting.add_metric([], sum(records for records, _ in tenants.values()))
         flows = GaugeMetricFamily("kinesis_ingest_waiting_tenants", "Tenants with records in the fair queue.")
         flows.add_metric([], len(tenants))
         is_open = GaugeMetricFamily("kinesis_ingest_open", "1 while requests are taken and the gateway is ready.")
-        is_open.add_metric([], float(gateway.intake.state == "open"))
+        is_open.add_metric([], float(opened.intake.state == "open"))
         yield from (requests, rejected, waiting, flows, is_open)
+
+
+class _Read(CollectorRegistry):
+    """Families that were read already, as the registry that the client's writer asks for."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Family]:
+        """Return them."""
+        return self._families
+
+
+def exposition(families: Iterable[Family]) -> bytes:
+    """Return the body of the answer to a scrape."""
+    return generate_latest(_Read(families))

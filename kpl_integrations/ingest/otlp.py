@@ -10,7 +10,7 @@ field X-Partition-Key (OTEL_EXPORTER_OTLP_HEADERS sets it), else a random one fo
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -24,12 +24,10 @@ from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_record
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.decoding.partition_keys import random_partition_key
+from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.records_route import account_of, refused_decoding
 from kpl_integrations.ingest.request_options import ACK_HEADER, request_options
 from kpl_integrations.ingest.tenants import SIGNALS, Signal
-
-if TYPE_CHECKING:
-    from kpl_integrations.ingest.gateway import IngestGateway
 
 __all__ = ["OTLP_PATHS", "OtlpRoute", "status_message"]
 
@@ -45,7 +43,7 @@ Headers = Mapping[bytes, bytes]
 class OtlpRoute:
     """The handler of one signal's path."""
 
-    def __init__(self, gateway: "IngestGateway", signal: Signal) -> None:
+    def __init__(self, gateway: OpenGateway, signal: Signal) -> None:
         self._gateway = gateway
         self._signal = signal
 

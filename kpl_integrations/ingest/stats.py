@@ -1,68 +1,139 @@
 """`/v1/stats`: what the gateway knows of itself, as one JSON document; the dashboard reads the same."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+import msgspec
+
+from kpl_core import Producer
 from kpl_integrations.ingest.account import TenantAccount
+from kpl_integrations.ingest.open_gateway import OpenGateway
 
-if TYPE_CHECKING:
-    from kpl_integrations.ingest.gateway import IngestGateway
+__all__ = ["RecordStats", "Room", "Stats", "StreamStats", "TenantStats", "stats_of", "tenant_stats"]
 
-__all__ = ["stats_document"]
-
-_MOST_TENANTS = 1_000
+_MOST_TENANTS: Final = 1_000
 
 
-def stats_document(
-    gateway: "IngestGateway", accounts: Iterable[TenantAccount], *, of_all: bool = True
-) -> dict[str, Any]:
-    """Return the document; with `of_all` False only what the accounts say of themselves."""
-    waiting = gateway.producer.waiting_by_flow()
-    tenants = {account.tenant.id: _tenant(account, waiting) for account in accounts}
-    busiest = sorted(tenants.items(), key=lambda each: -each[1]["waiting_bytes"])[:_MOST_TENANTS]
-    document: dict[str, Any] = {"state": gateway.intake.state, "tenants": dict(busiest)}
-    if not of_all:
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant: what it asked for, what was taken, what of it waits in the fair queue."""
+
+    requests: int = 0
+    accepted_records: int = 0
+    waiting_records: int = 0
+    waiting_bytes: int = 0
+    refused: dict[str, int] = {}
+
+
+class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Where all user records are; `accepted` is the sum of the others, bytes left out."""
+
+    accepted: int = 0
+    delivered: int = 0
+    failed: dict[str, int] = {}
+    spooled: int = 0
+    dead_lettered: int = 0
+    buffered: int = 0
+    buffered_bytes: int = 0
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the buffer is taken."""
+
+    outstanding_records: int = 0
+    max_records: int = 0
+    outstanding_bytes: int = 0
+    max_bytes: int = 0
+
+
+class StreamStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream, in user records; `breakers` by shard, "" being the whole stream's."""
+
+    accepted: int = 0
+    delivered: int = 0
+    failed: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    buffered: int = 0
+    breakers: dict[str, str] = {}
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything, as whoever shows the admin key sees it."""
+
+    state: str
+    tenants: dict[str, TenantStats] = {}
+    records: RecordStats = RecordStats()
+    room: Room = Room()
+    answers: dict[str, int] = {}
+    refusals: dict[str, int] = {}
+    streams: dict[str, StreamStats] = {}
+
+    def document(self) -> dict[str, Any]:
+        """Return the document for an admin; of very many tenants those with the longest queues."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        tenants = document["tenants"]
+        if len(tenants) > _MOST_TENANTS:
+            busiest = sorted(tenants.items(), key=lambda each: -each[1]["waiting_bytes"])
+            document["tenants"] = dict(busiest[:_MOST_TENANTS])
         return document
-    report = gateway.producer.report()
-    limit = gateway.producer.buffer_limit
-    document["records"] = {
-        "accepted": report.accepted,
-        "delivered": report.delivered,
-        "failed": dict(report.failed),
-        "spooled": report.spooled,
-        "dead_lettered": report.dead_lettered,
-        "buffered": report.buffered,
-        "buffered_bytes": report.buffered_bytes,
-    }
-    document["room"] = {
-        "outstanding_records": limit.outstanding_records,
-        "max_records": limit.max_records,
-        "outstanding_bytes": limit.outstanding_bytes,
-        "max_bytes": limit.max_bytes,
-    }
-    document["answers"] = {str(status): count for status, count in sorted(gateway.answers.items())}
-    document["refusals"] = {refusal.value: count for refusal, count in gateway.refusals.items()}
-    document["streams"] = {
-        stream: {
-            "accepted": each.accepted,
-            "delivered": each.delivered,
-            "failed": sum(each.failed.values()),
-            "waiting": each.queueing,
-            "in_flight": each.in_flight,
-            "buffered": each.buffered,
-            "breakers": dict(each.breakers),
-        }
-        for stream, each in gateway.producer.statistics().items()
-    }
-    return document
+
+    def document_for(self, tenant_id: str) -> dict[str, Any]:
+        """Return what one tenant may see: itself."""
+        own = self.tenants.get(tenant_id, TenantStats())
+        return {"state": self.state, "tenants": {tenant_id: msgspec.to_builtins(own)}}
 
 
-def _tenant(account: TenantAccount, waiting: dict[str | None, tuple[int, int]]) -> dict[str, Any]:
-    records, size_bytes = waiting.get(account.flow, (0, 0))
-    return {
-        "requests": account.requests,
-        "accepted_records": account.accepted_records,
-        "waiting_records": records,
-        "waiting_bytes": size_bytes,
-        "refused": {refusal.value: count for refusal, count in account.refused.items()},
-    }
+def stats_of(opened: OpenGateway) -> Stats:
+    """Return what an open gateway has counted, and holds now."""
+    producer = opened.producer
+    report = producer.report()
+    limit = producer.buffer_limit
+    return Stats(
+        state=opened.intake.state,
+        tenants=tenant_stats(opened.accounts, producer),
+        records=RecordStats(
+            accepted=report.accepted,
+            delivered=report.delivered,
+            failed=dict(report.failed),
+            spooled=report.spooled,
+            dead_lettered=report.dead_lettered,
+            buffered=report.buffered,
+            buffered_bytes=report.buffered_bytes,
+        ),
+        room=Room(
+            outstanding_records=limit.outstanding_records,
+            max_records=limit.max_records,
+            outstanding_bytes=limit.outstanding_bytes,
+            max_bytes=limit.max_bytes,
+        ),
+        answers={str(status): count for status, count in sorted(opened.answers.items())},
+        refusals={refusal.value: count for refusal, count in opened.refusals.items()},
+        streams={
+            stream: StreamStats(
+                accepted=each.accepted,
+                delivered=each.delivered,
+                failed=sum(each.failed.values()),
+                waiting=each.queueing,
+                in_flight=each.in_flight,
+                buffered=each.buffered,
+                breakers=dict(each.breakers),
+            )
+            for stream, each in producer.statistics().items()
+        },
+    )
+
+
+def tenant_stats(accounts: Iterable[TenantAccount], producer: Producer) -> dict[str, TenantStats]:
+    """Return each account's counts by tenant."""
+    queued = producer.waiting_by_flow()
+    found = {}
+    for account in accounts:
+        records, size_bytes = queued.get(account.flow, (0, 0))
+        found[account.tenant.id] = TenantStats(
+            requests=account.requests,
+            accepted_records=account.accepted_records,
+            waiting_records=records,
+            waiting_bytes=size_bytes,
+            refused={refusal.value: count for refusal, count in account.refused.items()},
+        )
+    return found

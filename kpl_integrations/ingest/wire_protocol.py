@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import anyio
 import msgspec
@@ -22,6 +22,7 @@ from kpl_integrations.ingest.account import TenantAccount
 from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body import ClientGone, read_body, require_length
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
+from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.tenants import AccessKey
 from kpl_integrations.ingest.upstream import FAILED, PASSED_ON, UNAVAILABLE, AiobotocoreUpstream, Upstream
 from kpl_integrations.kinesis_protocol import (
@@ -40,9 +41,6 @@ from kpl_integrations.kinesis_protocol import (
     require_signature,
     wire_of,
 )
-
-if TYPE_CHECKING:
-    from kpl_integrations.ingest.gateway import IngestGateway
 
 __all__ = ["WIRE_ANSWERS", "WireAnswer", "WireProtocol"]
 
@@ -102,7 +100,7 @@ class WireProtocol:
 
     def __init__(
         self,
-        gateway: "IngestGateway",
+        gateway: OpenGateway,
         *,
         upstream: Upstream | None = None,
         wall_clock: Callable[[], float] = time.time,

@@ -7,9 +7,9 @@ The page and its events need the admin key, exchanged for a cookie; where no cre
 import base64
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 import anyio
@@ -20,10 +20,9 @@ from kpl_integrations.ingest.admission import Refused
 from kpl_integrations.ingest.body import ClientGone, read_body
 from kpl_integrations.ingest.dashboard.board import Board, MetricSample, Totals
 from kpl_integrations.ingest.dashboard.session import Session
-from kpl_integrations.ingest.stats import stats_document
-
-if TYPE_CHECKING:
-    from kpl_integrations.ingest.gateway import IngestGateway
+from kpl_integrations.ingest.http_answer import send_refusal
+from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.totals import Whole
 
 __all__ = ["Dashboard"]
 
@@ -35,15 +34,18 @@ _FORM_SECONDS: Final = 10.0
 _HTML: Final = (b"content-type", b"text/html; charset=utf-8")
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
+Route = Callable[[Scope, Receive, Send], Awaitable[None]]
+
 
 class Dashboard:
     """The routes of one gateway's dashboard. `wall_clock` is for cookies alone."""
 
-    def __init__(self, gateway: "IngestGateway", *, wall_clock: Callable[[], float] = time.time) -> None:
-        self._gateway = gateway
+    def __init__(self, opened: OpenGateway, whole: Whole, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._opened = opened
+        self._whole = whole
         self._wall_clock = wall_clock
-        key = gateway.settings.admin_key
-        is_secure = gateway.settings.tls_certificate is not None
+        key = opened.settings.admin_key
+        is_secure = opened.settings.tls_certificate is not None
         self._session = None if key is None else Session(key.get_secret_value(), is_secure=is_secure)
         self._page = _Page("page.html")
         self._login = _Page("login.html")
@@ -51,10 +53,12 @@ class Dashboard:
         self._seen = b""
         self._seen_at = -LOOK_SECONDS
         self._watchers = 0
+        # One look at a time: the others who watch wait for what it sees.
+        self._looking = anyio.Lock()
 
-    def install(self) -> None:
-        """Add the routes to the gateway's."""
-        self._gateway.routes |= {
+    def routes(self) -> dict[tuple[str, str], Route]:
+        """Return its handlers by method and path."""
+        return {
             ("GET", "/dashboard"): self._show,
             ("POST", "/dashboard"): self._enter,
             ("GET", "/dashboard/events"): self._watch,
@@ -74,7 +78,7 @@ class Dashboard:
         except ClientGone:
             return
         except Refused as refused:
-            await self._gateway.refuse(send, refused)
+            await send_refusal(send, refused, self._opened.tally)
             return
         # The body's size bounds the number of fields; a bound of its own would raise.
         given = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
@@ -93,7 +97,7 @@ class Dashboard:
         if self._watchers >= MOST_WATCHERS:
             await self._respond(send, 503, [(b"retry-after", b"30"), (b"content-length", b"0")], b"")
             return
-        self._gateway.answers[200] += 1
+        self._opened.answers[200] += 1
         headers = [(b"content-type", b"text/event-stream"), _NO_STORE, (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._watchers += 1
@@ -102,44 +106,43 @@ class Dashboard:
                 tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
                 tasks.start_soon(self._until_closed, tasks.cancel_scope)
                 while self._may_look(scope):
-                    await send({"type": "http.response.body", "body": self._event(), "more_body": True})
+                    await send({"type": "http.response.body", "body": await self._event(), "more_body": True})
                     await anyio.sleep(LOOK_SECONDS)
                 tasks.cancel_scope.cancel()
         finally:
             self._watchers -= 1
         # A browser that was told `closed` asks no more; one whose session is over asks, and hears 401.
-        last_word = b"event: closed\ndata: {}\n\n" if self._gateway.closing.is_set() else b""
+        last_word = b"event: closed\ndata: {}\n\n" if self._opened.closing.is_set() else b""
         # Who reads no more must not hold up the shutdown, and a host's server may know no bound of its own.
         with anyio.move_on_after(LAST_WORD_SECONDS):
             await send({"type": "http.response.body", "body": last_word})
 
     async def _until_closed(self, watching: anyio.CancelScope) -> None:
-        await self._gateway.closing.wait()
+        await self._opened.closing.wait()
         watching.cancel()
 
-    def _event(self) -> bytes:
+    async def _event(self) -> bytes:
         """Return the newest event; all who watch see the same."""
-        now = self._gateway.intake.now()
-        # Half a period: timers of several watchers do not fire in step.
-        if now - self._seen_at >= LOOK_SECONDS / 2:
-            self._seen_at = now
-            stats = stats_document(self._gateway, self._gateway.accounts)
-            document = self._board.look(Totals(stats, self._samples()), now)
-            self._seen = b"data: " + msgspec.json.encode(document) + b"\n\n"
-        return self._seen
-
-    def _samples(self) -> list[MetricSample]:
-        return [
-            MetricSample(sample.name, sample.labels, sample.value)
-            for family in self._gateway.metrics.families()
-            for sample in family.samples
-        ]
+        async with self._looking:
+            now = self._opened.intake.now()
+            # Half a period: timers of several watchers do not fire in step.
+            if now - self._seen_at >= LOOK_SECONDS / 2:
+                self._seen_at = now
+                stats, families = await self._whole.look()
+                samples = [
+                    MetricSample(sample.name, sample.labels, sample.value)
+                    for family in families
+                    for sample in family.samples
+                ]
+                document = self._board.look(Totals(stats.document(), samples), now)
+                self._seen = b"data: " + msgspec.json.encode(document) + b"\n\n"
+            return self._seen
 
     def _may_look(self, scope: Scope) -> bool:
-        if not self._gateway.directory.verifies:
+        if not self._opened.directory.verifies:
             return True
         headers = dict(scope["headers"])
-        if self._gateway.resources.is_admin(headers):
+        if self._opened.admin_key.is_shown(headers):
             return True
         session = self._session
         return session is not None and session.is_open(headers.get(b"cookie", b""), self._wall_clock())
@@ -157,7 +160,7 @@ class Dashboard:
         await self._respond(send, status, headers, body)
 
     async def _respond(self, send: Send, status: int, headers: list[Any], body: bytes) -> None:
-        self._gateway.answers[status] += 1
+        self._opened.answers[status] += 1
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

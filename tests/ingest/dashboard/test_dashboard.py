@@ -14,7 +14,9 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.dashboard.dashboard import LAST_WORD_SECONDS, MOST_WATCHERS, Dashboard
+from kpl_integrations.ingest.metrics import GatewayMetrics
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
+from kpl_integrations.ingest.totals import Alone
 from tests.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
@@ -152,7 +154,11 @@ async def test_closing_the_intake_ends_every_event_stream() -> None:
 async def test_a_session_that_is_over_ends_its_event_stream() -> None:
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
         began_at = anyio.current_time()
-        Dashboard(gateway, wall_clock=lambda: 1_800_000_000.0 + (anyio.current_time() - began_at) * 3_600).install()
+        gateway.routes |= Dashboard(
+            gateway.opened,
+            Alone(gateway.opened, GatewayMetrics()),
+            wall_clock=lambda: 1_800_000_000.0 + (anyio.current_time() - began_at) * 3_600,
+        ).routes()
         entered = await Client("POST", "/dashboard", body=f"key={KEY}".encode()).ask(gateway)
         watcher = Client("GET", "/dashboard/events", cookie=entered.headers["set-cookie"].partition(";")[0])
         with anyio.fail_after(20):

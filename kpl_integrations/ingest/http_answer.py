@@ -1,0 +1,38 @@
+"""An answer on its way to the client: sent whole, and given up if a slow reader would hold it for ever."""
+
+from typing import Final
+
+import anyio
+
+from kpl_integrations.asgi.protocol import Send
+from kpl_integrations.ingest.admission import Refused
+from kpl_integrations.ingest.problem import problem_of
+from kpl_integrations.ingest.tally import Tally
+
+__all__ = ["LARGE_ANSWER_BYTES", "Headers", "send_answer", "send_refusal"]
+
+# A client that reads its answer this slowly gets the rest of it from the server's buffers, or not at all.
+_SEND_SECONDS: Final = 30.0
+LARGE_ANSWER_BYTES: Final = 32_768
+
+Headers = list[tuple[bytes, bytes]]
+
+
+async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send one answer; `headers` name its length."""
+    start = {"type": "http.response.start", "status": status, "headers": headers}
+    if len(body) < LARGE_ANSWER_BYTES:
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+        return
+    with anyio.move_on_after(_SEND_SECONDS):
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+
+
+async def send_refusal(send: Send, refused: Refused, tally: Tally) -> None:
+    """Answer a refused request with its row of the table, and count it."""
+    status, headers, body = problem_of(refused)
+    tally.refusals[refused.refusal] += 1
+    tally.answers[status] += 1
+    await send_answer(send, status, headers, body)
