@@ -11,7 +11,9 @@ wake-up for each put.
 import asyncio
 import logging
 import math
+import os
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
@@ -48,9 +50,12 @@ _JOIN_GRACE_SECONDS: Final = 0.4
 
 T = TypeVar("T")
 
+# Those whose thread does not live on in a forked child.
+_entered: "weakref.WeakSet[BlockingProducer]" = weakref.WeakSet()
+
 
 class BlockingProducer:
-    """A producer for threads; a context manager. Any number of threads may use it at once."""
+    """A producer for threads, any number of them; a context manager. A forked child makes its own."""
 
     def __init__(
         self,
@@ -87,6 +92,8 @@ class BlockingProducer:
             message = "this producer was entered before; make a new one"
             raise ProducerClosed(message)
         self._was_entered = True
+        self._process = os.getpid()
+        _entered.add(self)
         self._thread.start()
         self._ready.wait()
         if self._thread.failure is not None:
@@ -208,8 +215,17 @@ class BlockingProducer:
         if not self._is_open:
             raise self._closed() from self._thread.failure
 
+    def begin_child(self) -> None:
+        """Be closed, in a fork's child: the loop's thread is the parent's, and whoever held the lock may be."""
+        self._changed = threading.Condition()
+        self._inbox = deque()
+        self._is_open = False
+        self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
+
     def _closed(self) -> ProducerClosed:
-        if self._thread.failure is not None:
+        if self._was_entered and self._process != os.getpid():
+            message = f"this producer is that of process {self._process}; make one in each process, after the fork"
+        elif self._thread.failure is not None:
             message = f"this producer's thread has ended with {self._thread.failure!r}; make a new producer"
         else:
             message = "this producer takes no user records; put inside `with BlockingProducer(...)`"
@@ -373,3 +389,12 @@ class BlockingProducer:
             return self._thread.wait_for(work)
         except LoopEnded as ended:
             raise self._closed() from ended
+
+
+def _begin_children() -> None:
+    for producer in list(_entered):
+        producer.begin_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_children)

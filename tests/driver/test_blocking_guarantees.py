@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -225,6 +228,42 @@ def test_no_call_hangs_when_the_loop_ends_meanwhile() -> None:
 
         in_threads(4, work)
         assert outcomes == [True] * 4
+
+
+FORKING = """
+import os
+from kpl_core import BlockingProducer, Config, ProducerClosed
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+
+with BlockingProducer(Config(), transport=FakeTransport(FakeKinesis({"orders": 1}))) as producer:
+    before = producer.put_nowait("orders", partition_key="k", data=b"parent's")
+    child = os.fork()
+    if not child:
+        with producer._changed:
+            pass
+        try:
+            producer.put_nowait("orders", partition_key="k", data=b"child's")
+        except ProducerClosed as closed:
+            assert "make one in each process, after the fork" in str(closed), closed
+            assert producer.flush().accepted == producer.close().accepted == 0
+            with BlockingProducer(Config(), transport=FakeTransport(FakeKinesis({"orders": 1}))) as own:
+                assert own.put("orders", partition_key="k", data=b"child's").result(30).successful
+            os._exit(7)
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert before.result(30).successful
+    assert producer.put("orders", partition_key="k", data=b"parent's").result(30).successful
+assert producer.close().delivered == 2
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_a_forked_child_is_told_to_make_its_own_and_nobody_hangs() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def _started() -> tuple[LoopThread, Any]:
