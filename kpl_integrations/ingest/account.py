@@ -38,18 +38,11 @@ class TenantAccount:
 
     def seconds_of_quota(self, records: int, size_bytes: int) -> float:
         """Return for how long the tenant's rates are used up by so much."""
-        tenant = self.tenant
-        return max(
-            0.0 if tenant.records_per_second is None else records / tenant.records_per_second,
-            0.0 if tenant.bytes_per_second is None else size_bytes / tenant.bytes_per_second,
-        )
+        return 0.0 if self.quota is None else self.quota.seconds_for(records, size_bytes)
 
     def quota_seconds(self, now: float) -> float:
         """Return for how long what remains of its quotas would last at its rates; nothing bounds it: for ever."""
-        if self.quota is None:
-            return math.inf
-        rates = {"records": self.tenant.records_per_second, "bytes": self.tenant.bytes_per_second}
-        return min(state.remaining / (rates[state.name] or math.inf) for state in self.quota.states(0, 0, now))
+        return math.inf if self.quota is None else self.quota.seconds_left(now)
 
     def brings(self, now: float) -> float:
         """Return how many records a second it has brought lately, for its weight."""
@@ -81,6 +74,8 @@ class TenantAccounts:
         self._key_seconds = idempotency_seconds
         self._most = most_accounts
         self._accounts: OrderedDict[str, TenantAccount] = OrderedDict()
+        # Hears of each account before it is used: several processes may share its rates.
+        self.opened: Callable[[TenantAccount], object] = lambda _: None
 
     def of(self, tenant: Tenant) -> TenantAccount:
         """Return the tenant's account."""
@@ -99,6 +94,7 @@ class TenantAccounts:
             keys = IdempotencyWindow(most_keys=self._keys, seconds=self._key_seconds)
             account = TenantAccount(tenant, keys=keys, chance=self._chance, now=self._clock())
         self._accounts[tenant.id] = account
+        self.opened(account)
         if len(self._accounts) > self._most:
             self._accounts.popitem(last=False)
         return account

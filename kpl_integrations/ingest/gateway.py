@@ -8,6 +8,7 @@ costs a dictionary of its headers, one decoding call and one put.
 """
 
 import contextlib
+import dataclasses
 import logging
 import random
 from collections import Counter
@@ -38,8 +39,10 @@ from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tally import Tally
 from kpl_integrations.ingest.tenants import TenantDirectory
-from kpl_integrations.ingest.totals import Alone
+from kpl_integrations.ingest.totals import Alone, Whole
 from kpl_integrations.ingest.wire_protocol import WireProtocol
+from kpl_integrations.ingest.workers.membership import Membership
+from kpl_integrations.ingest.workers.seat import Seat
 
 __all__ = ["IngestGateway"]
 
@@ -55,7 +58,8 @@ class IngestGateway:
 
     `transport` replaces the network; by default aiobotocore's. `config` replaces the producer's options that the
     settings would give; it must have a fair queue. `plain_receive` says that requests come straight from a server,
-    whose `receive` opens no cancel scopes: then a request that is all here needs no timer.
+    whose `receive` opens no cancel scopes: then a request that is all here needs no timer. `seat` is its place among
+    several processes that are one gateway.
     """
 
     def __init__(
@@ -67,10 +71,15 @@ class IngestGateway:
         config: Config | None = None,
         chance: Callable[[], float] = random.random,
         plain_receive: bool = False,
+        seat: Seat | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
         self._config = settings.producer_config(TenantFairness(directory)) if config is None else config
+        if seat is not None and self._config.coordination is None:
+            self._config = dataclasses.replace(self._config, coordination=seat.shard_sharing())
+        self._seat = seat
+        self._membership: Membership | None = None
         self._transport = transport
         self._chance = chance
         self.plain_receive = plain_receive
@@ -97,7 +106,11 @@ class IngestGateway:
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
             metrics.watch(opened)
-            self._route(opened, metrics)
+            alone = Alone(opened, metrics)
+            if self._seat is not None:
+                joining = Membership(self._seat, opened, alone, chance=self._chance)
+                self._membership = await stack.enter_async_context(joining)
+            self._route(opened, alone if self._membership is None else self._membership.company)
             reloading = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(reloading.cancel_scope.cancel)
             reloading.start_soon(self._reload)
@@ -125,8 +138,7 @@ class IngestGateway:
             closing=anyio.Event(),
         )
 
-    def _route(self, opened: OpenGateway, metrics: GatewayMetrics) -> None:
-        whole = Alone(opened, metrics)
+    def _route(self, opened: OpenGateway, whole: Whole) -> None:
         self._resources = Resources(opened, whole)
         self._records = RecordsRoute(
             opened.settings, opened.producer, opened.directory, opened.accounts, opened.streams, opened.intake
@@ -166,6 +178,8 @@ class IngestGateway:
             with self._closing_scope:
                 await self.producer.close(timeout=self.settings.close_seconds)
             self.report = self.producer.report()
+            if self._membership is not None:
+                await self._membership.last_word()
             # What expired or was refused for good is complete, and lost all the same.
             is_well = self.report.complete and not self.report.failed_total
             level = logging.INFO if is_well else logging.WARNING

@@ -104,6 +104,7 @@ class Intake:
         count = len(records)
         has_bytes = account.tenant.bytes_per_second is not None
         size_bytes = sum([len(record.data) + len(record.partition_key) for record in records]) if has_bytes else 0
+        quota.offer(count, size_bytes)
         cost = account.seconds_of_quota(count, size_bytes)
         wait: float | None = 0.0
         if not account.slots or not account.slots.keeps_out(now, spare_seconds=account.quota_seconds(now) - cost):

@@ -9,7 +9,7 @@ from kpl_core import Producer
 from kpl_integrations.ingest.account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
 
-__all__ = ["RecordStats", "Room", "Stats", "StreamStats", "TenantStats", "stats_of", "tenant_stats"]
+__all__ = ["RecordStats", "Room", "Stats", "StreamStats", "TenantStats", "WorkerStats", "stats_of", "tenant_stats"]
 
 _MOST_TENANTS: Final = 1_000
 
@@ -25,7 +25,10 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Where all user records are; `accepted` is the sum of the others, bytes left out."""
+    """Where all user records are; `accepted` is the sum of the others, bytes left out.
+
+    `lost` are those that a worker had accepted when it died and that were not found in its spool.
+    """
 
     accepted: int = 0
     delivered: int = 0
@@ -34,6 +37,7 @@ class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
     dead_lettered: int = 0
     buffered: int = 0
     buffered_bytes: int = 0
+    lost: int = 0
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,16 @@ class StreamStats(msgspec.Struct, frozen=True, kw_only=True):
     breakers: dict[str, str] = {}
 
 
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several processes; `deaths` are those of its predecessors."""
+
+    process_id: int
+    state: str
+    deaths: int = 0
+    accepted: int = 0
+    requests: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Everything, as whoever shows the admin key sees it."""
 
@@ -67,6 +81,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[str, int] = {}
     refusals: dict[str, int] = {}
     streams: dict[str, StreamStats] = {}
+    # Of a gateway of several processes, by number.
+    workers: dict[str, WorkerStats] = {}
 
     def document(self) -> dict[str, Any]:
         """Return the document for an admin; of very many tenants those with the longest queues."""
