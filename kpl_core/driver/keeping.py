@@ -48,6 +48,7 @@ from kpl_core.spool import (
 )
 from kpl_core.spool.dead_letter_queue import producer_version
 from kpl_core.spool.envelope import dead_letter_of, letter_id
+from kpl_core.spool.to_the_end import to_the_end
 
 __all__ = ["Keeping"]
 
@@ -345,9 +346,12 @@ class Keeping:
 
     async def finish(self) -> None:
         """Wait until all that was given up is where it will be kept; for 5 s at most, even if cancelled."""
+        await to_the_end(self._finish)
+
+    async def _finish(self) -> None:
         self._closing = True
         self.stop_giving_back()
-        with anyio.CancelScope(shield=True), anyio.move_on_after(FINISH_SECONDS):
+        with anyio.move_on_after(FINISH_SECONDS):
             self.collect()
             while self._pending:
                 self._settled = anyio.Event()

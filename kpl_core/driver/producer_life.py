@@ -285,15 +285,17 @@ class ProducerLife(ProducerView):
         self._state = "closed"
         self._open = {}
         self._own_streams().abandon(self._clock())
-        if self._keeping is not None:
-            await self._keeping.finish()
-        if self._coordinating is not None:
-            await self._coordinating.finish()
-        self._own_streams().stop()
-        self._lines.wake_all()
-        self._progressed()
-        self._closed.set()
-        self._complete = left == 0
+        try:
+            if self._keeping is not None:
+                await self._keeping.finish()
+            if self._coordinating is not None:
+                await self._coordinating.finish()
+        finally:
+            self._own_streams().stop()
+            self._lines.wake_all()
+            self._progressed()
+            self._closed.set()
+            self._complete = left == 0
         if left:
             _logger.warning("the producer closed before everything was delivered: %s", self.report())
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,7 @@ from kpl_core.spool.envelope import SpooledRecord
 from kpl_core.spool.ledger import Claimed
 from kpl_core.spool.loop_mailbox import LoopMailbox
 from kpl_core.spool.spool import Spool, SpoolStatistics
+from kpl_core.spool.to_the_end import to_the_end
 
 __all__ = ["AsyncSpool"]
 
@@ -27,15 +29,22 @@ class AsyncSpool:
     async def __aenter__(self) -> Self:
         """Open the spool in a worker thread: it reads the file once."""
         self._mailbox = LoopMailbox()
-        await anyio.to_thread.run_sync(self.spool.open)
+        try:
+            await to_the_end(partial(anyio.to_thread.run_sync, self.spool.open))
+        except BaseException:
+            # Cancelled meanwhile: a file that stayed open would be locked for whoever tries again.
+            await self._close()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Commit what was submitted and close, even if cancelled."""
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.spool.close)
+        await self._close()
+
+    async def _close(self) -> None:
+        await to_the_end(partial(anyio.to_thread.run_sync, self.spool.close))
 
     @property
     def mailbox(self) -> LoopMailbox:
