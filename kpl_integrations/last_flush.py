@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["begin_last_flushes", "take_part"]
+__all__ = ["begin_last_flushes", "has_parts", "take_part"]
 
 
 class LastFlush(Protocol):
@@ -24,6 +24,11 @@ _parts: Final["weakref.WeakSet[LastFlush]"] = weakref.WeakSet()
 def take_part(part: LastFlush) -> None:
     """Be flushed at the end of each lifespan, as long as anybody refers to `part`."""
     _parts.add(part)
+
+
+def has_parts() -> bool:
+    """Say whether anybody takes part."""
+    return bool(_parts)
 
 
 def begin_last_flushes() -> list[Callable[[], object]]:

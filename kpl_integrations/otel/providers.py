@@ -10,7 +10,7 @@ shuts down providers it is given: so it is told not to configure, and the end of
 import importlib.util
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
@@ -23,16 +23,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from kpl_core import ConfigError
 from kpl_integrations.last_flush import take_part
 from kpl_integrations.otel.counts import ExportCounts
+from kpl_integrations.otel.global_flush import in_background
 from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
 from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
 from kpl_integrations.otel.options import Signal
 from kpl_integrations.otel.span_exporter import KinesisSpanExporter
 
 __all__ = ["KinesisTelemetry", "kinesis_telemetry"]
-
-
-# As long as a log handler's.
-_LAST_FLUSH_MILLIS: Final = 5_000
 
 
 class KinesisTelemetry:
@@ -84,9 +81,9 @@ class KinesisTelemetry:
         ]
         return all(arrived)
 
-    def begin_last_flush(self) -> Callable[[], bool]:
-        """Return what flushes all signals (`last_flush`)."""
-        return lambda: self.force_flush(_LAST_FLUSH_MILLIS)
+    def begin_last_flush(self) -> Callable[[], object]:
+        """Begin to flush all signals (`last_flush`)."""
+        return in_background(lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000))
 
     def shutdown(self) -> None:
         """Deliver what is there, each signal within its shutdown timeout."""

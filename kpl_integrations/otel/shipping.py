@@ -14,6 +14,7 @@ from kpl_core import Config, KinesisTransport, Producer
 from kpl_integrations.otel.counts import CLOSED, ENCODING_FAILED, FULL, SENDER_FAILED, TOO_LARGE, ExportCounts
 from kpl_integrations.otel.encoding import encoder
 from kpl_integrations.otel.forks import begin_anew_in_children, inherit
+from kpl_integrations.otel.global_flush import flush_in_last_flushes
 from kpl_integrations.otel.options import ExporterOptions, Signal
 from kpl_integrations.otel.partition_key import keyed_parts, random_key
 from kpl_integrations.otel.quietly import quietly
@@ -33,14 +34,15 @@ class Shipping:
     """Ships the exports of one signal. `transport` makes what replaces the network."""
 
     def __init__(self, signal: Signal, options: ExporterOptions, transport: MakeTransport | None) -> None:
-        self._signal: Signal = signal
+        self.signal: Signal = signal
         self.options = options
         self._transport = transport
         self._encode = encoder(signal, options.encoding)
         self._sender: Sender | None = None
-        self._is_closed = False
+        self.is_closed = False
         self.begin_anew()
         begin_anew_in_children(self)
+        flush_in_last_flushes(self)
 
     def begin_anew(self) -> None:
         """Start empty, as a fork's child does."""
@@ -62,7 +64,7 @@ class Shipping:
         with quietly():
             sender = self._started()
             if sender is None:
-                reason = CLOSED if self._is_closed else SENDER_FAILED
+                reason = CLOSED if self.is_closed else SENDER_FAILED
                 self._refused[reason] += items_in(leaves)
                 return False
             return self._offered(leaves, sender, time.monotonic() + timeout)
@@ -97,7 +99,7 @@ class Shipping:
                 yield key, piece
 
     def _why_not(self, sender: Sender) -> str:
-        if self._is_closed:
+        if self.is_closed:
             return CLOSED
         return SENDER_FAILED if sender.is_finished else FULL
 
@@ -109,7 +111,7 @@ class Shipping:
     def shutdown(self, timeout: float) -> None:
         """Deliver what is there, for the lesser of `timeout` and the option `shutdown_timeout`; say what was lost."""
         with self._starting:
-            was_closed, self._is_closed = self._is_closed, True
+            was_closed, self.is_closed = self.is_closed, True
         if was_closed:
             return
         with quietly():
@@ -117,7 +119,7 @@ class Shipping:
                 self._sender.close(max(0.0, min(timeout, self.options.shutdown_timeout)))
             counts = self.counts()
             if counts.lost:
-                noun = _NOUNS[self._signal]
+                noun = _NOUNS[self.signal]
                 _logger.warning("%s for stream %r did not all arrive: %s", noun, self.options.stream, counts)
 
     def counts(self) -> ExportCounts:
@@ -135,7 +137,7 @@ class Shipping:
     def _started(self) -> Sender | None:
         """Return the sender, started when first asked for; None after the end, or if no thread can be had."""
         with self._starting:
-            if self._is_closed:
+            if self.is_closed:
                 return None
             if self._sender is None:
                 sender = Sender(

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.frameworks.black_hole import black_hole
 from tests.frameworks.running_program import Running, environment
 from tests.otel.telemetry_stream import exported
 
@@ -24,7 +25,18 @@ REQUESTS = 40
 # Each is there in two or three seconds on a machine that has nothing else to do.
 SECONDS = 90
 pytestmark = pytest.mark.timeout(2 * SECONDS)
-LISTENING = re.compile(r"Uvicorn running on (http://[\d.:]+)")
+LISTENING = re.compile(r"(?:Uvicorn running on|Listening at:) (http://[\d.:]+)")
+UVICORN = ("uvicorn", "--port", "0", "--app-dir", str(PROGRAMS))
+GUNICORN = (
+    "gunicorn",
+    "--worker-class",
+    "uvicorn_worker.UvicornWorker",
+    "--bind",
+    "127.0.0.1:0",
+    "--chdir",
+    str(PROGRAMS),
+)
+INSTRUMENT = str(Path(sys.executable).parent / "opentelemetry-instrument")
 
 
 @pytest.fixture
@@ -50,10 +62,12 @@ def variables(kinesis: ThreadedLocalKinesis) -> dict[str, str]:
 
 
 @contextmanager
-def serving(app: str, output: Path, more: dict[str, str], *before: str) -> Iterator[tuple[Running, str]]:
-    uvicorn = [*before, sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(PROGRAMS), app]
+def serving(
+    app: str, output: Path, more: dict[str, str], *before: str, server: tuple[str, ...] = UVICORN
+) -> Iterator[tuple[Running, str]]:
+    command = [*before, sys.executable, "-m", *server, app]
     with output.open("wb") as file:
-        process = subprocess.Popen(uvicorn, env=environment(more), stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=environment(more), stdout=file, stderr=subprocess.STDOUT)
         running = Running(process, output)
         try:
             (url,) = wait_until_listening(running)
@@ -73,11 +87,13 @@ def wait_until_listening(running: Running) -> list[str]:
     return found
 
 
-def ask_and_end(running: Running, url: str) -> None:
+def ask_and_end(running: Running, url: str, ending: signal.Signals = signal.SIGINT) -> int:
     for number in range(REQUESTS):
         assert httpx.get(f"{url}/orders/{number}", timeout=SECONDS).status_code == 200
-    assert running.end(signal.SIGINT, within=SECONDS) in {0, -signal.SIGINT}
+    status = running.end(ending, within=SECONDS)
+    assert status in {0, -ending}, running.said()
     assert "did not all arrive" not in running.said()
+    return status
 
 
 def spans_by_kind(kinesis: ThreadedLocalKinesis) -> tuple[Counter[int], dict[bytes, set[str]]]:
@@ -94,9 +110,39 @@ def counter_value(kinesis: ThreadedLocalKinesis, name: str) -> int:
 
 
 def test_environment_variables_alone_send_all_three_signals_of_a_fastapi_app(kinesis, tmp_path):
-    instrument = str(Path(sys.executable).parent / "opentelemetry-instrument")
-    with serving("telemetry_app:app", tmp_path / "said", variables(kinesis), instrument) as (running, url):
+    with serving("telemetry_app:app", tmp_path / "said", variables(kinesis), INSTRUMENT) as (running, url):
         ask_and_end(running, url)
+    everything_arrived(kinesis)
+
+
+# The application, the server, and how SIGTERM ends its process.
+ENDINGS = {
+    "an application that knows of nothing": ("telemetry_app:app", UVICORN, -signal.SIGTERM),
+    "a lifespan under gunicorn": ("lifespan_app:app", GUNICORN, 0),
+}
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+def test_sigterm_loses_nothing_though_nobody_shuts_the_providers_down(kinesis, tmp_path, case):
+    app, server, status = ENDINGS[case]
+    # Nothing leaves by itself before the end.
+    more = {**variables(kinesis), "OTEL_BSP_SCHEDULE_DELAY": "600000", "OTEL_BLRP_SCHEDULE_DELAY": "600000"}
+    with serving(app, tmp_path / "said", more, INSTRUMENT, server=server) as (running, url):
+        assert ask_and_end(running, url, signal.SIGTERM) == status
+    everything_arrived(kinesis)
+
+
+def test_an_endpoint_that_does_not_answer_holds_up_the_end_for_seconds_only(tmp_path):
+    with black_hole() as endpoint:
+        more = {"OTEL_TRACES_EXPORTER": "kinesis", "OTEL_LOGS_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
+        more |= {"KPL_OTEL_STREAM": "spans", "KPL_OTEL_REGION": "us-east-1", "KPL_OTEL_ENDPOINT": endpoint}
+        with serving("telemetry_app:app", tmp_path / "said", more, INSTRUMENT) as (running, url):
+            began = time.monotonic()
+            assert ask_and_end(running, url, signal.SIGTERM) == -signal.SIGTERM
+            assert time.monotonic() - began < SECONDS / 2
+
+
+def everything_arrived(kinesis: ThreadedLocalKinesis) -> None:
     kinds, shards = spans_by_kind(kinesis)
     internal, server = 1, 2
     # The request, what is sent of its answer (twice), and the application's own.

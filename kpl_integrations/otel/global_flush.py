@@ -1,0 +1,88 @@
+"""The end of a process whose exporters the environment made: only the global providers hold what is on its way.
+
+    opentelemetry-instrument uvicorn app:app
+
+uvicorn ends the process by the signal it was sent, so the providers' own shutdown, at exit, never comes. Here the
+exporters take part in the last flush, at the end of a lifespan (`last_flush`) or before the signal (`last_signal`).
+"""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from opentelemetry._logs import get_logger_provider
+from opentelemetry.metrics import get_meter_provider
+from opentelemetry.trace import get_tracer_provider
+
+from kpl_integrations.last_flush import take_part
+from kpl_integrations.otel.options import Signal
+
+__all__ = ["flush_in_last_flushes", "in_background"]
+
+_logger = logging.getLogger("kpl_integrations.otel")
+
+# As long as a log handler's.
+_LAST_FLUSH_SECONDS: Final = 5.0
+
+_PROVIDERS: Final[dict[Signal, Callable[[], object]]] = {
+    "traces": get_tracer_provider,
+    "logs": get_logger_provider,
+    "metrics": get_meter_provider,
+}
+
+
+class _Exporting(Protocol):
+    signal: Signal
+    is_closed: bool
+
+    def force_flush(self, timeout: float) -> bool:
+        """Say whether everything exported since the last flush arrived, within `timeout` seconds."""
+
+
+class GlobalFlush:
+    """Flushes the exporters there are, each after the global provider of its signal."""
+
+    def __init__(self) -> None:
+        self.exporters: weakref.WeakSet[_Exporting] = weakref.WeakSet()
+
+    def begin_last_flush(self) -> Callable[[], object] | None:
+        """Begin with all signals at once (`last_flush`)."""
+        exporters = [each for each in list(self.exporters) if not each.is_closed]
+        by_signal = {name: [each for each in exporters if each.signal == name] for name in _PROVIDERS}
+        waits = [in_background(_flush(name, own)) for name, own in by_signal.items() if own]
+        return (lambda: [wait() for wait in waits]) if waits else None
+
+
+_global_flush: Final = GlobalFlush()
+take_part(_global_flush)
+
+
+def flush_in_last_flushes(exporter: _Exporting) -> None:
+    """Let an exporter take part, as long as anybody refers to it."""
+    _global_flush.exporters.add(exporter)
+
+
+def in_background(flush: Callable[[float], object]) -> Callable[[], None]:
+    """Call `flush` with the instant of its end, in a thread of its own; return what waits until then at most."""
+    deadline = time.monotonic() + _LAST_FLUSH_SECONDS
+    thread = threading.Thread(target=flush, args=(deadline,), name="kpl-otel-last-flush", daemon=True)
+    thread.start()
+    return lambda: thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _flush(name: Signal, exporters: list[_Exporting]) -> Callable[[float], None]:
+    def flush(deadline: float) -> None:
+        # A provider that only the API made holds nothing and cannot flush.
+        flush_provider = getattr(_PROVIDERS[name](), "force_flush", None)
+        if flush_provider is not None:
+            try:
+                flush_provider(_LAST_FLUSH_SECONDS * 1_000)
+            except Exception:  # another's reader or processor: what it raises must not cost us ours
+                _logger.exception("the provider of %s could not flush all it has", name)
+        for exporter in exporters:
+            exporter.force_flush(max(0.0, deadline - time.monotonic()))
+
+    return flush
