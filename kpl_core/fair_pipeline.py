@@ -142,8 +142,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
             gate = is_open.get(lane)
             if gate is None:
                 shard_id = lane.shard_id
-                gate = not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id)
-                is_open[lane] = gate
+                gate = is_open[lane] = self._goes_straight_on(shard_id)
             if not gate:
                 deliveries.append(self._queue(lane.shard_id, records[index], now, flow, tier))
                 continue
@@ -185,7 +184,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
 
     def _enter(self, record: UserRecord, key: bytes, digest: bytes, now: float) -> Delivery:
         shard_id = self.shard_map.predict(digest)
-        if not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id):
+        if self._goes_straight_on(shard_id):
             return super()._enter(record, key, digest, now)
         self._queued += 1
         outcome = Outcome()
@@ -195,7 +194,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
     def _admit(self, moving: MovingUserRecord, now: float) -> None:
         record = moving.user_record
         shard_id = self.shard_map.predict(self._digest(record.partition_key.encode(), record.explicit_hash_key))
-        if not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id):
+        if self._goes_straight_on(shard_id):
             super()._admit(moving, now)
         else:
             self._waiting.put(shard_id, moving, moving.size_bytes)
@@ -213,6 +212,9 @@ class FairStreamPipeline(ReliableStreamPipeline):
             history=None,
         )
         self._waiting.put(shard_id, waiting, waiting.size_bytes)
+
+    def _goes_straight_on(self, shard_id: str | None) -> bool:
+        return not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id)
 
     def _gate_is_open(self, shard_id: str | None) -> bool:
         if self._forced:

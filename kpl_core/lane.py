@@ -181,6 +181,22 @@ class AggregatingLane:
             self._quick_limit = limit if left == math.inf else _SHUT
         return delivery
 
+    def arrival_beside(
+        self, earlier: Delivery, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
+    ) -> float | None:
+        """Return when `earlier` arrived, if a user record added now would share an aggregated record with it."""
+        if earlier.follow() is not self._outcome:
+            return None
+        if self._size_with(partition_key, key_entry, data, explicit_hash_key) > self._rules.size_limit:
+            return None
+        return self._arrivals[earlier.index]
+
+    def hurry(self, now: float) -> None:
+        """Let the open aggregated record wait for no more company."""
+        if self._arrivals and now < self.deadline:
+            self.deadline = now
+            self._output.deadlines.schedule(self, now)
+
     def _size_with(self, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None) -> int:
         """Return the exact size the open aggregated record would have with this user record in it."""
         size = self._size
@@ -351,6 +367,15 @@ class SingleLane:
             record.generation = moving.generation
             self._output.take_at = -math.inf
         return delivery
+
+    def arrival_beside(
+        self, _earlier: Delivery, _partition_key: str, _key_entry: bytes, _data: bytes, _explicit_hash_key: str | None
+    ) -> float | None:
+        """Return None: nobody shares anything."""
+        return None
+
+    def hurry(self, now: float) -> None:
+        """Do nothing: nothing is ever open."""
 
     def close(self) -> None:
         """Close nothing: nothing is ever open."""

@@ -59,8 +59,9 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
         replay_in_flight_records: replayed records without a result yet, at most. This bounds how
             long a fresh record can wait behind replayed ones.
         replay_in_flight_bytes: the same in bytes of data and key.
-        replay_in_flight_per_key: with 1 a key's records arrive in order whatever the producer does.
-            A producer with `ordering="per_key"` keeps the order itself; then more is faster.
+        replay_in_flight_per_key: with 1 a key's records arrive in order whatever the producer does; those
+            that travel in one aggregated record count as one. A producer with `ordering="per_key"` keeps the
+            order itself; then more is faster.
 
     Raises:
         ConfigError: an option is of a wrong type or out of its bounds.

@@ -19,11 +19,12 @@ from kpl_core.backing_off import BackingOff
 from kpl_core.buffer_limit import BufferLimit
 from kpl_core.circuit_breaker import BreakerState, CircuitBreaker, Decision
 from kpl_core.config import Config
-from kpl_core.errors import BufferFull
+from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.hooks import BreakerChanged
 from kpl_core.keeping_ledger import KeepingLedger, Leaving
 from kpl_core.keeping_rules import KeepingRules, keeping_rules
 from kpl_core.kinesis_record import KinesisRecord, MovingUserRecord
+from kpl_core.lane import Lane
 from kpl_core.outcome import Delivery, Note, Origin, Outcome
 from kpl_core.pipeline import StreamPipeline
 from kpl_core.pipeline_statistics import PipelineStatistics
@@ -31,7 +32,7 @@ from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.record_result import BREAKER_OPEN, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, Attempt, Place
 from kpl_core.reliability import TierPolicy
 from kpl_core.shard_breakers import WHOLE_STREAM, ShardBreakers
-from kpl_core.user_record import UserRecord, as_bytes, check_user_record
+from kpl_core.user_record import UserRecord, as_bytes, check_user_record, encode_partition_key
 
 __all__ = ["ReliableStreamPipeline"]
 
@@ -62,6 +63,8 @@ class ReliableStreamPipeline(StreamPipeline):
         self._writes: list[MovingUserRecord] = []
         self._writing = 0
         self._came_back: Counter[Origin] = Counter()
+        # Where those are, if they wait for company.
+        self._returned_to: set[Lane] = set()
         self._paused = BackingOff()
         self._breakers: ShardBreakers | None = None
         if config.breaker is not None:
@@ -106,7 +109,37 @@ class ReliableStreamPipeline(StreamPipeline):
         """Accept a user record from where it is kept; raises like `put`. If it fails it is there still."""
         delivery = self._accept(record, now, origin)
         self._came_back[origin] += 1
+        digest = self._digest(record.partition_key.encode(), record.explicit_hash_key)
+        self._returned_to.add(self._aggregator.lane(self.shard_map.predict(digest), record.tier))
         return delivery
+
+    def hurry_what_came_back(self, now: float) -> None:
+        """Let user records that were put again wait for no more company, because there is none for them now."""
+        returned_to, self._returned_to = self._returned_to, set()
+        for lane in returned_to:
+            lane.hurry(now)
+        self.attention = True
+
+    def arrival_beside(self, record: UserRecord, earlier: Delivery) -> float | None:
+        """Return when `earlier` arrived, if `record`, put now, would share its fate: both are delivered, or neither.
+
+        None: they would travel apart. To let `record` share all of it, its time to live too, put it again as of then.
+        """
+        try:
+            key = encode_partition_key(record.partition_key)
+            digest = self._digest(key, record.explicit_hash_key)
+        except InvalidUserRecord:
+            return None
+        shard_id = self.shard_map.predict(digest)
+        if not self._goes_straight_on(shard_id):
+            return None
+        lane = self._aggregator.lane(shard_id, record.tier)
+        entry = lane.entry(key, digest)
+        return lane.arrival_beside(earlier, record.partition_key, entry, record.data, record.explicit_hash_key)
+
+    def _goes_straight_on(self, shard_id: str | None) -> bool:  # noqa: ARG002 - where there are gates it depends
+        """Say whether a user record that is put enters aggregation at once."""
+        return True
 
     def _accept(self, record: UserRecord, now: float, origin: Origin | None = None) -> Delivery:
         if origin is not None or not self._rules.write_ahead:

@@ -18,10 +18,11 @@ from typing import Any, Final, Self
 import anyio
 
 from kpl_core.config import Config
-from kpl_core.driver.kept_record import as_result, as_spooled, as_user_record
+from kpl_core.driver.kept_record import as_result, as_spooled
 from kpl_core.driver.letter_box import LetterBox
+from kpl_core.driver.put_back import PutBack
 from kpl_core.driver.result_callback import ResultCallback
-from kpl_core.errors import ConfigError, InvalidUserRecord, ProducerClosed
+from kpl_core.errors import ConfigError, ProducerClosed
 from kpl_core.hooks import DeadLetterAlarm, Fact
 from kpl_core.keeping_ledger import Leaving
 from kpl_core.kinesis_record import MovingUserRecord
@@ -38,12 +39,10 @@ from kpl_core.spool import (
     DeliveryPace,
     DepthAlarm,
     Escalation,
-    Put,
     RedrivePolicy,
     Redriver,
     Replayer,
     Spool,
-    SpooledRecord,
     SpoolError,
 )
 from kpl_core.spool.dead_letter_queue import producer_version
@@ -83,14 +82,18 @@ class Keeping:
         self.queue: DeadLetterQueue | None = None
         # What the files held when they were opened.
         self.found_records = self.found_letters = 0
-        # Replayed records that went to the dead letters without entering a pipeline.
-        self.moved = 0
+        self._replayed: PutBack | None = None
         # What waits for the disk: what to do when it answered, and what if it never does.
         self._pending: dict[Future[Any], tuple[Callable[[], None], Callable[[], None]]] = {}
         self._confirmed: list[int] = []
         self._closing = False
         self._settled = anyio.Event()
         self._scopes: list[anyio.CancelScope] = []
+
+    @property
+    def moved(self) -> int:
+        """Return how many replayed records went to the dead letters without entering a pipeline."""
+        return 0 if self._replayed is None else self._replayed.refused
 
     async def __aenter__(self) -> Self:
         """Open the file; raises what `Spool.open` does."""
@@ -290,28 +293,15 @@ class Keeping:
 
     # Back from the disk
 
-    def _put_back(self, origin: Origin) -> Put:
-        def put(record: SpooledRecord, finished: Callable[[RecordResult], None]) -> None:
-            pipeline = self._pipeline(record.stream)
-            try:
-                delivery = pipeline.put_again(as_user_record(record), origin, self._clock())
-            except InvalidUserRecord:
-                # The replayer moves it to the dead letters.
-                self.moved += origin == "replay"
-                raise
-            if pipeline.attention:
-                self._wake(record.stream)
-            ResultCallback(delivery, finished)
-
-        return put
+    def _put_back(self, origin: Origin) -> PutBack:
+        return PutBack(origin, pipeline=self._pipeline, wake=self._wake, clock=self._clock)
 
     async def _replay(self) -> None:
         assert self.spool is not None  # noqa: S101 - started only with both
         assert self.queue is not None  # noqa: S101
         assert self._options is not None  # noqa: S101
-        replayer = Replayer(
-            self.spool, self._put_back("replay"), self._options, dead_letters=self.queue, chance=self._chance
-        )
+        put = self._replayed = self._put_back("replay")
+        replayer = Replayer(self.spool, put, self._options, dead_letters=self.queue, chance=self._chance)
         await self._until_closing("replay", replayer.run)
 
     async def _redrive(self) -> None:
@@ -346,11 +336,12 @@ class Keeping:
 
     async def finish(self) -> None:
         """Wait until all that was given up is where it will be kept; for 5 s at most, even if cancelled."""
+        # At once: what comes back from the disk must not begin a journey that was ended.
+        self._closing = True
+        self.stop_giving_back()
         await to_the_end(self._finish)
 
     async def _finish(self) -> None:
-        self._closing = True
-        self.stop_giving_back()
         with anyio.move_on_after(FINISH_SECONDS):
             self.collect()
             while self._pending:

@@ -14,7 +14,7 @@ from kpl_core.spool.envelope import REASONS, DeadLetter, Reason, SpooledRecord, 
 from kpl_core.spool.json_lines_sink import JsonLinesSink
 from kpl_core.spool.ledger import Claimed
 from kpl_core.spool.operations import Exported, LetterReader, purge
-from kpl_core.spool.put import Put
+from kpl_core.spool.put import Put, SharedPut
 from kpl_core.spool.redrive_policy import RedrivePolicy
 from kpl_core.spool.redriver import RedriveProgress, Redriver
 from kpl_core.spool.replayer import Replayer
@@ -52,6 +52,7 @@ __all__ = [
     "Redriver",
     "Refusal",
     "Replayer",
+    "SharedPut",
     "SinkReport",
     "Spool",
     "SpoolClosed",

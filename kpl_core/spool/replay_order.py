@@ -1,9 +1,10 @@
 """Which spooled record may be replayed next; pure.
 
 Records of one key leave in the order they were accepted. With one in flight per key that
-holds whatever happens to them afterwards. With more, they are handed over in order, and the
-one who sends them keeps it; a key of which one failed waits until all that is in flight for it
-has a result, and then starts again from the oldest that failed.
+holds whatever happens to them afterwards, and more may be if they share one fate: then all of
+them are delivered, or none. Without that they are handed over in order, and the one who sends
+them keeps it; a key of which one failed waits until all that is in flight for it has a result,
+and then starts again from the oldest that failed.
 """
 
 from heapq import heappop, heappush
@@ -16,21 +17,26 @@ _Key = tuple[str, str]
 
 
 class _KeyState:
-    """The records of one key: those that wait, by id, and how many are in flight."""
+    """The records of one key: those that wait, by id, how many are in flight, and which of these was the last."""
 
-    __slots__ = ("failed", "in_flight", "waiting")
+    __slots__ = ("failed", "in_flight", "is_apart", "last", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Claimed] = []
         self.in_flight = 0
         self.failed = False
+        self.last: int | None = None
+        # The next would not share the fate of the last.
+        self.is_apart = True
 
 
 class ReplayOrder:
     """Holds claimed records from `offer` to `succeeded`."""
 
-    def __init__(self, *, in_flight_per_key: int) -> None:
+    def __init__(self, *, in_flight_per_key: int, may_share: bool = False) -> None:
         self._in_flight_per_key = in_flight_per_key
+        # Whoever is handed a record says whether the next of its key shares its fate (`travels_apart`).
+        self._may_share = may_share
         self._keys: dict[_Key, _KeyState] = {}
         # (id of its oldest record that waits, key); an entry that is no longer true is skipped.
         self._ready: list[tuple[int, _Key]] = []
@@ -59,7 +65,7 @@ class ReplayOrder:
             self._make_ready(key, state)
 
     def peek(self) -> Claimed | None:
-        """Return the oldest record that may leave now, None if there is none."""
+        """Return the oldest record that may leave now, None if there is none; see `company_of`."""
         while self._ready:
             record_id, key = self._ready[0]
             state = self._keys.get(key)
@@ -67,6 +73,19 @@ class ReplayOrder:
                 return state.waiting[0]
             heappop(self._ready)
         return None
+
+    def company_of(self, claimed: Claimed) -> int | None:
+        """Return the id of the one in flight without which the record that `peek` returned may not leave, if any.
+
+        It may leave if it shares that one's fate; if it does not, say so by `travels_apart`.
+        """
+        state = self._keys[_key(claimed)]
+        return state.last if state.in_flight >= self._in_flight_per_key else None
+
+    def travels_apart(self) -> None:
+        """Let the record that `peek` returned wait until enough of its key has landed."""
+        _, key = heappop(self._ready)
+        self._keys[key].is_apart = True
 
     def take(self) -> Claimed:
         """Hand out the record that `peek` returned."""
@@ -76,9 +95,14 @@ class ReplayOrder:
         self._waiting -= 1
         self._waiting_bytes -= claimed.record.size_bytes
         state.in_flight += 1
+        state.last, state.is_apart = claimed.id, not self._may_share
         self._in_flight[claimed.id] = claimed
         self._make_ready(key, state)
         return claimed
+
+    def is_in_flight(self, record_id: int) -> bool:
+        """Say whether this record was handed out, and has neither succeeded nor failed."""
+        return record_id in self._in_flight
 
     def succeeded(self, record_id: int) -> Claimed:
         """Forget a record that was delivered, or that somebody else keeps now."""
@@ -102,6 +126,8 @@ class ReplayOrder:
 
     def _landed(self, key: _Key, state: _KeyState) -> None:
         state.in_flight -= 1
+        # What is left in flight has lost the company of this one.
+        state.is_apart = True
         if not state.in_flight:
             state.failed = False
         self._make_ready(key, state)
@@ -127,7 +153,7 @@ class ReplayOrder:
             heappush(self._ready, (state.waiting[0].id, key))
 
     def _may_leave(self, state: _KeyState) -> bool:
-        return not state.failed and state.in_flight < self._in_flight_per_key
+        return not state.failed and (state.in_flight < self._in_flight_per_key or not state.is_apart)
 
 
 def _key(claimed: Claimed) -> _Key:

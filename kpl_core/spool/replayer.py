@@ -1,6 +1,8 @@
 """Gives the backlog back to the producer: one task, woken by results, by growth, or by the clock.
 
-What may go is decided by `ReplayOrder` (per key) and `DeliveryPace` (how fast). A record is
+What may go is decided by `ReplayOrder` (per key) and `DeliveryPace` (how fast). Records of one
+key go together where they share an aggregated record: waiting for each to arrive before the next
+would give a key ten records a second. A record is
 marked as soon as its result says that Kinesis has it, also after the replayer was stopped. A
 record that can never be delivered moves to the dead-letter queue; any other failure is tried
 again, however long that takes.
@@ -13,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -26,7 +28,7 @@ from kpl_core.spool.async_spool import AsyncSpool
 from kpl_core.spool.dead_letter_queue import DeadLetterQueue
 from kpl_core.spool.delivery_pace import DeliveryPace
 from kpl_core.spool.ledger import Claimed
-from kpl_core.spool.put import Put
+from kpl_core.spool.put import Put, SharedPut
 from kpl_core.spool.replay_order import ReplayOrder
 from kpl_core.spool.spool_error import SpoolError, SpoolFull, SpoolUnavailable
 
@@ -37,12 +39,15 @@ _READ_AHEAD: Final = 4
 
 
 class Replayer:
-    """Runs from `run()` until it is cancelled."""
+    """Runs from `run()` until it is cancelled.
+
+    A `put` that is a `SharedPut` says which records share a fate; another one is taken to keep all of them apart.
+    """
 
     def __init__(
         self,
         spool: AsyncSpool,
-        put: Put,
+        put: Put | SharedPut[Any],
         options: SpoolOptions,
         *,
         dead_letters: DeadLetterQueue,
@@ -53,7 +58,11 @@ class Replayer:
         self._put = put
         self._dead_letters = dead_letters
         self._wall_clock = wall_clock
-        self._order = ReplayOrder(in_flight_per_key=options.replay_in_flight_per_key)
+        self._shared = put if isinstance(put, SharedPut) else None
+        # What `SharedPut` gave for a record in flight.
+        self._tickets: dict[int, Any] = {}
+        per_key = options.replay_in_flight_per_key
+        self._order = ReplayOrder(in_flight_per_key=per_key, may_share=self._shared is not None)
         self._pace = DeliveryPace(
             records_per_second=options.replay_records_per_second,
             bytes_per_second=options.replay_bytes_per_second,
@@ -127,13 +136,19 @@ class Replayer:
     def _send(self) -> float:
         """Hand over what may go; return when there may be more, `math.inf` for "not before a result"."""
         now = anyio.current_time()
+        ready_at = math.inf
         while (claimed := self._order.peek()) is not None:
+            company = self._order.company_of(claimed)
+            if company is not None and not self._joins(claimed, company):
+                self._order.travels_apart()
+                continue
             size = claimed.record.size_bytes
             if not self._pace.try_send(size, now):
-                return self._pace.ready_at(size, now)
+                ready_at = self._pace.ready_at(size, now)
+                break
             self._order.take()
             try:
-                self._put(claimed.record, partial(self._finished, claimed))
+                self._put_one(claimed, company)
             except InvalidUserRecord:
                 self._pace.succeeded(size)
                 self._undeliverable.append((claimed, None))
@@ -143,9 +158,32 @@ class Replayer:
             except BaseException:
                 self._order.failed(claimed.id)
                 raise
-        return math.inf
+        if self._shared is not None and ready_at == math.inf:
+            self._shared.hurry()
+        return ready_at
+
+    def _joins(self, claimed: Claimed, company: int) -> bool:
+        return (
+            self._shared is not None
+            and company in self._tickets
+            and self._shared.joins(claimed.record, self._tickets[company])
+        )
+
+    def _put_one(self, claimed: Claimed, company: int | None) -> None:
+        finished = partial(self._finished, claimed)
+        if self._shared is None:
+            self._put(claimed.record, finished)
+            return
+        if company is None:
+            ticket = self._shared(claimed.record, finished)
+        else:
+            ticket = self._shared.beside(claimed.record, self._tickets[company], finished)
+        # Its result may have come at once.
+        if self._order.is_in_flight(claimed.id):
+            self._tickets[claimed.id] = ticket
 
     def _finished(self, claimed: Claimed, result: RecordResult) -> None:
+        self._tickets.pop(claimed.id, None)
         size = claimed.record.size_bytes
         if result.successful:
             self._order.succeeded(claimed.id)

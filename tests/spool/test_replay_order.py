@@ -10,9 +10,9 @@ from kpl_core.spool.replay_order import ReplayOrder
 from tests.spool.records import spooled
 
 
-def offered(keys: str, *, in_flight_per_key: int = 1) -> ReplayOrder:
+def offered(keys: str, *, in_flight_per_key: int = 1, may_share: bool = False) -> ReplayOrder:
     """Return an order that holds one record for each letter, with ids from 1."""
-    order = ReplayOrder(in_flight_per_key=in_flight_per_key)
+    order = ReplayOrder(in_flight_per_key=in_flight_per_key, may_share=may_share)
     for record_id, key in enumerate(keys, start=1):
         order.offer(Claimed(record_id, spooled(record_id, key=key)))
     return order
@@ -53,6 +53,33 @@ def test_with_more_in_flight_a_failure_holds_its_key_until_all_results_are_in() 
     assert take_all(order) == []
     order.failed(2)
     assert take_all(order) == [1, 2, 4]
+
+
+def test_who_shares_the_fate_of_the_one_before_leaves_beside_it() -> None:
+    order = offered("aaab", may_share=True)
+    assert order.take().id == 1
+    following = order.peek()
+    assert following is not None
+    assert (following.id, order.company_of(following)) == (2, 1)
+    assert order.take().id == 2
+    order.travels_apart()
+    assert [claimed.id for claimed in (order.peek(), order.take()) if claimed] == [4, 4]
+    assert order.peek() is None
+    order.succeeded(1)
+    assert order.peek() is None
+    order.succeeded(2)
+    alone = order.peek()
+    assert alone is not None
+    assert (alone.id, order.company_of(alone)) == (3, None)
+
+
+def test_nobody_joins_those_of_whom_one_has_failed() -> None:
+    order = offered("aaa", may_share=True)
+    assert (order.take().id, order.take().id) == (1, 2)
+    order.failed(1)
+    assert order.peek() is None
+    order.failed(2)
+    assert order.take().id == 1
 
 
 def test_streams_do_not_share_keys() -> None:
@@ -107,3 +134,41 @@ def test_every_record_is_delivered_once_and_in_order_of_its_key(keys: str, in_fl
         for key in set(keys):
             ids = [record_id for record_id in delivered if keys[record_id - 1] == key]
             assert ids == sorted(ids)
+
+
+@given(keys=st.text("abc", min_size=1, max_size=40), seed=st.integers())
+@settings(max_examples=150)
+def test_groups_that_share_a_fate_keep_the_order_of_each_key(keys: str, seed: int) -> None:
+    """Groups as aggregated records: whoever joins one is delivered with it, or fails with it, at any later time."""
+    chance = random.Random(seed)
+    order = offered(keys, may_share=True)
+    group_of: dict[int, int] = {}
+    groups: dict[int, list[int]] = {}
+    opened = 0
+    delivered: list[int] = []
+    while len(delivered) < len(keys):
+        claimed = order.peek()
+        if claimed is not None and chance.random() < 0.7:
+            company = order.company_of(claimed)
+            if company is not None and group_of[company] != opened:
+                order.travels_apart()
+                continue
+            order.take()
+            group_of[claimed.id] = opened
+            groups.setdefault(opened, []).append(claimed.id)
+        elif groups:
+            # Nobody joins a group that was sent.
+            sent = groups.pop(chance.choice(list(groups)))
+            opened += 1
+            if chance.random() < 0.3:
+                for record_id in sent:
+                    order.failed(record_id)
+            else:
+                for record_id in sent:
+                    order.succeeded(record_id)
+                delivered += sent
+        if chance.random() < 0.3:
+            opened += 1
+    for key in set(keys):
+        ids = [record_id for record_id in delivered if keys[record_id - 1] == key]
+        assert ids == sorted(ids)
