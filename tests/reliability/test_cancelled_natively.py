@@ -1,7 +1,9 @@
 """asyncio's own cancellations go through every shielded scope; what must come to its end comes to it all the same."""
 
 import asyncio
+import contextlib
 import threading
+import time
 from pathlib import Path
 
 import anyio
@@ -61,3 +63,26 @@ async def test_a_file_that_was_being_opened_when_the_start_was_given_up_is_not_l
         _ = await starting
     async with AsyncSpool(Spool(options)) as again:
         assert again.statistics().records == 0
+
+
+async def test_what_the_disk_takes_while_the_producer_is_given_up_waits_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=1.0, mode="write_ahead")
+    with contextlib.suppress(asyncio.CancelledError):
+        async with producer(service(), spool=spool) as each:
+            gate = Gate(monkeypatch)
+            delivery = each.put_nowait(STREAM, partition_key="k", data=b"x")
+            assert await asyncio.to_thread(gate.reached.wait, 30)
+            gate.opened.set()
+            # The answer is in the loop's queue when the loop hears of the end: so the loop waits for both.
+            deadline = time.monotonic() + 30
+            assert each.spool is not None
+            while each.spool.statistics().appended_records == 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)  # noqa: ASYNC251
+            time.sleep(0.02)  # noqa: ASYNC251
+            raise asyncio.CancelledError
+    assert delivery.result().kept == "spooled"
+    assert (each.report().spooled, each.report().buffered) == (1, 0)
+    assert each.buffer_limit.outstanding_records == 0
