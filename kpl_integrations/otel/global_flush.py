@@ -24,8 +24,8 @@ __all__ = ["flush_in_last_flushes", "in_background"]
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
-# As long as a log handler's.
-_LAST_FLUSH_SECONDS: Final = 5.0
+# Of a flush's time, what is kept back for saying what did not arrive.
+_ENDING_SHARE: Final = 0.1
 
 _PROVIDERS: Final[dict[Signal, Callable[[], object]]] = {
     "traces": get_tracer_provider,
@@ -38,8 +38,12 @@ class _Exporting(Protocol):
     signal: Signal
     is_closed: bool
 
-    def force_flush(self, timeout: float) -> bool:
-        """Say whether everything exported since the last flush arrived, within `timeout` seconds."""
+    @property
+    def last_flush_seconds(self) -> float:
+        """Return how long its last flush may take."""
+
+    def last_flush(self, timeout: float) -> None:
+        """Flush for `timeout` seconds at most, and say what did not arrive."""
 
 
 class GlobalFlush:
@@ -52,7 +56,11 @@ class GlobalFlush:
         """Begin with all signals at once (`last_flush`)."""
         exporters = [each for each in list(self.exporters) if not each.is_closed]
         by_signal = {name: [each for each in exporters if each.signal == name] for name in _PROVIDERS}
-        waits = [in_background(_flush(name, own)) for name, own in by_signal.items() if own]
+        waits = [
+            in_background(_flush(name, own), max(each.last_flush_seconds for each in own))
+            for name, own in by_signal.items()
+            if own
+        ]
         return (lambda: [wait() for wait in waits]) if waits else None
 
 
@@ -65,12 +73,13 @@ def flush_in_last_flushes(exporter: _Exporting) -> None:
     _global_flush.exporters.add(exporter)
 
 
-def in_background(flush: Callable[[float], object]) -> Callable[[], None]:
-    """Call `flush` with the instant of its end, in a thread of its own; return what waits until then at most."""
-    deadline = time.monotonic() + _LAST_FLUSH_SECONDS
+def in_background(flush: Callable[[float], object], seconds: float) -> Callable[[], None]:
+    """Call `flush` with its deadline in a thread of its own; return what waits for it, `seconds` from now at most."""
+    began = time.monotonic()
+    deadline = began + seconds * (1 - _ENDING_SHARE)
     thread = threading.Thread(target=flush, args=(deadline,), name="kpl-otel-last-flush", daemon=True)
     thread.start()
-    return lambda: thread.join(max(0.0, deadline - time.monotonic()))
+    return lambda: thread.join(max(0.0, began + seconds - time.monotonic()))
 
 
 def _flush(name: Signal, exporters: list[_Exporting]) -> Callable[[float], None]:
@@ -79,10 +88,10 @@ def _flush(name: Signal, exporters: list[_Exporting]) -> Callable[[float], None]
         flush_provider = getattr(_PROVIDERS[name](), "force_flush", None)
         if flush_provider is not None:
             try:
-                flush_provider(_LAST_FLUSH_SECONDS * 1_000)
+                flush_provider((deadline - time.monotonic()) * 1_000)
             except Exception:  # another's reader or processor: what it raises must not cost us ours
                 _logger.exception("the provider of %s could not flush all it has", name)
         for exporter in exporters:
-            exporter.force_flush(max(0.0, deadline - time.monotonic()))
+            exporter.last_flush(max(0.0, deadline - time.monotonic()))
 
     return flush

@@ -26,7 +26,7 @@ from kpl_integrations.otel.counts import ExportCounts
 from kpl_integrations.otel.global_flush import in_background
 from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
 from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
-from kpl_integrations.otel.options import Signal
+from kpl_integrations.otel.options import Signal, resolve_options
 from kpl_integrations.otel.span_exporter import KinesisSpanExporter
 
 __all__ = ["KinesisTelemetry", "kinesis_telemetry"]
@@ -44,6 +44,8 @@ class KinesisTelemetry:
         logs = self._exporters["logs"] = KinesisLogRecordExporter(**options)
         metrics = KinesisMetricExporter(**options)
         self._exporters["metrics"] = metrics
+        # As long as the shutdown of an exporter.
+        self._last_flush = resolve_options("traces", options).shutdown_timeout
         self.tracer_provider = TracerProvider(resource=resource)
         self.tracer_provider.add_span_processor(BatchSpanProcessor(spans))
         self.logger_provider = LoggerProvider(resource=resource)
@@ -83,7 +85,7 @@ class KinesisTelemetry:
 
     def begin_last_flush(self) -> Callable[[], object]:
         """Begin to flush all signals (`last_flush`)."""
-        return in_background(lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000))
+        return in_background(lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000), self._last_flush)
 
     def shutdown(self) -> None:
         """Deliver what is there, each signal within its shutdown timeout."""

@@ -108,6 +108,16 @@ class Shipping:
         with quietly():
             return not self._refused if self._sender is None else self._sender.flush(timeout)
 
+    @property
+    def last_flush_seconds(self) -> float:
+        """Return how long its last flush may take: as long as a shutdown."""
+        return self.options.shutdown_timeout
+
+    def last_flush(self, timeout: float) -> None:
+        """Flush before the process ends, for `timeout` seconds at most; say what did not arrive."""
+        if not self.force_flush(timeout):
+            self._tell_of_losses()
+
     def shutdown(self, timeout: float) -> None:
         """Deliver what is there, for the lesser of `timeout` and the option `shutdown_timeout`; say what was lost."""
         with self._starting:
@@ -117,10 +127,12 @@ class Shipping:
         with quietly():
             if self._sender is not None:
                 self._sender.close(max(0.0, min(timeout, self.options.shutdown_timeout)))
-            counts = self.counts()
-            if counts.lost:
-                noun = _NOUNS[self.signal]
-                _logger.warning("%s for stream %r did not all arrive: %s", noun, self.options.stream, counts)
+            if self.counts().lost:
+                self._tell_of_losses()
+
+    def _tell_of_losses(self) -> None:
+        noun, counts = _NOUNS[self.signal], self.counts()
+        _logger.warning("%s for stream %r did not all arrive: %s", noun, self.options.stream, counts)
 
     def counts(self) -> ExportCounts:
         """Return where everything is that was exported in this process."""
