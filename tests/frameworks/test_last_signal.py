@@ -43,7 +43,8 @@ def test_what_takes_part_is_flushed_where_the_signal_would_end_the_process(does,
 def test_a_flush_that_never_ends_holds_the_signal_up_for_its_bound_only():
     program = (
         BEGINNING.replace('print("flushed", flush=True)', "__import__('time').sleep(3600)")
-        + "from kpl_integrations import last_signal; last_signal._SECONDS = 0.1; take_part(part); flush_before_sigterm(); signal.raise_signal(signal.SIGTERM)"
+        + "from kpl_integrations import last_signal; last_signal._SECONDS = 0.1; take_part(part)\n"
+        + "flush_before_sigterm(); signal.raise_signal(signal.SIGTERM)"
     )
     ended = subprocess.run([sys.executable, "-c", program], env=environment(), timeout=60, check=False)
     assert ended.returncode == -signal.SIGTERM
