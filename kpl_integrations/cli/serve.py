@@ -4,20 +4,20 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from kpl_core import ConfigError, KinesisTransport, ProducerReport
-from kpl_core.driver.aiobotocore_transport import AiobotocoreTransport
-from kpl_integrations.cli.connection import Connection, is_this_machine
+from kpl_core import ConfigError, ProducerReport
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.local_server import local_kinesis
+from kpl_integrations.cli.serve_crew import serve_by_many
+from kpl_integrations.cli.serve_parts import connection_of, own_kinesis, settings_given, through, who_may
 from kpl_integrations.cli.signals import on_signal
 from kpl_integrations.cli.terminal import note, noted
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
-from kpl_integrations.ingest.serving import GatewayServer, bound_socket
-from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
+from kpl_integrations.ingest.listening import listening_sockets
+from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
+from kpl_integrations.ingest.workers.own_files import left_by_workers
 
 __all__ = ["Serve"]
 
@@ -26,7 +26,7 @@ Gateway listens on {url}
   Dashboard at {url}/dashboard
   {kinesis}
   {tenants}
-
+{workers}
 In another terminal:
   curl -i {url}/v1/streams/{stream}/records{authorization} \\
        -H 'Content-Type: application/json' -d '{{"partition_key": "42", "data": "hello"}}'
@@ -65,48 +65,43 @@ class Serve:
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
     async def _run(self) -> ProducerReport:
-        # Who runs it alone on this machine wants it gone at Ctrl-C.
-        given = {"drain_delay_seconds": 0.0, **_given(self._given)} if self._local else _given(self._given)
+        given = settings_given(self._given, local=self._local)
         settings = load_settings(**given)
-        directory = self._directory(settings)
-        with _listening(settings) as listening:
-            async with self._kinesis(settings) as (found, transport):
+        directory = who_may(settings, local=self._local, first_stream=self._first_stream)
+        if settings.workers > 1:
+            return await self._run_many(settings, given)
+        _warn_of_files_left(settings)
+        with _listening(settings) as sockets:
+            async with own_kinesis(settings, self._streams, local=self._local) as our_own:
+                found, transport = through(settings, await connection_of(settings, our_own))
                 gateway = IngestGateway(found, directory, transport=transport)
-                server = GatewayServer(gateway, listening)
+                server = GatewayServer(gateway, sockets[0])
                 with on_signal(server.stop):
                     return await server.run(started=lambda: self._introduce(server.url, found))
 
-    def _directory(self, settings: IngestSettings) -> TenantDirectory:
-        if settings.tenants is not None:
-            return FileTenants(settings.tenants, default_ack=settings.default_ack)
-        if not self._local:
-            message = (
-                "no credentials are configured; name a file of tenants with --tenants (make keys with `kpl keys`), "
-                "or try it on this machine with --local"
-            )
-            raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
-        if not is_this_machine(settings.host):
-            message = (
-                f"--local checks no credentials, and others reach host {settings.host!r}; leave --host alone, or name "
-                f"a file of tenants with --tenants"
-            )
-            raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
-        everywhere = dict.fromkeys(SIGNALS, next(iter(self._streams)))
-        return OpenTenants(Tenant(id="local", default_ack=settings.default_ack, otlp_streams=everywhere))
+    async def _run_many(self, settings: IngestSettings, given: Mapping[str, object]) -> ProducerReport:
+        with _listening(settings) as sockets:
+            url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
+            async with own_kinesis(settings, self._streams, local=self._local) as our_own:
+                found, _ = through(settings, await connection_of(settings, our_own))
+                return await serve_by_many(
+                    settings,
+                    sockets,
+                    briefing={
+                        "given": {name: _plain(value) for name, value in given.items()},
+                        "local": self._local,
+                        "first_stream": self._first_stream,
+                        "our_own": our_own,
+                    },
+                    started=lambda: self._introduce(url, found),
+                )
 
-    @contextlib.asynccontextmanager
-    async def _kinesis(self, settings: IngestSettings) -> AsyncIterator[tuple[IngestSettings, KinesisTransport]]:
-        """Find the way to Kinesis, or start one here."""
-        if self._local and settings.endpoint_url is None:
-            async with local_kinesis(self._streams) as server:
-                connection = Connection.to_our_own("", endpoint_url=server.endpoint_url)
-                yield _through(settings, connection)
-        else:
-            connection = await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
-            yield _through(settings, connection)
+    @property
+    def _first_stream(self) -> str:
+        return next(iter(self._streams))
 
     def _introduce(self, url: str, settings: IngestSettings) -> None:
-        stream = next(iter(self._streams))
+        stream = self._first_stream
         is_open = settings.tenants is None
         named = ", ".join(f"{name} ({shards} shards)" for name, shards in self._streams.items())
         where = settings.endpoint_url or f"Kinesis in {settings.region}"
@@ -116,6 +111,7 @@ class Serve:
             kinesis=f"Local Kinesis at {where}: {named}; nothing is kept" if self._local else f"Ships to {where}",
             tenants="Credentials are not checked" if is_open else f"Tenants from {settings.tenants}",
             authorization="" if is_open else " -H 'Authorization: Bearer KEY'",
+            workers=f"  {settings.workers} processes\n" if settings.workers > 1 else "",
         )
         if self._local and settings.endpoint_url:
             text += _TAIL.format(stream=stream, endpoint_url=settings.endpoint_url)
@@ -123,28 +119,39 @@ class Serve:
         sys.stdout.flush()
 
 
-def _given(options: Mapping[str, object]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+def _plain(value: object) -> object:
+    """Return an option as JSON can say it."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
-def _through(settings: IngestSettings, connection: Connection) -> tuple[IngestSettings, KinesisTransport]:
-    """Return the settings with what the connection knows, and a transport on it."""
-    settings = settings.model_copy(update={"region": connection.region, "endpoint_url": connection.endpoint_url})
-    return settings, AiobotocoreTransport(settings.producer_config(), session=connection.session)
+def _warn_of_files_left(settings: IngestSettings) -> None:
+    """Say so if there are spools that nobody opens."""
+    left = [] if settings.spool is None else left_by_workers(settings.spool)
+    if left:
+        note(
+            f"warning: {settings.spool} has {len(left)} files beside it of an earlier run with --workers; what they "
+            f"hold is delivered by a run with --workers 2 or more"
+        )
 
 
 @contextlib.contextmanager
-def _listening(settings: IngestSettings) -> Iterator[socket.socket]:
+def _listening(settings: IngestSettings) -> Iterator[list[socket.socket]]:
     try:
-        listening = bound_socket(settings.host, settings.port)
+        if settings.workers > 1:
+            sockets = listening_sockets(settings.host, settings.port, settings.workers)
+        else:
+            sockets = [bound_socket(settings.host, settings.port)]
     except OSError as error:
         message = (
             f"port {settings.port} of {settings.host} cannot be used ({error.strerror}); name another with --port, "
             f"or 0 for a free one"
         )
         raise CommandFailure(message) from error
-    with listening:
-        yield listening
+    try:
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def _wanted_streams(texts: Sequence[str]) -> dict[str, int]:

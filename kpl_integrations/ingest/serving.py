@@ -22,11 +22,11 @@ import uvicorn
 from kpl_core import ProducerReport
 from kpl_integrations.ingest.bounded_protocol import BoundedProtocol
 from kpl_integrations.ingest.gateway import IngestGateway
+from kpl_integrations.ingest.listening import BACKLOG, bound_socket
 
-__all__ = ["GatewayServer", "bound_socket"]
+__all__ = ["GatewayServer", "bound_socket", "url_of"]
 
 _log: Final = logging.getLogger(__name__)
-_BACKLOG: Final = 2_048
 # Answers on their way when everything is decided.
 _LAST_ANSWERS_SECONDS: Final = 5
 
@@ -49,20 +49,8 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket's beginning, bound; OSError if the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _url(listening: socket.socket, *, is_tls: bool) -> str:
+def url_of(listening: socket.socket, *, is_tls: bool) -> str:
+    """Return where a socket can be reached."""
     host, port = listening.getsockname()[:2]
     scheme = "https" if is_tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -100,7 +88,7 @@ class GatewayServer:
                 server_header=False,
                 # Nobody's word is taken for where a client is: the gateway does not ask.
                 proxy_headers=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 limit_concurrency=settings.max_connections,
                 timeout_keep_alive=settings.keep_alive_seconds,
                 timeout_graceful_shutdown=_LAST_ANSWERS_SECONDS,
@@ -109,7 +97,7 @@ class GatewayServer:
             )
         )
         # Where it listens.
-        self.url = _url(listening, is_tls=settings.tls_certificate is not None)
+        self.url = url_of(listening, is_tls=settings.tls_certificate is not None)
         self._signals = 0
         self._signalled = anyio.Event()
         self._hurry = anyio.Event()

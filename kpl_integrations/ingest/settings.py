@@ -34,6 +34,9 @@ class IngestSettings(BaseSettings):
     keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 75
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
 
+    # Processes of `kpl serve`; a gateway inside an application is always one.
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+
     # What a request may hold.
     max_body_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 8 * MIB
     max_inflated_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 16 * MIB

@@ -1,8 +1,8 @@
 """The workers of one gateway as each of them sees them: what all tell of themselves, in a folder of this machine.
 
-Each writes a snapshot of its totals about twice a second, and once more whenever it is asked for the sum: so what one
-worker has told is known to the next that is asked, and a sum of counters never falls. What the others did within the
-last half second may be missing from it.
+Each writes a snapshot of its totals about twice a second, and once more whenever one of them is asked for the sum: so
+what one worker has told is known to the next that is asked, and a sum of counters never falls. What a worker counted
+in the last half second before it was killed is missing from it.
 
     worker-<number>-<life>   a worker's snapshot
     past                     what dead workers had told, written by whoever watches over them
@@ -11,6 +11,7 @@ last half second may be missing from it.
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import anyio
@@ -44,13 +45,25 @@ class Gathered(msgspec.Struct, frozen=True):
 
 
 class Company:
-    """The whole, for the worker that `alone` is of. `inherited` are the user records it found in its files."""
+    """The whole, for the worker that `alone` is of.
 
-    def __init__(self, alone: Alone, store: CoordinationStore, seat: Seat, *, inherited: int) -> None:
+    `inherited` are the user records it found in its files. `ask` returns when the workers of these names told anew.
+    """
+
+    def __init__(
+        self,
+        alone: Alone,
+        store: CoordinationStore,
+        seat: Seat,
+        *,
+        inherited: int,
+        ask: Callable[[Iterable[str]], Awaitable[None]],
+    ) -> None:
         self._alone = alone
         self._store = store
         self._seat = seat
         self._inherited = inherited
+        self._ask = ask
         self._known = Gathered({}, Past())
         self._is_well = True
         # An older snapshot must not be written after a newer one.
@@ -81,6 +94,8 @@ class Company:
         """Return the sum over all workers."""
         own = await self.tell()
         try:
+            self._known = await gather(self._store)
+            await self._ask(name for name in self._known.living if name != self._seat.name)
             self._known = await gather(self._store)
         except StoreFailed as error:
             # What they told last; better old than theirs left out, by which counters would fall.

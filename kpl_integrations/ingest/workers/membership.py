@@ -9,6 +9,7 @@ import anyio
 
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.totals import Alone
+from kpl_integrations.ingest.workers.asking import Asking
 from kpl_integrations.ingest.workers.company import Company
 from kpl_integrations.ingest.workers.seat import Seat
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
@@ -22,10 +23,15 @@ class Membership:
     def __init__(self, seat: Seat, opened: OpenGateway, alone: Alone, *, chance: Callable[[], float]) -> None:
         from kpl_core.coordination.stores.file import FileStore  # noqa: PLC0415 - fcntl is not everywhere
 
+        self._asking = Asking(seat.place_of("asking"), seat.name)
         self.company = Company(
-            alone, FileStore(seat.folder / "totals"), seat, inherited=opened.producer.report().accepted
+            alone,
+            FileStore(seat.place_of("totals")),
+            seat,
+            inherited=opened.producer.report().accepted,
+            ask=self._asking.ask,
         )
-        self._quotas = SharedQuotas(FileStore(seat.folder / "quotas"), seat, clock=opened.intake.now, chance=chance)
+        self._quotas = SharedQuotas(FileStore(seat.place_of("quotas")), seat, clock=opened.intake.now, chance=chance)
         self._accounts = opened.accounts
         self._exits = AsyncExitStack()
 
@@ -34,11 +40,13 @@ class Membership:
         async with AsyncExitStack() as stack:
             share = await stack.enter_async_context(self._quotas.taking_part())
             self._accounts.opened = self._quotas.opened
+            await stack.enter_async_context(self._asking)
             await self.company.tell()
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             tasks.start_soon(share)
             tasks.start_soon(self.company.run)
+            tasks.start_soon(self._asking.run, self.company.tell)
             self._exits = stack.pop_all()
         return self
 

@@ -27,12 +27,16 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     worker: int
     life: int
     count: int
-    folder: Path
+    folder: str
 
     @property
     def name(self) -> str:
         """Return the name of this worker and this life, as files have it."""
         return f"worker-{self.worker}-{self.life}"
+
+    def place_of(self, what: str) -> Path:
+        """Return the folder in which the workers meet for one purpose: totals, quotas or shards."""
+        return Path(self.folder) / what
 
     def shard_sharing(self) -> CoordinationOptions:
         """Return how the workers' producers divide what the shards take."""
@@ -44,7 +48,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
     def _sharing(self, what: str, interval_seconds: float) -> CoordinationOptions:
         return CoordinationOptions(
-            store=(self.folder / what).as_uri(),
+            store=self.place_of(what).as_uri(),
             max_workers=self.count,
             interval_seconds=interval_seconds,
             # Who takes over from a dead worker takes over its leases, and needs not wait until they are free.

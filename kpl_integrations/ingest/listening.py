@@ -1,0 +1,53 @@
+"""The sockets that the gateway listens on: one for one process, or one for each of several on the same port.
+
+On Linux each worker has a socket of its own and the kernel deals out new connections among them (SO_REUSEPORT). Whoever
+starts the workers keeps all sockets open: connections that were dealt to a worker that died wait for the one that takes
+its place. Elsewhere the workers share one socket.
+"""
+
+import socket
+import sys
+from typing import Final
+
+__all__ = ["BACKLOG", "bound_socket", "listening_sockets"]
+
+BACKLOG: Final = 2_048
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket's beginning, bound; OSError if the address cannot be had."""
+    return _bound(host, port, is_shared=False)
+
+
+def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
+    """Return `count` sockets that listen on one port; OSError if the address cannot be had."""
+    # Alone first: sharing the port would also let in a second gateway of the same user, which is a mistake.
+    with _bound(host, port, is_shared=False) as first:
+        port = first.getsockname()[1]
+        if sys.platform != "linux":
+            first.listen(BACKLOG)
+            return [first.dup() for _ in range(count)]
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            sockets.append(_bound(host, port, is_shared=True))
+            sockets[-1].listen(BACKLOG)
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
