@@ -45,6 +45,7 @@ def lots_of_aggregates(draw: st.DrawFn) -> list[list[UserRecord]]:
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=LOTS)
 @given(lots_of_aggregates())
 def test_ten_thousand_aggregates_are_read_alike_by_aws_kinesis_agg(lot: list[list[UserRecord]]) -> None:

@@ -19,7 +19,12 @@ def anyio_backend(virtual_time_backend: Backend) -> Backend:
     return virtual_time_backend
 
 
-async def test_a_minute_of_twenty_times_bulk_costs_critical_nothing(anyio_backend):
+# Machines decide here, and they know no backend: on trio a third of the minute shows that the driver carries it out.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("virtual_time_backend", "seconds"), [("asyncio", 60.0), ("trio", 20.0)], indirect=["virtual_time_backend"]
+)
+async def test_a_minute_of_twenty_times_bulk_costs_critical_nothing(anyio_backend, seconds):
     letters: list[DeadLetter] = []
     options: dict[str, Any] = {
         "dead_letters": DeadLetterOptions(),
@@ -33,7 +38,7 @@ async def test_a_minute_of_twenty_times_bulk_costs_critical_nothing(anyio_backen
     async with producer(service(), sink=CallableSink(letters.append), **options) as each:
         unloaded = Storm(each, seconds=10.0)
         await unloaded.run()
-        storm = Storm(each, seconds=60.0, bulk_factor=20.0)
+        storm = Storm(each, seconds=seconds, bulk_factor=20.0)
         await storm.run()
         assert storm.refused_critical == unloaded.refused_critical == 0
         assert len(storm.latencies) == storm.critical
@@ -43,7 +48,7 @@ async def test_a_minute_of_twenty_times_bulk_costs_critical_nothing(anyio_backen
         assert_streams_add_up(each)
     report = each.report()
     assert_invariant(report)
-    assert report.dead_lettered == len(letters) > 100_000
+    assert report.dead_lettered == len(letters) > 1_700 * seconds
     assert {letter.tier for letter in letters} == {"bulk"}
     shed = [letter for letter in letters if letter.reason == "rate_limited"]
     assert len(shed) > 0.9 * len(letters)

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from kpl_core.spool import Spool, SpoolOptions
 
 KILLS = 6
@@ -41,6 +43,7 @@ def spool_and_kill(path: Path, first: int, *, after: float) -> tuple[set[int], s
     return numbers[b"a"], numbers[b"c"], max(numbers[b"a"]) + 100_000
 
 
+@pytest.mark.long
 def test_nothing_acknowledged_is_missing_after_any_kill(tmp_path: Path) -> None:
     path = tmp_path / "spool.db"
     chance = random.Random(os.environ.get("SPOOL_KILL_SEED"))
