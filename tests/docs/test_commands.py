@@ -1,11 +1,12 @@
 """Every command on every page is executed: here, by the gate, or by the test that the table names."""
 
-import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,12 @@ def _commands() -> Iterator[Command]:
 
 
 COMMANDS = sorted(set(_commands()))
-HERE = [command for command in COMMANDS if not any(re.fullmatch(pattern, command.text) for pattern in ELSEWHERE)]
+# Once, whatever the number of its pages.
+HERE = {
+    command.text: command.place
+    for command in COMMANDS
+    if not any(re.fullmatch(pattern, command.text) for pattern in ELSEWHERE)
+}
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +98,28 @@ def _environment(kinesis: ThreadedLocalKinesis) -> dict[str, str]:
     }
 
 
-def _executed(text: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Run a line in a shell; end what lasts by Ctrl-C when it has had two seconds."""
+def _calls(kinesis: ThreadedLocalKinesis) -> int:
+    return kinesis.call(lambda fake, _: sum(fake.calls.values()))
+
+
+def _wait_until_at_work(process: subprocess.Popen[str], kinesis: ThreadedLocalKinesis, calls_before: int) -> None:
+    """Return when it has said something, has ended, or has asked Kinesis for something."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        # Another process has no event for us but what it writes.
+        if select.select([process.stdout], [], [], 0.05)[0] or _calls(kinesis) > calls_before:
+            return
+    pytest.fail(f"neither a word nor a call to Kinesis within {SECONDS} s")
+
+
+def _executed(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[int, str]:
+    """Run a line in a shell; end what lasts by Ctrl-C when it is at work."""
+    calls_before = _calls(kinesis)
     with subprocess.Popen(
         ["bash", "-o", "pipefail", "-c", text],
         cwd=folder,
-        env=environment,
+        env=_environment(kinesis),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -105,10 +127,9 @@ def _executed(text: str, folder: Path, environment: dict[str, str]) -> tuple[int
     ) as process:
         try:
             if re.search(LASTING, text):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    said = process.communicate(timeout=2.0)[0]
-                    return process.returncode, said
-                os.killpg(process.pid, signal.SIGINT)
+                _wait_until_at_work(process, kinesis, calls_before)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGINT)
             said = process.communicate(timeout=SECONDS)[0]
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
@@ -116,15 +137,14 @@ def _executed(text: str, folder: Path, environment: dict[str, str]) -> tuple[int
     return process.returncode, said
 
 
-@pytest.mark.parametrize("command", HERE, ids=lambda command: f"{command.place}: {command.text}")
-def test_a_command_on_a_page_does_what_it_should(command: Command, folder: Path, kinesis: ThreadedLocalKinesis) -> None:
-    text = command.text
+@pytest.mark.parametrize("text", HERE, ids=[f"{place}: {text}" for text, place in HERE.items()])
+def test_a_command_on_a_page_does_what_it_should(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> None:
     if "0193..." in text:
-        listed = _executed("kpl dlq list orders.spool --letters --json", folder, _environment(kinesis))[1]
+        listed = _executed("kpl dlq list orders.spool --letters --json", folder, kinesis)[1]
         text = text.replace("0193...", re.findall(r'"id":\s*"([^"]+)"', listed)[0])
     # The port of a page may be somebody else's here.
     text = re.sub(r"kpl local\b", "kpl local --port 0", text)
-    status, said = _executed(text, folder, _environment(kinesis))
+    status, said = _executed(text, folder, kinesis)
     assert status in ({0, 130} if re.search(LASTING, text) else {0}), said
     assert "Traceback" not in said
 
