@@ -33,6 +33,8 @@ async def test_a_full_disk_refuses_puts_and_goes_on_when_there_is_room(tmp_path:
             await asyncio.wrap_future(
                 writer.ask(lambda store: store.connection.execute(f"PRAGMA max_page_count = {bound}").fetchone())
             )
+            # Nothing leaves meanwhile, or a slow disk would never be full.
+            outage = kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
             full = False
             for _ in range(200):
                 try:
@@ -41,6 +43,7 @@ async def test_a_full_disk_refuses_puts_and_goes_on_when_there_is_room(tmp_path:
                     full = "full" in str(error)
                     break
             assert full
+            kinesis.faults.remove(outage)
             await asyncio.wrap_future(
                 writer.ask(lambda store: store.connection.execute("PRAGMA max_page_count = 1000000").fetchone())
             )

@@ -83,7 +83,10 @@ def test_nothing_acknowledged_is_missing_after_fifty_kills(tmp_path: Path, is_sh
     acknowledged: set[bytes] = set()
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 4})) as kinesis:
         kinesis.call(lambda fake, _: fake.faults.add(RecordError(), When(probability=0.05)))
-        for number in range(kills):
+        number = 0
+        # A machine that has more to do acknowledges less before a kill; then there are more kills.
+        while number < kills or len(acknowledged) <= kills * 20:
+            assert number < 4 * kills, f"{len(acknowledged):,} acknowledged before {number} kills"
             newly, _ = run_and_end(
                 kinesis.endpoint_url,
                 path,
@@ -92,14 +95,14 @@ def test_nothing_acknowledged_is_missing_after_fifty_kills(tmp_path: Path, is_sh
                 number=signal.SIGKILL,
             )
             acknowledged |= newly
+            number += 1
         asyncio.run(deliver_the_rest(kinesis.endpoint_url, path))
         seen = consumed(kinesis)
     duplicates = sum(count - 1 for count in seen.values())
     with capsys.disabled():
-        print(f"\n{kills} kills: {len(acknowledged):,} acknowledged, {duplicates:,} delivered twice")  # noqa: T201
+        print(f"\n{number} kills: {len(acknowledged):,} acknowledged, {duplicates:,} delivered twice")  # noqa: T201
     assert not acknowledged - seen.keys()
-    assert len(acknowledged) > kills * 20
-    assert duplicates <= kills * (MOST_OUTSTANDING + MOST_UNMARKED)
+    assert duplicates <= number * (MOST_OUTSTANDING + MOST_UNMARKED)
 
 
 @pytest.mark.timeout(60)
