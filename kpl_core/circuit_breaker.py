@@ -206,6 +206,11 @@ class CircuitBreaker:
             return self._since + self._policy.probe_timeout_seconds
         return self._latest
 
+    @property
+    def break_over_at(self) -> float:
+        """Return when it becomes half-open by itself, `math.inf` where time alone changes nothing."""
+        return self._since + self._break_seconds if self._state is BreakerState.OPEN else math.inf
+
     def statistics(self, now: float) -> BreakerStatistics:
         """Return a snapshot at `now`."""
         self._advance(now)

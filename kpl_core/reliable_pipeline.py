@@ -9,6 +9,7 @@ The disk is the driver's, like the network: it takes what is to be written (`tak
 leaving (`take_leaving`), and comes back with what became of each.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -301,7 +302,8 @@ class ReliableStreamPipeline(StreamPipeline):
             self._limit(record, now)
 
     def _earliest_wakeup(self, *, may_send: bool = True) -> float:
-        return min(super()._earliest_wakeup(may_send=may_send), self._paused.next_wakeup())
+        breaks_over = math.inf if self._breakers is None else self._breakers.next_wakeup()
+        return min(super()._earliest_wakeup(may_send=may_send), self._paused.next_wakeup(), breaks_over)
 
     # Rare
 

@@ -6,6 +6,7 @@ connection, a 500, a timeout say nothing about a shard. What is the caller's mis
 can cure), what expired here, and what is stored on another shard than predicted counts for neither.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -108,6 +109,14 @@ class ShardBreakers:
             if self._told.get(name, BreakerState.CLOSED) is not state:
                 changed[name] = self._told[name] = state
         return changed
+
+    def next_wakeup(self) -> float:
+        """Return when the next break is over, `math.inf` if none is open.
+
+        Somebody must look then even if nothing waits: who puts nothing while it is open waits to hear that it may.
+        """
+        opened = [name for name, state in self._told.items() if state is BreakerState.OPEN]
+        return min((self.breakers[name].break_over_at for name in opened), default=math.inf)
 
     def keep_only(self, shard_ids: set[str]) -> None:
         """Forget the breakers of shards that are gone."""

@@ -103,3 +103,26 @@ async def test_while_it_is_open_critical_is_tried_within_its_reserve_and_bulk_fa
         transport.kinesis.faults.clear()
         assert all([(await delivery).successful for delivery in critical])
     assert_invariant(each.report())
+
+
+async def test_a_break_ends_by_time_alone_although_nothing_is_left_that_waits_for_it():
+    """Who puts nothing while it is open, as the gateway does, would wait for ever for the word that it may."""
+    transport = service()
+    outage = transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
+    facts: list[tuple[float, str]] = []
+
+    def hook(fact):
+        if isinstance(fact, BreakerChanged):
+            facts.append((anyio.current_time(), fact.state))
+
+    async with producer(transport, hooks=[hook], record_ttl_ms=500, **OPTIONS) as each:
+        deliveries = await steadily(each, 1.0)
+        assert not any([(await delivery).successful for delivery in deliveries])
+        transport.kinesis.faults.remove(outage)
+        expired_at = anyio.current_time()
+        await anyio.sleep(10.0)
+        assert facts[-1][1] == "half_open"
+        assert facts[-1][0] - expired_at <= BreakerPolicy().max_open_seconds
+        assert all([(await delivery).successful for delivery in await steadily(each, 1.0)])
+        assert facts[-1][1] == "closed"
+    assert_invariant(each.report())
