@@ -71,11 +71,19 @@ class FairStreamPipeline(ReliableStreamPipeline):
         return self._put_each(records, now, deliveries)
 
     def put_together(
-        self, records: Sequence[UserRecord], now: float, *, flow: str | None, tier: Tier, aggregate: bool = True
+        self,
+        records: Sequence[UserRecord],
+        now: float,
+        *,
+        flow: str | None,
+        tier: Tier,
+        aggregate: bool = True,
+        keep: bool = True,
     ) -> list[Delivery]:
         """Accept all user records of one flow and tier, or none of them; their own flow and tier do not count.
 
-        Room is taken once for all. Behind an open gate each then costs what a put without fairness costs.
+        Room is taken once for all. Behind an open gate each then costs what a put without fairness costs. Without
+        `keep` no disk ever sees them: who put them has them still, and hears if they fail.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.
@@ -95,11 +103,11 @@ class FairStreamPipeline(ReliableStreamPipeline):
             self._travel_alone.add(flow)
         elif self._travel_alone:
             self._travel_alone.discard(flow)
-        if self._rules.write_ahead:
+        if self._rules.write_ahead and keep:
             return self._write_together(records, now, flow, tier)
         deliveries = self._enter_together(records, placed, now, flow, tier)
         if self._rules.spool or self._rules.dead_letters or not aggregate:
-            note = Note(flow)
+            note = Note(flow, None if keep else "caller")
             for delivery in deliveries:
                 delivery.remark(note)
         return deliveries

@@ -2,7 +2,8 @@
 
 The spool takes what time will cure, the dead letters what a person must look at, and bulk that was
 refused: to replay at once what was shed because there was too much of it would shed it again. What
-came from the spool or from the dead letters is there still, and stays.
+came from the spool or from the dead letters is there still, and stays. What its caller still has is
+the caller's to put again: kept here too, it would arrive twice.
 """
 
 from typing import Final
@@ -48,6 +49,8 @@ def places_of(reason: Reason, origin: Origin | None, tier: Tier, rules: KeepingR
             return ("dead_lettered",) if reason in INCURABLE else ("spooled",)
         case "redrive":
             return ("dead_lettered",)
+        case "caller":
+            return ()
     spool: tuple[Place, ...] = ("spooled",) if rules.spool else ()
     letters: tuple[Place, ...] = ("dead_lettered",) if rules.dead_letters else ()
     if reason in INCURABLE:

@@ -17,8 +17,8 @@ from kpl_core.record_result import Attempt, Place, RecordResult
 
 __all__ = ["Delivery", "History", "Note", "Origin", "Outcome", "Waiter"]
 
-# A put made by the spool or by the dead letters, which still hold the user record.
-Origin = Literal["write_ahead", "replay", "redrive"]
+# Who still holds the user record: the spool, the dead letters, or a caller who will put it again if it fails.
+Origin = Literal["write_ahead", "replay", "redrive", "caller"]
 
 
 class Note(NamedTuple):

@@ -93,11 +93,13 @@ class Producer(ProducerLife):
         flow: str | None = None,
         tier: Tier = "normal",
         aggregate: bool = True,
+        keep: bool = True,
     ) -> list[Delivery]:
         """Accept all user records of one flow and tier now, or none of them; needs `Config.fairness`.
 
         `flow` and `tier` hold for all, whatever each says. Without `aggregate` each travels in a Kinesis record
-        of its own. Nothing overflows into a spool: where there is no room, the caller hears of it.
+        of its own. Nothing overflows into a spool: where there is no room, the caller hears of it. Without `keep`
+        what is not delivered has failed, spool and dead letters or not: for a caller who then puts it again.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.
@@ -113,7 +115,7 @@ class Producer(ProducerLife):
         if not isinstance(pipeline, FairStreamPipeline):
             message = "put_together_nowait needs a fair queue; give Config(fairness=FairnessPolicy())"
             raise ConfigError(message)
-        deliveries = pipeline.put_together(records, self._clock(), flow=flow, tier=tier, aggregate=aggregate)
+        deliveries = pipeline.put_together(records, self._clock(), flow=flow, tier=tier, aggregate=aggregate, keep=keep)
         if pipeline.attention:
             self._own_streams().wake(stream)
         return deliveries  # type: ignore[return-value] # as `put_nowait`

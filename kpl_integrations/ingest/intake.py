@@ -62,9 +62,17 @@ class Intake:
             raise Refused(Refusal.DRAINING, detail)
 
     def take(
-        self, account: TenantAccount, stream: str, records: Sequence[UserRecord], *, aggregate: bool = True
+        self,
+        account: TenantAccount,
+        stream: str,
+        records: Sequence[UserRecord],
+        *,
+        aggregate: bool = True,
+        keep: bool = True,
     ) -> list[Delivery]:
         """Put all records for a tenant, or none; without `aggregate`, or if the tenant wants none, each alone.
+
+        Without `keep` they are in memory alone: for a client that is told what failed, and sends that again.
 
         Raises:
             Refused: why not, and when to come back.
@@ -74,7 +82,7 @@ class Intake:
         tenant = account.tenant
         if account.quota is not None:
             self._require_quota(account, records, now)
-        if stream in self._open_breakers and not self._spools and tenant.tier != "critical":
+        if stream in self._open_breakers and not (self._spools and keep) and tenant.tier != "critical":
             detail = f"the circuit breaker of stream {stream} is open: Kinesis does not take its records"
             raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
         if (account.share_slots and account.share_slots.keeps_out(now)) or (
@@ -83,7 +91,12 @@ class Intake:
             raise self._over_share(account, len(records), now)
         try:
             deliveries = self._producer.put_together_nowait(
-                stream, records, flow=account.flow, tier=tenant.tier, aggregate=aggregate and tenant.aggregation
+                stream,
+                records,
+                flow=account.flow,
+                tier=tenant.tier,
+                aggregate=aggregate and tenant.aggregation,
+                keep=keep,
             )
         except BufferFull as full:
             raise self._full(account, records, full, now) from full

@@ -108,7 +108,8 @@ class OtlpRoute:
             raise refused_decoding(refusal) from None
         if not records:
             return
-        deliveries = gateway.intake.take(account, stream, records)
+        # Whoever hears that it was not delivered sends it again.
+        deliveries = gateway.intake.take(account, stream, records, keep=ack != "delivered")
         if ack == "spooled":
             await answer_spooled(gateway.producer, deliveries, [])
         elif ack == "delivered":

@@ -1,8 +1,9 @@
 """POST /: the Kinesis API itself, so that any AWS SDK or agent gains aggregation and fairness by its endpoint alone.
 
 PutRecord and PutRecords are always `delivered`: they answer sequence number and shard of the Kinesis record that holds
-the user record. What the gateway cannot take now is answered as Kinesis answers a busy shard, record by record,
-because that is what every client retries.
+the user record. A record answered with an error is not kept either, whatever spool there is: every client sends it
+again, and this API has no word for "not delivered, but safe". What the gateway cannot take now is answered as Kinesis
+answers a busy shard, record by record, because that is what every client retries.
 """
 
 import time
@@ -204,7 +205,9 @@ class WireProtocol:
             if record.explicit_hash_key is not None:
                 _require_hash_key(record.explicit_hash_key)
         try:
-            deliveries = self._gateway.intake.take(account, stream, records, aggregate=not is_aggregated(records))
+            deliveries = self._gateway.intake.take(
+                account, stream, records, aggregate=not is_aggregated(records), keep=False
+            )
         except Refused as refused:
             answer = WIRE_ANSWERS.get(refused.refusal)
             if answer is None or not answer.per_record:
@@ -218,7 +221,8 @@ class WireProtocol:
         if request.explicit_hash_key is not None:
             _require_hash_key(request.explicit_hash_key)
         record = UserRecord(request.partition_key or "", request.data or b"", request.explicit_hash_key)
-        (delivery,) = self._gateway.intake.take(account, stream, [record], aggregate=not is_aggregated([record]))
+        aggregate = not is_aggregated([record])
+        (delivery,) = self._gateway.intake.take(account, stream, [record], aggregate=aggregate, keep=False)
         (result,) = _put_results([await delivery])
         if result.error_code is not None:
             status = 400 if result.error_code == THROTTLED else 500
@@ -251,8 +255,6 @@ def _put_results(results: Sequence[RecordResult]) -> list[PutResult]:
 def _not_stored(result: RecordResult) -> _NotStored:
     codes = {attempt.error_code for attempt in result.attempts}
     message = f"{result.error_code or FAILED}: {result.error_message or 'the record was not stored'}"
-    if result.kept is not None:
-        message = f"{message} (the gateway keeps it: {result.kept})"
     return _NotStored(THROTTLED if codes & _THROTTLED_CODES else FAILED, message)
 
 

@@ -250,6 +250,47 @@ def test_an_answer_is_true_for_each_record_when_kinesis_fails_some(gateway):
     assert 60 <= failed <= 70
 
 
+@pytest.mark.parametrize("default_ack", ["queued", "spooled", "delivered"])
+def test_a_record_answered_with_an_error_is_not_kept_so_the_client_s_retry_is_its_only_copy(tmp_path, default_ack):
+    tenant = Tenant(id="ada", default_ack=default_ack)
+    paths = {"spool": tmp_path / "spool.db"}
+    with running_gateway(
+        key_directory(AccessKey("ADA", SECRET, tenant)), {STREAM: 1}, record_ttl_ms=300, **paths
+    ) as running:
+        ada = client_for(running.url)
+        outage = running.kinesis.call(lambda fake, _: fake.faults.add(RecordError()))
+        records = [{"PartitionKey": f"k-{n}", "Data": b"kept-%d" % n} for n in range(20)]
+        answer = ada.put_records(StreamName=STREAM, Records=records)
+        assert answer["FailedRecordCount"] == 20
+        assert {entry["ErrorCode"] for entry in answer["Records"]} == {"ProvisionedThroughputExceededException"}
+        code, _, _ = refusal(ada.put_record, StreamName=STREAM, PartitionKey="k-20", Data=b"kept-20")
+        assert code in {"ProvisionedThroughputExceededException", "ServiceUnavailable"}
+        running.kinesis.call(lambda fake, _: fake.faults.remove(outage))
+        waiting = [*records, {"PartitionKey": "k-20", "Data": b"kept-20"}]
+        pause = threading.Event()
+        for _ in range(300):
+            try:
+                entries = ada.put_records(StreamName=STREAM, Records=waiting)["Records"]
+            except ClientError as error:
+                # The breaker is open a little longer than the outage.
+                assert error.response["Error"]["Code"] == "ServiceUnavailable"  # noqa: PT017 - one of many tries
+                entries = [{"ErrorCode": "ServiceUnavailable"}] * len(waiting)
+            waiting = [record for record, entry in zip(waiting, entries, strict=True) if "ErrorCode" in entry]
+            if not waiting:
+                break
+            pause.wait(0.1)
+        assert not waiting
+        # What had been kept would come back now.
+        for _ in range(300):
+            report = running.gateway.producer.report()
+            if not report.spooled and not report.buffered:
+                break
+            pause.wait(0.1)
+        assert (report.spooled, report.dead_lettered) == (0, 0)
+        stored = sorted(record.data for record in running.user_records(STREAM))
+    assert stored == sorted(b"kept-%d" % n for n in range(21))
+
+
 LIST = {"X-Amz-Target": "Kinesis_20131202.ListShards"}
 
 

@@ -30,6 +30,10 @@ ROWS = [
     ("breaker_open", "replay", "bulk", BOTH, ("spooled",)),
     ("ttl", "redrive", "bulk", BOTH, ("dead_lettered",)),
     ("invalid", "redrive", "normal", LETTERS, ("dead_lettered",)),
+    ("ttl", "caller", "normal", BOTH, ()),
+    ("invalid", "caller", "normal", BOTH, ()),
+    ("rate_limited", "caller", "bulk", BOTH, ()),
+    ("shutdown", "caller", "critical", BOTH, ()),
 ]
 
 
