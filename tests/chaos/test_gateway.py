@@ -214,3 +214,5 @@ def test_no_delivered_answer_is_wrong_under_random_faults(is_short: bool, capsys
     assert denied
     wrong = [data for data, place in claimed.items() if place not in places.get(data, set())]
     assert not wrong
+    # Every fault here says truly that nothing was stored, so what is said to be lost must be.
+    assert not denied & places.keys()
