@@ -21,9 +21,11 @@ class Generations:
         """One more Kinesis record, open or closed, belongs to `generation`."""
         self._holders[generation] = self._holders.get(generation, 0) + 1
 
-    def release(self, generation: int) -> None:
-        """One of them is final, or its user records moved on."""
-        left = self._holders[generation] - 1
+    def release(self, generation: int, count: int = 1) -> None:
+        """So many of them are final, or their user records moved on."""
+        if not count:
+            return
+        left = self._holders[generation] - count
         if left:
             self._holders[generation] = left
         else:

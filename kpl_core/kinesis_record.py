@@ -39,7 +39,7 @@ class MovingUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
         return msgspec.structs.replace(self, history=History(attempt, self.history))
 
 
-class KinesisRecord(msgspec.Struct, kw_only=True, eq=False, gc=False):
+class KinesisRecord(msgspec.Struct, eq=False, gc=False):
     """What the stages after aggregation hand on. Compared by identity.
 
     Not tracked by the garbage collector: nothing it refers to refers back.

@@ -312,26 +312,28 @@ class SingleLane:
             outcome.opened_in = output.opening_context()
         generation = output.generations.current
         output.generations.hold(generation)
-        output.closed_count += 1
+        sequence = output.closed_count = output.closed_count + 1
         output.fresh_count += 1
         ttl_seconds, buffered_seconds = self._ttl_seconds, self._buffered_seconds
         closed = output.closed
         closed.append(
+            # By position: with keywords it takes more than twice as long.
             KinesisRecord(
-                data=data,
-                partition_key=partition_key,
-                explicit_hash_key=key_entry.decode(),
-                size_bytes=user_bytes,
-                aggregated=False,
-                arrivals=(now,),
-                user_bytes=user_bytes,
-                outcome=outcome,
-                predicted_shard=self.shard_id,
-                tier=self.tier,
-                deadline=now + (buffered_seconds if buffered_seconds < ttl_seconds else ttl_seconds),
-                expires_at=now + ttl_seconds,
-                generation=generation,
-                sequence=output.closed_count,
+                data,
+                partition_key,
+                key_entry.decode(),
+                user_bytes,
+                False,  # noqa: FBT003 - not aggregated
+                (now,),
+                user_bytes,
+                outcome,
+                self.shard_id,
+                None,
+                self.tier,
+                now + (buffered_seconds if buffered_seconds < ttl_seconds else ttl_seconds),
+                now + ttl_seconds,
+                generation,
+                sequence,
             )
         )
         if len(closed) >= self._run_count:

@@ -50,15 +50,26 @@ class Ledger:
         """Make success the result of all user records in these Kinesis records, which made this attempt together."""
         first = History(attempt, None)
         count = size_bytes = 0
+        # Nearly all of a request are of one generation: they leave it together.
+        generation = leaving = 0
         for record, entry in stored:
             outcome = record.outcome
             outcome.history = first if outcome.history is None else History(attempt, outcome.history)
-            outcome.settle(shard_id=entry.shard_id, sequence_number=entry.sequence_number)
+            # What `settle` does, without the price of a call.
+            outcome.shard_id = entry.shard_id
+            outcome.sequence_number = entry.sequence_number
+            outcome.settled = True
+            if outcome.waiters is not None:
+                outcome.wake()
             count += len(record.arrivals)
             size_bytes += record.user_bytes
-            self._generations.release(record.generation)
+            if record.generation != generation:
+                self._generations.release(generation, leaving)
+                generation, leaving = record.generation, 0
+            leaving += 1
             if self._listening:
                 self._tell(record, attempt)
+        self._generations.release(generation, leaving)
         self.delivered += count
         self.delivered_bytes += size_bytes
         self._buffer_limit.release(records=count, size_bytes=size_bytes)

@@ -130,12 +130,13 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         """Return the final result of the user record at `index`; the outcome is settled."""
         if self.shared_result is not None:
             return self.shared_result
-        history = self.history_of(index)
+        history = self.history if self.histories is None else self.history_of(index)
+        sequence_number = self.sequence_number
         result = RecordResult(
-            self.sequence_number is not None,
+            sequence_number is not None,
             self.shard_id,
-            self.sequence_number,
-            () if history is None else history.to_tuple(),
+            sequence_number,
+            () if history is None else history.together or history.to_tuple(),
             self.kept,
         )
         if self.histories is None:

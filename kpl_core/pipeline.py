@@ -9,12 +9,13 @@ pulled: `next_request` says what to send, `next_wakeup` how long to sleep.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from kpl_core.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
+from kpl_core.hash_key import parse_explicit_hash_key
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.kinesis_record import KinesisRecord, MovingUserRecord
 from kpl_core.outcome import Delivery, Note, Origin
@@ -79,25 +80,36 @@ class StreamPipeline(StreamStages):
 
         Appends their deliveries. Returns the first that is no pair or finds no room, None if all were accepted.
         """
-        known, find = self._routes.get, self._router.find
-        limit, output = self._buffer_limit, self._lanes_output
-        append = deliveries.append
-        for record in records:
-            if record.__class__ is not tuple:
-                return record
-            partition_key, data = record
-            lane, key_entry, key_bytes = known(partition_key) or find(partition_key)
-            if data.__class__ is not bytes:
-                data = as_bytes(data)
-            size = len(data) + key_bytes
-            free_bytes = limit.free_bytes - size
-            if free_bytes < 0 or limit.free_records <= 0:
-                return record
-            limit.free_bytes = free_bytes
-            limit.free_records -= 1
-            append(lane.add(partition_key, key_entry, data, size, now))
-            if output.news:
-                self._attend(now)
+        routes, router, limit, output = self._routes, self._router, self._buffer_limit, self._lanes_output
+        free_records, free_bytes = limit.free_records, limit.free_bytes
+        # Not yet taken from the limit; they are before anybody else may look at it.
+        taken_records = taken_bytes = 0
+        try:
+            for record in records:
+                if type(record) is not tuple:
+                    return record
+                partition_key, data = record
+                route = routes.get(partition_key)
+                if route is None:
+                    route = router.find(partition_key)
+                lane, key_entry, key_bytes = route
+                if type(data) is not bytes:
+                    data = as_bytes(data)
+                size = len(data) + key_bytes
+                if taken_bytes + size > free_bytes or taken_records >= free_records:
+                    return record
+                taken_bytes += size
+                taken_records += 1
+                deliveries.append(lane.add(partition_key, key_entry, data, size, now))
+                if output.news:
+                    limit.free_records -= taken_records
+                    limit.free_bytes -= taken_bytes
+                    taken_records = taken_bytes = 0
+                    self._attend(now)
+                    free_records, free_bytes = limit.free_records, limit.free_bytes
+        finally:
+            limit.free_records -= taken_records
+            limit.free_bytes -= taken_bytes
         return None
 
     def put_any(
@@ -135,9 +147,6 @@ class StreamPipeline(StreamStages):
         self._attend(now)
         return delivery
 
-    def _reserve(self, record: UserRecord, size: int) -> None:
-        self._buffer_limit.reserve(size_bytes=size, tier=record.tier)
-
     def _enter(self, record: UserRecord, key: bytes, digest: bytes, now: float) -> Delivery:
         """Let an accepted user record begin its journey."""
         lane = self._aggregator.lane(self.shard_map.predict(digest), record.tier)
@@ -149,12 +158,6 @@ class StreamPipeline(StreamStages):
             now,
             explicit_hash_key=record.explicit_hash_key,
         )
-
-    @staticmethod
-    def _digest(key: bytes, explicit_hash_key: str | None) -> bytes:
-        if explicit_hash_key is None:
-            return hash_key_digest(key)
-        return hash_key_to_digest(parse_explicit_hash_key(explicit_hash_key))
 
     def _attend(self, now: float) -> None:
         """Hand on what a put closed, and see whether the driver must look earlier than it plans to."""
@@ -210,9 +213,9 @@ class StreamPipeline(StreamStages):
             if len(closed) == 1:
                 self._limit(closed[0], now)
                 continue
-            runs: dict[str | None, list[KinesisRecord]] = {}
+            runs: defaultdict[str | None, list[KinesisRecord]] = defaultdict(list)
             for record in closed:
-                runs.setdefault(record.predicted_shard, []).append(record)
+                runs[record.predicted_shard].append(record)
             for run in runs.values():
                 self._limit_run(run, now)
         if output.take_at <= now:
@@ -229,12 +232,9 @@ class StreamPipeline(StreamStages):
     def _limit(self, record: KinesisRecord, now: float) -> None:
         drained = self._limiter.put(record, now)
         if drained is None:
-            self._pack(record, now)
+            self._pack_run((record,), now)
         else:
             self._collect(drained, now)
-
-    def _pack(self, record: KinesisRecord, now: float) -> None:
-        self._pack_run((record,), now)
 
     def _pack_run(self, records: Sequence[KinesisRecord], now: float) -> None:
         current = self._generations.current
@@ -246,7 +246,7 @@ class StreamPipeline(StreamStages):
 
     def _collect(self, drained: Drained, now: float) -> None:
         for record in drained.admitted:
-            self._pack(record, now)
+            self._pack_run((record,), now)
         for record in drained.expired:
             self._expire(record, now)
 

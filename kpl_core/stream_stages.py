@@ -9,7 +9,7 @@ from kpl_core.collector import Collector
 from kpl_core.config import Config
 from kpl_core.departures import Departures
 from kpl_core.generations import Generations
-from kpl_core.hash_key import hash_key_to_digest
+from kpl_core.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.hooks import Fact
 from kpl_core.kinesis_record import MovingUserRecord
 from kpl_core.lane import Lane
@@ -25,6 +25,7 @@ from kpl_core.sending_pause import SendingPause
 from kpl_core.shard_limiter import ShardUsage
 from kpl_core.shard_map import Shard, ShardMap
 from kpl_core.stage_rules import aggregation_rules, collection_rules, shard_rules
+from kpl_core.user_record import UserRecord
 
 __all__ = ["StreamStages"]
 
@@ -74,6 +75,15 @@ class StreamStages:
 
     def _open_books(self, config: Config) -> Ledger:  # noqa: ARG002 - where records are kept, that is in it
         return Ledger(self.stream, self._buffer_limit, self._generations, listening=self._listening)
+
+    def _reserve(self, record: UserRecord, size: int) -> None:
+        self._buffer_limit.reserve(size_bytes=size, tier=record.tier)
+
+    @staticmethod
+    def _digest(key: bytes, explicit_hash_key: str | None) -> bytes:
+        if explicit_hash_key is None:
+            return hash_key_digest(key)
+        return hash_key_to_digest(parse_explicit_hash_key(explicit_hash_key))
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:
         """Ask `opening_context` whenever a Kinesis record opens; a request's fact has its answers."""

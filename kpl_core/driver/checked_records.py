@@ -20,11 +20,11 @@ def checked_records(records: Iterable[Puttable], *, max_record_bytes: int) -> li
     checked = list(records)
     for index, record in enumerate(checked):
         # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
-        if record.__class__ is tuple and len(record) == 2:  # noqa: PLR2004 - a pair
+        if type(record) is tuple and len(record) == 2:  # noqa: PLR2004 - a pair
             key, data = record
             if (
-                key.__class__ is str
-                and data.__class__ is bytes
+                type(key) is str
+                and type(data) is bytes
                 and key.isascii()
                 and 0 < len(key) <= PARTITION_KEY_CHARACTERS
                 and len(key) + len(data) <= max_record_bytes

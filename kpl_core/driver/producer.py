@@ -22,9 +22,6 @@ from kpl_core.user_record import Tier, UserRecord, check_user_record
 
 __all__ = ["Producer"]
 
-# A loop of `await put()` lets others run after so many user records: yielding each time costs more
-# than the put, yielding never would keep the very requests from leaving that make room.
-PUTS_PER_CHECKPOINT: Final = 100
 # `put_many` is quicker with each; so many of the largest that are aggregated keep the loop for 10 ms.
 RECORDS_PER_CHECKPOINT: Final = 250
 
@@ -149,10 +146,10 @@ class Producer(ProducerLife):
         Raises:
             NotSpooled: in write-ahead mode, the spool is full or its disk fails; nothing was put.
         """
-        self._puts += 1
-        if self._puts >= PUTS_PER_CHECKPOINT:
-            self._puts = 0
-            await anyio.lowlevel.checkpoint()
+        turns = self._turns
+        turns.left -= 1
+        if turns.left <= 0:
+            await turns.let_others_run()
         if not (self._lines.lines and self._lines.has_line(tier, flow)) and (
             not self._overflows or self._has_room(partition_key, data, tier)
         ):

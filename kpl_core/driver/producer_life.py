@@ -18,6 +18,7 @@ from kpl_core.buffer_limit import BufferLimit
 from kpl_core.config import Config
 from kpl_core.driver.event_loop import running_clock, running_loop
 from kpl_core.driver.producer_view import ProducerView
+from kpl_core.driver.put_turns import PutTurns
 from kpl_core.driver.report import ProducerReport
 from kpl_core.driver.room import RoomLines
 from kpl_core.driver.stream_set import StreamSet
@@ -87,7 +88,7 @@ class ProducerLife(ProducerView):
         self._state = "not entered"
         # None on trio, whose loops are told apart by `_require_own_loop` only, at a higher price.
         self._asyncio_loop: asyncio.AbstractEventLoop | None = None
-        self._puts = 0
+        self._turns = PutTurns()
         self._progress_waiters: list[anyio.Event] = []
         self._listeners: list[Callable[[], None]] = []
         self._complete = True
@@ -101,6 +102,7 @@ class ProducerLife(ProducerView):
         self._loop = running_loop()
         self._asyncio_loop = _get_running_loop()
         self._clock = running_clock()
+        self._turns = PutTurns(self._asyncio_loop)
         self._closed = anyio.Event()
         transport = self._transport
         if transport is None:

@@ -250,3 +250,47 @@ def test_every_record_leaves_once_in_requests_within_the_limits_and_in_time(step
     collector.flush()
     send_due()
     assert left == Counter({id(record): 1 for record in everything})
+
+
+@given(
+    runs=st.lists(
+        st.tuples(
+            st.integers(min_value=0, max_value=3),  # 0: unpredicted
+            st.lists(
+                st.tuples(
+                    st.sampled_from([1, 100, 40 * KIB, 200 * KIB]),
+                    st.floats(min_value=0, max_value=0.2),
+                    st.floats(min_value=0, max_value=1),
+                ),
+                min_size=1,
+                max_size=6,
+            ),
+        ),
+        max_size=20,
+    ),
+    count=st.integers(min_value=1, max_value=12),
+)
+def test_a_run_of_one_shard_is_packed_as_its_records_are_one_by_one(runs, count):
+    by_runs, one_by_one = (Collector(rules(count=count, size=600 * KIB)) for _ in range(2))
+    for number, (shard, fields) in enumerate(runs):
+        now = number * 0.01
+        run = [
+            sized_record(
+                size,
+                shard=shard_id(shard) if shard else None,
+                deadline=now + patience,
+                expires_at=now + patience + more,
+            )
+            for size, patience, more in fields
+        ]
+        by_runs.add_run(run, now)
+        for record in run:
+            one_by_one.add(record, now)
+        assert by_runs.next_wakeup() == one_by_one.next_wakeup()
+        assert by_runs.next_wakeup(may_send=False) == one_by_one.next_wakeup(may_send=False)
+        assert by_runs.is_due(now) == one_by_one.is_due(now)
+        assert by_runs.user_record_count == one_by_one.user_record_count
+    by_runs.flush()
+    one_by_one.flush()
+    for _ in range(sum(len(fields) for _, fields in runs) + 1):
+        assert by_runs.next_records(0.0) == one_by_one.next_records(0.0)

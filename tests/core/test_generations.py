@@ -51,3 +51,15 @@ def test_a_generation_is_finished_when_nobody_holds_it_or_an_earlier_one(steps, 
             generations.release(held.pop(chance.randrange(len(held))))
         for generation in range(generations.current + 1):
             assert generations.is_finished(generation) == all(other > generation for other in held)
+
+
+def test_many_may_leave_a_generation_at_once():
+    generations = Generations()
+    for _ in range(3):
+        generations.hold(generations.current)
+    flushed = generations.advance()
+    generations.release(flushed, 0)
+    generations.release(flushed, 2)
+    assert not generations.is_finished(flushed)
+    generations.release(flushed, 1)
+    assert generations.is_finished(flushed)

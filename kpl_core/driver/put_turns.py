@@ -1,0 +1,65 @@
+"""How many user records a task may put before it lets others run.
+
+A loop of `await producer.put(...)` that yields each time pays more for that than for the put; one that
+never yields keeps the very requests from leaving that make room. So a task puts some in a row. But the
+loop runs all tasks that are ready before it looks at its sockets again: with a thousand of them, as many
+puts each as one alone may make would fill the whole buffer in one turn of the loop, and then each put
+would wait for room, which costs ten times a put. So the tasks share a turn.
+"""
+
+import asyncio
+import types
+from collections.abc import Generator
+from typing import Final
+
+import anyio.lowlevel
+
+__all__ = ["PutTurns"]
+
+# By one task, in a row: 0.2 ms.
+PUTS_IN_A_ROW: Final = 100
+# By all tasks, in one turn of the loop: some 5 ms.
+PUTS_IN_A_TURN: Final = 5_000
+
+
+@types.coroutine
+def _next_turn() -> Generator[None, None, None]:
+    """Let the other tasks of asyncio run: `asyncio.sleep(0)` without what is around it."""
+    yield
+
+
+class PutTurns:
+    """The turns of one producer. `left` says how many puts are left until the next `let_others_run`."""
+
+    __slots__ = ("_at_once", "_is_counting", "_loop", "_yielded", "left")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        # None: another library's loop, whose turns cannot be told apart.
+        self._loop = loop
+        self.left = PUTS_IN_A_ROW
+        # How many tasks came here in the last turn of the loop, and in this one.
+        self._at_once = 0
+        self._yielded = 0
+        self._is_counting = False
+
+    async def let_others_run(self) -> None:
+        """Let the other tasks run; then the next puts may be made, by whoever comes first."""
+        loop = self._loop
+        if loop is None:
+            self.left = PUTS_IN_A_ROW
+            await anyio.lowlevel.checkpoint()
+            return
+        if not self._is_counting:
+            self._is_counting = True
+            loop.call_soon(self._turn)
+        self._yielded += 1
+        self._share()
+        await _next_turn()
+
+    def _turn(self) -> None:
+        self._is_counting = False
+        self._at_once, self._yielded = self._yielded, 0
+        self._share()
+
+    def _share(self) -> None:
+        self.left = min(PUTS_IN_A_ROW, max(1, PUTS_IN_A_TURN // max(1, self._at_once, self._yielded)))
