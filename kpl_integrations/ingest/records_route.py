@@ -89,7 +89,7 @@ class RecordsRoute:
             if ack == "spooled" and settings.spool is None:
                 raise _no_spool()
             if stream not in self._streams.known or not account.tenant.allows(stream):
-                await self._require_stream(account, stream)
+                stream = await self._require_stream(account, stream)
             require_length(headers.get(b"content-length"), settings.max_body_bytes)
             first = FirstStep(receive()) if self.starts_receive else None
             body = None if first is None else first_body(first, most_bytes=settings.max_body_bytes)
@@ -149,8 +149,11 @@ class RecordsRoute:
             return await answer_spooled(self._producer, deliveries, problems)
         return await answer_delivered(deliveries, problems, decoded.positions() if problems else ())
 
-    async def _require_stream(self, account: TenantAccount, stream: str) -> None:
-        """Check name, permission and existence, in this order: who may not write learns nothing."""
+    async def _require_stream(self, account: TenantAccount, stream: str) -> str:
+        """Check name, permission and existence, in this order: who may not write learns nothing.
+
+        Returns the name under which the gateway knows the stream.
+        """
         try:
             require_stream(stream)
         except InvalidUserRecord:
@@ -158,10 +161,11 @@ class RecordsRoute:
                 "no stream has such a name: 1 to 128 ASCII letters, digits, underscores, dots and hyphens, or an ARN"
             )
             raise Refused(Refusal.UNKNOWN_STREAM, detail) from None
-        if not account.tenant.allows(stream):
+        known_as = await self._streams.admit(stream, account.tenant.allows)
+        if known_as is None:
             detail = f"tenant {account.tenant.id} may not write to stream {stream}"
             raise Refused(Refusal.FORBIDDEN, detail)
-        await self._streams.require(stream)
+        return known_as
 
     def _options(self, query: bytes, headers: Headers) -> RequestOptions:
         ack = headers.get(ACK_HEADER)

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kpl_core.token_bucket import TokenBucket
 from kpl_integrations.kinesis_protocol import RequestRefused, Timestamp
 
-__all__ = ["PASSED_ON", "AiobotocoreUpstream", "Upstream"]
+__all__ = ["PASSED_ON", "AiobotocoreUpstream", "Upstream", "ask_arn"]
 
 # Operation, and the method of an AWS client.
 PASSED_ON: Final[Mapping[str, str]] = {
@@ -87,6 +87,18 @@ class AiobotocoreUpstream:
         except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError):
             raise _unavailable(operation) from None
         return {name: _wire_value(value) for name, value in answer.items() if name != "ResponseMetadata"}
+
+
+async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botocore has no types
+    """Return the ARN of this account's stream of that name; None if there is none, or nobody to ask."""
+    if client is None:
+        return None
+    try:
+        answer = await client.describe_stream_summary(StreamName=name)
+    except (ClientError, BotoCoreError, aiohttp.ClientError, OSError, TimeoutError):
+        return None
+    arn: str = answer["StreamDescriptionSummary"]["StreamARN"]
+    return arn
 
 
 def _refusal(operation: str, error: ClientError) -> RequestRefused:

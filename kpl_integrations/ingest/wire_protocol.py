@@ -154,7 +154,7 @@ class WireProtocol:
             request = request_of(wire, operation, body)
             stream = _stream_of(request)
             if stream is not None:
-                await self._require_stream(account, stream, operation)
+                stream = await self._require_stream(account, stream, operation)
             if isinstance(request, PutRecords):
                 return await self._put_records(wire, account, stream or "", request)
             if isinstance(request, PutRecord):
@@ -189,12 +189,16 @@ class WireProtocol:
 
         return gateway.accounts.of(key.tenant), require_signed
 
-    async def _require_stream(self, account: TenantAccount, stream: str, operation: str) -> None:
-        if not account.tenant.allows(stream):
+    async def _require_stream(self, account: TenantAccount, stream: str, operation: str) -> str:
+        """Return the name under which the gateway knows the stream."""
+        allows = account.tenant.allows
+        if stream in self._gateway.streams.known and allows(stream):
+            return stream
+        known_as = await self._gateway.streams.admit(stream, allows)
+        if known_as is None:
             detail = f"tenant {account.tenant.id} is not authorized to perform: kinesis:{operation} on stream {stream}"
             raise Refused(Refusal.FORBIDDEN, detail)
-        if stream not in self._gateway.streams.known:
-            await self._gateway.streams.require(stream)
+        return known_as
 
     async def _put_records(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords) -> bytes:
         records = [

@@ -128,6 +128,19 @@ def test_questions_about_a_stream_are_passed_on(gateway, client):
     assert client.describe_stream(StreamName=STREAM)["StreamDescription"]["HasMoreShards"] is False
 
 
+def test_a_stream_by_its_arn_is_the_same_stream(gateway, client):
+    arn = client.describe_stream_summary(StreamName=STREAM)["StreamDescriptionSummary"]["StreamARN"]
+    record = {"PartitionKey": "k", "Data": b"by its arn"}
+    assert client.put_records(StreamARN=arn, Records=[record])["FailedRecordCount"] == 0
+    assert client.put_record(StreamARN=arn, StreamName=STREAM, **record)["ShardId"]
+    assert client.put_record(StreamName=STREAM, **record)["ShardId"]
+    assert client.list_shards(StreamARN=arn)["Shards"]
+    # One pipeline: two would each use the shards' whole limits.
+    assert not [name for name in gateway.gateway.producer.statistics() if name.startswith("arn:")]
+    foreign = arn.replace("000000000000", "111111111111")
+    assert refusal(client.put_record, StreamARN=foreign, **record)[0] == "AccessDeniedException"
+
+
 # Credentials, and the code and status AWS answers them with.
 CREDENTIALS: list[tuple[str, dict[str, Any], str]] = [
     ("wrong secret", {"secret": "another"}, "InvalidSignatureException"),

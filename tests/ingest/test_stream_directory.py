@@ -1,0 +1,81 @@
+"""One stream, one pipeline, by whichever name it is asked for; and nobody writes where he may not."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.ingest.stream_directory import ABSENT_SECONDS, StreamDirectory
+from kpl_integrations.ingest.tenants import Tenant
+
+pytestmark = pytest.mark.anyio
+
+OWN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
+FOREIGN = "arn:aws:kinesis:us-east-1:111111111111:stream/orders"
+ELSEWHERE = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders"
+
+
+class Scene:
+    """A directory whose account has one stream; counts how often its ARN was asked for."""
+
+    def __init__(self, arn: str | None = OWN) -> None:
+        self.arn = arn
+        self.asked: list[str] = []
+        self.now = 0.0
+        self.directory = StreamDirectory(
+            FakeTransport(FakeKinesis({"orders": 1})), clock=lambda: self.now, arn_of=self._arn_of
+        )
+
+    async def _arn_of(self, name: str) -> str | None:
+        self.asked.append(name)
+        return self.arn if name == "orders" else None
+
+
+def globs(*streams: str) -> Callable[[str], bool]:
+    return Tenant(id="t", streams=streams).allows
+
+
+# What the tenant may write to, what it asks for, and the name under which the gateway knows it (None: 403).
+ROWS = [
+    (("orders",), "orders", "orders"),
+    (("*",), OWN, "orders"),
+    (("orders",), OWN, "orders"),
+    (("arn:*",), OWN, "orders"),
+    ((OWN,), OWN, "orders"),
+    (("orders",), FOREIGN, None),
+    (("*",), FOREIGN, None),
+    (("orders",), ELSEWHERE, None),
+    (("payments",), OWN, None),
+    (("payments",), "orders", None),
+]
+
+
+@pytest.mark.parametrize(("allowed", "asked", "known_as"), ROWS)
+async def test_an_arn_of_the_account_is_the_stream_s_name_and_another_account_s_is_not(allowed, asked, known_as):
+    scene = Scene()
+    assert await scene.directory.admit(asked, globs(*allowed)) == known_as
+    assert scene.directory.known == ({known_as} if known_as else set())
+
+
+async def test_who_may_not_use_a_stream_makes_nobody_ask_for_it():
+    scene = Scene()
+    assert await scene.directory.admit(OWN, globs("payments")) is None
+    assert scene.asked == []
+
+
+async def test_the_account_is_asked_once_however_many_arns_are_invented():
+    scene = Scene()
+    for number in range(50):
+        invented = f"arn:aws:kinesis:us-east-1:{number:012}:stream/orders"
+        assert await scene.directory.admit(invented, globs("orders")) == ("orders" if number == 0 else None)
+    assert scene.asked == ["orders"]
+
+
+async def test_an_arn_of_which_nobody_can_say_whose_it_is_stays_as_it_is_and_is_asked_for_again_later():
+    scene = Scene(arn=None)
+    assert await scene.directory.admit(OWN, globs("orders")) is None
+    assert await scene.directory.admit(OWN, globs("orders")) is None
+    assert scene.asked == ["orders"]
+    scene.arn, scene.now = OWN, ABSENT_SECONDS + 1
+    assert await scene.directory.admit(OWN, globs("orders")) == "orders"
