@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from kpl_core import Config, FairnessPolicy, RateLimitPolicy, StreamConfig
+from kpl_core import Config, CoordinationOptions, FairnessPolicy, RateLimitPolicy, StreamConfig
 from kpl_core.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest import load_settings
@@ -68,6 +68,7 @@ def options() -> str:
         TierPolicy,
         FairnessPolicy,
         RateLimitPolicy,
+        CoordinationOptions,
     ):
         summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
         table = _table(("option", "type", "default"), _option_rows(cls))

@@ -48,3 +48,37 @@ def test_the_speeds_are_the_measured_ones() -> None:
         assert measured is not None
         claimed = float(row[1 + PRODUCTS.index(product)].replace(",", ""))
         assert claimed == pytest.approx(float(measured[1].replace(",", "")), rel=0.1)
+
+
+CLAIMS = {
+    "README.md": {
+        "records per CPU-second, 100 B": ["kpl_core", "", "raw boto3", "aiokpl", "async-kinesis"],
+    },
+    "docs/index.md": {
+        "**kpl-integrations**": ["kpl_core"],
+        "raw boto3, no retries, no limits": ["raw boto3"],
+        "async-kinesis, aggregating": ["async-kinesis, aggregating"],
+        "async-kinesis": ["async-kinesis"],
+        "aiokpl": ["aiokpl"],
+    },
+}
+
+
+@pytest.mark.parametrize(("page", "row"), [(page, row) for page, rows in CLAIMS.items() for row in rows])
+def test_the_speeds_on_the_first_pages_are_the_measured_ones(page: str, row: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^\| {re.escape(row)} \| (.*) \|$", text, re.MULTILINE)
+    results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
+    for program, claimed in zip(CLAIMS[page][row], line.split(" | "), strict=False):
+        if program:
+            measured = re.search(rf"^\| {program} \| ([\d,]+) ", results, re.MULTILINE)
+            assert measured is not None
+            speed = float(claimed.strip("*").replace(",", ""))
+            assert speed == pytest.approx(float(measured[1].replace(",", "")), rel=0.1)
+
+
+def test_the_first_page_counts_whom_it_is_compared_with() -> None:
+    others = len(PRODUCTS) - 1
+    assert f"beside {['no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight'][others]} others" in (
+        ROOT / "docs" / "index.md"
+    ).read_text(encoding="utf-8")
