@@ -1,8 +1,8 @@
 """The few questions a client of the Kinesis protocol asks about a stream, passed on to Kinesis itself.
 
 SDKs, agents and libraries ask for shards and a summary before they put. Nothing of theirs is in the question but
-its arguments: it is asked with the gateway's credentials, a few at a time, so that tenants cannot use up the
-account's calls.
+its arguments: it is asked with the gateway's credentials, a few at a time and in turn among the tenants, so that
+neither the account's calls are used up nor one tenant's questions keep the others waiting.
 """
 
 import calendar
@@ -14,7 +14,7 @@ import aiohttp
 import anyio
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kpl_core.token_bucket import TokenBucket
+from kpl_integrations.ingest.call_turns import CallTurns
 from kpl_integrations.kinesis_protocol import RequestRefused, Timestamp
 
 __all__ = ["PASSED_ON", "AiobotocoreUpstream", "Upstream", "ask_arn"]
@@ -29,6 +29,9 @@ PASSED_ON: Final[Mapping[str, str]] = {
 _CALLS_PER_SECOND: Final = 8.0
 _CALLS_AT_ONCE: Final = 16.0
 _MOST_OPEN_CALLS: Final = 4
+# Of one tenant, in line; and for how long. SDKs wait at least as long for an answer, and ask again.
+MOST_WAITING: Final = 4
+LONGEST_WAIT_SECONDS: Final = 2.0
 
 FAILED: Final = "InternalFailure"
 UNAVAILABLE: Final = "ServiceUnavailable"
@@ -54,8 +57,8 @@ _OF_CREDENTIALS: Final = frozenset(
 class Upstream(Protocol):
     """Kinesis, as far as questions are passed on."""
 
-    async def call(self, operation: str, arguments: Mapping[str, object], *, now: float) -> Mapping[str, object]:
-        """Return the members of the answer.
+    async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
+        """Return the members of the answer; `tenant` is who asks.
 
         Raises:
             RequestRefused: Kinesis refused, or could not be asked.
@@ -68,17 +71,16 @@ class AiobotocoreUpstream:
     def __init__(self, client: Callable[[], Any]) -> None:
         self._client = client
         self._open_calls = anyio.CapacityLimiter(_MOST_OPEN_CALLS)
-        self._calls = TokenBucket([(_CALLS_PER_SECOND, _CALLS_AT_ONCE)], now=0.0)
+        self._turns: CallTurns | None = None
 
-    async def call(self, operation: str, arguments: Mapping[str, object], *, now: float) -> Mapping[str, object]:
+    async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
         """Ask Kinesis; see `Upstream`."""
         client = self._client()
         if client is None:
             raise RequestRefused(
                 _UNKNOWN, f"{operation} cannot be passed on: there is no AWS client behind this gateway."
             )
-        if not self._calls.try_take((1.0,), now):
-            raise RequestRefused(_TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
+        await self._wait_for_turn(tenant)
         try:
             async with self._open_calls:
                 answer = await getattr(client, PASSED_ON[operation])(**arguments)
@@ -87,6 +89,34 @@ class AiobotocoreUpstream:
         except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError):
             raise _unavailable(operation) from None
         return {name: _wire_value(value) for name, value in answer.items() if name != "ResponseMetadata"}
+
+    async def _wait_for_turn(self, tenant: str) -> None:
+        if self._turns is None:
+            self._turns = CallTurns(
+                per_second=_CALLS_PER_SECOND,
+                at_once=_CALLS_AT_ONCE,
+                most_waiting=MOST_WAITING,
+                now=anyio.current_time(),
+            )
+        turns, granted = self._turns, anyio.Event()
+        turn = turns.ask(tenant, granted.set, anyio.current_time())
+        if turn is None:
+            raise _too_often()
+        try:
+            with anyio.move_on_after(LONGEST_WAIT_SECONDS):
+                while not turn.granted:
+                    now = anyio.current_time()
+                    with anyio.move_on_after(turns.ready_at(now) - now):
+                        await granted.wait()
+                    turns.grant(anyio.current_time())
+        finally:
+            turns.give_up(turn)
+        if not turn.granted:
+            raise _too_often()
+
+
+def _too_often() -> RequestRefused:
+    return RequestRefused(_TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
 
 
 async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botocore has no types

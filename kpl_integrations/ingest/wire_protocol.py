@@ -163,7 +163,7 @@ class WireProtocol:
             account.refused[refused.refusal] += 1
             raise
         arguments = _present(msgspec.to_builtins(request))
-        return wire.encode(await self.upstream.call(operation, arguments, now=gateway.intake.now()))
+        return wire.encode(await self.upstream.call(operation, arguments, tenant=account.tenant.id))
 
     def _claimed_account(
         self, scope: Scope, headers: list[tuple[str, str]], by_name: Mapping[str, str]

@@ -294,6 +294,7 @@ def test_a_record_answered_with_an_error_is_not_kept_so_the_client_s_retry_is_it
             pause.wait(0.1)
         assert not waiting
         # What had been kept would come back now.
+        report = running.gateway.producer.report()
         for _ in range(300):
             report = running.gateway.producer.report()
             if not report.spooled and not report.buffered:
