@@ -1,6 +1,6 @@
 # Each target makes the virtual environment it needs and installs what it lacks; the second time is quick.
 #
-#   make demo        200,000 records through a local Kinesis and back, none lost
+#   make demo        200,000 records through a gateway, a local Kinesis and back, none lost
 #   make test        the tests, on asyncio and trio          make test ARGS="-k token_bucket -x"
 #   make check       format, lint, types, layers, coverage   make -k check: all of them, past the first failure
 #
@@ -28,7 +28,7 @@ COVERED      := $(VENV)/.covered
 .PHONY: help demo test check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
 
 help:
-	@echo 'make demo      200,000 records through a local Kinesis and back, none lost'
+	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
 	@echo 'make test      the tests, on asyncio and trio'
 	@echo 'make check     format, lint, types, layers, coverage'
 	@echo 'make fuzz      arbitrary bodies at the decoders of the gateway, for a minute (SECONDS=60)'
@@ -150,7 +150,7 @@ $(BIN)/python:
 
 $(READY_TO_RUN): pyproject.toml | $(BIN)/python
 	@echo 'Installing what the command needs'
-	@$(PIP) install --editable '.[cli,local]'
+	@$(PIP) install --editable '.[cli,ingest,local]'
 	@touch $@
 
 $(READY_TO_DEV): pyproject.toml | $(BIN)/python

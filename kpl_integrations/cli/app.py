@@ -57,8 +57,9 @@ def demo(
     """Send records through a gateway and a local Kinesis and back, and prove that none is lost.
 
     Records of 20 B to 2 KiB with 10,000 partition keys are POSTed to the ingest gateway, a hundred to a
-    request. It ships them to an embedded Kinesis that throttles like the real one: 1 MiB and 1,000 Kinesis records a second for each shard. That is what limits the demo:
-    it sends at 90 % of what the shards take, so 200,000 records on 4 shards last about 25 seconds.
+    request. It ships them to an embedded Kinesis that throttles like the real one: 1 MiB and 1,000
+    Kinesis records a second for each shard. That is what limits the demo: it sends at 90 % of what the
+    shards take, so 200,000 records on 4 shards last about 25 seconds.
 
     Half-way a shard is split. Then everything is read back with GetRecords, de-aggregated as a Kinesis
     Client Library does (which drops an aggregated record found on the wrong shard), and compared.
@@ -68,10 +69,12 @@ def demo(
     """
     from kpl_integrations.cli.demo import Demo  # noqa: PLC0415
 
+    open_gateway = None
     if not direct:
         with needing_extra("ingest"):
-            import kpl_integrations.cli.demo_gateway  # noqa: PLC0415
-    run(Demo(count=records, shards=shards, seed=seed, split=split, direct=direct, as_json=as_json).run)
+            from kpl_integrations.cli.demo_gateway import DemoGateway  # noqa: PLC0415
+        open_gateway = DemoGateway.opened
+    run(Demo(count=records, shards=shards, seed=seed, split=split, open_gateway=open_gateway, as_json=as_json).run)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -1,9 +1,10 @@
 """`kpl demo`: the whole journey on one machine, and the proof that nothing was lost on it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from signal import Signals
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 from rich.progress import Progress, TaskID
@@ -27,13 +28,38 @@ _STREAM: Final = "demo"
 _SHOW_SECONDS: Final = 0.1
 
 
+class _Traffic(Protocol):
+    put_count: int
+    put_bytes: int
+    seconds_to_ack: list[float]
+
+    async def run(self, split: Callable[[], Any]) -> None:
+        """Put all records, and learn what became of each."""
+
+
+class _Gateway(Protocol):
+    @property
+    def producer(self) -> Producer:
+        """Return the gateway's own producer."""
+
+    def traffic(self, records: DemoRecords, stream: str, *, shards: int) -> _Traffic:
+        """Return what puts `records` through it."""
+
+
+_Put = tuple[_Traffic, ProducerReport]
+OpenGateway = Callable[[Connection, Traffic], AbstractAsyncContextManager[_Gateway]]
+
+
 class Demo:
     """One run of the command."""
 
-    def __init__(self, *, count: int, shards: int, seed: int, split: bool, as_json: bool) -> None:
+    def __init__(
+        self, *, count: int, shards: int, seed: int, split: bool, open_gateway: OpenGateway | None, as_json: bool
+    ) -> None:
         self._records = DemoRecords(count, seed=seed)
         self._shards = shards
         self._split = split
+        self._open_gateway = open_gateway
         self._as_json = as_json
         self._inventory = Inventory(self._records)
         self._hook = Traffic()
@@ -51,7 +77,14 @@ class Demo:
         async with local_kinesis({_STREAM: self._shards}) as server:
             connection = Connection.to_our_own(_STREAM, endpoint_url=server.endpoint_url)
             with progress() as bars:
-                traffic, report, put_seconds = await self._put_all(connection, bars)
+                started_at = time.monotonic()
+                if self._open_gateway is None:
+                    traffic, report = await self._put_directly(connection, bars)
+                else:
+                    traffic, report = await self._put_through(
+                        self._open_gateway(connection, self._hook), connection, bars
+                    )
+                put_seconds = time.monotonic() - started_at
                 reader, read_seconds = await self._read_all(connection, bars)
         figures = self._figures(traffic, report, reader, put_seconds=put_seconds, read_seconds=read_seconds)
         print_figures(figures, as_json=self._as_json)
@@ -60,19 +93,31 @@ class Demo:
             self._conclude(is_whole=is_whole)
         return ExitCode.DONE if is_whole else ExitCode.NOT_ALL_ARRIVED
 
-    async def _put_all(self, connection: Connection, bars: Progress) -> tuple[DemoTraffic, ProducerReport, float]:
-        started_at = time.monotonic()
+    async def _put_through(
+        self, opening: AbstractAsyncContextManager[_Gateway], connection: Connection, bars: Progress
+    ) -> _Put:
+        async with connection.client() as client:
+            async with opening as gateway:
+                traffic = gateway.traffic(self._records, _STREAM, shards=self._shards)
+                await self._run(traffic, gateway.producer, client, bars)
+            report = gateway.producer.report()
+        return traffic, report
+
+    async def _put_directly(self, connection: Connection, bars: Progress) -> _Put:
         producer = Producer(connection.producer_config(), session=connection.session, hooks=[self._hook])
         async with connection.client() as client, producer:
             traffic = DemoTraffic(self._records, producer, _STREAM, self._hook, shards=self._shards)
-            shown = bars.add_task("put and acknowledged", total=self._records.count)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_show, producer, bars, shown)
-                await traffic.run(lambda: self._split_first_shard(client))
-                tasks.cancel_scope.cancel()
+            await self._run(traffic, producer, client, bars)
             report = await producer.close()
-            bars.update(shown, completed=report.delivered)
-        return traffic, report, time.monotonic() - started_at
+        return traffic, report
+
+    async def _run(self, traffic: _Traffic, producer: Producer, client: Any, bars: Progress) -> None:  # noqa: ANN401 - aiobotocore has no types
+        shown = bars.add_task("put and acknowledged", total=self._records.count)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_show, producer, bars, shown)
+            await traffic.run(lambda: self._split_first_shard(client))
+            tasks.cancel_scope.cancel()
+        bars.update(shown, completed=producer.report().delivered)
 
     async def _split_first_shard(self, client: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
         if not self._split:
@@ -98,7 +143,7 @@ class Demo:
 
     def _figures(
         self,
-        traffic: DemoTraffic,
+        traffic: _Traffic,
         report: ProducerReport,
         reader: StreamReader,
         *,

@@ -1,6 +1,5 @@
-"""The demo's producer side: records at a steady rate, a split on the way, and the time to each ack."""
+"""The demo's way without a gateway: records straight into a producer, and the time to each ack."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,17 +8,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from kpl_core import Delivery, Producer
-from kpl_core.kinesis_limits import BYTES_PER_SECOND_PER_SHARD
+from kpl_integrations.cli.demo_pace import DemoPace
 from kpl_integrations.cli.demo_records import DemoRecords
 from kpl_integrations.cli.traffic import Traffic
 
 __all__ = ["DemoTraffic", "percentile"]
 
-# Of what the shards take. At more than all of it, put-to-ack would only tell how long a queue is.
-LOAD: Final = 0.9
-# What aggregation adds to a small record, about.
-_OVERHEAD_BYTES: Final = 10
-_STEP_SECONDS: Final = 0.005
 _TIMED_RECORDS: Final = 10_000
 
 
@@ -31,7 +25,7 @@ class DemoTraffic:
         self._producer = producer
         self._stream = stream
         self._traffic = traffic
-        self._bytes_per_second = LOAD * shards * BYTES_PER_SECOND_PER_SHARD
+        self._pace = DemoPace(shards)
         self._timed_every = max(1, records.count // _TIMED_RECORDS)
         self.put_count = 0
         self.put_bytes = 0
@@ -41,16 +35,13 @@ class DemoTraffic:
         """Put all records and wait until the producer knows what became of each."""
         half = self._records.count // 2
         async with anyio.create_task_group() as timing:
-            sent = await self._put(0, timing)
+            await self._put(0, timing)
             await self._traffic.shard_map_known()
-            started_at = time.monotonic()
+            self._pace.begin()
             for number in range(1, self._records.count):
                 if number == half:
                     timing.start_soon(split)
-                sent += await self._put(number, timing)
-                ahead = sent / self._bytes_per_second - (time.monotonic() - started_at)
-                if ahead > _STEP_SECONDS:
-                    await asyncio.sleep(ahead)
+                await self._pace.keep(1, await self._put(number, timing))
             await self._producer.flush()
 
     async def _put(self, number: int, timing: TaskGroup) -> int:
@@ -61,7 +52,7 @@ class DemoTraffic:
         self.put_bytes += len(data)
         if number % self._timed_every == 0:
             timing.start_soon(self._time, delivery, put_at)
-        return len(key) + len(data) + _OVERHEAD_BYTES
+        return len(key) + len(data)
 
     async def _time(self, delivery: Delivery, put_at: float) -> None:
         await delivery

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -25,6 +26,31 @@ def test_its_figures_are_one_json_object(kpl):
     figures = json.loads(outcome.out)
     assert (outcome.status, figures["records"], figures["lost"], figures["shards"]) == (0, 500, 0, 1)
     assert 0 < figures["put_to_ack_p50_ms"] <= figures["put_to_ack_p99_ms"] < 10_000
+
+
+def test_without_the_gateway_it_is_a_producer_alone(kpl):
+    outcome = kpl("demo", "--records", "500", "--direct", "--json")
+    figures = json.loads(outcome.out)
+    assert (outcome.status, figures["records"], figures["lost"], figures["shards"]) == (0, 500, 0, 5)
+    assert figures["put_records_calls"] > 0
+
+
+def test_without_the_gateways_extra_it_says_which_one_is_missing(kpl, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic_settings", None)
+    for name in [
+        name for name in sys.modules if name.startswith(("kpl_integrations.ingest", "kpl_integrations.cli.demo"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    outcome = kpl("demo", "--records", "1")
+    assert outcome.status == 3
+    assert outcome.err == "kpl: pydantic_settings is not installed; pip install 'kpl-integrations[cli,ingest]'\n"
+
+
+@pytest.mark.parametrize("settings", [{"KPL_INGEST_TENANTS": "/nothing.toml", "KPL_INGEST_PORT": "1"}])
+def test_settings_for_another_gateway_are_not_meant_for_this_one(kpl, monkeypatch, settings):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert kpl("demo", "--records", "100").status == 0
 
 
 @pytest.mark.parametrize("as_json", [False, True])
