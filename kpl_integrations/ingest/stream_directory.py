@@ -13,7 +13,7 @@ import anyio
 
 from kpl_core import KinesisTransport, RequestFailure
 from kpl_integrations.ingest.admission import Refusal, Refused
-from kpl_integrations.ingest.upstream import ask_arn
+from kpl_integrations.ingest.own_arn import ask_arn
 
 __all__ = ["StreamDirectory"]
 

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kpl_integrations.ingest.call_turns import CallTurns
 from kpl_integrations.kinesis_protocol import RequestRefused, Timestamp
 
-__all__ = ["PASSED_ON", "AiobotocoreUpstream", "Upstream", "ask_arn"]
+__all__ = ["PASSED_ON", "AiobotocoreUpstream", "Upstream"]
 
 # Operation, and the method of an AWS client.
 PASSED_ON: Final[Mapping[str, str]] = {
@@ -117,18 +117,6 @@ class AiobotocoreUpstream:
 
 def _too_often() -> RequestRefused:
     return RequestRefused(_TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
-
-
-async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botocore has no types
-    """Return the ARN of this account's stream of that name; None if there is none, or nobody to ask."""
-    if client is None:
-        return None
-    try:
-        answer = await client.describe_stream_summary(StreamName=name)
-    except (ClientError, BotoCoreError, aiohttp.ClientError, OSError, TimeoutError):
-        return None
-    arn: str = answer["StreamDescriptionSummary"]["StreamARN"]
-    return arn
 
 
 def _refusal(operation: str, error: ClientError) -> RequestRefused:
