@@ -4,10 +4,8 @@ The objects are those of AWS's example (see `kpl_core.coordination.scaled_limits
 may follow this aggregator, and these workers its own.
 """
 
-import asyncio
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kpl_core.coordination.scaled_limits import Consumption, ConsumptionSummary, as_json, summed
 from kpl_core.coordination.store import StoreFailed
 from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
+from kpl_integrations.botocore_limits.repeating import RepeatingTask, RepeatingThread, Repetition
 
 __all__ = ["AsyncDistributedRateAggregator", "DistributedRateAggregator", "with_slash"]
 
@@ -38,6 +37,15 @@ class _Aggregation:
         self._staleness = staleness_cutoff
         self._interval = interval
         self._output_key = output_key
+
+    def _repetition(self, place: str, failures: tuple[type[Exception], ...]) -> Repetition:
+        return Repetition(
+            name="kpl-rate-aggregator",
+            pause=lambda: self._interval,
+            pauses_first=False,
+            failures=failures,
+            tell=lambda error: _logger.warning("no summary at %s: %s; it is tried again", place, error),
+        )
 
     def _is_a_workers(self, key: str) -> bool:
         return key.endswith(".json") and not key.endswith(self._output_key)
@@ -82,8 +90,7 @@ class DistributedRateAggregator(_Aggregation):
         self._bucket = bucket
         self._prefix = with_slash(prefix)
         self._wall_clock = wall_clock
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._background = RepeatingThread(self.aggregate_once, self._repetition(f"s3://{bucket}/{prefix}", _FAILURES))
         if autostart:
             self.start()
 
@@ -111,30 +118,11 @@ class DistributedRateAggregator(_Aggregation):
 
     def start(self) -> None:
         """Start the thread, if it does not run."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kpl-rate-aggregator", daemon=True)
-            self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """End the thread, after the summary it may be at."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        is_well = True
-        while True:
-            try:
-                self.aggregate_once()
-                is_well = True
-            except _FAILURES as error:
-                if is_well:
-                    _logger.warning(
-                        "no summary at s3://%s/%s: %s; it is tried again", self._bucket, self._prefix, error
-                    )
-                is_well = False
-            if self._stopping.wait(self._interval):
-                return
+        self._background.stop()
 
 
 class AsyncDistributedRateAggregator(_Aggregation):
@@ -155,7 +143,9 @@ class AsyncDistributedRateAggregator(_Aggregation):
         super().__init__(staleness_cutoff=staleness_cutoff, interval=interval, output_key=output_key)
         self._store = S3Store(client, bucket, with_slash(prefix))
         self._wall_clock = wall_clock
-        self._task: asyncio.Task[None] | None = None
+        self._background = RepeatingTask(
+            self.aggregate_once, self._repetition(f"s3://{bucket}/{prefix}", (StoreFailed,))
+        )
         if autostart:
             self.start()
 
@@ -174,23 +164,8 @@ class AsyncDistributedRateAggregator(_Aggregation):
 
     def start(self) -> None:
         """Start the task, if it does not run."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="kpl-rate-aggregator")
+        self._background.start()
 
     async def stop(self) -> None:
         """End the task."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        is_well = True
-        while True:
-            try:
-                await self.aggregate_once()
-                is_well = True
-            except StoreFailed as error:
-                if is_well:
-                    _logger.warning("no summary: %s; it is tried again", error)
-                is_well = False
-            await asyncio.sleep(self._interval)
+        await self._background.stop()

@@ -7,10 +7,8 @@ Arithmetic, objects and defaults are those of AWS's example ("Distributed Coordi
 Database Blog); what is known of its behaviour stands in `kpl_core.coordination.proportional`.
 """
 
-import asyncio
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -24,6 +22,7 @@ from kpl_core.coordination.scaled_limits import WHOLE, ConsumptionSummary, Scale
 from kpl_core.coordination.store import StoreFailed
 from kpl_core.coordination.stores.s3 import S3Store
 from kpl_integrations.botocore_limits.aggregator import with_slash
+from kpl_integrations.botocore_limits.repeating import RepeatingTask, RepeatingThread, Repetition
 from kpl_integrations.botocore_limits.session_limiter import SessionLimiter
 
 __all__ = ["AsyncDistributedRateWorker", "DistributedRateWorker"]
@@ -97,8 +96,14 @@ class _ScaledLimiter:
         self._limits.apply(summary, self._clock(), at=self._wall_clock())
         self.limiter.set_rates(*self._limits.share(WHOLE, self._aggregate))
 
-    def _pause(self) -> float:
-        return self._sync_interval * (0.9 + 0.2 * self._chance())
+    def _repetition(self, place: str, failures: tuple[type[Exception], ...]) -> Repetition:
+        return Repetition(
+            name="kpl-rate-worker",
+            pause=lambda: self._sync_interval * (0.9 + 0.2 * self._chance()),
+            pauses_first=True,
+            failures=failures,
+            tell=lambda error: _logger.warning("no meeting at %s: %s; limits stay", place, error),
+        )
 
 
 class DistributedRateWorker(_ScaledLimiter):
@@ -129,8 +134,7 @@ class DistributedRateWorker(_ScaledLimiter):
         self._bucket = bucket
         self._prefix = with_slash(prefix)
         self.limiter.attach(session)
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._background = RepeatingThread(self.sync_once, self._repetition(f"s3://{bucket}/{prefix}", _FAILURES))
         if autostart:
             self.start()
 
@@ -152,26 +156,11 @@ class DistributedRateWorker(_ScaledLimiter):
 
     def start(self) -> None:
         """Start the thread, if it does not run."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kpl-rate-worker", daemon=True)
-            self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """End the thread; the limits stay as they are."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        is_well = True
-        while not self._stopping.wait(self._pause()):
-            try:
-                self.sync_once()
-                is_well = True
-            except _FAILURES as error:
-                if is_well:
-                    _logger.warning("no meeting at s3://%s/%s: %s; limits stay", self._bucket, self._prefix, error)
-                is_well = False
+        self._background.stop()
 
 
 class AsyncDistributedRateWorker(_ScaledLimiter):
@@ -199,7 +188,7 @@ class AsyncDistributedRateWorker(_ScaledLimiter):
         super().__init__(**options)
         self._store = S3Store(client, bucket, with_slash(prefix))
         self.limiter.attach(session)
-        self._task: asyncio.Task[None] | None = None
+        self._background = RepeatingTask(self.sync_once, self._repetition(f"s3://{bucket}/{prefix}", (StoreFailed,)))
         if autostart:
             self.start()
 
@@ -214,23 +203,8 @@ class AsyncDistributedRateWorker(_ScaledLimiter):
 
     def start(self) -> None:
         """Start the task, if it does not run."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="kpl-rate-worker")
+        self._background.start()
 
     async def stop(self) -> None:
         """End the task; the limits stay as they are."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        is_well = True
-        while True:
-            await asyncio.sleep(self._pause())
-            try:
-                await self.sync_once()
-                is_well = True
-            except StoreFailed as error:
-                if is_well:
-                    _logger.warning("no meeting: %s; limits stay", error)
-                is_well = False
+        await self._background.stop()
