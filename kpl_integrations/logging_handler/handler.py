@@ -22,6 +22,7 @@ from typing import Final, Unpack, cast
 
 from kpl_core import BlockingProducer, Config, Producer
 from kpl_core.driver.transport import KinesisTransport
+from kpl_integrations.early_imports import import_early
 from kpl_integrations.last_flush import take_part
 from kpl_integrations.logging_handler import process_exit
 from kpl_integrations.logging_handler.counts import CLOSED, FORMAT_ERROR, FULL, SENDER_FAILED, LogCounts
@@ -98,6 +99,8 @@ class KinesisHandler(logging.Handler):
         self._without_room = without_room(settings, self._config, is_shared=producer is not None)
         self._transport = transport
         self._shared = producer
+        if producer is None and transport is None:
+            import_early(self._config)
         self._choose_key = key_chooser(settings.partition_key)
         self._block_seconds = settings.block_seconds
         self._max_data_bytes = self._config.for_stream(stream).known_max_record_size - _KEY_BYTES

@@ -27,8 +27,9 @@ _handlers: "weakref.WeakSet[KinesisHandler]" = weakref.WeakSet()
 _closing: "set[KinesisHandler]" = set()
 _inherited: Final[list[object]] = []
 _parked: Final[list[Callable[[], None]]] = []
-# A sender stands still within milliseconds, but for the one step that makes its client.
-_PARK_SECONDS: Final = 5.0
+# A sender stands still within milliseconds, but for the one step that makes its client: tenths of a second of CPU,
+# which on a busy machine is seconds. A child that was forked in that step could not make one.
+_PARK_SECONDS: Final = 30.0
 
 
 def watch(handler: "KinesisHandler") -> None:

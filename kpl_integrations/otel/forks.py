@@ -8,8 +8,9 @@ from typing import Final, Protocol
 __all__ = ["begin_anew_in_children", "inherit"]
 
 
-# A sender stands still within milliseconds, but for the one step that makes its client.
-_PARK_SECONDS: Final = 5.0
+# A sender stands still within milliseconds, but for the one step that makes its client: tenths of a second of CPU,
+# which on a busy machine is seconds. A child that was forked in that step could not make one.
+_PARK_SECONDS: Final = 30.0
 
 
 class _Forkable(Protocol):

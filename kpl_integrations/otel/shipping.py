@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from kpl_core import Config, KinesisTransport, Producer
+from kpl_integrations.early_imports import import_early
 from kpl_integrations.otel.counts import CLOSED, ENCODING_FAILED, FULL, SENDER_FAILED, TOO_LARGE, ExportCounts
 from kpl_integrations.otel.encoding import encoder
 from kpl_integrations.otel.forks import begin_anew_in_children, inherit
@@ -37,6 +38,8 @@ class Shipping:
         self.signal: Signal = signal
         self.options = options
         self._transport = transport
+        if transport is None:
+            import_early(options.config)
         self._encode = encoder(signal, options.encoding)
         self._sender: Sender | None = None
         self.is_closed = False

@@ -68,3 +68,11 @@ def test_a_root_logger_at_debug_neither_recurses_nor_hangs(kinesis):
     logged = kinesis.call(lambda fake, now: log_records(fake))
     assert sum(record["logger"] == "program" for record in logged) == 100
     assert len(logged) < 120
+
+
+@pytest.mark.parametrize("sender", ["handler", "exporter"])
+def test_the_thread_that_sends_imports_nothing_so_a_fork_meanwhile_leaves_no_half_module(kinesis, sender):
+    endpoint_url = kinesis.endpoint_url.replace("127.0.0.1", "localhost")
+    ended = run("import_early.py", sender, more={"KPL_ENDPOINT_URL": endpoint_url})
+    assert (ended.returncode, ended.stderr, ended.stdout) == (0, "", "")
+    assert kinesis.call(lambda fake, now: len(list(fake.records("logs")))) == 1
