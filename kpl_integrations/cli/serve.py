@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from kpl_core import ConfigError, ProducerReport
+from kpl_core.spool import SpoolError
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
 from kpl_integrations.cli.serve_crew import serve_by_many
@@ -61,6 +62,8 @@ class Serve:
                 report = await self._run()
         except ConfigError as error:
             raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
+        except SpoolError as error:
+            raise CommandFailure(str(error)) from error
         note(f"stopped; {report}")
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 

@@ -19,6 +19,7 @@ import anyio
 import msgspec
 
 from kpl_core import ConfigError
+from kpl_core.spool import SpoolError
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
 from kpl_integrations.cli.serve_parts import connection_of, through, who_may
@@ -140,6 +141,9 @@ def main() -> int:
     except ConfigError as error:
         complain(CommandFailure(str(error)))
         return ExitCode.WRONG_USAGE
+    except SpoolError as error:
+        complain(CommandFailure(str(error)))
+        return ExitCode.UNUSABLE
     except CommandFailure as failure:
         complain(failure)
         return failure.exit_code

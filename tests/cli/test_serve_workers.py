@@ -1,0 +1,347 @@
+"""`kpl serve --workers`: several processes are one gateway, under load, at the end, and when one of them dies."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from kpl_core import decode
+from kpl_core.testing import ErrorAnswer, When
+from kpl_integrations.ingest.listening import listening_sockets
+from kpl_integrations.ingest.tenants import new_api_key, stored_key
+from tests.cli.conftest import Stream
+from tests.cli.kpl_process import Running, started
+
+pytestmark = pytest.mark.timeout(300)
+
+# Two processes have to begin, on a machine that may be busy with other tests.
+_SECONDS = 60
+ADMIN = "an-admin-key-of-32-characters-xyz"
+OUTAGE = ErrorAnswer("ServiceUnavailable", status=503)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {_SECONDS} s for {what}"
+        time.sleep(0.02)
+
+
+class Gateway:
+    """A running `kpl serve` of several workers; each question goes by a connection of its own."""
+
+    def __init__(self, serve: Running) -> None:
+        self.serve = serve
+        self.port = int(serve.stdout.readline().rpartition(":")[2])
+
+    def ask(self, method: str, path: str, body: Any = None, *, key: str = ADMIN) -> tuple[int, bytes]:
+        """Return status and body; OSError or HTTPException if whoever was asked is gone."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
+        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        with closing(connection):
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def post(self, stream: Stream, data: list[str], *, ack: str = "queued", key: str = "none") -> int:
+        records = [{"partition_key": each, "data": each} for each in data]
+        return self.ask("POST", f"/v1/streams/{stream.name}/records?ack={ack}", {"records": records}, key=key)[0]
+
+    def end(self, *numbers: signal.Signals) -> int:
+        """Send these signals; return the status when all is over."""
+        for number in numbers:
+            self.serve.process.send_signal(number)
+        return self.serve.process.wait(_SECONDS)
+
+    def stats(self) -> Any:
+        return json.loads(self.ask("GET", "/v1/stats")[1])
+
+    def counters(self) -> dict[str, float]:
+        """Return the samples of counters that every run has."""
+        lines = self.ask("GET", "/metrics")[1].decode().splitlines()
+        found = (line.rpartition(" ") for line in lines if re.match(r"kinesis_\w+_total(\{| )", line))
+        return {name: float(value) for name, _, value in found}
+
+    def pids(self) -> dict[str, int]:
+        return {number: each["process_id"] for number, each in self.stats()["workers"].items()}
+
+    def all_took_some(self, workers: int = 2) -> bool:
+        taken = [each["accepted"] for each in self.stats()["workers"].values()]
+        return len(taken) == workers and all(taken)
+
+    def give_to_all(self, stream: Stream, prefix: str, *, ack: str, workers: int = 2) -> list[str]:
+        """Post records until every worker has some; return their data."""
+        given: list[str] = []
+        while len(given) < 100 * workers or not self.all_took_some(workers):
+            data = [f"{prefix} {len(given) + number}" for number in range(10)]
+            assert self.post(stream, data, ack=ack) in {200, 202}
+            given += data
+        return given
+
+
+@contextmanager
+def gateway(stream: Stream, *options: str, workers: int = 2) -> Iterator[Gateway]:
+    arguments = ("--workers", str(workers), "--port", "0", "--endpoint-url", stream.kinesis.endpoint_url)
+    with started("serve", *arguments, *(options or ("--local",))) as serve:
+        yield Gateway(serve)
+        # Whatever else the test does, it ends the gateway; then nothing of it is left.
+        assert serve.process.wait(_SECONDS) is not None
+
+
+def stored(stream: Stream) -> list[str]:
+    """Return the data of all user records in a stream."""
+    found = []
+    for _, data in stream.stored():
+        inside = decode(data)
+        found += [data.decode()] if inside is None else [each.data.decode() for each in inside]
+    return found
+
+
+def accounts(said: str) -> tuple[int, int]:
+    """Return what the last line says was accepted and delivered."""
+    match = re.search(r"stopped; ([\d,]+) accepted: ([\d,]+) delivered", said)
+    assert match is not None, said
+    accepted, delivered = (int(each.replace(",", "")) for each in match.groups())
+    return accepted, delivered
+
+
+class Load:
+    """Posts from several threads, each request by a connection of its own, until it is told to end."""
+
+    def __init__(self, running: Gateway, stream: Stream, *, ack: str) -> None:
+        self._running, self._stream, self._ack = running, stream, ack
+        self._numbers = count()
+        self._ended = threading.Event()
+        self.taken: list[str] = []
+        self.statuses: Counter[int] = Counter()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(4)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(_SECONDS)
+            assert not thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            data = [f"load {next(self._numbers)}" for _ in range(10)]
+            with suppress(OSError, HTTPException):
+                status = self._running.post(self._stream, data, ack=self._ack)
+                self.statuses[status] += 1
+                if status in {200, 202}:
+                    self.taken += data
+
+
+def test_a_signal_under_load_ends_all_workers_in_order_and_every_record_they_took_is_stored(stream):
+    with gateway(stream, "--local", "--drain-delay-seconds", "0.5") as running:
+        with Load(running, stream, ack="queued") as load:
+            until(lambda: len(load.taken) > 500 and running.all_took_some(), "both workers to take records")
+            assert running.end(signal.SIGTERM) == 0
+        said = running.serve.stderr.read()
+    found = stored(stream)
+    assert set(load.taken) <= set(found)
+    # A request whose answer did not come may have been taken; none was taken and not stored.
+    assert accounts(said) == (len(found), len(found))
+    assert said.count("not ready any more") == 2
+    assert set(load.statuses) <= {202, 503}
+
+
+def test_whichever_worker_answers_tells_the_sum_of_all(stream):
+    with gateway(stream) as running:
+        given = running.give_to_all(stream, "sum", ack="delivered")
+        for _ in range(20):
+            stats = running.stats()
+            assert stats["records"]["accepted"] == stats["records"]["delivered"] == len(given)
+            assert stats["tenants"]["local"]["accepted_records"] == len(given)
+            assert stats["streams"][stream.name]["delivered"] == len(given)
+            assert sum(each["accepted"] for each in stats["workers"].values()) == len(given)
+            counters = running.counters()
+            assert counters["kinesis_producer_accepted_records_total"] == len(given)
+            delivered = 'kinesis_producer_records_total{outcome="delivered",reason="",tier="normal"}'
+            assert counters[delivered] == len(given)
+        # Each of the workers answered some of these questions, and each answer was counted.
+        answered = [each["requests"] for each in running.stats()["workers"].values()]
+        assert all(answered)
+        assert running.end(signal.SIGTERM) == 0
+
+
+def test_a_killed_worker_is_replaced_and_what_was_answered_is_stored_and_no_counter_falls(stream):
+    with gateway(stream) as running:
+        before = running.pids()
+        seen: list[dict[str, float]] = []
+        with Load(running, stream, ack="delivered") as load:
+            until(running.all_took_some, "both workers to take records")
+            seen.append(running.counters())
+            os.kill(before["1"], signal.SIGKILL)
+
+            def is_replaced() -> bool:
+                seen.append(running.counters())
+                return running.pids().get("1") not in {None, before["1"]}
+
+            until(is_replaced, "another worker in its place")
+            taken = len(load.taken)
+            until(lambda: running.all_took_some() and len(load.taken) > taken + 100, "the new one to take records")
+            seen.append(running.counters())
+        stats = running.stats()
+        assert stats["workers"]["1"]["deaths"] == 1
+        assert running.pids()["0"] == before["0"]
+        records = stats["records"]
+        places = ("delivered", "spooled", "dead_lettered", "buffered", "lost")
+        assert records["accepted"] == sum(records[place] for place in places) + sum(records["failed"].values())
+        for earlier, later in pairwise(seen):
+            assert {name: value for name, value in earlier.items() if later.get(name, 0.0) < value} == {}
+        status = running.end(signal.SIGTERM)
+        assert status == (1 if records["lost"] else 0)
+        assert "worker 1 was ended by SIGKILL; another takes its place" in running.serve.stderr.read()
+    assert set(load.taken) <= set(stored(stream))
+
+
+def test_who_takes_over_from_a_killed_worker_delivers_its_spool(stream, tmp_path):
+    with gateway(stream, "--local", "--spool", str(tmp_path / "spool.db")) as running:
+        with stream.fault(OUTAGE, When(operation="PutRecords")):
+            given = running.give_to_all(stream, "spooled", ack="spooled")
+            pids = running.pids()
+            for pid in pids.values():
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: not set(running.pids().values()) & set(pids.values()), "new workers")
+        until(lambda: set(given) <= set(stored(stream)), "the records of the dead")
+        until(lambda: running.stats()["records"]["spooled"] == running.stats()["records"]["buffered"] == 0, "the books")
+        records = running.stats()["records"]
+        assert records["lost"] == 0
+        assert records["accepted"] == records["delivered"] == len(given)
+        assert running.end(signal.SIGTERM) == 0
+    assert sorted(each.name for each in tmp_path.glob("*.db")) == ["spool-0.db", "spool-1.db"]
+
+
+def test_a_spool_that_no_worker_has_any_more_is_emptied(stream, tmp_path, monkeypatch):
+    monkeypatch.setenv("KPL_INGEST_CLOSE_SECONDS", "0.5")
+    options = ("--local", "--spool", str(tmp_path / "spool.db"))
+    with (
+        stream.fault(OUTAGE, When(operation="PutRecords")),
+        gateway(stream, *options, workers=3) as running,
+    ):
+        given = running.give_to_all(stream, "left", ack="spooled", workers=3)
+        assert running.end(signal.SIGTERM) == 0
+        assert f"{len(given):,} spooled" in running.serve.stderr.read()
+    with gateway(stream, *options) as running:
+        until(lambda: set(given) <= set(stored(stream)), "the records that were left")
+        assert running.end(signal.SIGTERM) == 0
+
+
+def tenants_file(folder: Path, **rates: str) -> tuple[Path, dict[str, str]]:
+    """Write a file of these tenants; return its path, and their keys."""
+    keys = {name: new_api_key() for name in rates}
+    path = folder / "tenants.toml"
+    write_tenants(path, keys, **rates)
+    return path, keys
+
+
+def write_tenants(path: Path, keys: dict[str, str], **rates: str) -> None:
+    parts = [f'[[tenant]]\nid = "{name}"\napi_keys = ["{stored_key(keys[name])}"]\n{rates[name]}\n' for name in rates]
+    # At once, as a careful editor would.
+    path.with_suffix(".new").write_text("\n".join(parts))
+    path.with_suffix(".new").replace(path)
+
+
+def test_a_tenants_rate_holds_for_all_workers_together(stream, tmp_path, monkeypatch):
+    """burst + 1.1 x rate x time, and what one request of each worker may exceed its part of the burst by."""
+    monkeypatch.setenv("KPL_INGEST_ADMIN_KEY", ADMIN)
+    rate, burst_seconds, workers = 100, 0.5, 2
+    path, keys = tenants_file(tmp_path, noisy=f"records_per_second = {rate}\nburst_seconds = {burst_seconds}")
+    with gateway(stream, "--tenants", str(path)) as running:
+        taken: list[int] = []
+        statuses: set[int] = set()
+        began_at = time.monotonic()
+
+        def flood() -> None:
+            while time.monotonic() < began_at + 6.0:
+                status = running.post(stream, ["x"] * 5, key=keys["noisy"])
+                statuses.add(status)
+                taken.append(5 if status == 202 else 0)
+
+        threads = [threading.Thread(target=flood) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_SECONDS)
+            assert not thread.is_alive()
+        seconds = time.monotonic() - began_at
+        assert running.all_took_some()
+        assert running.stats()["tenants"]["noisy"]["accepted_records"] == sum(taken)
+        running.end(signal.SIGINT)
+    assert sum(taken) <= rate * burst_seconds + 1.1 * rate * seconds + workers * 5
+    assert statuses == {202, 429}
+
+
+def test_a_changed_tenants_file_reaches_every_worker(stream, tmp_path, monkeypatch):
+    monkeypatch.setenv("KPL_INGEST_RELOAD_SECONDS", "0.1")
+    path, keys = tenants_file(tmp_path, first="")
+    with gateway(stream, "--tenants", str(path), workers=3) as running:
+        assert running.post(stream, ["x"], key=keys["first"]) == 202
+        keys["second"] = new_api_key()
+        assert running.post(stream, ["x"], key=keys["second"]) == 401
+        write_tenants(path, keys, second="")
+
+        def is_known_everywhere() -> bool:
+            """Thirty connections in a row do not all miss one of three workers."""
+            known = {running.post(stream, ["x"], key=keys["second"]) for _ in range(30)}
+            gone = {running.post(stream, ["x"], key=keys["first"]) for _ in range(30)}
+            return (known, gone) == ({202}, {401})
+
+        until(is_known_everywhere, "all workers to know the new tenant")
+        running.end(signal.SIGINT)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # One that has ended and was not waited for is there, and dead.
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_workers_end_in_order_when_whoever_started_them_is_gone(stream):
+    with gateway(stream) as running:
+        given = running.give_to_all(stream, "orphan", ack="queued")
+        pids = running.pids().values()
+        running.serve.process.kill()
+        until(lambda: not any(is_alive(pid) for pid in pids), "the workers to end")
+    assert set(given) <= set(stored(stream))
+
+
+def test_workers_that_cannot_begin_are_one_failure_with_its_reason(stream, tmp_path):
+    file = tmp_path / "no-folder"
+    file.write_text("")
+    options = ("--local", "--port", "0", "--workers", "2", "--endpoint-url", stream.kinesis.endpoint_url)
+    with started("serve", *options, "--spool", str(file / "spool.db")) as serve:
+        assert serve.process.wait(_SECONDS) == 3
+        said = serve.stderr.read()
+    assert "no-folder" in said
+    assert "Traceback" not in said
+
+
+def test_a_port_that_is_taken_is_refused_though_workers_could_share_it(kpl):
+    with listening_sockets("127.0.0.1", 0, 1)[0] as first:
+        port = first.getsockname()[1]
+        outcome = kpl("serve", "--local", "--workers", "2", "--port", str(port))
+        assert outcome.status == 3
+        assert f"port {port} of 127.0.0.1 cannot be used" in outcome.err

@@ -1,0 +1,156 @@
+"""One tenant's rate across several workers, in virtual time: never above it, nearly all of it where it is wanted."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import pytest
+
+from kpl_core.coordination import MemoryStore
+from kpl_integrations.ingest.account import TenantAccounts
+from kpl_integrations.ingest.tenants import Tenant
+from kpl_integrations.ingest.workers.seat import Seat
+from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
+from tests.virtual_time import Backend
+
+pytestmark = pytest.mark.anyio
+RATE = 1_000.0
+BURST_SECONDS = 0.1
+REQUEST = 5
+STEP_SECONDS = 0.01
+TENANT = Tenant(id="t", records_per_second=RATE, burst_seconds=BURST_SECONDS)
+
+
+@pytest.fixture
+def anyio_backend(virtual_time_backend: Backend) -> Backend:
+    return virtual_time_backend
+
+
+class Worker:
+    """One worker's accounts, under its leases; `taken` are times and records."""
+
+    def __init__(self, store: MemoryStore, number: int, count: int) -> None:
+        seat = Seat(worker=number, life=1, count=count, folder="/nowhere")
+        self.quotas = SharedQuotas(store, seat, clock=anyio.current_time, chance=lambda: 0.5)
+        self.accounts = TenantAccounts(
+            clock=anyio.current_time, chance=lambda: 0.5, idempotency_keys=1, idempotency_seconds=1.0
+        )
+        self.accounts.opened = self.quotas.opened
+        self.taken: list[tuple[float, int]] = []
+        self._owed = 0.0
+
+    def asked(self, per_second: float, tenant: Tenant = TENANT) -> None:
+        """Answer the requests of one step at a rate of records."""
+        quota = self.accounts.of(tenant).quota
+        assert quota is not None
+        now = anyio.current_time()
+        self._owed += per_second * STEP_SECONDS
+        while self._owed >= REQUEST:
+            self._owed -= REQUEST
+            quota.offer(REQUEST, 0)
+            if quota.try_take(REQUEST, 0, now) is None:
+                self.taken.append((now, REQUEST))
+
+    def taken_since(self, began_at: float) -> int:
+        return sum(records for at, records in self.taken if at >= began_at)
+
+
+@asynccontextmanager
+async def workers(count: int) -> AsyncIterator[list[Worker]]:
+    store = MemoryStore(clock=lambda: anyio.current_time() + 1e9)
+    found = [Worker(store, number, count) for number in range(count)]
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(tasks.cancel_scope.cancel)
+        for worker in found:
+            tasks.start_soon(await stack.enter_async_context(worker.quotas.taking_part()))
+        yield found
+
+
+async def load(found: Sequence[Worker], offers: Sequence[float], seconds: float) -> float:
+    """Offer each worker so many records a second; return when it began."""
+    began_at = anyio.current_time()
+    while anyio.current_time() < began_at + seconds - STEP_SECONDS / 2:
+        for worker, per_second in zip(found, offers, strict=True):
+            worker.asked(per_second)
+        await anyio.sleep(STEP_SECONDS)
+    return began_at
+
+
+def most_in(found: Sequence[Worker], window: float) -> int:
+    """Return the most that all workers took in any window of so many seconds."""
+    taken = sorted(each for worker in found for each in worker.taken)
+    most = within = first = 0
+    for at, records in taken:
+        within += records
+        while taken[first][0] < at - window:
+            within -= taken[first][1]
+            first += 1
+        most = max(most, within)
+    return most
+
+
+def bound(count: int, window: float) -> float:
+    return RATE * BURST_SECONDS + 1.1 * RATE * window + count * REQUEST
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+async def test_all_workers_flooded_from_the_start_take_no_more_than_one_would(count):
+    async with workers(count) as found:
+        await load(found, [2 * RATE] * count, 10.0)
+        for window in (0.1, 1.0, 5.0):
+            assert most_in(found, window) <= bound(count, window)
+        assert sum(worker.taken_since(3.0) for worker in found) >= 0.9 * RATE * 7.0
+
+
+async def test_a_tenant_that_reaches_one_worker_only_has_nearly_all_of_its_rate_there():
+    async with workers(4) as found:
+        await load(found, [2 * RATE, 0, 0, 0], 6.0)
+        assert found[0].taken_since(2.0) >= 0.9 * RATE * 4.0
+        assert most_in(found, 1.0) <= bound(4, 1.0)
+
+
+async def test_a_rate_follows_its_tenant_from_one_worker_to_another_within_two_seconds():
+    async with workers(2) as found:
+        await load(found, [2 * RATE, 0], 5.0)
+        moved_at = await load(found, [0, 2 * RATE], 6.0)
+        assert found[1].taken_since(moved_at + 2.0) >= 0.9 * RATE * 4.0
+        for window in (0.5, 1.0, 5.0):
+            assert most_in(found, window) <= bound(2, window)
+
+
+async def test_a_tenant_within_its_rate_is_hardly_refused_wherever_it_sends():
+    async with workers(2) as found:
+        await load(found, [RATE / 2, RATE / 10], 10.0)
+        offered = 0.6 * RATE * 8.0
+        assert sum(worker.taken_since(2.0) for worker in found) >= 0.99 * offered
+
+
+async def test_after_a_pause_the_rate_is_there_again_and_no_more_than_it():
+    async with workers(2) as found:
+        await load(found, [2 * RATE, 2 * RATE], 5.0)
+        # Longer than a leaseholder remembers.
+        await anyio.sleep(30.0)
+        woken_at = await load(found, [2 * RATE, 2 * RATE], 6.0)
+        for window in (0.5, 1.0, 5.0):
+            assert most_in(found, window) <= bound(2, window)
+        assert sum(worker.taken_since(woken_at + 2.0) for worker in found) >= 0.9 * RATE * 4.0
+
+
+async def test_new_rates_of_a_changed_tenant_hold_at_once():
+    slower = Tenant(id="t", records_per_second=RATE / 10, burst_seconds=BURST_SECONDS)
+    async with workers(2) as found:
+        await load(found, [2 * RATE, 2 * RATE], 5.0)
+        changed_at = anyio.current_time()
+        for _ in range(500):
+            for worker in found:
+                worker.asked(2 * RATE, slower)
+            await anyio.sleep(STEP_SECONDS)
+        taken = sum(worker.taken_since(changed_at) for worker in found)
+        assert taken <= slower.burst_seconds * RATE / 10 + 1.1 * RATE / 10 * 5.0 + 2 * REQUEST
+        assert taken >= 0.8 * RATE / 10 * 5.0
+
+
+async def test_a_tenant_without_rates_is_nobodys_business():
+    async with workers(2) as found:
+        assert found[0].accounts.of(Tenant(id="free")).quota is None
