@@ -232,10 +232,13 @@ class IngestGateway:
         """Answer a request; run the lifespan."""
         kind = scope["type"]
         if kind == "http":
-            path: str = scope["path"]
+            path: str = scope["path"] or "/"
             root: str = scope.get("root_path", "")
-            if root and path.startswith(root):
-                path = path[len(root) :]
+            if root:
+                # Under a prefix, the root is asked for with a slash or without.
+                under = path.removeprefix(root.rstrip("/"))
+                if under[:1] in {"", "/"}:
+                    path = under or "/"
             if path.startswith(PREFIX) and path.endswith(SUFFIX) and scope["method"] == "POST":
                 try:
                     (status, body), account = await self._records.answer(

@@ -86,8 +86,9 @@ class GatewayServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Nobody's word is taken for where a client is: the gateway does not ask.
-                proxy_headers=False,
+                # Nobody's word is taken for who a client is and whether it speaks TLS, unless the settings name whose.
+                proxy_headers=settings.forwarded_allow_ips is not None,
+                forwarded_allow_ips=settings.forwarded_allow_ips or "",
                 backlog=BACKLOG,
                 limit_concurrency=settings.max_connections,
                 timeout_keep_alive=settings.keep_alive_seconds,

@@ -28,6 +28,8 @@ class IngestSettings(BaseSettings):
     port: _Port = 8080
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    # Proxies whose X-Forwarded-For and -Proto are believed: addresses or networks, with commas; "*": anybody's.
+    forwarded_allow_ips: str | None = None
     header_seconds: Annotated[float, Field(gt=0, le=3_600)] = 10.0
     max_header_bytes: Annotated[int, Field(ge=1_024, le=MIB)] = 32_768
     body_seconds: Annotated[float, Field(gt=0, le=3_600)] = 30.0

@@ -6,8 +6,9 @@ The page and its events need the admin key, exchanged for a cookie; where no cre
 
 import base64
 import hashlib
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -19,6 +20,7 @@ from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission import Refused
 from kpl_integrations.ingest.body import ClientGone, read_body
 from kpl_integrations.ingest.dashboard.board import Board, MetricSample, Totals
+from kpl_integrations.ingest.dashboard.login_attempts import LoginAttempts
 from kpl_integrations.ingest.dashboard.session import Session
 from kpl_integrations.ingest.http_answer import send_refusal
 from kpl_integrations.ingest.open_gateway import OpenGateway
@@ -45,8 +47,8 @@ class Dashboard:
         self._whole = whole
         self._wall_clock = wall_clock
         key = opened.settings.admin_key
-        is_secure = opened.settings.tls_certificate is not None
-        self._session = None if key is None else Session(key.get_secret_value(), is_secure=is_secure)
+        self._session = None if key is None else Session(key.get_secret_value())
+        self._attempts = LoginAttempts(opened.intake.now())
         self._page = _Page("page.html")
         self._login = _Page("login.html")
         self._board = Board()
@@ -72,7 +74,7 @@ class Dashboard:
         else:
             await self._answer(send, 401, self._login)
 
-    async def _enter(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS)
         except ClientGone:
@@ -82,8 +84,19 @@ class Dashboard:
             return
         # The body's size bounds the number of fields; a bound of its own would raise.
         given = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
-        cookie = None if self._session is None else self._session.begin(given, self._wall_clock())
+        address, now = (scope.get("client") or ("",))[0], self._opened.intake.now()
+        wait = self._attempts.wait_seconds(address, now)
+        if wait > 0:
+            seconds = math.ceil(wait)
+            note = f"Too many wrong keys; come back in {seconds} s."
+            await self._answer(send, 429, self._login, note=note, headers=[(b"retry-after", b"%d" % seconds)])
+            return
+        # The server has its own certificate, or says that whoever ended TLS before it is to be believed.
+        is_secure = self._opened.settings.tls_certificate is not None or scope.get("scheme") == "https"
+        session = self._session
+        cookie = None if session is None else session.begin(given, self._wall_clock(), is_secure=is_secure)
         if cookie is None:
+            self._attempts.failed(address, now)
             await self._answer(send, 401, self._login, note="This is not the admin key.")
             return
         headers = [(b"location", b"dashboard"), (b"set-cookie", cookie.encode()), _NO_STORE, (b"content-length", b"0")]
@@ -147,9 +160,12 @@ class Dashboard:
         session = self._session
         return session is not None and session.is_open(headers.get(b"cookie", b""), self._wall_clock())
 
-    async def _answer(self, send: Send, status: int, page: "_Page", *, note: str = "") -> None:
+    async def _answer(
+        self, send: Send, status: int, page: "_Page", *, note: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         body = page.html.replace(b"<!-- note -->", note.encode())
-        headers = [
+        fields = [
+            *headers,
             _HTML,
             _NO_STORE,
             (b"content-security-policy", page.policy),
@@ -157,7 +173,7 @@ class Dashboard:
             (b"x-content-type-options", b"nosniff"),
             (b"content-length", str(len(body)).encode()),
         ]
-        await self._respond(send, status, headers, body)
+        await self._respond(send, status, fields, body)
 
     async def _respond(self, send: Send, status: int, headers: list[Any], body: bytes) -> None:
         self._opened.answers[status] += 1

@@ -18,18 +18,17 @@ SECONDS: Final = 8 * 3_600
 class Session:
     """Makes and checks cookies. Times are seconds since 1970, since a cookie outlives the process."""
 
-    __slots__ = ("_is_secure", "_key")
+    __slots__ = ("_key",)
 
-    def __init__(self, admin_key: str, *, is_secure: bool) -> None:
+    def __init__(self, admin_key: str) -> None:
         self._key = admin_key.encode()
-        self._is_secure = is_secure
 
-    def begin(self, given_key: str, now: float) -> str | None:
-        """Return the `Set-Cookie` of a new session; None if the key is wrong."""
+    def begin(self, given_key: str, now: float, *, is_secure: bool) -> str | None:
+        """Return the `Set-Cookie` of a new session; None if the key is wrong. `is_secure`: the browser speaks TLS."""
         if not hmac.compare_digest(given_key.encode(), self._key):
             return None
         expires_at = str(int(now) + SECONDS)
-        secure = "; Secure" if self._is_secure else ""
+        secure = "; Secure" if is_secure else ""
         value = f"{expires_at}.{self._mac(expires_at)}"
         # No Path: the browser takes the folder of what it asked, which is right under a prefix unknown here too.
         return f"{COOKIE}={value}; Max-Age={SECONDS}; HttpOnly; SameSite=Strict{secure}"

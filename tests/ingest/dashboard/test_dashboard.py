@@ -198,3 +198,31 @@ async def test_watchers_beyond_the_bound_are_told_to_come_later() -> None:
         assert late.status == 200
         for watcher in [*watchers, late]:
             watcher.gone.set()
+
+
+async def test_a_key_that_is_guessed_again_and_again_is_not_even_looked_at_for_a_while() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+
+        async def enter(key: str, address: str = "192.0.2.1") -> Client:
+            asking = Client("POST", "/dashboard", body=f"key={key}".encode())
+            asking.scope["client"] = (address, 40_000)
+            return await asking.ask(gateway)
+
+        assert [(await enter(f"guess-{number}")).status for number in range(6)] == [401] * 5 + [429]
+        # Nor is the right one: or to be refused would tell that it is wrong.
+        refused = await enter(KEY)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "12")
+        assert b"12 s" in refused.content
+        assert (await enter(KEY, "192.0.2.2")).status == 303
+        await anyio.sleep(12.1)
+        assert (await enter(KEY)).status == 303
+
+
+@pytest.mark.parametrize(("scheme", "is_secure"), [("http", False), ("https", True)])
+async def test_behind_what_ends_tls_the_cookie_is_for_tls_alone(scheme: str, is_secure: bool) -> None:
+    """The server says the scheme: by X-Forwarded-Proto, where it believes whoever sent it."""
+    async with _gateway(CLOSED, admin_key=KEY) as gateway:
+        asking = Client("POST", "/dashboard", body=f"key={KEY}".encode())
+        asking.scope["scheme"] = scheme
+        entered = await asking.ask(gateway)
+        assert ("; Secure" in entered.headers["set-cookie"]) == is_secure

@@ -7,7 +7,7 @@ from kpl_integrations.ingest.dashboard.session import COOKIE, SECONDS, Session
 
 KEY = "the-admin-key"
 NOW = 1_800_000_000.0
-session = Session(KEY, is_secure=True)
+session = Session(KEY)
 
 
 def _cookie(set_cookie: str | None) -> bytes:
@@ -16,14 +16,14 @@ def _cookie(set_cookie: str | None) -> bytes:
 
 
 def test_the_right_key_opens_a_session_and_only_for_its_time() -> None:
-    cookie = _cookie(session.begin(KEY, NOW))
+    cookie = _cookie(session.begin(KEY, NOW, is_secure=True))
     assert session.is_open(cookie, NOW)
     assert session.is_open(cookie, NOW + SECONDS - 1)
     assert not session.is_open(cookie, NOW + SECONDS)
 
 
 def test_no_script_reads_the_cookie_and_no_other_site_sends_it() -> None:
-    set_cookie = session.begin(KEY, NOW)
+    set_cookie = session.begin(KEY, NOW, is_secure=True)
     assert set_cookie is not None
     assert {"HttpOnly", "SameSite=Strict", "Secure"} <= {each.strip() for each in set_cookie.split(";")}
     assert KEY not in set_cookie
@@ -31,15 +31,15 @@ def test_no_script_reads_the_cookie_and_no_other_site_sends_it() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "the-admin-kez", "THE-ADMIN-KEY", "ключ"])
 def test_a_wrong_key_opens_nothing(wrong: str) -> None:
-    assert session.begin(wrong, NOW) is None
+    assert session.begin(wrong, NOW, is_secure=True) is None
 
 
 def test_a_new_key_ends_all_sessions() -> None:
-    assert not Session("another", is_secure=True).is_open(_cookie(session.begin(KEY, NOW)), NOW)
+    assert not Session("another").is_open(_cookie(session.begin(KEY, NOW, is_secure=True)), NOW)
 
 
 def test_a_longer_life_cannot_be_written_into_a_cookie() -> None:
-    name, _, value = _cookie(session.begin(KEY, NOW)).decode().partition("=")
+    name, _, value = _cookie(session.begin(KEY, NOW, is_secure=True)).decode().partition("=")
     expires_at, _, mac = value.partition(".")
     forged = f"{name}={int(expires_at) + 1}.{mac}".encode()
     assert not session.is_open(forged, NOW)

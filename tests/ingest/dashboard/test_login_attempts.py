@@ -1,0 +1,46 @@
+"""Guessing the admin key: a few tries, then slowly, and nobody else pays for it. In literal times."""
+
+import pytest
+
+from kpl_integrations.ingest.dashboard.login_attempts import ALL_AT_ONCE, AT_ONCE, SECONDS_EACH, LoginAttempts
+
+
+def guessed(count: int, *addresses: str, now: float = 0.0) -> LoginAttempts:
+    attempts = LoginAttempts(0.0)
+    for _ in range(count):
+        for address in addresses:
+            attempts.failed(address, now)
+    return attempts
+
+
+def test_after_a_few_wrong_keys_an_address_waits_and_then_has_one_try_at_a_time() -> None:
+    attempts = guessed(AT_ONCE - 1, "192.0.2.1")
+    assert attempts.wait_seconds("192.0.2.1", 0.0) == 0
+    attempts.failed("192.0.2.1", 0.0)
+    assert attempts.wait_seconds("192.0.2.1", 0.0) == pytest.approx(SECONDS_EACH)
+    assert attempts.wait_seconds("192.0.2.1", SECONDS_EACH) == 0
+    attempts.failed("192.0.2.1", SECONDS_EACH)
+    assert attempts.wait_seconds("192.0.2.1", SECONDS_EACH) == pytest.approx(SECONDS_EACH)
+    assert attempts.wait_seconds("192.0.2.1", 3_600.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("guesser", "other", "is_same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("", "192.0.2.1", False),
+        ("a socket", "a socket", True),
+    ],
+)
+def test_who_guesses_makes_only_its_own_address_wait(guesser: str, other: str, is_same: bool) -> None:
+    assert (guessed(AT_ONCE, guesser).wait_seconds(other, 0.0) > 0) == is_same
+
+
+def test_many_addresses_together_are_bounded_too() -> None:
+    addresses = [f"10.0.{number // 256}.{number % 256}" for number in range(ALL_AT_ONCE)]
+    attempts = guessed(1, *addresses)
+    assert 0 < attempts.wait_seconds("192.0.2.1", 0.0) <= 0.1
+    assert attempts.wait_seconds("192.0.2.1", 0.2) == 0
