@@ -13,6 +13,7 @@ import httpx2 as httpx
 import pytest
 from websockets.sync.client import connect
 
+from kpl_integrations.asgi.lifespan import DEFAULT_CLOSE_SECONDS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.frameworks.log_stream import log_records, user_records
 from tests.frameworks.running_program import Running, running
@@ -102,7 +103,7 @@ def test_sigterm_in_the_middle_loses_no_record_of_an_answered_request(kinesis, p
     ((accepted, delivered, failed),) = reports(server.said())
     assert (accepted, failed) == (delivered, 0)
     assert delivered == len(found)
-    assert took < 10
+    assert took < DEFAULT_CLOSE_SECONDS
     assert status in {0, -signal.SIGTERM}
 
 

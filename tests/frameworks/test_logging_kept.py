@@ -105,10 +105,11 @@ def test_what_cannot_be_delivered_is_kept_in_the_spool_and_delivered_by_the_next
 ):
     config = Config(spool=SpoolOptions(path=tmp_path / "logs.spool"))
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
-    first = make(config=config, close_timeout=2)
+    first = make(config=config, close_timeout=5)
     logger.addHandler(first)
     for number in range(50):
         logger.info("line %d", number)
+    wait_until(lambda: fault.fired > 0, lambda: "a first request")
     first.close()
     counts = first.counts()
     assert (counts.kept, counts.delivered, counts.dropped_total, counts.buffered) == (50, 0, 0, 0)
