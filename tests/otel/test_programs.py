@@ -18,9 +18,10 @@ import pytest
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.frameworks.black_hole import black_hole
 from tests.frameworks.running_program import Running, environment
-from tests.otel.telemetry_stream import exported
+from tests.otel.telemetry_stream import exported, user_records
 
 PROGRAMS = Path(__file__).parent / "programs"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "opentelemetry.md"
 REQUESTS = 40
 # Each is there in two or three seconds on a machine that has nothing else to do.
 SECONDS = 90
@@ -113,6 +114,18 @@ def test_environment_variables_alone_send_all_three_signals_of_a_fastapi_app(kin
     with serving("telemetry_app:app", tmp_path / "said", variables(kinesis), INSTRUMENT) as (running, url):
         ask_and_end(running, url)
     everything_arrived(kinesis)
+
+
+def test_a_configuration_file_alone_does_the_same_as_the_page_shows_it(kinesis, tmp_path):
+    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    file = tmp_path / "otel.yaml"
+    file.write_text(shown, encoding="utf-8")
+    more = {"OTEL_CONFIG_FILE": str(file), "KPL_OTEL_ENDPOINT": kinesis.endpoint_url}
+    with serving("telemetry_app:app", tmp_path / "said", more, INSTRUMENT) as (running, url):
+        ask_and_end(running, url)
+    everything_arrived(kinesis)
+    keys = kinesis.call(lambda fake, now: {record.partition_key for _, record in user_records(fake, "logs")})
+    assert len(keys) == 1
 
 
 # The application, the server, and how SIGTERM ends its process.
