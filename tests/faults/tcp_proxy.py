@@ -57,11 +57,12 @@ class _CutOff(Exception):  # noqa: N818 - never leaves this file
 
 
 class _Link:
-    """One direction of all connections: its weather, and how often it cut one off."""
+    """One direction of all connections: its weather, how often it cut one off, and what came to nothing in it."""
 
     def __init__(self) -> None:
         self.weather = FINE
         self.cuts = 0
+        self.swallowed_bytes = 0
         self._changed = asyncio.Event()
 
     def change(self, weather: Weather) -> None:
@@ -114,6 +115,11 @@ class TcpProxy:
     @to_client.setter
     def to_client(self, weather: Weather) -> None:
         self._to_client.change(weather)
+
+    @property
+    def swallowed_bytes(self) -> int:
+        """What was on the way to the service and came to nothing."""
+        return self._to_service.swallowed_bytes
 
     def heal(self) -> None:
         """Fine weather, both ways, and connections are accepted."""
@@ -183,6 +189,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link
             if not chunk:
                 break
             if closed or link.weather.black_hole:
+                link.swallowed_bytes += len(chunk)
                 continue
             until_reset = link.left(link.weather.reset_after_bytes, passed)
             until_close = link.left(link.weather.close_after_bytes, passed)

@@ -7,13 +7,15 @@ import pytest
 from kpl_core import Producer
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.faults.books import STREAM, Books
-from tests.faults.scene import PATIENCE_SECONDS, config
+from tests.faults.scene import PATIENCE_SECONDS, config, until
 from tests.faults.tcp_proxy import TcpProxy, Weather
 
 pytestmark = pytest.mark.anyio
 # Of one answer: below it no status is read, above it a part of the body may be.
 SOME_BYTES = (0, 1, 100, 400)
 RECORDS = 300
+# Of each, as `Books` makes them.
+SIZE = 20
 
 
 def options(**more: float) -> dict[str, float]:
@@ -70,7 +72,8 @@ async def test_a_black_hole_is_left_by_the_timeout() -> None:
             await producer.flush()
             network.to_service = Weather(black_hole=True)
             books.put_nowait(RECORDS)
-            await asyncio.sleep(0.6)
+            # All of it, in base64.
+            await until(lambda: network.swallowed_bytes > RECORDS * SIZE * 4 // 3)
             assert books.pending == RECORDS
             network.heal()
         assert books.outcomes() == {"": RECORDS + 1}

@@ -134,7 +134,7 @@ async def test_a_black_hole_swallows_and_the_connection_stays() -> None:
         assert await reader.readexactly(7) == b"before "
         network.to_service = Weather(black_hole=True)
         writer.write(b"lost ")
-        await asyncio.sleep(0.05)
+        await until(lambda: network.swallowed_bytes == len(b"lost "))
         network.heal()
         writer.write(b"after")
         assert await reader.readexactly(5) == b"after"
