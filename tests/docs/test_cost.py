@@ -2,6 +2,8 @@
 
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,10 @@ def test_a_row_is_what_the_encoder_and_the_meter_say(
 
 def test_the_table_has_its_rows() -> None:
     assert [row[0] for row in ROWS] == [100, 250, 1_000, 5_000, 20_000]
+
+
+def test_the_core_imports_no_client_before_a_producer_is_opened() -> None:
+    # In a process of its own: here everything is imported already.
+    program = "import kpl_core, sys; print(*sorted({'aiobotocore', 'aiohttp', 'botocore'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
+    assert ended.stdout.split() == []
