@@ -71,8 +71,8 @@ async def test_a_consumer_loses_nothing_while_shards_change_under_load(
         # Every copy beyond the first is one that a consumer would have dropped, and the result says so.
         misplaced = sum(attempt.error_code == WRONG_SHARD for result in books.results() for attempt in result.attempts)
         assert reading.duplicates + reading.dropped.total() == misplaced
-        # Of what the consumer dropped, all came again.
-        assert not reading.dropped - reading.kept
+        # Of what the consumer dropped, once or, as shards changed again, twice, all came again.
+        assert reading.dropped.keys() <= reading.kept.keys()
         # Of what it kept, only what is stored in a shard that opened and closed between two listings:
         # nobody told its range, so nobody can say that a consumer keeps it.
         if len(changes) == 1:
