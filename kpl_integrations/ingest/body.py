@@ -6,6 +6,7 @@ import anyio
 
 from kpl_integrations.asgi.protocol import Message, Receive
 from kpl_integrations.ingest.admission import Refusal, Refused
+from kpl_integrations.ingest.body_room import BodyRoom
 from kpl_integrations.ingest.first_step import NOT_YET, FirstStep
 
 __all__ = ["ClientGone", "first_body", "read_body", "require_length"]
@@ -48,31 +49,52 @@ def first_body(first: FirstStep[Message], *, most_bytes: int) -> bytes | None:
 
 
 async def read_body(
-    receive: Receive, *, most_bytes: int, seconds: float, first: FirstStep[Message] | None = None
+    receive: Receive,
+    *,
+    most_bytes: int,
+    seconds: float,
+    first: FirstStep[Message] | None = None,
+    room: BodyRoom | None = None,
 ) -> bytes:
     """Return the body, of which `first` is the first message or waits for it.
 
     Raises:
-        Refused: it is larger than `most_bytes`, or not whole after `seconds`.
+        Refused: it is larger than `most_bytes`, not whole after `seconds`, or too much of others' is on its way.
         ClientGone: the client hung up.
     """
     pieces: list[bytes] = []
     size = 0
-    with anyio.move_on_after(seconds):
-        message: Any = await (receive() if first is None else first)
-        while True:
-            if message["type"] != "http.request":
-                raise ClientGone
-            piece: bytes = message.get("body", b"")
-            pieces.append(piece)
-            size += len(piece)
-            if size > most_bytes:
-                raise _too_large(size, most_bytes)
-            if not message.get("more_body", False):
-                return b"".join(pieces)
-            message = await receive()
+    held = 0
+    try:
+        with anyio.move_on_after(seconds):
+            message: Any = await (receive() if first is None else first)
+            while True:
+                if message["type"] != "http.request":
+                    raise ClientGone
+                piece: bytes = message.get("body", b"")
+                pieces.append(piece)
+                size += len(piece)
+                if size > most_bytes:
+                    raise _too_large(size, most_bytes)
+                if not message.get("more_body", False):
+                    return b"".join(pieces)
+                if room is not None:
+                    if not room.try_take(len(piece)):
+                        raise _no_room(room)
+                    held += len(piece)
+                message = await receive()
+    finally:
+        if room is not None:
+            room.release(held)
     detail = f"the body was not whole after {seconds:g} s; send it faster, or in smaller requests"
     raise Refused(Refusal.SLOW_BODY, detail)
+
+
+def _no_room(room: BodyRoom) -> Refused:
+    detail = (
+        f"bodies of {room.held_bytes:,} bytes are on their way already, of {room.most_bytes:,}; send it again"
+    )
+    return Refused(Refusal.NO_ROOM, detail)
 
 
 def _too_large(size: int, most_bytes: int) -> Refused:

@@ -25,6 +25,7 @@ from kpl_integrations.ingest.account import TenantAccounts
 from kpl_integrations.ingest.admin_key import AdminKey
 from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body import ClientGone
+from kpl_integrations.ingest.body_room import BodyRoom
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fairness import TenantFairness
 from kpl_integrations.ingest.http_answer import LARGE_ANSWER_BYTES, send_answer, send_refusal
@@ -132,7 +133,9 @@ class IngestGateway:
             producer=producer,
             accounts=accounts,
             streams=StreamDirectory(transport, clock=clock),
-            intake=Intake(producer, accounts, clock=clock, chance=self._chance),
+            intake=Intake(
+                producer, accounts, clock=clock, chance=self._chance, bodies=BodyRoom(self.settings.max_reading_bytes)
+            ),
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),
             closing=anyio.Event(),

@@ -12,6 +12,7 @@ from kpl_core import BufferFull, Delivery, Fact, InvalidUserRecord, Producer, Pr
 from kpl_core.hooks import BreakerChanged
 from kpl_integrations.ingest.account import TenantAccount
 from kpl_integrations.ingest.admission import Refusal, Refused
+from kpl_integrations.ingest.body_room import BodyRoom
 from kpl_integrations.ingest.last_room import LastRoom
 from kpl_integrations.ingest.rate_limit_headers import rate_limit_headers
 from kpl_integrations.ingest.return_slots import DrainRate, ReturnSlots
@@ -33,6 +34,7 @@ class Intake:
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
         breaker_seconds: float = 1.0,
+        bodies: BodyRoom | None = None,
     ) -> None:
         self._producer = producer
         self._clock = clock
@@ -44,6 +46,8 @@ class Intake:
         self._room_slots = ReturnSlots(chance)
         self._last_room = LastRoom(producer, accounts, clock())
         self.state: IntakeState = "open"
+        # What is on its way to the door, of all clients.
+        self.bodies = BodyRoom() if bodies is None else bodies
         producer.on_progress(self._progressed)
 
     def __call__(self, fact: Fact) -> None:

@@ -98,7 +98,8 @@ class OtlpRoute:
             # Whoever wrote it into the settings may use it.
             stream = await gateway.streams.admit(stream, lambda _: True) or stream
         require_length(headers.get(b"content-length"), settings.max_body_bytes)
-        body = await read_body(receive, most_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
+        most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.intake.bodies
+        body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
         try:
             encoding = headers.get(b"content-encoding", b"").decode("latin-1")
             plain = inflate(encoding, body, max_inflated_bytes=settings.max_inflated_bytes)

@@ -95,7 +95,7 @@ class RecordsRoute:
             body = None if first is None else first_body(first, most_bytes=settings.max_body_bytes)
             if body is None:
                 most, seconds = settings.max_body_bytes, settings.body_seconds
-                body = await read_body(receive, most_bytes=most, seconds=seconds, first=first)
+                body = await read_body(receive, most_bytes=most, seconds=seconds, first=first, room=self._intake.bodies)
             key_header = headers.get(b"idempotency-key")
             if key_header is not None:
                 parts = (stream.encode(), query, headers.get(b"content-type", b""), ack.encode(), body)

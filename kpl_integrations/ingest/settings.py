@@ -40,7 +40,10 @@ class IngestSettings(BaseSettings):
     workers: Annotated[int, Field(ge=1, le=64)] = 1
 
     # What a request may hold.
-    max_body_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 8 * MIB
+    # 10 MiB of data, all that a PutRecords request may hold, are 13.4 MiB of base64.
+    max_body_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 16 * MIB
+    # Of all clients together, while they are received.
+    max_reading_bytes: Annotated[int, Field(ge=1_024, le=1 << 40)] = 256 * MIB
     max_inflated_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 16 * MIB
     max_records: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_depth: Annotated[int, Field(ge=1, le=500)] = 64
@@ -80,6 +83,12 @@ class IngestSettings(BaseSettings):
             message = (
                 f"admin_key has {len(self.admin_key)} characters; give at least {_LEAST_ADMIN_KEY}, or unset it: "
                 f"then nobody is admin"
+            )
+            raise ValueError(message)
+        if self.max_reading_bytes < self.max_body_bytes:
+            message = (
+                f"max_reading_bytes is {self.max_reading_bytes:,}, below max_body_bytes, {self.max_body_bytes:,}; "
+                f"raise the one or lower the other"
             )
             raise ValueError(message)
         if self.default_ack == "spooled" and self.spool is None:

@@ -142,8 +142,9 @@ class WireProtocol:
         account, require_signed = self._claimed_account(scope, headers, by_name)
         try:
             length = by_name.get("content-length")
-            require_length(None if length is None else length.encode("latin-1"), _MOST_BODY_BYTES)
-            body = await read_body(receive, most_bytes=_MOST_BODY_BYTES, seconds=gateway.settings.body_seconds)
+            most, seconds = min(_MOST_BODY_BYTES, gateway.settings.max_body_bytes), gateway.settings.body_seconds
+            require_length(None if length is None else length.encode("latin-1"), most)
+            body = await read_body(receive, most_bytes=most, seconds=seconds, room=gateway.intake.bodies)
             require_signed(body)
             # Whoever only names the tenant's key is not the tenant.
             account.requests += 1
