@@ -1,6 +1,7 @@
 """What `put_many` takes, checked whole before any of it is put."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
@@ -17,7 +18,8 @@ def checked_records(records: Iterable[Puttable], *, max_record_bytes: int) -> li
     Raises:
         TypeError, InvalidUserRecord: one would not; the message begins with its index.
     """
-    checked = list(records)
+    # Compiled code checks what is annotated, in its own words; these are to be ours.
+    checked: list[Any] = list(records)
     for index, record in enumerate(checked):
         # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
         if type(record) is tuple and len(record) == 2:  # noqa: PLR2004 - a pair
