@@ -12,6 +12,7 @@ RUN     := $(BIN)/python -m
 PIP      = $(RUN) pip --quiet --disable-pip-version-check
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python)
 SOURCES  = $(shell find $(wildcard kpl_core kpl_integrations tests examples docs README.md) -type f -not -path '*/__pycache__/*')
+RELEASED = $(SOURCES) $(shell find $(wildcard benchmarks .ci) -type f -not -path '*/__pycache__/*') $(wildcard *.md *.toml *.yml LICENSE Makefile)
 
 # Beside the environment, so that two environments in one folder do not mix their figures.
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
@@ -22,6 +23,7 @@ READY_TO_DEV := $(VENV)/.ready-to-develop
 READY_TO_DOC := $(VENV)/.ready-to-document
 READY_TO_REL := $(VENV)/.ready-to-release
 COVERED      := $(VENV)/.covered
+BUILT        := dist/.built
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -67,12 +69,13 @@ types: $(READY_TO_DEV)
 layers: $(READY_TO_DEV)
 	$(call quietly,layers,$(BIN)/lint-imports --no-logo)
 
-# Of the core, by the core's own tests: measuring halves their speed, and servers and processes show nothing more of it.
+# Of the core, by the core's own tests on one of the two backends, without what only takes long: measuring halves their speed, and
+# servers, processes and a second backend show hardly anything more of it.
 coverage: $(COVERED)
 	$(call quietly,coverage,$(RUN) coverage report)
 
 $(COVERED): $(READY_TO_DEV) $(SOURCES)
-	@HYPOTHESIS_PROFILE=coverage $(RUN) coverage run -m pytest --quiet $(wildcard $(addprefix tests/,core driver reliability spool streams rate_limiter testing coordination))
+	@HYPOTHESIS_PROFILE=coverage $(RUN) coverage run -m pytest --quiet -m 'not long' -k 'not trio' $(wildcard $(addprefix tests/,core driver reliability spool streams rate_limiter testing coordination))
 	@touch $(COVERED)
 
 fuzz: $(READY_TO_DEV)
@@ -93,30 +96,33 @@ docs: $(READY_TO_DOC)
 	$(call quietly,docs,NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict)
 
 # The packages are imported from this folder as they stand; only tests elsewhere prove that the wheel holds all of them.
-# $(call on_the_wheel,environment,switches of the build,what is tested)
+# $(call on_the_wheel,folder of the wheel,what is tested)
 define on_the_wheel
-@rm -rf dist
-@$(2) $(PIP) wheel --no-deps --wheel-dir dist .
-@test -x $(1)/bin/python || $(RUN) venv $(1)
-@$(1)/bin/python -m pip --quiet install --upgrade 'pip>=25.1'
-@$(1)/bin/python -m pip --quiet install --group test "$$(echo dist/*.whl)[all]"
-@$(1)/bin/python -m pip --quiet install --force-reinstall --no-deps dist/*.whl
+@test -x $(VENV)-wheel/bin/python || $(RUN) venv $(VENV)-wheel
+@$(VENV)-wheel/bin/python -m pip --quiet install --upgrade 'pip>=25.1'
+@$(VENV)-wheel/bin/python -m pip --quiet install --group test "$$(echo $(1)/*.whl)[all]"
+@$(VENV)-wheel/bin/python -m pip --quiet install --force-reinstall --no-deps $(1)/*.whl
 @elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && \
-    cp -R $(wildcard tests examples benchmarks docs *.md pyproject.toml) "$$elsewhere" && \
-    python=$(abspath $(1))/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(3) $(ARGS)
+    cp -R $(wildcard tests examples benchmarks docs .ci *.md *.toml *.yml Makefile LICENSE) "$$elsewhere" && \
+    python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(2) $(ARGS)
 endef
 
-package: $(READY_TO_DEV)
-	$(call on_the_wheel,$(VENV)-wheel,,)
+package: $(BUILT)
+	$(call on_the_wheel,dist,)
 
-# The hot path in C, by mypyc; about a minute to compile.
+# The hot path in C, by mypyc; about a minute to compile. In a copy, because the compiler takes pyproject.toml away for a while.
 compiled: $(READY_TO_DEV)
-	$(call on_the_wheel,$(VENV)-compiled,HATCH_BUILD_HOOK_ENABLE_MYPYC=1,tests/core tests/driver)
+	@rm -rf build/compiled
+	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
+	    cp -R kpl_core kpl_integrations pyproject.toml README.md LICENSE "$$copy" && \
+	    HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(PIP) wheel --no-deps --wheel-dir build/compiled "$$copy"
+	$(call on_the_wheel,build/compiled,tests/core tests/driver)
+	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; assert COMPILED, "nothing was compiled"'
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)
 
 # The bill and the licences are those of an environment that holds nothing else.
-dist: $(READY_TO_REL)
+$(BUILT): $(READY_TO_REL) $(RELEASED)
 	@rm -rf dist
 	@$(RUN) build --outdir dist . >/dev/null
 	@$(RUN) venv --clear $(VENV)-dist
@@ -124,9 +130,12 @@ dist: $(READY_TO_REL)
 	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check uninstall --yes pip setuptools
 	@$(RUN) cyclonedx_py environment --output-reproducible --output-file dist/sbom.cdx.json $(VENV)-dist/bin/python
 	@$(RUN) piplicenses --python $(VENV)-dist/bin/python --from=mixed --order=license --format=markdown --output-file dist/LICENCES.md >/dev/null
+	@touch $@
+
+dist: $(BUILT)
 	@ls dist
 
-extras: dist
+extras: $(BUILT)
 	@DIST=$(abspath dist) $(RUN) pytest --quiet tests/packaging $(ARGS)
 
 clean:
