@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from statistics import fmean
 from typing import Any
 from uuid import uuid4
 
@@ -98,12 +99,14 @@ def test_twenty_boto3_workers_are_held_at_the_capacity_they_share(moto: Emulator
         running.callback(stopping.set)
         time.sleep(16 * SYNC_SECONDS)
         before, began = sum(worker.limiter.totals()[1] for worker in workers), time.monotonic()
-        time.sleep(12 * SYNC_SECONDS)
+        limits = []
+        for _ in range(12):
+            time.sleep(SYNC_SECONDS)
+            limits.append(sum(worker.limiter.rates[1] for worker in workers))
         rate = (sum(worker.limiter.totals()[1] for worker in workers) - before) / (time.monotonic() - began)
-        limits = sum(worker.limiter.rates[1] for worker in workers)
     assert rate <= 1.15 * AGGREGATE_WRITES
     # As slow as the machine may be: nobody is held to a trickle.
-    assert limits >= 0.8 * AGGREGATE_WRITES
+    assert fmean(limits) >= 0.8 * AGGREGATE_WRITES
     consumed = Session(moto).client("dynamodb").scan(TableName=table, Select="COUNT")["Count"]
     assert sum(worker.limiter.totals()[1] for worker in workers) == pytest.approx(consumed, abs=WORKERS)
 
@@ -154,16 +157,18 @@ async def test_aiobotocore_clients_do_the_same_in_tasks(moto: Emulator, table: s
         aggregator = AsyncDistributedRateAggregator(s3, bucket, "job", interval=0.2)
         worker = AsyncDistributedRateWorker(session, s3, bucket, "job", sync_interval=0.2, aggregate_max_write_rate=50)
         async with session.create_client("dynamodb", **options) as client:
+            began = time.monotonic()
             with anyio.move_on_after(4):
                 number = 0
                 while True:
                     number += 1
                     await client.put_item(TableName=table, Item={"id": {"S": str(number)}})
+            seconds = time.monotonic() - began
         summary = await aggregator.aggregate_once()
         await worker.stop()
         await aggregator.stop()
     assert summary.active_workers == 1
-    assert worker.limiter.totals()[1] <= 50 * 4 * 1.3
+    assert worker.limiter.totals()[1] <= 50 * seconds * 1.3
 
 
 def test_capacity_of_every_kind_of_call_is_read_from_moto(moto: Emulator, table: str) -> None:
