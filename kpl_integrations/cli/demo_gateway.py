@@ -1,9 +1,10 @@
 """The demo's way through the gateway: one on loopback, and requests to it that are answered when all is delivered."""
 
 import base64
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import aiohttp
@@ -60,7 +61,7 @@ class DemoGateway:
         transport = AiobotocoreTransport(settings.producer_config(), session=connection.session)
         directory = OpenTenants(Tenant(id="demo", default_ack="delivered"))
         gateway = IngestGateway(settings, directory, transport=_Counted(transport, traffic))
-        with bound_socket(settings.host, settings.port) as listening:
+        with bound_socket(settings.host, settings.port) as listening, _silenceable() as silence:
             server = GatewayServer(gateway, listening)
             async with anyio.create_task_group() as tasks:
                 started = anyio.Event()
@@ -75,11 +76,23 @@ class DemoGateway:
                     await started.wait()
                     yield cls(gateway, server.url)
                 except BaseException:
+                    # What is cut off on purpose need not be told of.
+                    silence()
                     # The first signal of two that end it at once.
                     server.stop()
                     raise
                 finally:
                     server.stop()
+
+
+@contextmanager
+def _silenceable() -> Iterator[Callable[[], None]]:
+    """Yield what silences all logging until the end of the block."""
+    before = logging.root.manager.disable
+    try:
+        yield lambda: logging.disable(logging.ERROR)
+    finally:
+        logging.disable(before)
 
 
 class GatewayTraffic:

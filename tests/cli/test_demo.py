@@ -71,6 +71,7 @@ def test_a_terminal_sees_how_far_it_is_and_ctrl_c_ends_it():
     assert "/1000000" in without_escape_codes(outcome.out)
     assert "interrupted; nothing is left behind" in outcome.out
     assert "Traceback" not in outcome.out
+    assert "closed" not in outcome.out
 
 
 def test_the_same_seed_makes_the_same_records():
