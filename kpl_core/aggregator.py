@@ -13,7 +13,8 @@ nothing is ever taken out again. (`reducer.h` estimates, sorts and trims.)
 
 from kpl_core.generations import Generations
 from kpl_core.kinesis_record import KinesisRecord
-from kpl_core.lane import AggregatingLane, Lane, LaneOutput, SingleLane
+from kpl_core.lane import AggregatingLane, Lane, SingleLane
+from kpl_core.lane_output import LaneOutput
 from kpl_core.outcome import Delivery
 from kpl_core.stage_rules import AggregationRules
 from kpl_core.user_record import Tier

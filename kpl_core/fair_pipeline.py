@@ -18,6 +18,7 @@ from kpl_core.fair_shards import FairShards
 from kpl_core.keeping_ledger import note_of
 from kpl_core.kinesis_record import MovingUserRecord
 from kpl_core.lane import Lane
+from kpl_core.lane_output import Placed
 from kpl_core.outcome import Delivery, Note, Outcome
 from kpl_core.pipeline_statistics import PipelineStatistics
 from kpl_core.policy import FairnessPolicy
@@ -111,6 +112,54 @@ class FairStreamPipeline(ReliableStreamPipeline):
             for delivery in deliveries:
                 delivery.remark(note)
         return deliveries
+
+    def put_pairs_together(self, pairs: Sequence[tuple[str, bytes]], now: float, *, flow: str | None) -> None:
+        """Accept pairs of partition key and data, all or none, as `put_together` does; nobody asks what became of each.
+
+        Without deliveries and places of their own they cost half of it. Where what cannot be delivered is kept, each
+        needs a note of its flow, so there they are put as any others.
+
+        Raises:
+            TypeError, InvalidUserRecord, BufferFull: as `put_together`.
+        """
+        rules = self._rules
+        if rules.write_ahead or rules.spool or rules.dead_letters:
+            self.put_together([UserRecord(key, data) for key, data in pairs], now, flow=flow, tier="normal")
+            return
+        runs, size_bytes = self._runs_by_lane(pairs)
+        self._waiting.require_share(flow, size_bytes, records=len(pairs))
+        self._buffer_limit.reserve(size_bytes=size_bytes, records=len(pairs))
+        if self._travel_alone:
+            self._travel_alone.discard(flow)
+        output = self._lanes_output
+        for lane, run in runs.items():
+            position, end = 0, len(run)
+            while position < end:
+                # The gate can only have closed when the lane closed something, which is when a run stops.
+                if not self._goes_straight_on(lane.shard_id):
+                    for key, _, data, _ in run[position:]:
+                        self._queue(lane.shard_id, UserRecord(key, data), now, flow, "normal")
+                    break
+                position = lane.add_run(run, position, now)
+                if output.news:
+                    self._attend(now)
+
+    def _runs_by_lane(self, pairs: Sequence[tuple[str, bytes]]) -> tuple[dict[Lane, list[Placed]], int]:
+        """Return what goes into which lane, in the order of `pairs`, and the bytes of it all."""
+        runs: dict[Lane, list[Placed]] = {}
+        routes, find, most = self._routes, self._router.find, self.max_record_bytes
+        size_bytes = 0
+        for key, data in pairs:
+            lane, key_entry, key_bytes = routes.get(key) or find(key)
+            size = len(data) + key_bytes
+            if size > most:
+                require_size(key_bytes, len(data), max_record_bytes=most)
+            size_bytes += size
+            run = runs.get(lane)
+            if run is None:
+                runs[lane] = run = []
+            run.append((key, key_entry, data, size))
+        return runs, size_bytes
 
     def _places_by_key(self, records: Sequence[UserRecord]) -> list[_Place]:
         """Return where each user record is aggregated: by the routes that every put uses, where there is a choice."""

@@ -6,7 +6,6 @@ record at once, because aggregation is off or the shard is unknown.
 """
 
 import math
-from collections.abc import Callable
 from typing import Final
 
 from kpl_core.aggregated_record import (
@@ -20,49 +19,18 @@ from kpl_core.aggregated_record import (
     record_head,
     seal,
 )
-from kpl_core.generations import Generations
 from kpl_core.hash_key import md5
 from kpl_core.kinesis_record import KinesisRecord, MovingUserRecord
+from kpl_core.lane_output import LaneOutput, Placed
 from kpl_core.outcome import Delivery, Outcome
-from kpl_core.stage_rules import AggregationRules
 from kpl_core.user_record import Tier
-from kpl_core.wakeups import Wakeups
 
-__all__ = ["AggregatingLane", "Lane", "LaneOutput", "SingleLane"]
+__all__ = ["AggregatingLane", "Lane", "SingleLane"]
 
 # The size limit of a lane whose next user record needs `add_any`: nothing is below it.
 _SHUT: Final = -1
 # More than any size limit.
 _BEYOND: Final = 1 << 62
-
-
-class LaneOutput:
-    """What all lanes of a stream share: the Kinesis records they closed, and when to look at them."""
-
-    def __init__(self, rules: AggregationRules, generations: Generations, delivery: type[Delivery]) -> None:
-        self.rules = rules
-        self.generations = generations
-        self.delivery = delivery
-        # When which lane's open aggregated record is due.
-        self.deadlines: Wakeups[AggregatingLane] = Wakeups()
-        # Closed Kinesis records nobody has taken yet, and when somebody must look for some.
-        self.closed: list[KinesisRecord] = []
-        self.take_at = math.inf
-        # Something was opened or must be taken since the pipeline last looked. Read after every put.
-        self.news = False
-        # Asked by each Kinesis record that opens, in the context of the put that opens it; None: nobody wants to know.
-        self.opening_context: Callable[[], object] | None = None
-        # How many Kinesis records were ever closed, and how many user records in them came from a put.
-        self.closed_count = 0
-        self.fresh_count = 0
-
-    def take_closed(self, now: float = math.inf) -> list[KinesisRecord]:
-        """Remove and return the closed Kinesis records, in the order they were closed."""
-        closed, self.closed = self.closed, []
-        # Where single lanes named an instant, more of theirs will follow: to look again anyway spares them to ask.
-        looks_again = bool(closed) and math.isfinite(self.take_at)
-        self.take_at = now + self.rules.run_seconds if looks_again else math.inf
-        return closed
 
 
 class AggregatingLane:
@@ -137,6 +105,39 @@ class AggregatingLane:
         arrivals = self._arrivals
         arrivals.append(now)
         return self._delivery(self._outcome, len(arrivals) - 1)
+
+    def add_run(self, run: list[Placed], start: int, now: float) -> int:
+        """Append user records of a run from `start` on, until one needed `add_any`; return where the next would be."""
+        indices, entries, pieces = self._key_indices, self._key_entries, self._pieces
+        known, size, limit, user_bytes = len(entries), self._size, self._quick_limit, self._user_bytes
+        position, end = start, len(run)
+        while position < end:
+            partition_key, key_entry, data, record_user_bytes = run[position]
+            index = indices.setdefault(partition_key, known)
+            try:
+                record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
+                index_field = KEY_INDEX[index]
+            except IndexError:
+                record_bytes, head, index_field, length = _BEYOND, b"", b"", b""
+            grown = size + record_bytes
+            if index == known:
+                grown += len(key_entry)
+            if grown >= limit:
+                if index == known:
+                    del indices[partition_key]
+                break
+            if index == known:
+                entries.append(key_entry)
+                known += 1
+            pieces += (head, index_field, length, data)
+            size = grown
+            user_bytes += record_user_bytes
+            position += 1
+        self._size, self._user_bytes = size, user_bytes
+        self._arrivals += [now] * (position - start)
+        if position < end:
+            self.add_any(*run[position], now)
+        return position + 1
 
     def add_any(
         self,
@@ -343,6 +344,11 @@ class SingleLane:
             output.take_at = now + self._run_seconds
             output.news = True
         return self._delivery(outcome, 0)
+
+    def add_run(self, run: list[Placed], start: int, now: float) -> int:
+        """Make a Kinesis record of the user record at `start` of a run; return where the next one is."""
+        self.add(*run[start], now)
+        return start + 1
 
     def add_any(
         self,

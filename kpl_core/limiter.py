@@ -51,7 +51,7 @@ class Limiter:
     def is_waiting(self, shard_id: str | None) -> bool:
         """Say whether records wait for this shard's tokens."""
         shard = self._shards.get(shard_id)
-        return shard is not None and len(shard) > 0
+        return shard is not None and shard.is_waiting
 
     def put(self, record: KinesisRecord, now: float) -> Drained | None:
         """Let a record wait, and drain its own shard at once. None: it was admitted, alone, and nothing else moved."""

@@ -104,6 +104,11 @@ class ShardLimiter:
         return len(self._queue)
 
     @property
+    def is_waiting(self) -> bool:
+        """Say whether anything waits in it; asked more often than how much."""
+        return self._earliest_expiration != math.inf
+
+    @property
     def user_record_count(self) -> int:
         """Return how many user records wait in it."""
         return sum(len(record.arrivals) for record in self._queue)

@@ -110,12 +110,30 @@ class Producer(ProducerLife):
         if _get_running_loop() is not self._asyncio_loop:
             self._require_own_loop()
         if not isinstance(pipeline, FairStreamPipeline):
-            message = "put_together_nowait needs a fair queue; give Config(fairness=FairnessPolicy())"
-            raise ConfigError(message)
+            raise _no_fair_queue()
         deliveries = pipeline.put_together(records, self._clock(), flow=flow, tier=tier, aggregate=aggregate, keep=keep)
         if pipeline.attention:
             self._own_streams().wake(stream)
         return deliveries  # type: ignore[return-value] # as `put_nowait`
+
+    def put_pairs_together_nowait(
+        self, stream: str, pairs: Sequence[tuple[str, bytes]], *, flow: str | None = None
+    ) -> None:
+        """Accept all pairs of partition key (str) and data (bytes) of one flow now, or none of them; no deliveries.
+
+        For callers who answer for a whole request at once, and leave the rest to hooks and `report`. Half the price
+        of `put_together_nowait`, which raises the same.
+        """
+        pipeline = self._open.get(stream)
+        if pipeline is None:
+            pipeline = self._pipeline(stream)
+        if _get_running_loop() is not self._asyncio_loop:
+            self._require_own_loop()
+        if not isinstance(pipeline, FairStreamPipeline):
+            raise _no_fair_queue()
+        pipeline.put_pairs_together(pairs, self._clock(), flow=flow)
+        if pipeline.attention:
+            self._own_streams().wake(stream)
 
     async def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
         """Wait until the write-ahead spool has what was put; without one, return at once.
@@ -275,3 +293,7 @@ class Producer(ProducerLife):
 
     def __repr__(self) -> str:
         return f"<Producer {self._state}, {len(self.statistics())} streams, {self._buffer_limit!r}>"
+
+
+def _no_fair_queue() -> ConfigError:
+    return ConfigError("to put many together needs a fair queue; give Config(fairness=FairnessPolicy())")

@@ -20,11 +20,13 @@ class TenantAccount:
     """One tenant; made anew when its settings change, with the counts and keys it had."""
 
     __slots__ = ("accepted_bytes", "accepted_records", "admitted", "flow", "keys", "quota", "refused", "requests",
-                 "share_slots", "slots", "tenant")  # fmt: skip
+                 "share_slots", "slots", "tenant", "wants_pairs")  # fmt: skip
 
     def __init__(self, tenant: Tenant, *, keys: IdempotencyWindow, chance: Callable[[], float], now: float) -> None:
         self.tenant = tenant
         self.flow = tenant.id
+        # Pairs of key and data enter aggregation as normal ones.
+        self.wants_pairs = tenant.tier == "normal" and tenant.aggregation
         self.quota = TenantQuota(tenant) if tenant.records_per_second or tenant.bytes_per_second else None
         self.slots = ReturnSlots(chance)
         self.share_slots = ReturnSlots(chance)

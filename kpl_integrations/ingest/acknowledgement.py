@@ -5,6 +5,7 @@ each, and the answer says what, record by record and in the request's order.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -73,7 +74,14 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def answer_queued(accepted: int, problems: Sequence[RecordProblem], ack: Ack = "queued") -> Acknowledged:
     """Say that the records were accepted."""
-    return Acknowledged(202, _encode(RequestAnswer(ack=ack, accepted=accepted, rejected=_rejected(problems))))
+    if problems:
+        return Acknowledged(202, _encode(RequestAnswer(ack=ack, accepted=accepted, rejected=_rejected(problems))))
+    return _all_accepted(accepted, ack)
+
+
+@lru_cache(maxsize=256)
+def _all_accepted(accepted: int, ack: Ack) -> Acknowledged:
+    return Acknowledged(202, _encode(RequestAnswer(ack=ack, accepted=accepted)))
 
 
 async def answer_spooled(

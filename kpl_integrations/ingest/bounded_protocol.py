@@ -62,16 +62,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a head."""
-        self._in_head = True
-        self._head_bytes = 0
+        self._begin_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """End it."""
+        self._end_head()
+        super().on_headers_complete()
+
+    def _begin_head(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+
+    def _end_head(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
             self._stop_waiting()
-        super().on_headers_complete()
 
     def _stop_waiting(self) -> None:
         timer, self._head_timer = self._head_timer, None

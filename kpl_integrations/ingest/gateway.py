@@ -24,16 +24,16 @@ from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.account import TenantAccounts
 from kpl_integrations.ingest.admin_key import AdminKey
 from kpl_integrations.ingest.admission import Refusal, Refused
+from kpl_integrations.ingest.at_once import answer_at_once
 from kpl_integrations.ingest.body import ClientGone
 from kpl_integrations.ingest.body_room import BodyRoom
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fairness import TenantFairness
-from kpl_integrations.ingest.http_answer import LARGE_ANSWER_BYTES, send_answer, send_refusal
+from kpl_integrations.ingest.http_answer import LARGE_ANSWER_BYTES, Headers, json_headers, send_answer, send_refusal
 from kpl_integrations.ingest.intake import Intake
 from kpl_integrations.ingest.metrics import GatewayMetrics
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.otlp import OTLP_PATHS, OtlpRoute
-from kpl_integrations.ingest.rate_limit_headers import rate_limit_headers
 from kpl_integrations.ingest.records_route import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
@@ -48,7 +48,6 @@ from kpl_integrations.ingest.workers.seat import Seat
 __all__ = ["IngestGateway"]
 
 _log: Final = logging.getLogger(__name__)
-_JSON: Final = (b"content-type", b"application/json")
 _READING: Final = ("GET", "HEAD")
 
 Route = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -253,9 +252,7 @@ class IngestGateway:
                 except ClientGone:
                     return
                 self.tally.answers[status] += 1
-                headers = [_JSON, (b"content-length", b"%d" % len(body))]
-                if account.quota is not None:
-                    headers += rate_limit_headers(account.quota.states(1, 0, self.intake.now()))
+                headers = json_headers(account, body, self.intake.now())
                 if len(body) < LARGE_ANSWER_BYTES:
                     await send({"type": "http.response.start", "status": status, "headers": headers})
                     await send({"type": "http.response.body", "body": body})
@@ -267,6 +264,10 @@ class IngestGateway:
             await self._lifespan(receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
+
+    def answer_at_once(self, target: bytes, headers: Headers, body: bytes) -> tuple[int, Headers, bytes] | None:
+        """Return the answer to a POST that is here whole and needs no waiting; None: call the application."""
+        return answer_at_once(self._records, self.tally, target, headers, body)
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]

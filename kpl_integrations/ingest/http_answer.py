@@ -5,17 +5,29 @@ from typing import Final
 import anyio
 
 from kpl_integrations.asgi.protocol import Send
+from kpl_integrations.ingest.account import TenantAccount
 from kpl_integrations.ingest.admission import Refused
 from kpl_integrations.ingest.problem import problem_of
+from kpl_integrations.ingest.rate_limit_headers import rate_limit_headers
 from kpl_integrations.ingest.tally import Tally
 
-__all__ = ["LARGE_ANSWER_BYTES", "Headers", "send_answer", "send_refusal"]
+__all__ = ["LARGE_ANSWER_BYTES", "Headers", "json_headers", "send_answer", "send_refusal"]
 
 # A client that reads its answer this slowly gets the rest of it from the server's buffers, or not at all.
 _SEND_SECONDS: Final = 30.0
 LARGE_ANSWER_BYTES: Final = 32_768
 
 Headers = list[tuple[bytes, bytes]]
+
+_JSON: Final = (b"content-type", b"application/json")
+
+
+def json_headers(account: TenantAccount, body: bytes, now: float) -> Headers:
+    """Return the header fields of a JSON answer to a tenant: what it is, and what its quotas are now."""
+    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    if account.quota is not None:
+        headers += rate_limit_headers(account.quota.states(1, 0, now))
+    return headers
 
 
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:

@@ -6,7 +6,7 @@ What is put is put in one step, so that a client that goes away, or a task that 
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from kpl_core import BufferFull, Delivery, Fact, InvalidUserRecord, Producer, ProducerClosed, UserRecord
 from kpl_core.hooks import BreakerChanged
@@ -21,6 +21,8 @@ __all__ = ["Intake", "IntakeState"]
 
 IntakeState = Literal["open", "draining", "closed"]
 WHOLE_STREAM: Final = ""
+
+T = TypeVar("T")
 
 
 class Intake:
@@ -82,17 +84,8 @@ class Intake:
             Refused: why not, and when to come back.
         """
         now = self._clock()
-        self.require_open()
+        self._require_admission(account, stream, records, _bytes_of_records, now, keep=keep)
         tenant = account.tenant
-        if account.quota is not None:
-            self._require_quota(account, records, now)
-        if stream in self._open_breakers and not (self._spools and keep) and tenant.tier != "critical":
-            detail = f"the circuit breaker of stream {stream} is open: Kinesis does not take its records"
-            raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
-        if (account.share_slots and account.share_slots.keeps_out(now)) or (
-            tenant.tier != "critical" and self._last_room.is_for_others(account, now)
-        ):
-            raise self._over_share(account, len(records), now)
         try:
             deliveries = self._producer.put_together_nowait(
                 stream,
@@ -102,25 +95,65 @@ class Intake:
                 aggregate=aggregate and tenant.aggregation,
                 keep=keep,
             )
-        except BufferFull as full:
-            raise self._full(account, records, full, now) from full
-        except ProducerClosed as error:
-            detail = "the gateway is shutting down; nothing of this request was kept"
-            raise Refused(Refusal.DRAINING, detail) from error
-        except InvalidUserRecord as error:
-            # The stream's own record limit may be lower than what the decoder was told.
-            raise Refused(Refusal.BAD_RECORDS, str(error)) from error
-        account.accepted_records += len(records)
-        if account.admitted.wants_sample(now):
-            account.admitted.observe(account.accepted_records, now)
+        except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
+            raise self._not_put(account, len(records), _bytes_of_records(records), error, now) from error
+        _count(account, len(records), now)
         return deliveries
 
-    def _require_quota(self, account: TenantAccount, records: Sequence[UserRecord], now: float) -> None:
+    def take_pairs(self, account: TenantAccount, stream: str, pairs: Sequence[tuple[str, bytes]]) -> None:
+        """Put pairs of partition key and data as `take` does its records, for a caller who wants no deliveries.
+
+        The tenant's tier is normal, and it wants aggregation.
+
+        Raises:
+            Refused: why not, and when to come back.
+        """
+        now = self._clock()
+        self._require_admission(account, stream, pairs, _bytes_of_pairs, now)
+        try:
+            self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+        except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
+            raise self._not_put(account, len(pairs), _bytes_of_pairs(pairs), error, now) from error
+        _count(account, len(pairs), now)
+
+    def _require_admission(
+        self,
+        account: TenantAccount,
+        stream: str,
+        records: Sequence[T],
+        bytes_of: Callable[[Sequence[T]], int],
+        now: float,
+        *,
+        keep: bool = True,
+    ) -> None:
+        """Check all that does not depend on the room for exactly these records."""
+        self.require_open()
+        if account.quota is not None:
+            size_bytes = bytes_of(records) if account.tenant.bytes_per_second is not None else 0
+            self._require_quota(account, len(records), size_bytes, now)
+        is_critical = account.tenant.tier == "critical"
+        if stream in self._open_breakers and not (self._spools and keep) and not is_critical:
+            detail = f"the circuit breaker of stream {stream} is open: Kinesis does not take its records"
+            raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
+        if (account.share_slots and account.share_slots.keeps_out(now)) or (
+            not is_critical and self._last_room.is_for_others(account, now)
+        ):
+            raise self._over_share(account, len(records), now)
+
+    def _not_put(self, account: TenantAccount, count: int, size_bytes: int, error: Exception, now: float) -> Refused:
+        """Return the refusal for what the producer raised."""
+        if isinstance(error, BufferFull):
+            return self._full(account, count, size_bytes, error, now)
+        if isinstance(error, ProducerClosed):
+            detail = "the gateway is shutting down; nothing of this request was kept"
+            return Refused(Refusal.DRAINING, detail)
+        # The stream's own record limit may be lower than what the decoder was told.
+        return Refused(Refusal.BAD_RECORDS, str(error))
+
+    @staticmethod
+    def _require_quota(account: TenantAccount, count: int, size_bytes: int, now: float) -> None:
         quota = account.quota
         assert quota is not None  # noqa: S101 - the caller asked
-        count = len(records)
-        has_bytes = account.tenant.bytes_per_second is not None
-        size_bytes = sum([len(record.data) + len(record.partition_key) for record in records]) if has_bytes else 0
         quota.offer(count, size_bytes)
         cost = account.seconds_of_quota(count, size_bytes)
         wait: float | None = 0.0
@@ -148,11 +181,9 @@ class Intake:
             headers=rate_limit_headers(states, retry_after_seconds=retry_after),
         )
 
-    def _full(self, account: TenantAccount, records: Sequence[UserRecord], full: BufferFull, now: float) -> Refused:
+    def _full(self, account: TenantAccount, count: int, size_bytes: int, full: BufferFull, now: float) -> Refused:
         """Say whose bound it was, and when there will be room."""
-        count = len(records)
         limit = self._producer.buffer_limit
-        size_bytes = sum([len(record.data) + len(record.partition_key) for record in records])
         if limit.has_room(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
             return self._over_share(account, count, now)
         seconds = self._drain.seconds_for(count)
@@ -176,3 +207,17 @@ class Intake:
         if self._drain.wants_sample(now):
             report = self._producer.report()
             self._drain.observe(report.accepted - report.buffered, now)
+
+
+def _count(account: TenantAccount, records: int, now: float) -> None:
+    account.accepted_records += records
+    if account.admitted.wants_sample(now):
+        account.admitted.observe(account.accepted_records, now)
+
+
+def _bytes_of_records(records: Sequence[UserRecord]) -> int:
+    return sum([len(record.data) + len(record.partition_key) for record in records])
+
+
+def _bytes_of_pairs(pairs: Sequence[tuple[str, bytes]]) -> int:
+    return sum([len(key) + len(data) for key, data in pairs])

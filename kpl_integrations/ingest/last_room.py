@@ -24,23 +24,27 @@ _LOOK_EVERY_SECONDS: Final = 0.25
 class LastRoom:
     """Knows what is past the queue, and what tenants bring; looks at either only when the room is full enough."""
 
-    __slots__ = ("_accounts", "_looked_at", "_most", "_producer")
+    __slots__ = ("_accounts", "_enough", "_limit", "_looked_at", "_most", "_producer")
 
     def __init__(self, producer: Producer, accounts: Iterable[TenantAccount], now: float) -> None:
         self._producer = producer
         self._accounts = accounts
+        self._limit = limit = producer.buffer_limit
+        # Free records and bytes; while there are as many, nothing is past the least step.
+        used = STEPS[-1][0]
+        self._enough = (
+            limit.outstanding_records + limit.free_records - used * limit.max_records,
+            limit.outstanding_bytes + limit.free_bytes - used * limit.max_bytes,
+        )
         # Records a second, for its weight, that a tenant may bring; None: as many as it wants.
         self._most: float | None = None
         self._looked_at = now - _LOOK_EVERY_SECONDS
 
     def is_for_others(self, account: TenantAccount, now: float) -> bool:
         """Say whether this tenant must leave what room there is to those who bring less."""
-        limit = self._producer.buffer_limit
-        least = STEPS[-1][0]
-        if (
-            limit.outstanding_records <= least * limit.max_records
-            and limit.outstanding_bytes <= least * limit.max_bytes
-        ):
+        limit = self._limit
+        enough_records, enough_bytes = self._enough
+        if limit.free_records >= enough_records and limit.free_bytes >= enough_bytes:
             return False
         if now - self._looked_at >= _LOOK_EVERY_SECONDS:
             self._looked_at = now
@@ -48,7 +52,7 @@ class LastRoom:
         return self._most is not None and account.brings(now) > self._most
 
     def _look(self, now: float) -> float | None:
-        limit = self._producer.buffer_limit
+        limit = self._limit
         waiting = self._producer.waiting_by_flow().values()
         records = limit.outstanding_records - sum(each[0] for each in waiting)
         size_bytes = limit.outstanding_bytes - sum(each[1] for each in waiting)

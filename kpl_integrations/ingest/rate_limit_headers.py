@@ -8,6 +8,7 @@ how many seconds more of it is there.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kpl_integrations.ingest.tenants import QuotaState
 
@@ -20,10 +21,16 @@ def rate_limit_headers(
     """Return the two fields; `retry_after_seconds` raises `t`, so that nobody is told two different times."""
     if not states:
         return ()
-    policies, limits = [], []
+    policies = tuple([(state.name, state.limit, state.window_seconds) for state in states])
+    limits = []
     for state in states:
-        unit = ';qu="content-bytes"' if state.name == "bytes" else ""
-        policies.append(f'"{state.name}";q={state.limit};w={state.window_seconds}{unit}')
         reset = state.reset_seconds if retry_after_seconds is None else max(state.reset_seconds, retry_after_seconds)
         limits.append(f'"{state.name}";r={state.remaining}' + (f";t={reset}" if reset else ""))
-    return ((b"ratelimit-policy", ", ".join(policies).encode()), (b"ratelimit", ", ".join(limits).encode()))
+    return ((b"ratelimit-policy", _policy(policies)), (b"ratelimit", ", ".join(limits).encode()))
+
+
+@lru_cache(maxsize=1_024)
+def _policy(policies: tuple[tuple[str, int, int], ...]) -> bytes:
+    """Return what stays the same as long as the tenant's settings do."""
+    units = {"bytes": ';qu="content-bytes"'}
+    return ", ".join(f'"{name}";q={limit};w={window}{units.get(name, "")}' for name, limit, window in policies).encode()

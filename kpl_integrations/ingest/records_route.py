@@ -19,7 +19,7 @@ from kpl_integrations.ingest.acknowledgement import (
 )
 from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body import first_body, read_body, require_length
-from kpl_integrations.ingest.decoding import Decoded, DecodeRefusal, decode, inflate
+from kpl_integrations.ingest.decoding import Decoded, DecodeRefusal, decode, decode_plain, inflate
 from kpl_integrations.ingest.first_step import FirstStep
 from kpl_integrations.ingest.idempotency import StoredAnswer, fingerprint, parse_key
 from kpl_integrations.ingest.intake import Intake
@@ -43,6 +43,7 @@ _STATUS: Final = {
 
 # Types whose body says it all, in the spelling of nearly all clients: no other header field is looked at.
 _BODY_ALONE: Final = frozenset({"application/json", "application/x-ndjson"})
+_PLAIN_TYPES: Final = {name.encode(): name for name in _BODY_ALONE}
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 Headers = Mapping[bytes, bytes]
@@ -101,14 +102,75 @@ class RecordsRoute:
                 parts = (stream.encode(), query, headers.get(b"content-type", b""), ack.encode(), body)
                 key, request = parse_key(key_header), fingerprint(*parts)
                 return await self._once(key, request, headers, body, options, ack, account, stream), account
+            if ack == "queued":
+                return self._queue(headers, body, options, account, stream), account
             decoded = self._decoded(headers, body)
             deliveries = self._put(decoded, options, account, stream)
-            if ack == "queued":
-                return answer_queued(len(deliveries), decoded.problems), account
             return await self._acknowledge(ack, deliveries, decoded), account
         except Refused as refused:
             account.refused[refused.refusal] += 1
             raise
+
+    def answer_at_once(
+        self, stream: str, query: bytes, headers: Headers, body: bytes
+    ) -> tuple[Acknowledged, TenantAccount] | None:
+        """Answer a request that is here whole and waits for nothing; None: it may have to wait, so `answer` it.
+
+        Until it is clear that nothing is to be waited for, nothing is counted or taken.
+
+        Raises:
+            Refused: as `answer`.
+        """
+        if b"idempotency-key" in headers or b"content-length" not in headers:
+            return None
+        self._intake.require_open()
+        account = account_of(headers, self._directory, self._accounts)
+        options = _NO_OPTIONS
+        if query or ACK_HEADER in headers:
+            try:
+                options = self._options(query, headers)
+            except Refused:
+                return None
+        tenant = account.tenant
+        if (options.ack or tenant.default_ack) != "queued":
+            return None
+        if stream not in self._streams.known or not tenant.allows(stream):
+            return None
+        account.requests += 1
+        try:
+            require_length(headers[b"content-length"], self._settings.max_body_bytes)
+            return self._queue(headers, body, options, account, stream), account
+        except Refused as refused:
+            account.refused[refused.refusal] += 1
+            raise
+
+    def now(self) -> float:
+        """Return the instant, on the producer's clock."""
+        return self._intake.now()
+
+    def _queue(
+        self, headers: Headers, body: bytes, options: RequestOptions, account: TenantAccount, stream: str
+    ) -> Acknowledged:
+        """Take the records of a request that waits for no more than that."""
+        is_plain = True
+        content_type = _PLAIN_TYPES.get(headers.get(b"content-type", b""))
+        if (
+            content_type is not None
+            and account.wants_pairs
+            and b"content-encoding" not in headers
+            and b"ce-specversion" not in headers
+        ):
+            try:
+                pairs = decode_plain(content_type, body, self._limits)
+            except DecodeRefusal as refusal:
+                raise refused_decoding(refusal) from None
+            if pairs is not None:
+                self._intake.take_pairs(account, stream, pairs)
+                return answer_queued(len(pairs), ())
+            is_plain = False
+        decoded = self._decoded(headers, body, is_plain=is_plain)
+        deliveries = self._put(decoded, options, account, stream)
+        return answer_queued(len(deliveries), decoded.problems)
 
     async def _once(
         self,
@@ -174,7 +236,7 @@ class RecordsRoute:
             raise Refused(Refusal.BAD_PARAMETER, detail)
         return request_options(query, ack)
 
-    def _decoded(self, headers: Headers, body: bytes) -> Decoded:
+    def _decoded(self, headers: Headers, body: bytes, *, is_plain: bool = True) -> Decoded:
         try:
             encoding = headers.get(b"content-encoding")
             if encoding is not None:
@@ -182,7 +244,7 @@ class RecordsRoute:
                 body = inflate(encoding.decode("latin-1"), body, max_inflated_bytes=most)
             content_type = headers.get(b"content-type", b"").decode("latin-1")
             if content_type in _BODY_ALONE and b"ce-specversion" not in headers:
-                return decode(content_type, body, limits=self._limits, headers=_NO_HEADERS)
+                return decode(content_type, body, limits=self._limits, headers=_NO_HEADERS, is_plain=is_plain)
             texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
             return decode(content_type, body, limits=self._limits, headers=texts)
         except DecodeRefusal as refusal:

@@ -20,7 +20,7 @@ import anyio
 import uvicorn
 
 from kpl_core import ProducerReport
-from kpl_integrations.ingest.bounded_protocol import BoundedProtocol
+from kpl_integrations.ingest.at_once_protocol import AtOnceProtocol
 from kpl_integrations.ingest.gateway import IngestGateway
 from kpl_integrations.ingest.listening import BACKLOG, bound_socket
 
@@ -78,7 +78,7 @@ class GatewayServer:
         self._server = _QuietServer(
             uvicorn.Config(
                 gateway,
-                http=BoundedProtocol.with_bounds(
+                http=AtOnceProtocol.asking(gateway).with_bounds(
                     header_seconds=settings.header_seconds, max_header_bytes=settings.max_header_bytes
                 ),
                 ws="none",

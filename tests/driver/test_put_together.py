@@ -27,6 +27,10 @@ def records(count: int, *, size: int = 100, key: str = "k") -> list[UserRecord]:
     return [UserRecord(f"{key}{number % 50}", str(number).encode().ljust(size, b".")) for number in range(count)]
 
 
+def pairs(count: int, *, key: str = "k") -> list[tuple[str, bytes]]:
+    return [(record.partition_key, record.data) for record in records(count, key=key)]
+
+
 def fair(**options: Any) -> Config:
     return Config(fairness=FairnessPolicy(), **options)
 
@@ -136,3 +140,82 @@ async def test_without_a_fair_queue_it_is_refused_in_words():
         with pytest.raises(ConfigError, match="needs a fair queue"):
             _ = producer.put_together_nowait(STREAM, records(1))
         await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("aggregated", [True, False])
+async def test_pairs_arrive_once_each_in_its_shard_and_in_the_order_of_their_key(aggregated):
+    transport = unmetered(4)
+    put = [*pairs(700), ("ключ", b""), ("k0", b"large".ljust(60_000)), *pairs(300, key="more")]
+    async with Producer(fair(aggregation_enabled=aggregated), transport=transport) as producer:
+        _ = await producer.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
+        for _ in range(2):
+            producer.put_pairs_together_nowait(STREAM, put, flow="t")
+        report = await producer.close()
+    assert report.accepted == report.delivered == 1 + 2 * len(put)
+    found = [pair for pair in stored(transport) if pair[0] != "first"]
+    assert Counter(found) == Counter(2 * put)
+    for key in {key for key, _ in put} if aggregated else ():
+        assert [data for other, data in found if other == key] == 2 * [data for other, data in put if other == key]
+
+
+async def test_pairs_of_which_one_is_bad_or_too_many_put_none():
+    async with Producer(fair(max_outstanding_records=100), transport=unmetered()) as producer:
+        for bad in (("", b"x"), ("k" * 257, b"x"), ("k", bytes(2_000_000)), ("\ud800", b"x")):
+            with pytest.raises(InvalidUserRecord):
+                producer.put_pairs_together_nowait(STREAM, [*pairs(3), bad], flow="t")
+        with pytest.raises(BufferFull):
+            producer.put_pairs_together_nowait(STREAM, pairs(101), flow="t")
+        assert producer.report().accepted == 0
+        assert producer.buffer_limit.outstanding_records == 0
+        producer.put_pairs_together_nowait(STREAM, pairs(100), flow="t")
+        report = await producer.close()
+    assert report.delivered == 100
+    assert report.complete
+
+
+async def test_pairs_wait_in_the_fair_queue_and_have_the_share_that_records_have():
+    config = fair(max_outstanding_records=5_000, rate_limit_bytes_per_sec_per_shard=10_000, record_ttl_ms=600_000)
+    seen = []
+    for as_pairs in (True, False):
+        async with Producer(config, transport=unmetered()) as producer:
+            _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
+
+            def put(flow: str, *, as_pairs: bool = as_pairs, producer: Producer = producer) -> None:
+                if as_pairs:
+                    producer.put_pairs_together_nowait(STREAM, pairs(50), flow=flow)
+                else:
+                    producer.put_together_nowait(STREAM, records(50), flow=flow)
+
+            def flood(put: Any = put) -> None:
+                while True:
+                    put("flood")
+
+            with pytest.raises(BufferFull, match=r"flow .flood. has"):
+                flood()
+            put("quiet")
+            seen.append((producer.report().accepted, producer.waiting_by_flow()))
+            report = await producer.close(timeout=1.0)
+            assert report.buffered == 0
+    assert seen[0] == seen[1]
+    assert seen[0][1]["flood"][0] > 1_000
+    assert seen[0][1]["quiet"][0] == 50
+
+
+async def test_pairs_of_a_flow_that_had_no_aggregation_are_aggregated_again_after_a_retry():
+    async with Producer(fair(), transport=unmetered(2)) as producer:
+        _ = await producer.put_together_nowait(STREAM, records(1), flow="t", aggregate=False)[0]
+        producer.put_pairs_together_nowait(STREAM, pairs(500), flow="t")
+        report = await producer.close()
+    assert report.delivered == 501
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("mode", ["write_ahead", "overflow"])
+async def test_pairs_are_kept_where_something_is_kept(tmp_path: Path, mode):
+    config = fair(spool=SpoolOptions(path=tmp_path / "spool.db", mode=mode))
+    transport = unmetered(latency_seconds=0.2)
+    async with Producer(config, transport=transport) as producer:
+        producer.put_pairs_together_nowait(STREAM, pairs(200), flow="t")
+        report = await producer.close()
+    assert report.delivered + report.spooled == 200
+    assert report.complete

@@ -21,11 +21,10 @@ from kpl_integrations.ingest.decoding.partition_keys import NeighbourKeys
 from kpl_integrations.ingest.decoding.wire_record import (
     PlainRecord,
     WireRecord,
-    plain_user_records,
     user_records,
 )
 
-__all__ = ["json_body", "ndjson_body", "require_count"]
+__all__ = ["json_body", "ndjson_body", "plain_json", "plain_ndjson", "require_count"]
 
 
 class _Body(WireRecord, forbid_unknown_fields=True, gc=False):
@@ -56,22 +55,30 @@ _HEAD_BYTES: Final = 32
 _BLANK: Final = b" \t\r"
 
 
+def plain_json(body: bytes) -> list[PlainRecord] | None:
+    """Return the records of a JSON body if each is a key and a text and no more; None: `json_body` tells."""
+    try:
+        # A guess which of the two it is; a wrong one costs time.
+        is_envelope = _RECORDS in body[:_HEAD_BYTES]
+        return _PLAIN_ENVELOPE.decode(body).records if is_envelope else [_PLAIN_RECORD.decode(body)]
+    except MALFORMED:
+        return None
+
+
+def plain_ndjson(body: bytes) -> list[PlainRecord] | None:
+    """Return the records of NDJSON if each is a key and a text and no more; None: `ndjson_body` tells."""
+    try:
+        return _PLAIN_RECORD.decode_lines(body)
+    except MALFORMED:
+        return None
+
+
 def json_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
     """Decode a JSON body.
 
     Raises:
         DecodeRefusal: it is no JSON in UTF-8, neither one record nor an object of records, or has too many.
     """
-    if len(body) <= limits.max_record_bytes:
-        try:
-            # A guess which of the two it is; a wrong one costs time.
-            is_envelope = _RECORDS in body[:_HEAD_BYTES]
-            plain = _PLAIN_ENVELOPE.decode(body).records if is_envelope else [_PLAIN_RECORD.decode(body)]
-        except MALFORMED:
-            pass  # a record says more, or something is wrong: the long way tells
-        else:
-            require_count(len(plain), limits)
-            return Decoded(plain_user_records(plain), [])
     require_utf8(body)
     try:
         decoded = _BODY.decode(body)
@@ -96,14 +103,6 @@ def ndjson_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decod
     Raises:
         DecodeRefusal: the body is no UTF-8, or has no records or too many.
     """
-    if len(body) <= limits.max_record_bytes:
-        try:
-            plain = _PLAIN_RECORD.decode_lines(body)
-        except MALFORMED:
-            pass  # a record says more, or something is wrong: the long way tells
-        else:
-            require_count(len(plain), limits)
-            return Decoded(plain_user_records(plain), [])
     require_utf8(body)
     try:
         lines = _RECORD.decode_lines(body)

@@ -1,0 +1,58 @@
+"""What lanes share: the Kinesis records they closed, when the open ones are due, and what goes into one."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from kpl_core.generations import Generations
+from kpl_core.kinesis_record import KinesisRecord
+from kpl_core.outcome import Delivery
+from kpl_core.stage_rules import AggregationRules
+from kpl_core.wakeups import Wakeups
+
+__all__ = ["LaneOutput", "OpenLane", "Placed"]
+
+# A user record on its way into a lane: its partition key, the lane's entry for it, data, bytes of key and data.
+Placed = tuple[str, bytes, bytes, int]
+
+
+class OpenLane(Protocol):
+    """A lane that something is open in, until `deadline`."""
+
+    deadline: float
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records it holds."""
+
+    def close(self) -> None:
+        """Leave them with the output."""
+
+
+class LaneOutput:
+    """What all lanes of a stream share: the Kinesis records they closed, and when to look at them."""
+
+    def __init__(self, rules: AggregationRules, generations: Generations, delivery: type[Delivery]) -> None:
+        self.rules = rules
+        self.generations = generations
+        self.delivery = delivery
+        # When which lane's open aggregated record is due.
+        self.deadlines: Wakeups[OpenLane] = Wakeups()
+        # Closed Kinesis records nobody has taken yet, and when somebody must look for some.
+        self.closed: list[KinesisRecord] = []
+        self.take_at = math.inf
+        # Something was opened or must be taken since the pipeline last looked. Read after every put.
+        self.news = False
+        # Asked by each Kinesis record that opens, in the context of the put that opens it; None: nobody wants to know.
+        self.opening_context: Callable[[], object] | None = None
+        # How many Kinesis records were ever closed, and how many user records in them came from a put.
+        self.closed_count = 0
+        self.fresh_count = 0
+
+    def take_closed(self, now: float = math.inf) -> list[KinesisRecord]:
+        """Remove and return the closed Kinesis records, in the order they were closed."""
+        closed, self.closed = self.closed, []
+        # Where single lanes named an instant, more of theirs will follow: to look again anyway spares them to ask.
+        looks_again = bool(closed) and math.isfinite(self.take_at)
+        self.take_at = now + self.rules.run_seconds if looks_again else math.inf
+        return closed

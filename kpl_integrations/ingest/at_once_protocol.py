@@ -1,0 +1,171 @@
+"""A short cut in uvicorn's HTTP protocol, for requests that need no waiting (see `at_once.py`).
+
+A POST that comes whole in one piece is held until its end and offered to `asked_first`. What is declined, or not
+whole with its first piece, goes on to the application as if it had never been held. What uvicorn makes for each
+request (a scope, a cycle, a task, a timer) is made only then.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from kpl_integrations.ingest.at_once import AnswersAtOnce
+from kpl_integrations.ingest.bounded_protocol import BoundedProtocol
+from kpl_integrations.ingest.http_answer import Headers
+
+__all__ = ["AtOnceProtocol"]
+
+# As uvicorn answers where an application fails.
+_FAILED: Final[tuple[int, Headers, bytes]] = (
+    500,
+    [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"), (b"connection", b"close")],
+    b"Internal Server Error",
+)
+_CLOSE: Final = (b"connection", b"close")
+
+
+class AtOnceProtocol(BoundedProtocol):
+    """One connection; a subclass says who is asked first."""
+
+    asked_first: ClassVar[AnswersAtOnce | None] = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
+        super().__init__(*args, **kwargs)
+        # The pieces of a body whose request nobody has heard of yet.
+        self._held: list[bytes] | None = None
+        # When a request was last answered at once, and the one timer that looks at it.
+        self._answered_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def asking(cls, asked_first: AnswersAtOnce) -> "type[AtOnceProtocol]":
+        """Return the class whose requests are offered to `asked_first`."""
+        return type(cls.__name__, (cls,), {"asked_first": asked_first})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Look no more whether it is idle."""
+        timer, self._idle_timer = self._idle_timer, None
+        if timer is not None:
+            timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; let go what is not whole."""
+        super().data_received(data)
+        if self._held is not None:
+            self._let_go()
+
+    def on_message_begin(self) -> None:
+        """Begin a request; its scope is made when the application needs it."""
+        if self.asked_first is None:
+            super().on_message_begin()
+            return
+        self._begin_head()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_headers_complete(self) -> None:
+        """Hold a request, or let the application have it."""
+        if self.asked_first is None:
+            super().on_headers_complete()
+        elif self._may_be_held():
+            self._end_head()
+            self._held = []
+        else:
+            self._call_application()
+
+    def _may_be_held(self) -> bool:
+        """Say whether nothing but its target, header fields and body decide what becomes of a request."""
+        parser, limit = self.parser, self.limit_concurrency
+        cycle: Any = self.cycle
+        return (
+            parser.get_method() == b"POST"
+            and parser.should_keep_alive()
+            and parser.get_http_version() == "1.1"
+            and not parser.should_upgrade()
+            and not self.expect_100_continue
+            # Nobody is before it, and who does not read his answers waits for room as ever.
+            and (cycle is None or cycle.response_complete)
+            and not self.pipeline
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+            and (limit is None or (len(self.connections) < limit and len(self.tasks) < limit))
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        if self._held is None:
+            super().on_body(body)
+        else:
+            self._held.append(body)
+
+    def on_message_complete(self) -> None:
+        """End a request; answer it if that needs no waiting."""
+        held = self._held
+        if held is None:
+            super().on_message_complete()
+            return
+        try:
+            assert self.asked_first is not None  # noqa: S101 - else nothing is held
+            body = held[0] if len(held) == 1 else b"".join(held)
+            answer = self.asked_first.answer_at_once(self.url, self.headers, body)
+        except Exception:
+            self.logger.exception("Exception while answering at once")
+            answer = _FAILED
+        if answer is None:
+            self._let_go()
+            super().on_message_complete()
+        else:
+            self._held = None
+            self._write(*answer)
+
+    def _write(self, status: int, headers: Headers, body: bytes) -> None:
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"\r\n", body)
+        self.transport.write(b"".join(parts))
+        self.server_state.total_requests += 1
+        if status >= HTTPStatus.BAD_REQUEST and _CLOSE in headers:
+            self.transport.close()
+            return
+        self._answered_at = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+
+    def _look_if_idle(self) -> None:
+        """Close a connection that has been quiet for long; one timer instead of one for each request."""
+        self._idle_timer = None
+        cycle: Any = self.cycle
+        if self.transport.is_closing() or self._in_head or not (cycle is None or cycle.response_complete):
+            # Something is under way: its own timer watches it, and the next answer sets this one again.
+            return
+        if self.timeout_keep_alive_task is not None:
+            # uvicorn's own counts from a later answer.
+            return
+        rest = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if rest > 0.0:
+            self._idle_timer = self.loop.call_later(rest, self._look_if_idle)
+        else:
+            self.timeout_keep_alive_handler()
+
+    def _let_go(self) -> None:
+        """Let a held request go on to the application, as far as it has come."""
+        held, self._held = self._held or [], None
+        if self.transport.is_closing():
+            # It broke off: its rest was no HTTP.
+            return
+        self._call_application()
+        for piece in held:
+            super().on_body(piece)
+
+    def _call_application(self) -> None:
+        """Do what was left undone when the request began, and all that follows from its head."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        super().on_headers_complete()
