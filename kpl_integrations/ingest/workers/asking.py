@@ -66,12 +66,11 @@ class Asking:
     async def run(self, tell: Callable[[], Awaitable[object]]) -> None:
         """Call `tell` whenever somebody asks, until cancelled."""
         while self._sockets is not None:
-            asked, asks = self._sockets
+            asked, _ = self._sockets
             question, asker = await asked.receive()
             await tell()
-            # It may be gone, or ask nobody any more.
-            with contextlib.suppress(OSError):
-                await asks.sendto(question, asker)
+            # Not over the socket that asks: both could be in the middle of sending.
+            await _sent(asked, question, asker)
 
     async def ask(self, names: Iterable[str]) -> None:
         """Return when these workers have told what they count now, or after a moment."""
@@ -81,14 +80,17 @@ class Asking:
         async with self._one_at_a_time:
             self._number += 1
             question = b"%d" % self._number
-            waiting = 0
-            for name in names:
-                # No socket, or nobody behind it: it is dead.
-                with contextlib.suppress(OSError):
-                    await asks.sendto(question, self._path(name, _ASKED))
-                    waiting += 1
             with anyio.move_on_after(WAIT_SECONDS):
+                waiting = sum([await _sent(asks, question, self._path(name, _ASKED)) for name in names])
                 while waiting:
                     answer, _ = await asks.receive()
                     # One to an earlier question came too late.
                     waiting -= answer == question
+
+
+async def _sent(over: UNIXDatagramSocket, what: bytes, to: str) -> bool:
+    """Send, if anybody is there: no socket, or nobody behind it, is one that died; a full line is not waited for."""
+    with contextlib.suppress(OSError, anyio.BrokenResourceError), anyio.move_on_after(WAIT_SECONDS / 4):
+        await over.sendto(what, to)
+        return True
+    return False
