@@ -13,7 +13,15 @@ import pytest
 import zstandard
 
 from kpl_core.user_record import check_user_record
-from kpl_integrations.ingest.decoding import CONTENT_TYPES, DecodeLimits, DecodeRefusal, decode, inflate, otlp_records
+from kpl_integrations.ingest.decoding import (
+    CONTENT_TYPES,
+    DecodeLimits,
+    DecodeRefusal,
+    decode,
+    decode_plain,
+    inflate,
+    otlp_records,
+)
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
 
 LIMITS = DecodeLimits(max_records=50, max_record_bytes=2048, max_depth=16)
@@ -82,6 +90,12 @@ def test_no_body_does_anything_but_decode_or_be_refused():
             assert refusal.status in {400, 413, 415}  # noqa: PT017 - any other exception fails the test
             assert refusal.detail.isprintable()  # noqa: PT017
         else:
+            # The short way, where it is taken, says what the long way says.
+            pairs = decode_plain(content_type, plain, LIMITS) if "ce-specversion" not in headers else None
+            if pairs is not None:
+                thorough = decode(content_type, plain, limits=LIMITS, headers=headers, is_plain=False)
+                assert [(record.partition_key, record.data) for record in thorough.records] == pairs
+                assert not thorough.problems
             assert sorted(decoded.positions() + [each.index for each in decoded.problems]) == list(
                 range(len(decoded.records) + len(decoded.problems))
             )
