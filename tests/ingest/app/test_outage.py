@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_gateway_whose_records_have_all_expired_takes_new_ones_when_kinesis_answers_again() -> None:
     transport = kinesis()
     outage = transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
-    async with open_gateway(transport, record_ttl_ms=1_000) as gateway:
+    async with open_gateway(transport, record_ttl_ms=1_000, aggregation_enabled=False) as gateway:
         client = Client(gateway)
         seen: set[int] = set()
         for _ in range(100):
