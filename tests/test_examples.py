@@ -20,7 +20,8 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 WITH_KINESIS = [path for path in EXAMPLES if "KPL_ENDPOINT_URL" in path.read_text(encoding="utf-8")]
 # Where the packages are imported from: the checkout, or the place the wheel was installed to.
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
-SECONDS = 50
+SECONDS = 110
+pytestmark = pytest.mark.timeout(SECONDS + 10)
 
 
 def _run(example: Path, folder: Path, environment: Mapping[str, str]) -> str:
