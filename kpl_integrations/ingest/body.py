@@ -91,9 +91,7 @@ async def read_body(
 
 
 def _no_room(room: BodyRoom) -> Refused:
-    detail = (
-        f"bodies of {room.held_bytes:,} bytes are on their way already, of {room.most_bytes:,}; send it again"
-    )
+    detail = f"bodies of {room.held_bytes:,} bytes are on their way already, of {room.most_bytes:,}; send it again"
     return Refused(Refusal.NO_ROOM, detail)
 
 
