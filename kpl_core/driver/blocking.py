@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import threading
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
@@ -27,6 +26,7 @@ from kpl_core.driver.blocking_delivery import BlockingDelivery, Parcel
 from kpl_core.driver.checked_records import checked_records
 from kpl_core.driver.delivery import Delivery
 from kpl_core.driver.loop_thread import LoopEnded, LoopThread
+from kpl_core.driver.process_end import take_part
 from kpl_core.driver.producer import Producer
 from kpl_core.driver.producer_life import DEFAULT_CLOSE_SECONDS
 from kpl_core.driver.report import ProducerReport
@@ -50,12 +50,12 @@ _JOIN_GRACE_SECONDS: Final = 0.4
 
 T = TypeVar("T")
 
-# Those whose thread does not live on in a forked child.
-_entered: "weakref.WeakSet[BlockingProducer]" = weakref.WeakSet()
-
 
 class BlockingProducer:
-    """A producer for threads, any number of them; a context manager. A forked child makes its own."""
+    """A producer for threads, any number of them; a context manager. A forked child makes its own.
+
+    One that nobody closes is closed as the interpreter exits, in 5 seconds at most.
+    """
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class BlockingProducer:
             raise ProducerClosed(message)
         self._was_entered = True
         self._process = os.getpid()
-        _entered.add(self)
+        take_part(self)
         self._thread.start()
         self._ready.wait()
         if self._thread.failure is not None:
@@ -214,6 +214,11 @@ class BlockingProducer:
     def _require_open(self) -> None:
         if not self._is_open:
             raise self._closed() from self._thread.failure
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether it takes user records."""
+        return self._is_open
 
     def begin_child(self) -> None:
         """Be closed, in a fork's child: the loop's thread is the parent's, and whoever held the lock may be."""
@@ -389,12 +394,3 @@ class BlockingProducer:
             return self._thread.wait_for(work)
         except LoopEnded as ended:
             raise self._closed() from ended
-
-
-def _begin_children() -> None:
-    for producer in list(_entered):
-        producer.begin_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_children)
