@@ -25,6 +25,16 @@ app.add_typer(dlq, name="dlq")
 app.add_typer(keys, name="keys")
 
 Stream = Annotated[str, typer.Argument(help="Name or ARN of the stream.", show_default=False)]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, max=64, help="Processes, one for each core to use.  \\[default: 1]", show_default=False),
+]
+DrainDelay = Annotated[
+    float | None,
+    typer.Option(
+        min=0, help="After SIGTERM: not ready, but still serving, for so long.  \\[default: 5]", show_default=False
+    ),
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -111,10 +121,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         int | None,
         typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.  \\[default: 8080]", show_default=False),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Processes, one for each core to use.  \\[default: 1]", show_default=False),
-    ] = None,
+    workers: Workers = None,
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants and their keys; read anew when it changes.")
     ] = None,
@@ -124,12 +131,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     dead_letters: Annotated[Path | None, typer.Option(help="File for what could not be delivered.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain in PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
-    drain_delay_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="After SIGTERM: not ready, but still serving, for so long.  \\[default: 5]", show_default=False
-        ),
-    ] = None,
+    drain_delay_seconds: DrainDelay = None,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
 ) -> None:
