@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kpl_core.aggregated_record import MAGIC
 from kpl_core.backing_off import BackingOff
 from kpl_core.buffer_limit import BufferLimit
 from kpl_core.circuit_breaker import BreakerState, CircuitBreaker, Decision
@@ -108,11 +109,28 @@ class ReliableStreamPipeline(StreamPipeline):
 
     def put_again(self, record: UserRecord, origin: Origin, now: float) -> Delivery:
         """Accept a user record from where it is kept; raises like `put`. If it fails it is there still."""
+        if record.data.startswith(MAGIC):
+            return self._put_alone(record, origin, now)
         delivery = self._accept(record, now, origin)
         self._came_back[origin] += 1
         digest = self._digest(record.partition_key.encode(), record.explicit_hash_key)
         self._returned_to.add(self._aggregator.lane(self.shard_map.predict(digest), record.tier))
         return delivery
+
+    def _put_alone(self, record: UserRecord, origin: Origin, now: float) -> Delivery:
+        """Accept what a producer before us has aggregated: inside another, no consumer would find it."""
+        size = check_user_record(record, max_record_bytes=self.max_record_bytes)
+        self._reserve(record, size)
+        self._came_back[origin] += 1
+        moving = self._aside(record, now)
+        moving.outcome.notes = {0: Note(record.flow, origin)}
+        delivery = self._delivery(moving.outcome, 0)
+        self._admit(moving, now)
+        self._attend(now)
+        return delivery
+
+    def _misses_again(self, mover: MovingUserRecord) -> bool:
+        return mover.user_record.data.startswith(MAGIC) or super()._misses_again(mover)
 
     def hurry_what_came_back(self, now: float) -> None:
         """Let user records that were put again wait for no more company, because there is none for them now."""
@@ -126,6 +144,8 @@ class ReliableStreamPipeline(StreamPipeline):
 
         None: they would travel apart. To let `record` share all of it, its time to live too, put it again as of then.
         """
+        if record.data.startswith(MAGIC):
+            return None
         try:
             key = encode_partition_key(record.partition_key)
             digest = self._digest(key, record.explicit_hash_key)

@@ -5,6 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kpl_core import FairnessPolicy, decode, encode
 from kpl_core.spool import SpooledRecord
 from kpl_core.testing import ErrorAnswer, FakeKinesis, RecordError
 from kpl_core.testing.fake_transport import FakeTransport
@@ -91,3 +92,21 @@ async def test_a_fate_is_shared_by_what_travels_in_one_aggregated_record_and_by_
         assert pipeline.arrival_beside(UserRecord("", b"2"), first) is None
         await anyio.sleep(0.1)
         assert pipeline.arrival_beside(UserRecord("key", b"2"), first) is None
+
+
+@pytest.mark.parametrize("fairness", [None, FairnessPolicy()], ids=["in a line", "fair"])
+async def test_what_a_producer_before_us_has_aggregated_is_not_aggregated_again(
+    fairness: FairnessPolicy | None,
+) -> None:
+    ready_made = [
+        SpooledRecord(STREAM, "key-0", encode([UserRecord("key-0", b"%d-%d" % (each, part)) for part in range(3)]), 0.0)
+        for each in range(20)
+    ]
+    mixed = [record for pair in zip(ready_made, backlog(20, keys=1), strict=True) for record in pair]
+    transport = service(shards=1)
+    spool = MemorySpool(mixed)
+    async with replaying(spool, transport, fairness=fairness):
+        await seconds_until_replayed(spool)
+    found = [inner for stored in transport.kinesis.records(STREAM) for inner in decode(stored.data) or [stored]]
+    wanted = {b"%d-%d" % (each, part) for each in range(20) for part in range(3)} | {b"%d" % each for each in range(20)}
+    assert {record.data for record in found} == wanted
