@@ -64,6 +64,13 @@ class _Notes(logging.Handler):
         note(f"{record.levelname.lower()}: worker {self._worker}: {record.getMessage()}")
 
 
+async def _run(briefing: Briefing) -> None:
+    """Serve, and be gone: everything is closed and told by then, and uvloop's own closing was seen to wait for ever."""
+    await _serve(briefing)
+    sys.stderr.flush()
+    os._exit(ExitCode.DONE)
+
+
 async def _serve(briefing: Briefing) -> None:
     settings = own_settings(load_settings(**briefing.given), briefing.seat.worker)
     directory = who_may(settings, local=briefing.local, first_stream=briefing.first_stream)
@@ -137,7 +144,7 @@ def main() -> int:
             logging.getLogger(name).addHandler(_Notes(briefing.seat.worker))
             logging.getLogger(name).setLevel(level)
         options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
-        anyio.run(_serve, briefing, backend_options=options)
+        anyio.run(_run, briefing, backend_options=options)
     except ConfigError as error:
         complain(CommandFailure(str(error)))
         return ExitCode.WRONG_USAGE
