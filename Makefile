@@ -74,8 +74,13 @@ layers: $(READY_TO_DEV)
 coverage: $(COVERED)
 	$(call quietly,coverage,$(RUN) coverage report)
 
+# What fails is told by `make test`; here it runs once more, so that its lines count.
+TRACED = -m pytest --quiet -o cache_dir=$(abspath $(VENV))/.coverage-cache -m 'not long' -k 'not trio' \
+    $(wildcard $(addprefix tests/,core driver reliability spool streams rate_limiter testing coordination))
+
 $(COVERED): $(READY_TO_DEV) $(SOURCES)
-	@HYPOTHESIS_PROFILE=coverage $(RUN) coverage run -m pytest --quiet -m 'not long' -k 'not trio' $(wildcard $(addprefix tests/,core driver reliability spool streams rate_limiter testing coordination))
+	@HYPOTHESIS_PROFILE=coverage $(RUN) coverage run $(TRACED) || \
+	    HYPOTHESIS_PROFILE=coverage $(RUN) coverage run --append $(TRACED) --last-failed --last-failed-no-failures none
 	@touch $(COVERED)
 
 fuzz: $(READY_TO_DEV)
