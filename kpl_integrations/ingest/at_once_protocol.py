@@ -104,6 +104,7 @@ class AtOnceProtocol(BoundedProtocol):
 
     def on_message_complete(self) -> None:
         """End a request; answer it if that needs no waiting."""
+        self._ends_within = True
         held = self._held
         if held is None:
             super().on_message_complete()

@@ -31,6 +31,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0
+        # Whether the piece that is being parsed holds the end of a request: then what of it is the next one's head
+        # is unknown, and not counted.
+        self._ends_within = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -51,10 +54,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; afterwards see whether a head is unfinished."""
+        self._ends_within = False
         super().data_received(data)
         if not self._in_head or self.transport.is_closing():
             return
-        self._head_bytes += len(data)
+        if not self._ends_within:
+            self._head_bytes += len(data)
         if self._head_bytes > self.max_header_bytes:
             self._refuse(_TOO_LARGE)
         elif self._head_timer is None:
@@ -69,6 +74,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """End it."""
         self._end_head()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._ends_within = True
+        super().on_message_complete()
 
     def _begin_head(self) -> None:
         self._in_head = True

@@ -77,6 +77,19 @@ async def test_a_head_that_never_ends_is_answered_431():
         assert (await spoken(server, b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
+async def test_a_client_that_sends_many_requests_at_once_has_not_sent_one_long_head():
+    body = b'{"partition_key":"k","data":"' + b"x" * 400 + b'"}'
+    fields = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+    async with served(gateway_of(kinesis(), max_header_bytes=2_048)) as server:
+        # The first piece ends within a head.
+        said = await spoken(server, (fields.encode() + body) * 10 + last[:9], last[9:], pause=0.1)
+        assert said.count(b"HTTP/1.1 202") == 10
+        assert b"HTTP/1.1 200" in said
+        endless = await spoken(server, fields.encode() + body + last[:21], b"a: b\r\n" * 500, pause=0.1)
+        assert endless == b"" or b"HTTP/1.1 431" in endless
+
+
 async def test_a_body_that_comes_too_slowly_is_answered_408():
     head = f"POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".encode()
     async with served(gateway_of(kinesis(), body_seconds=0.3)) as server:
