@@ -52,7 +52,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
         listening: bool = False,
     ) -> None:
         super().__init__(stream, config, buffer_limit, now=now, chance=chance, delivery=delivery, listening=listening)
-        policy = FairnessPolicy() if config.fairness is None else config.fairness
+        policy = self._policy = FairnessPolicy() if config.fairness is None else config.fairness
         self._waiting = FairShards(policy, buffer_limit, ttl_seconds=self._ttl_seconds)
         self._queued = 0
         self._unanswered_bytes: dict[str | None, int] = {}
@@ -229,11 +229,14 @@ class FairStreamPipeline(ReliableStreamPipeline):
         self._wait(shard_id, msgspec.structs.replace(record, flow=flow, tier=tier), now, outcome)
         return self._delivery(outcome, 0)
 
-    def _misses_again(self, mover: MovingUserRecord) -> bool:
+    def _travels_alone(self, record: UserRecord) -> bool:
         """Say whether a user record travels alone; that of a flow without aggregation always does."""
+        return not self._policy.aggregates(record.flow) or super()._travels_alone(record)
+
+    def _misses_again(self, mover: MovingUserRecord) -> bool:
         note = note_of(mover)
         flow = mover.user_record.flow if note is None else note.flow
-        return flow in self._travel_alone or super()._misses_again(mover)
+        return flow in self._travel_alone or not self._policy.aggregates(flow) or super()._misses_again(mover)
 
     def _reserve(self, record: UserRecord, size: int) -> None:
         self._waiting.require_share(record.flow, size, tier=record.tier)

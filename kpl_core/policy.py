@@ -88,6 +88,10 @@ class FairnessPolicy:
             weight = weights.get(str(flow))
         return self.default_weight if weight is None else weight
 
+    def aggregates(self, flow: Hashable) -> bool:  # noqa: ARG002 - a subclass may know flows whose consumers cannot
+        """Say whether user records of `flow` may share an aggregated record, when they are retried or replayed too."""
+        return True
+
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

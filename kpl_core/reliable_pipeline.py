@@ -109,7 +109,7 @@ class ReliableStreamPipeline(StreamPipeline):
 
     def put_again(self, record: UserRecord, origin: Origin, now: float) -> Delivery:
         """Accept a user record from where it is kept; raises like `put`. If it fails it is there still."""
-        if record.data.startswith(MAGIC):
+        if self._travels_alone(record):
             return self._put_alone(record, origin, now)
         delivery = self._accept(record, now, origin)
         self._came_back[origin] += 1
@@ -117,8 +117,12 @@ class ReliableStreamPipeline(StreamPipeline):
         self._returned_to.add(self._aggregator.lane(self.shard_map.predict(digest), record.tier))
         return delivery
 
+    def _travels_alone(self, record: UserRecord) -> bool:
+        """Say whether a producer before us has aggregated it: inside another aggregate no consumer would find it."""
+        return record.data.startswith(MAGIC)
+
     def _put_alone(self, record: UserRecord, origin: Origin, now: float) -> Delivery:
-        """Accept what a producer before us has aggregated: inside another, no consumer would find it."""
+        """Accept what must not be aggregated."""
         size = check_user_record(record, max_record_bytes=self.max_record_bytes)
         self._reserve(record, size)
         self._came_back[origin] += 1
@@ -130,7 +134,7 @@ class ReliableStreamPipeline(StreamPipeline):
         return delivery
 
     def _misses_again(self, mover: MovingUserRecord) -> bool:
-        return mover.user_record.data.startswith(MAGIC) or super()._misses_again(mover)
+        return self._travels_alone(mover.user_record) or super()._misses_again(mover)
 
     def hurry_what_came_back(self, now: float) -> None:
         """Let user records that were put again wait for no more company, because there is none for them now."""
@@ -144,7 +148,7 @@ class ReliableStreamPipeline(StreamPipeline):
 
         None: they would travel apart. To let `record` share all of it, its time to live too, put it again as of then.
         """
-        if record.data.startswith(MAGIC):
+        if self._travels_alone(record):
             return None
         try:
             key = encode_partition_key(record.partition_key)

@@ -51,18 +51,24 @@ def take_part(producer: Threaded) -> None:
     _entered.add(producer)
 
 
+def _unclosed() -> list[tuple[Threaded, float]]:
+    """Return those nobody closed, each with its share of the time that is left, also if one hangs."""
+    producers = [each for each in list(_entered) if each.is_open]
+    return [(each, 1 / (len(producers) - position)) for position, each in enumerate(producers)]
+
+
 def _flush_unclosed() -> None:
     deadline = monotonic() + _EXIT_SECONDS * (1 - _CLOSE_SHARE)
-    for producer in [each for each in list(_entered) if each.is_open]:
+    for producer, share in _unclosed():
         with contextlib.suppress(KplError):
-            producer.flush(max(0.0, deadline - monotonic()))
+            producer.flush(max(0.0, deadline - monotonic()) * share)
 
 
 def _close_unclosed() -> None:
     deadline = monotonic() + _EXIT_SECONDS * _CLOSE_SHARE
-    for producer in [each for each in list(_entered) if each.is_open]:
+    for producer, share in _unclosed():
         with contextlib.suppress(KplError):
-            report = producer.close(max(0.0, deadline - monotonic()))
+            report = producer.close(max(0.0, deadline - monotonic()) * share)
             if not report.complete or report.failed_total:
                 _logger.warning("the process ended before a BlockingProducer was closed: %s", report)
 

@@ -110,3 +110,19 @@ async def test_what_a_producer_before_us_has_aggregated_is_not_aggregated_again(
     found = [inner for stored in transport.kinesis.records(STREAM) for inner in decode(stored.data) or [stored]]
     wanted = {b"%d-%d" % (each, part) for each in range(20) for part in range(3)} | {b"%d" % each for each in range(20)}
     assert {record.data for record in found} == wanted
+
+
+class _OneWithoutAggregation(FairnessPolicy):
+    def aggregates(self, flow: object) -> bool:
+        return flow != "plain"
+
+
+async def test_a_flow_without_aggregation_is_replayed_without_it() -> None:
+    mixed = [*backlog(30, keys=3, flow="plain"), *backlog(30, keys=3)]
+    transport = service(shards=1)
+    spool = MemorySpool(mixed)
+    async with replaying(spool, transport, fairness=_OneWithoutAggregation()):
+        await seconds_until_replayed(spool)
+    alone = [stored.data for stored in transport.kinesis.records(STREAM) if decode(stored.data) is None]
+    assert sorted(alone, key=int) == [b"%d" % number for number in range(30)]
+    assert len(consumed(transport)) == 3
