@@ -128,7 +128,33 @@ async def test_a_failure_of_ours_is_answered_500_and_logged_once(caplog):
             said = await spoken(server, request())
     assert said.startswith(b"HTTP/1.1 500")
     assert b"connection: close" in said
-    assert [each.message for each in caplog.records] == ["Exception while answering at once"]
+    said_by_the_server = [each.message for each in caplog.records if each.name == "uvicorn.error"]
+    assert said_by_the_server == ["Exception while answering at once"]
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\n\r\n"], ids=["alone", "after another"])
+async def test_what_is_behind_an_answer_that_closes_is_not_taken(before):
+    transport = kinesis()
+    gateway = gateway_of(transport)
+    async with served(gateway) as server:
+        gateway.answer_at_once = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
+        said = await spoken(server, before, request() + request() + request(), pause=0.1)
+        assert [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)] == (
+            [b"200", b"500"] if before else [b"500"]
+        )
+    assert stored(transport, STREAM) == []
+
+
+@pytest.mark.parametrize(
+    "target", ["http://host", "http://host:70000/", "/" + "x" * 65_536], ids=["no path", "no port", "too long"]
+)
+async def test_a_target_that_is_none_is_answered_400_whether_its_body_is_there_or_not(target, caplog):
+    async with served(gateway_of(kinesis(), max_header_bytes=1_048_576)) as server:
+        whole = request(target=target)
+        with caplog.at_level(logging.WARNING):
+            for asked_for in (whole, whole[: -len(ONE)]):
+                assert (await spoken(server, asked_for)).startswith(b"HTTP/1.1 400")
+        assert {each.getMessage() for each in caplog.records} == {"Invalid HTTP request received."}
 
 
 def _fails(*_: object) -> None:
