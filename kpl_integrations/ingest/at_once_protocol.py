@@ -9,6 +9,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from kpl_integrations.ingest.at_once import AnswersAtOnce
@@ -24,6 +25,9 @@ _FAILED: Final[tuple[int, Headers, bytes]] = (
     b"Internal Server Error",
 )
 _CLOSE: Final = (b"connection", b"close")
+_INVALID: Final = "Invalid HTTP request received."
+# What uvicorn raises for a target that it cannot take: one without a path, of no port or of no ASCII.
+_NO_TARGET: Final = (httptools.HttpParserError, AttributeError, ValueError)
 
 
 class AtOnceProtocol(BoundedProtocol):
@@ -54,8 +58,14 @@ class AtOnceProtocol(BoundedProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser; let go what is not whole."""
         super().data_received(data)
-        if self._held is not None:
+        if self._held is None:
+            return
+        try:
             self._let_go()
+        except _NO_TARGET:
+            # As uvicorn does where the parser calls it.
+            self.logger.warning(_INVALID)
+            self.send_400_response(_INVALID)
 
     def on_message_begin(self) -> None:
         """Begin a request; its scope is made when the application needs it."""
@@ -69,6 +79,9 @@ class AtOnceProtocol(BoundedProtocol):
 
     def on_headers_complete(self) -> None:
         """Hold a request, or let the application have it."""
+        if self.transport.is_closing():
+            # Its client could not be told what became of it, and sends it again.
+            return
         if self.asked_first is None:
             super().on_headers_complete()
         elif self._may_be_held():
@@ -91,23 +104,23 @@ class AtOnceProtocol(BoundedProtocol):
             and (cycle is None or cycle.response_complete)
             and not self.pipeline
             and not self.flow.write_paused
-            and not self.transport.is_closing()
             and (limit is None or (len(self.connections) < limit and len(self.tasks) < limit))
         )
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
-        if self._held is None:
-            super().on_body(body)
-        else:
+        if self._held is not None:
             self._held.append(body)
+        elif not self.transport.is_closing():
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request; answer it if that needs no waiting."""
         self._ends_within = True
         held = self._held
         if held is None:
-            super().on_message_complete()
+            if not self.transport.is_closing():
+                super().on_message_complete()
             return
         try:
             assert self.asked_first is not None  # noqa: S101 - else nothing is held

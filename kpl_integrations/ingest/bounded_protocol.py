@@ -34,6 +34,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # Whether the piece that is being parsed holds the end of a request: then what of it is the next one's head
         # is unknown, and not counted.
         self._ends_within = False
+        # Whether it holds the beginning of one.
+        self._begins_within = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -53,10 +55,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; afterwards see whether a head is unfinished."""
-        self._ends_within = False
+        """Feed the parser; afterwards see whether a head is unfinished, or nobody waits for one any more."""
+        self._ends_within = self._begins_within = False
+        idle = self.timeout_keep_alive_task
         super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
+            if idle is not None and not self._begins_within:
+                self._stay_idle(idle.when())
             return
         if not self._ends_within:
             self._head_bytes += len(data)
@@ -80,8 +87,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ends_within = True
         super().on_message_complete()
 
+    def _stay_idle(self, until: float) -> None:
+        """Wait for the next request no longer than before: what came belongs to none that is still to be answered.
+
+        It is the rest of a body nobody read, or empty lines. uvicorn stops its timer for whatever comes, and starts
+        it with the next answer only.
+        """
+        if self.timeout_keep_alive_task is None and not self._is_answering():
+            self.timeout_keep_alive_task = self.loop.call_at(until, self.timeout_keep_alive_handler)
+
+    def _is_answering(self) -> bool:
+        """Say whether an answer is still being worked on: what is written before it would be taken for it."""
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
     def _begin_head(self) -> None:
-        self._in_head = True
+        self._in_head = self._begins_within = True
         self._head_bytes = 0
 
     def _end_head(self) -> None:
@@ -96,11 +117,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._head_timer = None
-        if self._in_head:
+        if not self._in_head or self.transport.is_closing():
+            return
+        if self._is_answering():
+            self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+        else:
             self._refuse(_TOO_SLOW)
 
     def _refuse(self, answer: bytes) -> None:
         self._stop_waiting()
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._is_answering():
             self.transport.write(answer)
-            self.transport.close()
+        self.transport.close()

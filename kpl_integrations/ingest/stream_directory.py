@@ -54,7 +54,7 @@ class StreamDirectory:
         account, or one of which Kinesis does not say whose it is, stays as it is.
 
         Raises:
-            Refused: as `require`.
+            Refused: as `require`, or Kinesis could not be asked whose an ARN is; nothing is remembered of that.
         """
         name = stream.rpartition("/")[2] if stream.startswith("arn:") else stream
         if not (allows(stream) or allows(name)):

@@ -1,11 +1,15 @@
 """One stream, one pipeline, by whichever name it is asked for; and nobody writes where he may not."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError, ParamValidationError
 
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.ingest.admission import Refusal, Refused
+from kpl_integrations.ingest.own_arn import ask_arn
 from kpl_integrations.ingest.stream_directory import ABSENT_SECONDS, StreamDirectory
 from kpl_integrations.ingest.tenants import Tenant
 
@@ -79,3 +83,55 @@ async def test_an_arn_of_which_nobody_can_say_whose_it_is_stays_as_it_is_and_is_
     assert scene.asked == ["orders"]
     scene.arn, scene.now = OWN, ABSENT_SECONDS + 1
     assert await scene.directory.admit(OWN, globs("orders")) == "orders"
+
+
+class FailingClient:
+    """Fails to describe a stream, until it is mended."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure: Exception | None = failure
+
+    async def describe_stream_summary(self, **_: str) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return {"StreamDescriptionSummary": {"StreamARN": OWN}}
+
+
+def of_kinesis(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code}}, "DescribeStreamSummary")
+
+
+# What asking for the ARN fails with, and whether that says anything of the stream.
+FAILURES = [
+    (of_kinesis("AccessDeniedException"), True),
+    (of_kinesis("AccessDenied"), True),
+    (of_kinesis("ResourceNotFoundException"), True),
+    (of_kinesis("ValidationException"), True),
+    (ParamValidationError(report="too short"), True),
+    (of_kinesis("LimitExceededException"), False),
+    (of_kinesis("ThrottlingException"), False),
+    (of_kinesis("InternalFailure"), False),
+    (of_kinesis("ExpiredTokenException"), False),
+    (EndpointConnectionError(endpoint_url="https://kinesis"), False),
+    (BotoCoreError(), False),
+    (TimeoutError(), False),
+    (ConnectionResetError(), False),
+]
+
+
+@pytest.mark.parametrize(("failure", "says"), FAILURES, ids=lambda value: repr(value)[:60])
+async def test_a_failure_that_passes_gives_no_stream_a_second_pipeline(failure, says):
+    client = FailingClient(failure)
+    directory = StreamDirectory(
+        FakeTransport(FakeKinesis({"orders": 1})), clock=lambda: 0.0, arn_of=lambda name: ask_arn(client, name)
+    )
+    if says:
+        assert await ask_arn(client, "orders") is None
+        return
+    with pytest.raises(Refused) as refused:
+        await directory.admit(OWN, globs("*"))
+    assert refused.value.refusal is Refusal.STREAM_UNCERTAIN
+    assert refused.value.retry_after == 2.0
+    assert directory.known == set()
+    client.failure = None
+    assert await directory.admit(OWN, globs("*")) == "orders"

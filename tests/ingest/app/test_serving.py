@@ -103,6 +103,70 @@ async def test_a_second_head_on_the_same_connection_is_bounded_like_the_first():
         assert b"HTTP/1.1 408" in answer
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "rest"),
+    [
+        (f"POST {PATH} HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n", b"401", b"x"),
+        ("GET /livez HTTP/1.1\r\n\r\n", b"200", b"\r\n"),
+    ],
+    ids=["a body nobody reads", "empty lines"],
+)
+@pytest.mark.parametrize("times", [1, 600], ids=["once", "on and on"])
+async def test_who_was_answered_holds_a_connection_no_longer_by_sending_what_is_no_request(asked, status, rest, times):
+    gateway = gateway_of(kinesis(), KnownTenants(Tenant(id="t")), keep_alive_seconds=1)
+    async with served(gateway) as server:
+        host, _, port = server.url.rpartition("/")[2].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(asked.encode())
+            assert (await asyncio.wait_for(reader.readline(), 30)).split()[1] == status
+            hung_up = asyncio.create_task(reader.read())
+            for _ in range(times):
+                writer.write(rest)
+                if (await asyncio.wait({hung_up}, timeout=0.05))[0]:
+                    break
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(hung_up, 30 if times == 1 else 0.0)
+        finally:
+            writer.close()
+
+
+def answering_after(gateway: IngestGateway, told: asyncio.Event) -> None:
+    """Let the application answer no request before it is told to."""
+    application = type(gateway).__call__
+
+    class Waiting(type(gateway)):  # type: ignore[misc] # a class that is an argument's
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await told.wait()
+            await application(self, scope, receive, send)
+
+    gateway.__class__ = Waiting
+
+
+async def test_a_head_too_slow_behind_a_request_still_answered_is_refused_after_the_answer():
+    told = asyncio.Event()
+    gateway = gateway_of(kinesis(), header_seconds=1.0)
+    answering_after(gateway, told)
+    async with served(gateway) as server:
+        asyncio.get_running_loop().call_later(1.5, told.set)
+        said = await spoken(server, b"GET /livez HTTP/1.1\r\n\r\nGET /livez HTTP/1.1\r\n")
+        assert said.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 408" in said
+
+
+async def test_a_head_too_large_behind_a_request_still_answered_is_not_its_answer():
+    told = asyncio.Event()
+    gateway = gateway_of(kinesis(), max_header_bytes=2_048)
+    answering_after(gateway, told)
+    async with served(gateway) as server:
+        try:
+            begun = b"GET /livez HTTP/1.1\r\n\r\nGET /livez HTTP/1.1\r\n"
+            assert await spoken(server, begun, b"a: b\r\n" * 500, b"a: b\r\n" * 500, pause=0.05) == b""
+        finally:
+            told.set()
+
+
 async def test_what_is_no_http_is_answered_400_and_hurts_nobody():
     async with served(gateway_of(kinesis())) as server, httpx.AsyncClient() as client:
         for noise in (b"\x16\x03\x01\x02\x00\x01", b"\r\n\r\n\x00\x00", b"GET /\xff HTTP/1.1\r\n\r\n"):
