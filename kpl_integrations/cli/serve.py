@@ -18,7 +18,7 @@ from kpl_integrations.cli.terminal import note, noted
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.listening import listening_sockets
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
-from kpl_integrations.ingest.workers.own_files import left_by_workers
+from kpl_integrations.ingest.workers.own_files import kept_in, left_by_workers
 
 __all__ = ["Serve"]
 
@@ -128,11 +128,12 @@ def _plain(value: object) -> object:
 
 
 def _warn_of_files_left(settings: IngestSettings) -> None:
-    """Say so if there are spools that nobody opens."""
-    left = [] if settings.spool is None else left_by_workers(settings.spool)
+    """Say so if there are spools, or dead letters, that nobody opens."""
+    path = kept_in(settings)
+    left = [] if path is None else left_by_workers(path)
     if left:
         note(
-            f"warning: {settings.spool} has {len(left)} files beside it of an earlier run with --workers; what they "
+            f"warning: {path} has {len(left)} files beside it of an earlier run with --workers; what they "
             f"hold is delivered by a run with --workers 2 or more"
         )
 

@@ -59,7 +59,10 @@ async def serve_by_many(
                 msgspec.json.encode(Briefing(seat=seat, descriptor=descriptor, **briefing)) + b"\n"
             ),
             sockets=sockets,
-            seats=[Seat(worker=number, life=1, count=len(numbers), folder=folder) for number in numbers],
+            seats=[
+                Seat(worker=number, life=1, count=len(numbers), folder=folder, takes=place < len(sockets))
+                for place, number in enumerate(numbers)
+            ],
             burial=Burial(FileStore(Path(folder) / "totals")),
             grace_seconds=settings.drain_delay_seconds + settings.close_seconds + _GRACE_SECONDS,
         )

@@ -20,6 +20,7 @@ import msgspec
 
 from kpl_core import ConfigError
 from kpl_core.spool import SpoolError
+from kpl_integrations.cli.echoes import Echoes
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
 from kpl_integrations.cli.serve_parts import connection_of, through, who_may
@@ -28,6 +29,7 @@ from kpl_integrations.cli.terminal import complain, note
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.workers.crew import READY
+from kpl_integrations.ingest.workers.leftovers import holds_more
 from kpl_integrations.ingest.workers.own_files import own_settings
 from kpl_integrations.ingest.workers.seat import Seat
 
@@ -81,12 +83,19 @@ async def _serve(briefing: Briefing) -> None:
         return
     with socket.socket(fileno=briefing.descriptor) as listening:
         server = GatewayServer(gateway, listening)
-        with on_signal(server.stop), _until_alone(server.stop):
+        echoes = Echoes()
+
+        def stop(number: signal.Signals = signal.SIGTERM) -> None:
+            # Counted twice it would mean "hurry", and what was taken a moment ago would fail.
+            if not echoes.is_echo(number, anyio.current_time()):
+                server.stop(number)
+
+        with on_signal(stop), _until_alone(stop):
             await server.run(started=_say_ready)
 
 
 async def _empty(gateway: IngestGateway) -> None:
-    """Deliver what an old spool holds, without taking anything."""
+    """Deliver what an old file holds, without taking anything: records, and the letters that are tried again."""
     stopped = anyio.Event()
 
     def stop(_: signal.Signals = signal.SIGTERM) -> None:
@@ -95,8 +104,8 @@ async def _empty(gateway: IngestGateway) -> None:
     with on_signal(stop), _until_alone(stop):
         async with gateway:
             _say_ready()
-            spool = gateway.producer.spool
-            while not stopped.is_set() and spool is not None and spool.statistics().records:
+            letters = gateway.producer.dead_letters
+            while not stopped.is_set() and letters is not None and await holds_more(letters):
                 with anyio.move_on_after(_LOOK_SECONDS):
                     await stopped.wait()
 

@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import Final
 
-__all__ = ["BACKLOG", "bound_socket", "listening_sockets"]
+__all__ = ["BACKLOG", "bound_socket", "listening_sockets", "shared_socket"]
 
 BACKLOG: Final = 2_048
 
@@ -17,6 +17,11 @@ BACKLOG: Final = 2_048
 def bound_socket(host: str, port: int) -> socket.socket:
     """Return a listening socket's beginning, bound; OSError if the address cannot be had."""
     return _bound(host, port, is_shared=False)
+
+
+def shared_socket(host: str, port: int) -> socket.socket:
+    """Return one more for a port of `listening_sockets`, bound, not listening; OSError if it cannot be had; Linux."""
+    return _bound(host, port, is_shared=True)
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:

@@ -1,8 +1,9 @@
 """Keeps a gateway's workers alive, and ends them in order.
 
 Each worker is a process with a socket of its own. One that dies is replaced under the same number, at once if it had
-lived for a while, and more and more slowly if it dies again and again; the others do not notice. What it is to be
-comes through its standard input: when that ends, because its crew is gone, it ends in order.
+lived for a while, and more and more slowly if it dies again and again; the others do not notice. After eight such
+deaths in a row its socket is closed until the next one listens, so that nobody waits for one that may never come. What
+it is to be comes through its standard input: when that ends, because its crew is gone, it ends in order.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from anyio.abc import Process
 
 from kpl_integrations.ingest.totals import Totals
 from kpl_integrations.ingest.workers.burial import Burial
+from kpl_integrations.ingest.workers.door import Door
 from kpl_integrations.ingest.workers.seat import Seat
 
 __all__ = ["READY", "Crew", "WorkerFailed"]
@@ -28,6 +30,10 @@ READY: Final = b"ready\n"
 _LONG_LIFE_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 10.0
+# Some 25 s of pauses: by then it is something that only a person can cure, such as a damaged spool.
+_HOPELESS_DEATHS: Final = 8
+# The status of a process that could not be started.
+_NOT_STARTED: Final = 1
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.workers")
 
@@ -67,7 +73,7 @@ class Crew:
     ) -> None:
         self._command = list(command)
         self._briefing = briefing
-        self._sockets = list(sockets)
+        self._doors = [Door(each) for each in sockets]
         self._seats = list(seats)
         self._burial = burial
         self._grace_seconds = grace_seconds
@@ -112,15 +118,20 @@ class Crew:
     async def _keep(self, place: int) -> None:
         """Have a living process in this place until the crew stops."""
         seat = self._seats[place]
-        listening = self._sockets[place] if place < len(self._sockets) else None
+        door = self._doors[place] if place < len(self._doors) else None
         quick_deaths = status = 0
         while not self._stopped.is_set():
             began_at = time.monotonic()
-            status = await self._live(place, seat, listening)
-            if self._stopped.is_set() or place in self._unready or (status == 0 and listening is None):
+            status = await self._live(place, seat, door)
+            if self._stopped.is_set() or place in self._unready or (status == 0 and door is None):
                 break
             await self._burial.bury(seat)
             quick_deaths = quick_deaths + 1 if time.monotonic() - began_at < _LONG_LIFE_SECONDS else 0
+            if door is not None and quick_deaths >= _HOPELESS_DEATHS:
+                door.shut()
+            if door is not None and quick_deaths == _HOPELESS_DEATHS:
+                text = "worker %d died %d times in a row; until another listens, the others get all connections"
+                _logger.error(text, seat.worker, quick_deaths)
             pause = _pause(quick_deaths)
             _logger.warning("worker %d %s; another takes its place in %g s", seat.worker, _ended(status), pause)
             with anyio.move_on_after(pause):
@@ -138,16 +149,21 @@ class Crew:
                 _logger.warning("worker %d %s while it was to end", seat.worker, _ended(status))
         self._is_ready(place)
 
-    async def _live(self, place: int, seat: Seat, listening: socket | None) -> int:
+    async def _live(self, place: int, seat: Seat, door: Door | None) -> int:
         """Run one process to its end; return its status."""
-        descriptor = None if listening is None else listening.fileno()
-        process = await anyio.open_process(
-            self._command,
-            stderr=None,
-            # Ctrl-C reaches the crew, which passes it on: twice would mean "hurry".
-            start_new_session=True,
-            pass_fds=() if descriptor is None else (descriptor,),
-        )
+        try:
+            descriptor = None if door is None else door.descriptor()
+            process = await anyio.open_process(
+                self._command,
+                stderr=None,
+                # Ctrl-C reaches the crew, which passes it on: twice would mean "hurry".
+                start_new_session=True,
+                pass_fds=() if descriptor is None else (descriptor,),
+            )
+        except OSError as error:
+            # No memory, files or processes left, perhaps for a moment only: the others live on.
+            _logger.warning("worker %d could not be started: %s", seat.worker, error.strerror or error)
+            return _NOT_STARTED
         self._alive[place] = process
         try:
             assert process.stdin is not None  # noqa: S101 - pipes are the default
@@ -186,7 +202,7 @@ class Crew:
             _send(process, signal.SIGKILL)
 
     def _close_sockets(self) -> None:
-        for each in self._sockets:
+        for each in self._doors:
             each.close()
 
 

@@ -3,7 +3,7 @@
     --spool spool.db --workers 2      spool-0.db, spool-1.db
 
 With fewer workers than the last time, or after a run without, files are left that nobody would open: `heirs` names
-their numbers, and each gets a process that only empties it.
+their numbers, and each gets a process that only empties it. Without a spool the same holds for dead letters.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Final
 
 from kpl_integrations.ingest.settings import IngestSettings
 
-__all__ = ["ALONE", "heirs", "left_by_workers", "own_path", "own_settings"]
+__all__ = ["ALONE", "heirs", "kept_in", "left_by_workers", "own_path", "own_settings"]
 
 # The number of the file that a gateway of one process has: the path as it is named.
 ALONE: Final = -1
@@ -31,18 +31,24 @@ def own_settings(settings: IngestSettings, worker: int) -> IngestSettings:
 
 
 def heirs(settings: IngestSettings, count: int) -> list[int]:
-    """Return the numbers of spools that exist, and belong to none of `count` workers."""
-    if settings.spool is None:
+    """Return the numbers of files that exist, and belong to none of `count` workers."""
+    path = kept_in(settings)
+    if path is None:
         return []
-    alone = [ALONE] if settings.spool.exists() else []
-    return alone + [number for number in left_by_workers(settings.spool) if number >= count]
+    alone = [ALONE] if path.exists() else []
+    return alone + [number for number in left_by_workers(path) if number >= count]
 
 
-def left_by_workers(spool: Path) -> list[int]:
-    """Return the numbers of workers whose spools exist."""
-    name = re.compile(re.escape(spool.stem) + r"-(\d{1,4})" + re.escape(spool.suffix))
+def kept_in(settings: IngestSettings) -> Path | None:
+    """Return the file that outlives a run: with a spool it has the dead letters too."""
+    return settings.spool or settings.dead_letters
+
+
+def left_by_workers(path: Path) -> list[int]:
+    """Return the numbers of workers whose files exist."""
+    name = re.compile(re.escape(path.stem) + r"-(\d{1,4})" + re.escape(path.suffix))
     try:
-        found = [name.fullmatch(each.name) for each in spool.parent.iterdir()]
+        found = [name.fullmatch(each.name) for each in path.parent.iterdir()]
     except OSError:
         return []
     return sorted(int(match[1]) for match in found if match is not None)

@@ -22,12 +22,14 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
         life: 1 for the first process with that number, 2 for the one that took over.
         count: how many processes share the rates, those that only empty an old spool included.
         folder: of this run alone, readable by its user only.
+        takes: requests; one that only empties an old spool does not.
     """
 
     worker: int
     life: int
     count: int
     folder: str
+    takes: bool = True
 
     @property
     def name(self) -> str:

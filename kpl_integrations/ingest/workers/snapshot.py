@@ -25,7 +25,10 @@ class FamilySnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker in one life; `inherited` are the user records that its files held when it began."""
+    """One worker in one life; `inherited` are the user records that its files held when it began.
+
+    Of one that `takes` no requests the state says nothing of the gateway.
+    """
 
     worker: int
     life: int
@@ -33,6 +36,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     inherited: int
     stats: Stats
     families: list[FamilySnapshot]
+    takes: bool = True
 
 
 def snapshot_of(totals: Totals, seat: Seat, *, process_id: int, inherited: int) -> Snapshot:
@@ -44,6 +48,7 @@ def snapshot_of(totals: Totals, seat: Seat, *, process_id: int, inherited: int) 
         inherited=inherited,
         stats=totals.stats,
         families=_families(totals.families),
+        takes=seat.takes,
     )
 
 

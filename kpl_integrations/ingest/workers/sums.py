@@ -12,21 +12,22 @@ from prometheus_client.metrics_core import Metric as Family
 from kpl_integrations.ingest.stats import RecordStats, Room, Stats, StreamStats, TenantStats, WorkerStats
 from kpl_integrations.ingest.totals import Totals
 from kpl_integrations.ingest.workers.past import GROWING, Past, WorkerPast, added
-from kpl_integrations.ingest.workers.snapshot import Snapshot
+from kpl_integrations.ingest.workers.snapshot import FamilySnapshot, Snapshot
 
 __all__ = ["sum_of"]
 
 ACCEPTED: Final = "kinesis_producer_accepted_records"
 WAITING_TENANTS: Final = "kinesis_ingest_waiting_tenants"
+OPEN: Final = "kinesis_ingest_open"
 # Gauges of which a sum would say nothing: the worst of them does.
 _OTHERWISE: Final[Mapping[str, Callable[[float, float], float]]] = {
     "kinesis_producer_breaker_state": max,
     "kinesis_ingest_tenant_wait_seconds": max,
     "kinesis_coordinator_lease_age_seconds": max,
     "kinesis_producer_shard_rate_limit": min,
-    "kinesis_ingest_open": min,
+    OPEN: min,
 }
-# The gateway is what the least open of its workers is.
+# The gateway is what the least open of the workers that take requests is.
 _STATES: Final = ("closed", "draining", "open")
 
 _Labels = tuple[tuple[str, str], ...]
@@ -35,7 +36,7 @@ _Labels = tuple[tuple[str, str], ...]
 def sum_of(living: Sequence[Snapshot], past: Past) -> Totals:
     """Return the totals of all workers; `living` has each number at most once, and nobody whom `past` has."""
     stats = Stats(
-        state=min((each.stats.state for each in living), key=_STATES.index, default="closed"),
+        state=min((each.stats.state for each in living if each.takes), key=_STATES.index, default="closed"),
         tenants=_tenants([past.tenants, *(each.stats.tenants for each in living)]),
         records=_records(living, past),
         room=_room(each.stats.room for each in living),
@@ -143,7 +144,7 @@ def _breakers(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str
 def _families(living: Sequence[Snapshot], past: Past, stats: Stats) -> list[Family]:
     families: dict[str, Family] = {}
     sums: dict[str, dict[tuple[str, _Labels], float]] = {}
-    for snapshot in [past.families, *(each.families for each in living)]:
+    for snapshot in [past.families, *(_of_the_whole(each) for each in living)]:
         for family in snapshot:
             if family.name not in families:
                 families[family.name] = Family(family.name, family.meaning, family.kind)
@@ -164,6 +165,11 @@ def _families(living: Sequence[Snapshot], past: Past, stats: Stats) -> list[Fami
         for (name, labels), value in mine.items():
             families[family_name].add_sample(name, dict(labels), value)
     return [*families.values(), *_of_the_workers(stats)]
+
+
+def _of_the_whole(snapshot: Snapshot) -> list[FamilySnapshot]:
+    """Return the metrics that count: who takes no requests has no say in whether the gateway is open."""
+    return [each for each in snapshot.families if snapshot.takes or each.name != OPEN]
 
 
 def _set(sums: Mapping[str, dict[tuple[str, _Labels], float]], family: str, value: float) -> None:

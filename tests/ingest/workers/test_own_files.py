@@ -36,4 +36,7 @@ def test_files_of_more_workers_than_there_are_have_heirs_and_so_has_the_one_of_a
     (tmp_path / "spool.db").touch()
     assert heirs(settings, 2) == [ALONE, 2, 10]
     assert heirs(load_settings(), 2) == []
+    # With a spool the dead letters are in it.
+    assert heirs(load_settings(spool=tmp_path / "spool.db", dead_letters=tmp_path / "other.db"), 2) == [ALONE, 2, 10]
+    assert heirs(load_settings(dead_letters=tmp_path / "other.db"), 2) == [9]
     assert heirs(load_settings(spool=tmp_path / "nowhere" / "spool.db"), 2) == []

@@ -201,6 +201,19 @@ def test_counters_and_histograms_are_added_and_gauges_are_what_says_most():
     assert found["kinesis_ingest_workers"] == 2.0
 
 
+def test_who_only_emptied_an_old_spool_and_ended_does_not_close_the_gateway():
+    def told(number: int, *, takes: bool, is_open: bool) -> Snapshot:
+        gauge = family("kinesis_ingest_open", "gauge", ("kinesis_ingest_open", {}, float(is_open)))
+        state = "open" if is_open else "closed"
+        return msgspec.structs.replace(snapshot(number, gauge, state=state), takes=takes)
+
+    both = [told(0, takes=True, is_open=True), told(1, takes=False, is_open=False)]
+    totals = sum_of(both, Past())
+    assert (totals.stats.state, samples(totals)["kinesis_ingest_open"]) == ("open", 1.0)
+    seat = Seat(worker=1, life=1, count=2, folder="/nowhere", takes=False)
+    assert not snapshot_of(Totals(Stats(state="open"), []), seat, process_id=1, inherited=0).takes
+
+
 def test_a_tenant_that_waits_at_two_workers_is_one_that_waits():
     waits = family("kinesis_ingest_waiting_tenants", "gauge", ("kinesis_ingest_waiting_tenants", {}, 1.0))
     tenants = {"a": TenantStats(waiting_records=1)}
