@@ -9,7 +9,6 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from kpl_integrations.ingest.at_once import AnswersAtOnce
@@ -26,8 +25,6 @@ _FAILED: Final[tuple[int, Headers, bytes]] = (
 )
 _CLOSE: Final = (b"connection", b"close")
 _INVALID: Final = "Invalid HTTP request received."
-# What uvicorn raises for a target that it cannot take: one without a path, of no port or of no ASCII.
-_NO_TARGET: Final = (httptools.HttpParserError, AttributeError, ValueError)
 
 
 class AtOnceProtocol(BoundedProtocol):
@@ -62,7 +59,7 @@ class AtOnceProtocol(BoundedProtocol):
             return
         try:
             self._let_go()
-        except _NO_TARGET:
+        except Exception:  # noqa: BLE001 - as the parser does with whatever its callbacks raise
             # As uvicorn does where the parser calls it.
             self.logger.warning(_INVALID)
             self.send_400_response(_INVALID)
