@@ -9,55 +9,13 @@ import msgspec
 
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats
 
-__all__ = ["GatewayStats", "RecordStats", "Room", "StreamStats", "TenantStats", "ask", "require_url"]
+__all__ = ["GatewayStats", "ask", "require_url"]
 
 _SECONDS: Final = 5.0
 _KEY_VARIABLE: Final = "KPL_GATEWAY_KEY"
 _LARGEST_ANSWER: Final = 16 * 1024 * 1024
-
-
-class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
-    """All user records: where they are."""
-
-    accepted: int = 0
-    delivered: int = 0
-    failed: Mapping[str, int] = {}
-    spooled: int = 0
-    dead_lettered: int = 0
-    buffered: int = 0
-    buffered_bytes: int = 0
-
-
-class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the buffer is taken."""
-
-    outstanding_records: int = 0
-    max_records: int = 0
-    outstanding_bytes: int = 0
-    max_bytes: int = 0
-
-
-class StreamStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream."""
-
-    accepted: int = 0
-    delivered: int = 0
-    failed: int = 0
-    waiting: int = 0
-    in_flight: int = 0
-    buffered: int = 0
-    breakers: Mapping[str, str] = {}
-
-
-class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant."""
-
-    requests: int = 0
-    accepted_records: int = 0
-    waiting_records: int = 0
-    waiting_bytes: int = 0
-    refused: Mapping[str, int] = {}
 
 
 class GatewayStats(msgspec.Struct, frozen=True, kw_only=True):

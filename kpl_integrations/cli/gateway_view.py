@@ -5,7 +5,8 @@ from typing import Final
 
 import msgspec
 
-from kpl_integrations.cli.gateway_stats import GatewayStats, RecordStats, Room, StreamStats, TenantStats
+from kpl_integrations.cli.gateway_stats import GatewayStats
+from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats
 
 __all__ = ["GatewayView", "StreamView", "TenantView", "Watch"]
 

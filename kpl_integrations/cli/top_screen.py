@@ -55,6 +55,8 @@ def _figures(view: GatewayView) -> Table:
     table.add_row("delivered", _bold(f"{_short(view.delivered_per_second)}/s"), f"{records.delivered:,} in all")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(records.failed.items()))
     table.add_row("failed", Text(f"{failed:,}", "bold red" if failed else "bold"), reasons)
+    if records.lost:
+        table.add_row("lost", Text(f"{records.lost:,}", "bold red"), "with a worker that died")
     if records.spooled or records.dead_lettered:
         table.add_row("kept", _bold(f"{records.spooled:,} spooled"), f"{records.dead_lettered:,} dead letters")
     if room is not None and room.max_bytes:

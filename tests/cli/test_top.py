@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import runpy
 import signal
 import threading
@@ -12,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from kpl_integrations.cli.gateway_stats import GatewayStats, RecordStats
+from kpl_integrations.cli.gateway_stats import GatewayStats
 from kpl_integrations.cli.gateway_view import Watch
+from kpl_integrations.gateway_figures import RecordStats
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.cli.kpl_process import in_a_terminal, started, without_escape_codes
 from tests.ingest.running_gateway import running_gateway
@@ -152,6 +154,15 @@ def test_a_gateway_that_was_started_anew_counts_from_zero():
         for number, count in enumerate(counts)
     ]
     assert [view.delivered_per_second for view in views] == [0, 100, 25]
+
+
+def test_what_was_lost_with_a_worker_that_died_is_said(kpl, gateway):
+    gateway.body = b'{"state": "open", "records": {"accepted": 9, "lost": 7}}'
+    _, out, _ = kpl("top", gateway.url, "--interval", "0.05")
+    assert re.search(r"lost\s+7\s+with a worker that died", out)
+    gateway.body = b'{"state": "open", "records": {"accepted": 9}}'
+    _, out, _ = kpl("top", gateway.url, "--interval", "0.05")
+    assert "lost" not in out
 
 
 def test_a_tenants_own_key_shows_that_tenant_alone(kpl, gateway):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kpl_integrations.ingest.stats import StreamStats, TenantStats
+from kpl_integrations.gateway_figures import StreamStats, TenantStats
 from kpl_integrations.ingest.workers.snapshot import FamilySnapshot, Sample, Snapshot
 
 __all__ = ["GROWING", "Past", "WorkerPast", "added", "folded"]

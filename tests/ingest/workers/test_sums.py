@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from prometheus_client.metrics_core import Metric as Family
 
+from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats
 from kpl_integrations.ingest.metrics import exposition
-from kpl_integrations.ingest.stats import RecordStats, Room, Stats, StreamStats, TenantStats
+from kpl_integrations.ingest.stats import Stats
 from kpl_integrations.ingest.totals import Totals
 from kpl_integrations.ingest.workers.past import Past, folded
 from kpl_integrations.ingest.workers.seat import Seat
