@@ -1,44 +1,16 @@
 """What a handler loses: bounded, counted by reason, told in the stream where anything can be, and on stderr."""
 
 import errno
-import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from kpl_core import BlockingProducer, Config
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang
 from kpl_core.testing.fake_transport import FakeTransport
-from kpl_integrations.logging_handler import KinesisHandler
 from tests.frameworks.log_stream import log_records
 from tests.frameworks.running_program import wait_until
-
-
-@pytest.fixture
-def kinesis() -> FakeKinesis:
-    return FakeKinesis({"logs": 2}, enforce_limits=False)
-
-
-@pytest.fixture
-def make(kinesis: FakeKinesis) -> Iterator[Callable[..., KinesisHandler]]:
-    made: list[KinesisHandler] = []
-
-    def make_handler(**options: Any) -> KinesisHandler:
-        handler = KinesisHandler("logs", **{"transport": lambda config: FakeTransport(kinesis), **options})
-        made.append(handler)
-        return handler
-
-    yield make_handler
-    for handler in made:
-        handler.close()
-
-
-@pytest.fixture
-def logger() -> logging.Logger:
-    return logging.Logger("orders")  # noqa: LOG001 - nobody else's, and gone with the test
 
 
 def told(kinesis: FakeKinesis) -> Counter[str]:

@@ -6,7 +6,6 @@ import logging
 import logging.config
 import math
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import loguru
@@ -20,30 +19,6 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import KinesisHandler
 from tests.frameworks.log_stream import log_records, user_records
 from tests.frameworks.running_program import wait_until
-
-
-@pytest.fixture
-def kinesis() -> FakeKinesis:
-    return FakeKinesis({"logs": 2}, enforce_limits=False)
-
-
-@pytest.fixture
-def make(kinesis: FakeKinesis) -> Iterator[Callable[..., KinesisHandler]]:
-    made: list[KinesisHandler] = []
-
-    def make_handler(**options: Any) -> KinesisHandler:
-        handler = KinesisHandler("logs", **{"transport": lambda config: FakeTransport(kinesis), **options})
-        made.append(handler)
-        return handler
-
-    yield make_handler
-    for handler in made:
-        handler.close()
-
-
-@pytest.fixture
-def logger() -> logging.Logger:
-    return logging.Logger("orders")  # noqa: LOG001 - nobody else's, and gone with the test
 
 
 def messages(kinesis: FakeKinesis) -> list[str]:

@@ -21,11 +21,6 @@ LINES = 3_000
 
 
 @pytest.fixture
-def kinesis() -> FakeKinesis:
-    return FakeKinesis({"logs": 2}, enforce_limits=False)
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "logs.spool"
 
@@ -43,11 +38,6 @@ def make(kinesis: FakeKinesis, path: Path) -> Iterator[Callable[..., KinesisHand
     yield make_handler
     for handler in made:
         handler.close()
-
-
-@pytest.fixture
-def logger() -> logging.Logger:
-    return logging.Logger("orders")  # noqa: LOG001 - nobody else's, and gone with the test
 
 
 def log_lines(logger: logging.Logger, handler: KinesisHandler, *, wait: bool) -> None:
