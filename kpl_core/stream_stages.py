@@ -1,5 +1,6 @@
 """What one stream's pipeline is made of: the stages, wired, and what is asked of all of them together."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from kpl_core.aggregator import Aggregator
@@ -111,7 +112,11 @@ class StreamStages:
         With `may_send` False the driver has no place for another request; full requests wait for one,
         and behind them the limiter admits nothing.
         """
-        self._limiter.hold(self._departures.stopped_until(now, may_send=may_send), now)
+        if self._next_shards is not None and self._would_overtake(self._next_shards):
+            # Of several shards that closed, one would always be on its way, and the map would wait for ever.
+            self._limiter.hold(math.inf, now)
+        else:
+            self._limiter.hold(self._departures.stopped_until(now, may_send=may_send), now)
         self._promised_wakeup = max(now, self._earliest_wakeup(may_send=may_send))
         return self._promised_wakeup
 

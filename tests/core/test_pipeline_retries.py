@@ -1,5 +1,7 @@
 """What comes back: refused, expired, invalid, or of a shard that is no more."""
 
+from collections import deque
+
 from kpl_core.put_records import RequestFailure
 from tests.core.material import even_shards, hash_key, keys_in, shard_id, shard_of, split
 from tests.core.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream, held
@@ -53,6 +55,27 @@ def test_after_a_reshard_in_order_nobody_waits_for_a_record_that_waits_itself():
     stream.shards = split(shards, shard_id(1))
     stream.pipeline.shards_changed(stream.shards, 0.02)
     assert stream.finish(0.02) < 1.0
+
+
+def test_in_order_a_new_map_comes_into_use_while_several_closed_shards_have_much_to_send():
+    """One of them was always on its way under its old prediction, so the map waited for ever."""
+    before = even_shards(2)
+    stream = Stream(before, ordering="per_key", aggregation_enabled=False, collection_max_count=1)
+    for number in range(10):
+        for shard in before:
+            stream.put(keys_in(shard, 1)[0], str(number).encode())
+    on_their_way = deque(stream.due(0.01))
+    assert len(on_their_way) == 2
+    stream.shards = split(split(before, shard_id(0)), shard_id(1))
+    stream.pipeline.shards_changed(stream.shards, 0.01)
+    for _ in range(2):
+        first = on_their_way.popleft()
+        stream.pipeline.request_completed(first, stream.stored(first), 0.02)
+        on_their_way += stream.due(0.03)
+    assert set(stream.pipeline.shard_map.open_shards) == {shard.shard_id for shard in stream.shards}
+    assert {record.predicted_shard for request in on_their_way for record in request.records} <= {
+        shard.shard_id for shard in stream.shards
+    }
 
 
 # Reshards
