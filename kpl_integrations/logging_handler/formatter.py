@@ -4,7 +4,7 @@
     ecs     Elastic Common Schema (ecs-logging's field names)
     otel    OpenTelemetry's log data model, its field names in JSON
 
-What `extra=` brings is added; what JSON cannot say becomes its `str`.
+What `extra=` brings is added; what JSON cannot say becomes its `str` (`sayable`).
 """
 
 import logging
@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from kpl_core import ConfigError
+from kpl_integrations.logging_handler.sayable import sayable, text_of
 from kpl_integrations.logging_handler.trace_context import current_trace
 
 __all__ = ["JsonFormat", "JsonFormatter"]
@@ -39,12 +40,7 @@ _SEVERITY_NUMBERS: Final = (
 _SEVERITY_TRACE: Final = 1
 
 
-def _text_of(value: object) -> str:
-    # A lone surrogate in here is out of the reach of `_without_surrogates`.
-    return str(value).encode(errors="backslashreplace").decode()
-
-
-_encode = msgspec.json.Encoder(enc_hook=_text_of).encode
+_encode = msgspec.json.Encoder(enc_hook=text_of).encode
 
 
 class JsonFormatter(logging.Formatter):
@@ -84,8 +80,8 @@ class JsonFormatter(logging.Formatter):
             self._add_trace(fields, trace)
         try:
             return _encode(fields)
-        except UnicodeEncodeError:
-            return _encode(_without_surrogates(fields))
+        except Exception:  # noqa: BLE001 - as below
+            return _encode(sayable(fields))
 
     def _encode_structured(self, record: logging.LogRecord) -> bytes:
         """Encode a record whose message is an object: a mapping, as structlog hands it on, becomes fields."""
@@ -108,8 +104,8 @@ class JsonFormatter(logging.Formatter):
             self._add_extra(fields, extra)
         try:
             return _encode(fields)
-        except UnicodeEncodeError:
-            return _encode(_without_surrogates(fields))
+        except Exception:  # noqa: BLE001 - a lone surrogate, a cycle, an object of anybody's: no reason to lose the line
+            return _encode(sayable(fields))
 
     def _add_trace(self, fields: Fields, trace: tuple[str, str]) -> None:
         fields[self._trace_names[0]], fields[self._trace_names[1]] = trace
@@ -118,14 +114,14 @@ class JsonFormatter(logging.Formatter):
         """Return it without the record's own extra fields and traceback, which may be what is too large."""
         fields = self._make(record, message)
         self._add_extra(fields, extra)
-        return _encode(_without_surrogates(fields))
+        return _encode(sayable(fields))
 
     def _error_fields(self, record: logging.LogRecord) -> Fields:
         kind, text, stack = self._error_names
         fields: Fields = {}
         if isinstance(record.exc_info, tuple) and record.exc_info[0] is not None:
             fields[kind] = record.exc_info[0].__qualname__
-            fields[text] = str(record.exc_info[1])
+            fields[text] = text_of(record.exc_info[1])
             fields[stack] = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
         elif record.exc_text:
             fields[stack] = record.exc_text
@@ -195,17 +191,6 @@ def _timestamp(record: logging.LogRecord) -> str:
         text = strftime("%Y-%m-%dT%H:%M:%S", gmtime(second))
         _last_second = (second, text)
     return f"{text}.{int(record.msecs):03d}Z"
-
-
-def _without_surrogates(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return the same with lone surrogates, which no UTF-8 can carry, written as escapes."""
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, Mapping):
-        return {_without_surrogates(str(name)): _without_surrogates(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(each) for each in value]
-    return value
 
 
 _MAKERS: Final[Mapping[str, Callable[[logging.LogRecord, str], Fields]]] = {"plain": _plain, "ecs": _ecs, "otel": _otel}

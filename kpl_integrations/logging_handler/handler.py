@@ -31,7 +31,12 @@ from kpl_integrations.logging_handler.formatter import JsonFormatter
 from kpl_integrations.logging_handler.level_queue import OVERFLOW_RULES, LevelQueue
 from kpl_integrations.logging_handler.options import LogOptions, LogSettings, producer_config, without_room
 from kpl_integrations.logging_handler.oversize import split, truncate, whole_and_stub
-from kpl_integrations.logging_handler.own_threads import OWN_THREADS, enter_own_thread, leave_own_thread
+from kpl_integrations.logging_handler.own_threads import (
+    OWN_THREADS,
+    enter_own_thread,
+    is_of_this_process,
+    leave_own_thread,
+)
 from kpl_integrations.logging_handler.partition_key import key_chooser, key_of
 from kpl_integrations.logging_handler.sender import SPILL_SHARE, Intake, Sender, say
 from kpl_integrations.logging_handler.shared_producer import SHARED_THREAD, SharedProducer
@@ -159,9 +164,9 @@ class KinesisHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record; raises nothing, and waits only with `overflow="block(...)"`."""
-        if (record.thread or threading.get_ident()) in OWN_THREADS:
+        if (record.thread or threading.get_ident()) in OWN_THREADS and is_of_this_process(record):
             return
-        if self._shared is not None and record.threadName == SHARED_THREAD:
+        if self._shared is not None and record.threadName == SHARED_THREAD and is_of_this_process(record):
             return
         try:
             data = self._encode(record)

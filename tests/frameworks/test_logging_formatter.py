@@ -1,6 +1,8 @@
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -95,6 +97,90 @@ def test_a_lone_surrogate_is_escaped():
 
 def test_a_lone_surrogate_in_the_text_of_an_object_is_escaped():
     assert encoded("plain", record("hello", file=PurePath("bad \udc80")))["file"] == "bad \\udc80"
+
+
+class Mute(Exception):  # noqa: N818 - also an extra field
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@dataclass
+class Held:
+    it: object
+
+
+def cycle_of(kind: type[Any]) -> Any:
+    made = kind()
+    if kind is dict:
+        made["me"] = made
+    else:
+        made.append(made)
+    return made
+
+
+def nested(depth: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+def all_to_all(count: int) -> dict[str, Any]:
+    made: list[dict[str, Any]] = [{} for _ in range(count)]
+    for each in made:
+        each.update({str(name): other for name, other in enumerate(made)})
+    return made[0]
+
+
+# What JSON cannot say, and what is said.
+UNSAYABLE: list[tuple[str, object, object]] = [
+    ("a dictionary inside itself", cycle_of(dict), {"me": "..."}),
+    ("a list inside itself", cycle_of(list), ["..."]),
+    ("an object that holds one", Held(cycle_of(dict)), "Held(it={'me': {...}})"),
+    ("an object without words", Mute(), "<Mute whose str() fails>"),
+    ("a key without words", {Mute(): 1}, {"<Mute whose str() fails>": 1}),
+    ("a lone surrogate in a set", {"bad \udc80"}, ["bad \\udc80"]),
+    ("a lone surrogate in an object", Held("bad \udc80"), "Held(it='bad \\udc80')"),
+    ("a key in pieces", {(1, 2): "\udc80"}, {"(1, 2)": "\\udc80"}),
+]
+
+
+@pytest.mark.parametrize("json_format", ["plain", "ecs", "otel"])
+@pytest.mark.parametrize(("value", "said"), [row[1:] for row in UNSAYABLE], ids=[row[0] for row in UNSAYABLE])
+def test_no_line_is_lost_for_one_of_its_fields(json_format, value, said):
+    fields = encoded(json_format, record("hello", value=value, held=Held(7), order=42))
+    fields = fields["Attributes"] if json_format == "otel" else fields
+    assert (fields["value"], fields["held"], fields["order"]) == (said, {"it": 7}, 42)
+
+
+@pytest.mark.parametrize("value", [nested(5_000), all_to_all(40)], ids=["depth", "all to all"])
+def test_what_has_no_end_is_left_out_beyond_a_bound(value):
+    data = JsonFormatter().encode(record("hello", value=value))
+    assert b'"..."' in data
+    assert len(data) < 200_000
+    assert json.loads(data)["message"] == "hello"
+
+
+def test_an_exception_without_words_comes_with_its_traceback():
+    with pytest.raises(Mute) as raised:
+        raise Mute
+    fields = encoded("plain", record("failed", exc_info=(raised.type, raised.value, raised.tb)))
+    assert fields["error_message"] == "<Mute whose str() fails>"
+    assert fields["traceback"].startswith("Traceback")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.builds(Mute),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner) | st.builds(Held, inner)
+    ),
+)
+
+
+@given(st.dictionaries(st.text(min_size=1), VALUES), st.sampled_from(["plain", "ecs", "otel"]))
+def test_whatever_an_extra_field_holds_is_one_json_object(extra, json_format):
+    message = encoded(json_format, record("hello", **{f"x_{name}": value for name, value in extra.items()}))
+    assert message["Body" if json_format == "otel" else "message"] == "hello"
 
 
 def test_an_unknown_format_is_refused():

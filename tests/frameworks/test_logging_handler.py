@@ -5,6 +5,7 @@ import json
 import logging
 import logging.config
 import math
+import os
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from kpl_core import BlockingProducer, Config, ConfigError
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import KinesisHandler
+from kpl_integrations.logging_handler.own_threads import OWN_THREADS
 from tests.frameworks.log_stream import log_records, user_records
 from tests.frameworks.running_program import wait_until
 
@@ -171,6 +173,24 @@ def test_its_own_libraries_do_not_log_to_it_even_at_debug(make, kinesis):
         root.removeHandler(handler)
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_line_of_another_process_is_taken_though_its_thread_has_the_sender_s_identity(make, kinesis, logger, shared):
+    """As a QueueListener hands them on: a forked child's first threads have the identities of the parent's."""
+    with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
+        handler = make(producer=producer) if shared else make()
+        logger.addHandler(handler)
+        others = set(OWN_THREADS)
+        logger.info("of this process")
+        handler.flush()
+        (sender,) = OWN_THREADS - others
+        for process, message in ((os.getpid(), "our own"), (None, "our own"), (os.getpid() + 1, "a child's")):
+            made = {"msg": message, "levelno": 20, "thread": sender, "process": process, "threadName": "kpl-producer"}
+            logger.handle(logging.makeLogRecord(made))
+        handler.close()
+    assert set(messages(kinesis)) == {"of this process", "a child's"}
+    assert handler.counts().emitted == 2
 
 
 def test_it_works_from_inside_a_running_loop(make, kinesis, logger):
