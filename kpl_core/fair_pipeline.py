@@ -26,7 +26,7 @@ from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.record_result import SHUTDOWN, Attempt
 from kpl_core.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.retrier import expired_attempt
-from kpl_core.user_record import Tier, UserRecord, encode_partition_key, require_notes, require_size
+from kpl_core.user_record import Tier, UserRecord, as_bytes, encode_partition_key, require_notes, require_size
 
 __all__ = ["FairStreamPipeline"]
 
@@ -151,6 +151,8 @@ class FairStreamPipeline(ReliableStreamPipeline):
         size_bytes = 0
         for key, data in pairs:
             lane, key_entry, key_bytes = routes.get(key) or find(key)
+            if data.__class__ is not bytes:
+                data = as_bytes(data)  # noqa: PLW2901 - the same data
             size = len(data) + key_bytes
             if size > most:
                 require_size(key_bytes, len(data), max_record_bytes=most)
@@ -172,6 +174,8 @@ class FairStreamPipeline(ReliableStreamPipeline):
                 continue
             key, data = record.partition_key, record.data
             lane, key_entry, key_bytes = routes.get(key) or find(key)
+            if data.__class__ is not bytes:
+                data = as_bytes(data)
             size = len(data) + key_bytes
             if size > most:
                 require_size(key_bytes, len(data), max_record_bytes=most)
@@ -183,9 +187,10 @@ class FairStreamPipeline(ReliableStreamPipeline):
         digest = self._digest(key, record.explicit_hash_key)
         shard_id = self.shard_map.predict(digest)
         lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
-        size = len(record.data) + len(key)
-        require_size(len(key), len(record.data), max_record_bytes=self.max_record_bytes)
-        return lane, record.partition_key, lane.entry(key, digest), record.data, size, record.explicit_hash_key
+        data = as_bytes(record.data)
+        size = len(data) + len(key)
+        require_size(len(key), len(data), max_record_bytes=self.max_record_bytes)
+        return lane, record.partition_key, lane.entry(key, digest), data, size, record.explicit_hash_key
 
     def _enter_together(
         self, records: Sequence[UserRecord], placed: list[_Place], now: float, flow: str | None, tier: Tier
@@ -201,7 +206,10 @@ class FairStreamPipeline(ReliableStreamPipeline):
                 shard_id = lane.shard_id
                 gate = is_open[lane] = self._goes_straight_on(shard_id)
             if not gate:
-                deliveries.append(self._queue(lane.shard_id, records[index], now, flow, tier))
+                record = records[index]
+                if record.data is not data:
+                    record = msgspec.structs.replace(record, data=data)
+                deliveries.append(self._queue(lane.shard_id, record, now, flow, tier))
                 continue
             if explicit_hash_key is None:
                 delivery = lane.add(key, key_entry, data, size, now)

@@ -84,7 +84,15 @@ class _Entry(msgspec.Struct, gc=False):
     ExplicitHashKey: str
 
 
-_json_text: Final = msgspec.json.encode
+def _as_text(value: object) -> str:
+    """Return a str that only derives from str, as numpy's does, as itself; refuse all else."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    message = f"a request holds a {type(value).__name__} where a str belongs"
+    raise TypeError(message)
+
+
+_json_text: Final = msgspec.json.Encoder(enc_hook=_as_text).encode
 _json_output: Final = msgspec.json.Decoder(_PutRecordsOutput)
 
 

@@ -106,7 +106,14 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _Contents = TypeVar("_Contents", SpooledRecord, DeadLetter)
 
 
-def _text(value: object, say: Callable[[object], str] = repr) -> str:
+def _plainly(value: object) -> str | bytes:
+    """Return what MessagePack knows in place of what it does not: what derives from str or bytes as what it is."""
+    if isinstance(value, str):
+        return _text(value, str.__str__)
+    return bytes(memoryview(value)) if isinstance(value, bytes) else _text(value)
+
+
+def _text(value: object, say: Callable[[Any], str] = repr) -> str:
     """Return text for what MessagePack does not know; what an object says of itself is anybody's code."""
     try:
         text = say(value)
@@ -117,7 +124,7 @@ def _text(value: object, say: Callable[[object], str] = repr) -> str:
 
 _NOT_ENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
 # Metadata may hold anything.
-_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_text)
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plainly)
 _record_decoder: Final = msgspec.msgpack.Decoder(SpooledRecord)
 _letter_decoder: Final = msgspec.msgpack.Decoder(DeadLetter)
 
@@ -163,7 +170,8 @@ def _open(decoder: "msgspec.msgpack.Decoder[_Contents]", checksum: int, envelope
         return None
     try:
         return decoder.decode(envelope)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
+        # Metadata nested as deep as whoever wrote it could go, and our stack may be deeper.
         return None
 
 
@@ -254,7 +262,7 @@ def letter_to_json(letter: DeadLetter) -> bytes:
     """Return one JSON object with the envelope's field names; `data` is base64."""
     fields = {name: getattr(letter, name) for name in letter.__struct_fields__}
     try:
-        return msgspec.json.encode(fields, enc_hook=_text)
+        return msgspec.json.encode(fields, enc_hook=_plainly)
     except _NOT_ENCODABLE as error:
         if letter.metadata is None:
             raise

@@ -40,6 +40,29 @@ def test_both_bodies_say_what_botocore_would(records):
     assert body == expected
 
 
+class Text(str):
+    """A str of somebody's own, like numpy's."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+@pytest.mark.parametrize("size", [1, 1_000])
+def test_a_key_that_only_derives_from_str_is_sent_as_it_is(size):
+    """msgspec refused it, so the whole request failed as often as it was sent, until all its records expired."""
+    request = request_of(UserRecord(Text("key"), bytes(size)), stream=Text("orders"))
+    body = json.loads(json_body(request))
+    assert (body["StreamName"], body["Records"][0]["PartitionKey"]) == ("orders", "key")
+    assert cbor2.loads(cbor_body(request))["Records"][0]["PartitionKey"] == "key"
+
+
+def test_what_is_no_text_at_all_is_not_made_into_some():
+    with pytest.raises(TypeError, match="holds a object where a str belongs"):
+        json_body(PutRecordsRequest("s", [kinesis_record(partition_key=object())], started_at=0.0))
+
+
 @pytest.mark.parametrize("size", [0, 23, 24, 255, 256, 65_535, 65_536, 100_000])
 def test_cbor_lengths_of_every_width_are_read_back(size):
     request = request_of(UserRecord("k" * min(max(size, 1), 256), bytes(size)))

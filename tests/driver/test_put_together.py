@@ -50,6 +50,21 @@ async def test_all_arrive_once_and_in_the_order_of_the_deliveries(tier, aggregat
     assert Counter(stored(transport)) == Counter({(record.partition_key, record.data): 2 for record in put})
 
 
+@pytest.mark.parametrize("aggregate", [True, False])
+async def test_a_buffer_that_changes_later_does_not_change_what_was_put(aggregate):
+    transport = unmetered(1)
+    buffers = [bytearray(b"%d" % number) for number in range(3)]
+    async with Producer(fair(), transport=transport) as producer:
+        mutable: list[Any] = [UserRecord("k", buffer) for buffer in buffers]  # type: ignore[arg-type] # as callers do
+        put = producer.put_together_nowait(STREAM, mutable, flow="t", aggregate=aggregate)
+        pairs_of_them: list[Any] = [("k", buffer) for buffer in buffers]
+        producer.put_pairs_together_nowait(STREAM, pairs_of_them, flow="t")
+        for buffer in buffers:
+            buffer[:] = b"!"
+        assert all([(await delivery).successful for delivery in put])
+    assert Counter(stored(transport)) == Counter({("k", b"%d" % number): 2 for number in range(3)})
+
+
 async def test_without_aggregation_each_has_a_kinesis_record_and_a_sequence_number_of_its_own():
     async with Producer(fair(), transport=unmetered(2)) as producer:
         _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]

@@ -68,6 +68,39 @@ def test_a_row_of_an_older_program_gets_the_defaults_and_one_of_a_newer_is_read_
     assert decode_record(zlib.crc32(new), new) == SpooledRecord("orders", "key", b"data", 1.0, None, "flow", "bulk")
 
 
+class Text(str):
+    """A str of somebody's own, like numpy's."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "something else"
+
+
+class Bytes(bytes):
+    """Bytes of somebody's own."""
+
+    def __repr__(self) -> str:
+        return "something else"
+
+
+def test_what_only_derives_from_str_or_bytes_is_kept_as_what_it_is() -> None:
+    """It was kept as its `repr`: a key became another key, and a record with such data was never read again."""
+    record = SpooledRecord(
+        Text("orders"), Text("key"), Bytes(b"data"), 1.0, metadata={"note": [Text("n"), Bytes(b"b")]}
+    )
+    read = decode_record(*encode_record(record))
+    assert read == SpooledRecord("orders", "key", b"data", 1.0, metadata={"note": ["n", b"b"]})
+    letter = json.loads(letter_to_json(dead_letter_of(record, id="1", reason="ttl", producer_version="1")))
+    assert (letter["partition_key"], letter["data"], letter["metadata"]) == ("key", "ZGF0YQ==", {"note": ["n", "Yg=="]})
+
+
+def test_metadata_nested_deeper_than_our_stack_is_a_damaged_record_and_no_error() -> None:
+    """It ended the spool's thread, and that of each process that opened the file after."""
+    nested = b"\x98\xa1s\xa1k\xc4\x01d\xcb" + bytes(8) + b"\xc0\xc0\xa6normal" + b"\x81\xa1a" * 100_000 + b"\xc0"
+    assert decode_record(zlib.crc32(nested), nested) is None
+
+
 class Odd:
     def __repr__(self) -> str:
         return "<odd>"
