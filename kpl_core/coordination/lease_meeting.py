@@ -59,8 +59,8 @@ class LeaseMeeting:
         self._complain = complain
         # The store's clock less this process' wall clock.
         self.clock_offset = 0.0
-        # Whether the last meeting looked at everybody's objects, which only who computes does.
-        self.has_looked = False
+        # Whether the last meeting looked at everybody's objects, as only who computes does; and came to the end of it.
+        self.is_looking = self.has_looked = False
 
     async def meet(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         """Read the summary and obey it, report, and compute the next summary if nobody else did.
@@ -69,7 +69,7 @@ class LeaseMeeting:
             StoreFailed: it could not be done; what was obeyed so far stays.
         """
         self._holder.meets(clock())
-        self.has_looked = not self._may_compute
+        self.is_looking, self.has_looked = False, not self._may_compute
         reading = await self._store.read(SUMMARY_NAME)
         self.clock_offset = reading.at - wall_clock()
         try:
@@ -100,6 +100,7 @@ class LeaseMeeting:
         return None if reading.body is None else decode_part(reading.body)
 
     async def _compute(self, head: Summary | None, version: str, *, at: float, clock: Callable[[], float]) -> None:
+        self.is_looking = True
         summary = await compute(self._store, head, version, self._rules, at=at, complain=self._complain)
         self.has_looked = True
         if summary is not None:

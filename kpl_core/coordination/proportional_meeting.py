@@ -44,8 +44,8 @@ class ProportionalMeeting:
         self._may_compute = may_compute
         self._complain = complain
         self.clock_offset = 0.0
-        # Whether the last meeting looked at everybody's objects, which only who sums up does.
-        self.has_looked = False
+        # Whether the last meeting looked at everybody's objects, as only who sums up does; and came to the end of it.
+        self.is_looking = self.has_looked = False
 
     async def meet(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         """Report, and scale by the summary if there is one; no summary changes nothing.
@@ -54,7 +54,7 @@ class ProportionalMeeting:
             StoreFailed: it could not be done; what was obeyed so far stays.
         """
         self._limits.meets(clock())
-        self.has_looked = not self._may_compute
+        self.is_looking, self.has_looked = False, not self._may_compute
         consumption = self._limits.consumption(clock(), at=wall_clock() + self.clock_offset)
         written = await self._store.write(f"{CONSUMPTION_PREFIX}{self._worker_id}.json", as_json(consumption))
         self.clock_offset = written.at - wall_clock()
@@ -78,6 +78,7 @@ class ProportionalMeeting:
         until = msgspec.json.encode(at + self._interval * 0.9)
         won = await self._store.write(CLAIM, until, expected=claim.version if claim.body is not None else ABSENT)
         if won.version is not None:
+            self.is_looking = True
             await sum_up(self._store, staleness_seconds=self._staleness, complain=self._complain)
             self.has_looked = True
 

@@ -18,7 +18,7 @@ class StoreFailed(Exception):  # noqa: N818 - reads as a sentence where it is ra
     """The store could not be used this time. The text is one sentence and holds no secret.
 
     Args:
-        reason: a word for metrics: "down", "denied", "missing", "garbage" or "limit".
+        reason: a word for metrics: "down", "slow", "denied", "missing", "garbage", "clock" or "limit".
     """
 
     def __init__(self, message: str, *, reason: str) -> None:

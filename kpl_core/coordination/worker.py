@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import uuid4
 
 import anyio
@@ -54,10 +54,18 @@ class _Holder(Protocol):
 
 class _Meeting(Protocol):
     clock_offset: float
+    is_looking: bool
     has_looked: bool
 
     async def meet(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
+
+
+class _Trouble(NamedTuple):
+    """When something was last wrong, and whether only a look at everybody's objects shows it."""
+
+    seen_at: float
+    is_of_looking: bool
 
 
 class CoordinationWorker:
@@ -98,8 +106,8 @@ class CoordinationWorker:
         self._shares: dict[str, Pair] = {}
         self._limits: dict[str, Pair] = {}
         self._told: dict[str, Pair] = {}
-        # The reasons that were warned of and are not over, and when each was last seen.
-        self._troubles: dict[str, float] = {}
+        # What was warned of and is not over, by reason.
+        self._troubles: dict[str, _Trouble] = {}
         self._complaints: dict[str, str] = {}
         self._usual_seconds = 0.0
 
@@ -157,7 +165,7 @@ class CoordinationWorker:
         try:
             with anyio.fail_after(min(LEAVE_SECONDS, self._options.store_timeout_seconds), shield=True):
                 await self._meeting.leave(self._clock, self._wall_clock)
-        except (StoreFailed, TimeoutError):
+        except Exception:  # noqa: BLE001 - as in `_meet`
             # They will find out within two intervals.
             return
 
@@ -188,11 +196,18 @@ class CoordinationWorker:
                 await self._meeting.meet(self._clock, self._wall_clock)
         except StoreFailed as error:
             failure = error.reason
-            self._warn(failure, str(error))
+            self._warn(failure, str(error), is_of_looking=self._meeting.is_looking)
         except TimeoutError:
             failure = "slow"
             seconds = self._options.store_timeout_seconds
-            self._warn(failure, f"no answer within {seconds:g} s; see whether the store is overloaded")
+            sentence = f"no answer within {seconds:g} s; see whether the store is overloaded"
+            self._warn(failure, sentence, is_of_looking=self._meeting.is_looking)
+        except Exception as error:
+            # Records must not stop for what a store, perhaps the caller's own, does.
+            failure = "broken"
+            _logger.debug("a meeting ended by an error that no store may raise", exc_info=True)
+            sentence = f"{type(error).__name__}; the log at DEBUG has where, report it to whoever wrote the store"
+            self._warn(failure, sentence, is_of_looking=self._meeting.is_looking)
         else:
             self._recovered()
         if failure:
@@ -204,18 +219,18 @@ class CoordinationWorker:
 
     def _recovered(self) -> None:
         for reason, sentence in self._complaints.items():
-            self._warn(reason, sentence)
+            self._warn(reason, sentence, is_of_looking=reason in _OF_OBJECTS)
         offset = self._meeting.clock_offset
         if abs(offset) > CLOCK_TOLERANCE_SECONDS:
             self._complaints["clock"] = ""
             self._warn("clock", f"this machine's clock is {-offset:+,.0f} s off the store's; synchronise it")
-        # An object that cannot be read is noticed only by who looks at all, and that is not this worker each time.
+        # Some is noticed only by who looks at everybody's objects, and that is not this worker each time.
         looked_since = self._clock() - QUIET_INTERVALS * self._options.interval_seconds
         over = {
             reason
-            for reason, seen_at in self._troubles.items()
+            for reason, trouble in self._troubles.items()
             if reason not in self._complaints
-            and (reason not in _OF_OBJECTS or self._meeting.has_looked or seen_at < looked_since)
+            and (not trouble.is_of_looking or self._meeting.has_looked or trouble.seen_at < looked_since)
         }
         if over:
             for reason in over:
@@ -225,10 +240,11 @@ class CoordinationWorker:
     def _complain(self, reason: str, sentence: str) -> None:
         self._complaints.setdefault(reason, sentence)
 
-    def _warn(self, reason: str, sentence: str) -> None:
-        is_new = reason not in self._troubles
-        self._troubles[reason] = self._clock()
-        if is_new:
+    def _warn(self, reason: str, sentence: str, *, is_of_looking: bool = False) -> None:
+        known = self._troubles.get(reason)
+        is_of_looking = is_of_looking or (known is not None and known.is_of_looking)
+        self._troubles[reason] = _Trouble(self._clock(), is_of_looking)
+        if known is None:
             _logger.warning(
                 "coordination at %s: %s: %s. This worker goes on with the share it has.",
                 self._options.shown_store,

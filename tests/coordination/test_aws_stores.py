@@ -9,6 +9,7 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
+from aiohttp import ClientPayloadError
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kpl_core.coordination.coordinator import Coordinator
@@ -154,6 +155,7 @@ async def test_a_store_keeps_the_contract(store, clause):
         (refused("InternalError"), "down", "its endpoint and the network"),
         (EndpointConnectionError(endpoint_url="https://secret"), "down", "its endpoint and the network"),
         (TimeoutError(), "down", "its endpoint and the network"),
+        (ClientPayloadError("secret"), "down", "its endpoint and the network"),
     ],
 )
 async def test_a_failure_of_any_call_is_a_sentence_with_a_reason(store, error, reason, remedy):
@@ -169,6 +171,45 @@ async def test_a_failure_of_any_call_is_a_sentence_with_a_reason(store, error, r
             await call
         assert failed.value.reason == reason
         assert "secret" not in str(failed.value)
+
+
+async def test_an_answer_that_does_not_tell_the_time_is_a_failure(store, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.metadata", lambda: {"ResponseMetadata": {"HTTPHeaders": {}}})
+    for call in (store.read("a"), store.write("a", b""), store.read_all("a")):
+        with pytest.raises(StoreFailed, match="does not tell the time") as failed:
+            await call
+        assert failed.value.reason == "clock"
+
+
+async def test_a_body_that_breaks_off_is_a_failure():
+    """As aiobotocore reads it: a request that was answered may still end in the middle."""
+
+    class Broken(Body):
+        async def read(self) -> bytes:
+            raise ClientPayloadError
+
+    client: Any = FakeS3()
+    store = S3Store(client, "bucket", "prefix")
+    await store.write("a", b"1")
+    client.get_object = lambda **_: _answer({"Body": Broken(b""), "ETag": "1", **metadata()})
+    with pytest.raises(StoreFailed, match="the network") as failed:
+        await store.read("a")
+    assert failed.value.reason == "down"
+
+
+async def _answer(answer: Any) -> Any:
+    return answer
+
+
+@pytest.mark.parametrize("item", [{}, {"body": {"S": "text"}}, {"body": {"B": b"1"}}, {"version": {"S": "1"}}])
+async def test_an_item_of_somebody_else_is_garbage_and_no_worker_trips_over_it(item):
+    client: Any = FakeDynamoDb()
+    store = DynamoDbStore(client, "t", "g")
+    client.items["report-theirs"] = {"group": {"S": "g"}, "name": {"S": "report-theirs"}, **item}
+    with pytest.raises(StoreFailed, match="is not ours; use another group") as failed:
+        await store.read("report-theirs")
+    assert failed.value.reason == "garbage"
+    assert set((await store.read_all("report-")).bodies) == {"report-theirs"}
 
 
 async def test_a_coordinator_leaves_a_claim_of_another_alone_and_mends_garbage():

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from kpl_core import CoordinationOptions
-from kpl_core.coordination import CoordinationStore, MemoryStore, Reading, StoreFailed, Usage
+from kpl_core.coordination import CoordinationStore, Listing, MemoryStore, Reading, StoreFailed, Usage
 from kpl_core.coordination.lease_meeting import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.report import Pair
 from kpl_core.coordination.worker import CoordinationWorker
@@ -38,6 +38,9 @@ TROUBLES = {
     "down": Trouble("down", "nobody answers"),
     "denied": Trouble("denied", "AccessDenied; allow this role"),
     "slow": Trouble("slow", "no answer within 2 s"),
+    # Only who computes lists, so every other meeting is well: that is no reason to say so again and again.
+    "a listing that is denied": Trouble("denied", "ListBucket: AccessDenied"),
+    "an error that no store may raise": Trouble("broken", "KeyError; the log at DEBUG has where"),
     "garbage in the summary": Trouble("garbage", "leases.json: it cannot be read", is_bearable=True),
     "garbage in a report": Trouble("garbage", "report-other.json: it cannot be read", is_bearable=True),
     "a summary of another release": Trouble("version", "it has version 99 and this release reads 1"),
@@ -63,7 +66,15 @@ class BadStore(MemoryStore):
                 raise StoreFailed(message, reason="denied")
             case "slow":
                 await anyio.sleep(60)
+            case "an error that no store may raise":
+                raise KeyError(name)
         return await super().read(name)
+
+    async def read_all(self, prefix: str) -> Listing:
+        if self.trouble == "a listing that is denied":
+            message = "s3://bucket/: ListBucket: AccessDenied; allow this role to read and write there"
+            raise StoreFailed(message, reason="denied")
+        return await super().read_all(prefix)
 
     async def begin(self, trouble: str) -> None:
         self.trouble = trouble

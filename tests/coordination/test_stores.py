@@ -1,12 +1,16 @@
 """The contract on the stores that need nothing installed; S3, DynamoDB and Redis run it in tests/interop."""
 
+import fcntl
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
 
-from kpl_core.coordination.store import CoordinationStore, StoreFailed
+from kpl_core.coordination.store import CoordinationStore, Reading, StoreFailed
 from kpl_core.coordination.store_url import open_store
 from kpl_core.coordination.stores.file import FileStore
 from kpl_core.coordination.stores.memory import MemoryStore
@@ -40,6 +44,52 @@ async def test_a_file_in_the_folders_place_is_a_failure_in_a_sentence(tmp_path: 
     with pytest.raises(StoreFailed, match="see its disk") as failed:
         await FileStore(tmp_path / "file").write("any.json", b"1")
     assert failed.value.reason == "down"
+
+
+async def test_a_lock_that_holds_garbage_is_mended(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_bytes(b"no number, and longer than one")
+    store = FileStore(tmp_path)
+    first = await store.write("any.json", b"1")
+    assert (await store.write("any.json", b"2", expected=first.version)).version
+
+
+async def test_a_lock_that_was_removed_is_nobodys(tmp_path: Path) -> None:
+    """A cleaner of temporary files takes it away while somebody holds it: the next lock is another file."""
+    store = FileStore(tmp_path)
+    await store.write("any.json", b"1")
+    descriptor = os.open(tmp_path / ".lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        (tmp_path / ".lock").unlink()
+        assert not store._is_locked(descriptor)  # noqa: SLF001
+        assert (await store.write("any.json", b"2")).version
+        assert (tmp_path / ".lock").exists()
+    finally:
+        os.close(descriptor)
+
+
+async def test_a_disk_that_hangs_holds_none_of_the_threads_that_the_application_shares(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    class Hanging(FileStore):
+        def _read(self, name: str) -> Reading:
+            released.wait(60)
+            return super()._read(name)
+
+    store = Hanging(tmp_path)
+    shared = anyio.to_thread.current_default_thread_limiter()
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(int(shared.total_tokens) + 1):
+                tasks.start_soon(store.read, "any.json")
+            with anyio.fail_after(30):
+                while not store._threads.statistics().tasks_waiting:  # noqa: ASYNC110, SLF001
+                    await anyio.sleep(0.01)
+                assert await anyio.to_thread.run_sync(lambda: "free") == "free"
+            assert shared.borrowed_tokens == 0
+            tasks.cancel_scope.cancel()
+    finally:
+        released.set()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

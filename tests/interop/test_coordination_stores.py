@@ -6,6 +6,7 @@ from uuid import uuid4
 import anyio
 import boto3
 import pytest
+from redis.asyncio import Redis
 
 from kpl_core import CoordinationOptions
 from kpl_core.coordination.demand import Usage
@@ -23,6 +24,7 @@ from tests.interop.processes import CREDENTIALS
 pytestmark = pytest.mark.anyio
 
 NewUrl = Callable[[], str]
+RedisPlace = tuple[CoordinationStore, Redis, str]
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +121,67 @@ async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
             await each.leave()
         for store in stores:
             await store.aclose()
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[RedisPlace]:
+    """A store of its own in Redis, the client of whoever else is there, and the key of the store's hash."""
+    group = uuid4().hex
+    store = await open_store(f"{redis_url}?group={group}")
+    client = Redis.from_url(redis_url)
+    try:
+        yield store, client, f"kpl:coordination:{group}"
+    finally:
+        await client.aclose()
+        await store.aclose()
+
+
+async def test_what_was_claimed_before_redis_lost_everything_is_claimed_no_more(redis: RedisPlace) -> None:
+    """A flush, a restart, or a failover to a replica that missed the latest: no version may come again."""
+    store, client, key = redis
+    versions = []
+    for _ in range(20):
+        before = (await store.write(SUMMARY_NAME, b"mine")).version
+        await client.delete(key)
+        versions += [before, (await store.write(SUMMARY_NAME, b"somebody else's")).version]
+        assert (await store.write(SUMMARY_NAME, b"late", expected=before)).version is None
+        assert (await store.read(SUMMARY_NAME)).body == b"somebody else's"
+    assert len(set(versions)) == len(versions)
+
+
+async def test_scripts_that_redis_forgot_are_sent_again(redis: RedisPlace) -> None:
+    store, client, _ = redis
+    await store.write("any.json", b"1")
+    await client.script_flush()
+    assert (await store.read("any.json")).body == b"1"
+
+
+async def test_what_somebody_else_wrote_into_the_hash_stops_nobody(redis: RedisPlace) -> None:
+    store, client, key = redis
+    await store.write("report-ours", b"1")
+    await client.hset(key, mapping={b"report-\xff": b"7:x", b"report-theirs": b"text", b":versions": b"garbage"})
+    assert set((await store.read_all("report-")).bodies.values()) == {b"1", b"x", b""}
+    assert (await store.write("report-ours", b"2")).version
+    assert (await store.write("report-theirs", b"2", expected="1")).version is None
+    with pytest.raises(StoreFailed, match="use another group") as failed:
+        await store.read("report-theirs")
+    assert failed.value.reason == "garbage"
+
+
+async def test_what_redis_refuses_has_its_own_reason(redis: RedisPlace) -> None:
+    store, client, key = redis
+    await client.set(key, "text")
+    with pytest.raises(StoreFailed, match="WRONGTYPE; use another group") as failed:
+        await store.write("any.json", b"1")
+    assert failed.value.reason == "garbage"
+    await client.delete(key)
+    await client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreFailed, match="OOM; give the server more memory") as failed:
+            await store.write("any.json", b"1")
+    finally:
+        await client.config_set("maxmemory", 0)
+    assert failed.value.reason == "limit"
 
 
 @pytest.mark.parametrize("place", ["s3://nobodys-bucket/prefix", "dynamodb://nobodys-table/group"])

@@ -1,14 +1,18 @@
-"""What botocore raises, as one sentence and a word for metrics."""
+"""What botocore raises, as one sentence and a word for metrics; and the clock of an answer."""
 
-from typing import Final
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
 
+import aiohttp
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination.store import StoreFailed
 
-__all__ = ["AWS_ERRORS", "code_of", "store_failed"]
+__all__ = ["AWS_ERRORS", "answered_at", "code_of", "store_failed"]
 
-AWS_ERRORS: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
+# aiohttp's own: a body that breaks off.
+AWS_ERRORS: Final = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 
 # Code of the error, or how it begins: reason, what to do.
 _ROWS: Final = (
@@ -40,3 +44,16 @@ def store_failed(place: str, error: BaseException) -> StoreFailed:
         if code.startswith(beginning):
             return StoreFailed(f"{place}: {code}; {remedy}", reason=reason)
     return StoreFailed(f"{place}: {code}; see its endpoint and the network", reason="down")
+
+
+def answered_at(place: str, answer: Mapping[str, Any]) -> float:
+    """Return the service's clock, seconds since 1970, from the `Date` of its answer.
+
+    Raises:
+        StoreFailed: the answer has none; every answer of AWS has one, but something may stand between.
+    """
+    try:
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{place}: an answer does not tell the time (HTTP's Date); see what stands in between"
+        raise StoreFailed(message, reason="clock") from error

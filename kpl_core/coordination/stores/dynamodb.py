@@ -6,12 +6,12 @@ made the table's TTL attribute: what is left of workers long gone is then remove
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, code_of, store_failed
-from kpl_core.coordination.stores.s3 import answered_at
+from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_failed
 
 __all__ = ["DynamoDbClient", "DynamoDbStore"]
 
@@ -47,6 +47,7 @@ class DynamoDbStore:
         self._group = group
         self._close = close
         self._place = f"dynamodb://{table}/{group}"
+        self._answered_at = partial(answered_at, self._place)
         self._at = 0.0
 
     def _key(self, name: str) -> dict[str, dict[str, str]]:
@@ -58,11 +59,15 @@ class DynamoDbStore:
             answer = await self._client.get_item(TableName=self._table, Key=self._key(name), ConsistentRead=True)
         except AWS_ERRORS as error:
             raise store_failed(self._place, error) from error
-        at = self._at = answered_at(answer)
+        at = self._at = self._answered_at(answer)
         item = answer.get("Item")
         if item is None:
             return Reading(None, ABSENT, at)
-        return Reading(item["body"]["B"], item["version"]["S"], at)
+        body, version = _body_of(item), item.get("version", {}).get("S")
+        if body is None or version is None:
+            message = f"{self._place}: item {name} is not ours; use another group"
+            raise StoreFailed(message, reason="garbage")
+        return Reading(body, version, at)
 
     async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
         """Write an object if it has the expected version: one PutItem."""
@@ -82,9 +87,9 @@ class DynamoDbStore:
             answer = await self._client.put_item(TableName=self._table, Item=item, **condition)
         except AWS_ERRORS as error:
             if code_of(error) in {"ConditionalCheckFailedException", "TransactionConflictException"}:
-                return Written(None, answered_at(getattr(error, "response", {})))
+                return Written(None, self._answered_at(getattr(error, "response", {})))
             raise store_failed(self._place, error) from error
-        self._at = answered_at(answer)
+        self._at = self._answered_at(answer)
         return Written(version, self._at)
 
     async def read_all(self, prefix: str) -> Listing:
@@ -104,9 +109,10 @@ class DynamoDbStore:
             except AWS_ERRORS as error:
                 raise store_failed(self._place, error) from error
             for item in page["Items"]:
-                bodies[item["name"]["S"]] = item["body"]["B"]
+                # What another wrote cannot be read, and says so where it is decoded.
+                bodies[item["name"]["S"]] = _body_of(item) or b""
             if "LastEvaluatedKey" not in page:
-                return Listing(bodies, answered_at(page))
+                return Listing(bodies, self._answered_at(page))
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
     async def delete(self, name: str) -> None:
@@ -120,3 +126,8 @@ class DynamoDbStore:
         """Close the client if it is this store's own."""
         if self._close is not None:
             await self._close()
+
+
+def _body_of(item: Mapping[str, Any]) -> bytes | None:
+    body: bytes | None = item.get("body", {}).get("B")
+    return body

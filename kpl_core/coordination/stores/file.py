@@ -5,7 +5,8 @@ an advisory lock on one file of the folder, which the kernel drops when its hold
 version is the file's time of change in nanoseconds, and the lock's file remembers the latest one
 given, so that no two writes have the same: inodes are used again, and the kernel's own times
 move in steps of milliseconds. On a local disk or in memory (/dev/shm, /run); network file
-systems keep none of these promises.
+systems keep none of these promises. A disk that hangs holds four threads at most, none of them
+those that the application shares.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
+import anyio
 import anyio.to_thread
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
@@ -28,6 +30,7 @@ _TEMPORARY: Final = ".writing-"
 # Whoever holds the lock renames one small file; one that holds it longer is stopped or its disk hangs.
 _LOCK_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.002
+_MOST_THREADS: Final = 4
 _Answer = TypeVar("_Answer")
 
 
@@ -36,6 +39,7 @@ class FileStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._threads = anyio.CapacityLimiter(_MOST_THREADS)
 
     async def read(self, name: str) -> Reading:
         """Return one object."""
@@ -58,7 +62,7 @@ class FileStore:
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
         try:
-            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
         except PermissionError as error:
             message = f"folder {self._folder}: {error.strerror}; let this process read and write it"
             raise StoreFailed(message, reason="denied") from error
@@ -84,7 +88,7 @@ class FileStore:
                 if expected is not None and expected != self._current(path):
                     Path(temporary).unlink()
                     return Written(None, time.time())
-                changed_at = max(time.time_ns(), int(os.pread(lock, 32, 0) or b"0") + 1)
+                changed_at = max(time.time_ns(), _latest(os.pread(lock, 32, 0)) + 1)
                 os.pwrite(lock, b"%020d" % changed_at, 0)
                 os.utime(temporary, ns=(changed_at, changed_at))
                 Path(temporary).replace(path)
@@ -113,22 +117,33 @@ class FileStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if self._is_locked(descriptor):
+                    yield descriptor
+                    return
+            finally:
+                os.close(descriptor)
+            if time.monotonic() > deadline:
+                message = f"folder {self._folder}: another process holds its lock; see whether one is stopped"
+                raise StoreFailed(message, reason="slow")
+            # Not a blocking flock: a thread inside that could not be given up.
+            time.sleep(_POLL_SECONDS)
+
+    def _is_locked(self, descriptor: int) -> bool:
         try:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        message = f"folder {self._folder}: another process holds its lock; see whether one is stopped"
-                        raise StoreFailed(message, reason="slow") from error
-                    # Not a blocking flock: a thread inside that could not be given up.
-                    time.sleep(_POLL_SECONDS)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever tidies up old files may have removed the one that was opened; then another is everybody's lock.
+            return os.path.samestat(os.fstat(descriptor), (self._folder / _LOCK).stat())
+        except (BlockingIOError, FileNotFoundError):
+            return False
+
+
+def _latest(written: bytes) -> int:
+    """Return the version that the lock's file remembers; 0 if it is new, or not ours."""
+    return int(written) if written.isdigit() else 0
 
 
 def _version(status: os.stat_result) -> str:

@@ -4,6 +4,7 @@ The only file that imports the redis package (the extra `redis`). Redis' own clo
 every answer. The hash expires a day after the last write.
 """
 
+import re
 from collections.abc import Awaitable
 from typing import Any, Final, cast
 
@@ -14,7 +15,9 @@ from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, W
 __all__ = ["RedisStore"]
 
 EXPIRES_AFTER_SECONDS: Final = 86_400
-# A value is its version, a colon and the body; versions are counted in the hash itself, under a name no object has.
+# A value is its version, a colon and the body. A version is the server's microseconds, or one more than the latest,
+# which stands in the hash under a name no object has: so none comes twice, not even after a flush, a restart or a
+# failover to a replica that missed the latest.
 _COUNTER: Final = ":versions"
 _NOW: Final = "local t = redis.call('TIME'); local now = t[1] .. '.' .. string.format('%06d', t[2])\n"
 _READ: Final = _NOW + "return {redis.call('HGET', KEYS[1], ARGV[1]), now}"
@@ -23,17 +26,26 @@ _WRITE: Final = (
     + """
 if ARGV[3] == 'if' then
   local old = redis.call('HGET', KEYS[1], ARGV[1])
-  local version = old and string.sub(old, 1, string.find(old, ':', 1, true) - 1) or ''
+  local version = old and (string.match(old, '^(%d+):') or '?') or ''
   if version ~= ARGV[4] then return {'', now} end
 end
-local version = tostring(redis.call('HINCRBY', KEYS[1], ARGV[5], 1))
-redis.call('HSET', KEYS[1], ARGV[1], version .. ':' .. ARGV[2])
+local latest = tonumber(redis.call('HGET', KEYS[1], ARGV[5]) or '') or 0
+local version = string.format('%.0f', math.max(latest + 1, t[1] * 1000000 + t[2]))
+redis.call('HSET', KEYS[1], ARGV[5], version, ARGV[1], version .. ':' .. ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[6])
 return {version, now}
 """
 )
 _READ_ALL: Final = _NOW + "return {redis.call('HGETALL', KEYS[1]), now}"
-_DENIED: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
+# A word of the server's answer, within a script's error too: reason, what to do.
+_ROWS: Final = (
+    ("NOPERM", "denied", "check user, password and rights"),
+    ("NOAUTH", "denied", "check user, password and rights"),
+    ("WRONGPASS", "denied", "check user, password and rights"),
+    ("READONLY", "down", "name the primary, this is a replica"),
+    ("OOM", "limit", "give the server more memory"),
+    ("WRONGTYPE", "garbage", "use another group, somebody else has this key"),
+)
 
 
 class RedisStore:
@@ -56,12 +68,8 @@ class RedisStore:
             # redis-py types what is sync and async in one.
             answer = cast("Awaitable[list[Any]]", self._client.eval(script, 1, self._hash, *arguments))
             return await answer
-        except _DENIED as error:
-            message = f"{self._place}: {type(error).__name__}; check user, password and rights"
-            raise StoreFailed(message, reason="denied") from error
         except (exceptions.RedisError, OSError, TimeoutError) as error:
-            message = f"{self._place}: {type(error).__name__}; see the server and the network"
-            raise StoreFailed(message, reason="down") from error
+            raise _failed(self._place, error) from error
 
     async def read(self, name: str) -> Reading:
         """Return one object: one EVAL."""
@@ -80,15 +88,12 @@ class RedisStore:
     async def read_all(self, prefix: str) -> Listing:
         """Return all objects whose names begin with `prefix`: one EVAL."""
         flat, now = await self._run(_READ_ALL)
-        pairs = ((name.decode(), value) for name, value in zip(flat[::2], flat[1::2], strict=True))
-        return Listing(
-            {
-                name: _parted(value, self._place)[1]
-                for name, value in pairs
-                if name.startswith(prefix) and name != _COUNTER
-            },
-            float(now),
-        )
+        bodies: dict[str, bytes] = {}
+        for name, value in zip(flat[::2], flat[1::2], strict=True):
+            if name.startswith(prefix.encode()) and name != _COUNTER.encode():
+                # What another wrote cannot be read, and says so where it is decoded.
+                bodies[name.decode(errors="replace")] = value.partition(b":")[2]
+        return Listing(bodies, float(now))
 
     async def delete(self, name: str) -> None:
         """Remove an object: one HDEL."""
@@ -106,3 +111,12 @@ def _parted(value: bytes, place: str) -> tuple[str, bytes]:
         message = f"{place}: somebody else writes to its hash; use another group"
         raise StoreFailed(message, reason="garbage")
     return version.decode(), body
+
+
+def _failed(place: str, error: BaseException) -> StoreFailed:
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        return StoreFailed(f"{place}: {type(error).__name__}; check user, password and rights", reason="denied")
+    for word, reason, remedy in _ROWS if isinstance(error, exceptions.ResponseError) else ():
+        if re.search(rf"\b{word}\b", str(error)):
+            return StoreFailed(f"{place}: {word}; {remedy}", reason=reason)
+    return StoreFailed(f"{place}: {type(error).__name__}; see the server and the network", reason="down")

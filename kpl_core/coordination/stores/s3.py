@@ -7,15 +7,15 @@ wins then, and the next one computes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 import anyio
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, code_of, store_failed
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_failed
 
-__all__ = ["S3Client", "S3Store", "answered_at"]
+__all__ = ["S3Client", "S3Store"]
 
 # AWS's example reads as many objects at a time.
 PARALLEL_READS: Final = 16
@@ -50,6 +50,7 @@ class S3Store:
         self._prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
         self._close = close
         self._place = f"s3://{bucket}/{self._prefix}"
+        self._answered_at = partial(answered_at, self._place)
 
     async def read(self, name: str) -> Reading:
         """Return one object: one GetObject."""
@@ -58,9 +59,9 @@ class S3Store:
             body = await answer["Body"].read()
         except AWS_ERRORS as error:
             if code_of(error) in _GONE:
-                return Reading(None, ABSENT, answered_at(getattr(error, "response", {})))
+                return Reading(None, ABSENT, self._answered_at(getattr(error, "response", {})))
             raise store_failed(self._place, error) from error
-        return Reading(body, answer["ETag"], answered_at(answer))
+        return Reading(body, answer["ETag"], self._answered_at(answer))
 
     async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
         """Write an object if it has the expected version: one PutObject."""
@@ -77,9 +78,9 @@ class S3Store:
             )
         except AWS_ERRORS as error:
             if condition and code_of(error) in _REFUSED:
-                return Written(None, answered_at(getattr(error, "response", {})))
+                return Written(None, self._answered_at(getattr(error, "response", {})))
             raise store_failed(self._place, error) from error
-        return Written(answer["ETag"], answered_at(answer))
+        return Written(answer["ETag"], self._answered_at(answer))
 
     async def read_all(self, prefix: str) -> Listing:
         """Return all objects whose names begin with `prefix`: a ListObjectsV2 for each 1,000, a GetObject for each."""
@@ -110,7 +111,7 @@ class S3Store:
                     readers.start_soon(read_some)
         except* Exception as group:  # noqa: BLE001 - the first one, raised again
             raise group.exceptions[0] from None
-        return Listing(bodies, answered_at(page))
+        return Listing(bodies, self._answered_at(page))
 
     async def delete(self, name: str) -> None:
         """Remove an object: one DeleteObject, which costs nothing."""
@@ -123,12 +124,3 @@ class S3Store:
         """Close the client if it is this store's own."""
         if self._close is not None:
             await self._close()
-
-
-def answered_at(answer: Mapping[str, Any]) -> float:
-    """Return the service's clock, seconds since 1970, from the `Date` of its answer.
-
-    Raises:
-        KeyError: the answer has none; every answer of AWS has one.
-    """
-    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
