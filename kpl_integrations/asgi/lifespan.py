@@ -34,6 +34,10 @@ UserLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | N
 
 # Below uvicorn's and Kubernetes' usual 30 seconds, so that the report is still written.
 DEFAULT_CLOSE_SECONDS: Final = 25.0
+_TWO_PRODUCERS: Final = (
+    f"the lifespan inside yields {STATE_KEY!r}, too, and requests would find one of two producers; one carries all "
+    f"streams of its region, and for another region yield what open_producer() gives under a name of your own"
+)
 
 
 class LifespanOptions(TypedDict, total=False):
@@ -121,12 +125,18 @@ class KinesisLifespan:
 
     @asynccontextmanager
     async def __call__(self, app: object) -> AsyncIterator[dict[str, Any]]:
-        """Yield the state: the producer, its health, and what the lifespan inside yields."""
+        """Yield the state: the producer, its health, and what the lifespan inside yields.
+
+        Raises:
+            ConfigError: the lifespan inside yields a producer under the same name.
+        """
         async with self.open_producer() as state:
             if self._settings.lifespan is None:
                 yield state
             else:
                 async with self._settings.lifespan(app) as own_state:
+                    if own_state and STATE_KEY in own_state:
+                        raise ConfigError(_TWO_PRODUCERS)
                     yield {**state, **(own_state or {})}
 
     @asynccontextmanager

@@ -4,12 +4,23 @@ Room in the producer's buffer is reserved at the put, so that a full buffer is k
 an answer to give; to publish is to exchange the reservation for the put itself, in one step.
 """
 
+import threading
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
-from kpl_core import BufferFull, Config, Delivery, KplError, Producer, ProducerReport, RecordResult, UserRecord
+from kpl_core import (
+    BufferFull,
+    Config,
+    Delivery,
+    KplError,
+    Producer,
+    ProducerReport,
+    RecordResult,
+    UserRecord,
+    WrongEventLoop,
+)
 from kpl_core.pipeline_statistics import PipelineStatistics
 from kpl_core.user_record import Tier, as_bytes, check_user_record
 
@@ -94,11 +105,14 @@ def _published(delivery: Delivery) -> OutboxDelivery:
 class OutboxProducer:
     """What a request sees in the producer's place: puts are kept, all else is the producer's.
 
-    After `publish` its puts go straight on, after `discard` to nowhere: the response has decided.
+    After `publish` its puts go straight on, after `discard` to nowhere: the response has decided. Like the producer it
+    belongs to its loop: another thread's put raises `WrongEventLoop`.
     """
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
+        # The buffer's counts are the loop's: two threads that reserve at once would leave room taken for ever.
+        self._thread = threading.get_ident()
         self._kept: list[tuple[str, UserRecord, int, OutboxDelivery]] = []
         self._fate: Fate = "open"
 
@@ -155,6 +169,7 @@ class OutboxProducer:
             raise
 
     def _keep(self, stream: str, record: UserRecord) -> OutboxDelivery:
+        self._require_own_thread()
         size = self._checked_size(stream, record)
         if self._fate == "published":
             return _published(self._put(stream, record))
@@ -229,6 +244,14 @@ class OutboxProducer:
             tier=record.tier,
             metadata=record.metadata,
         )
+
+    def _require_own_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            message = (
+                "this outbox belongs to the event loop, and frameworks run a route without `async` in another thread; "
+                "declare the route `async def`, or put by anyio.from_thread.run_sync(partial(producer.put_nowait, ...))"
+            )
+            raise WrongEventLoop(message)
 
     def _checked_size(self, stream: str, record: UserRecord) -> int:
         return check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import AsyncIterator
 
 import anyio
+import httpx2
 import pytest
 from fastapi import FastAPI, WebSocket
 from starlette.applications import Starlette
@@ -23,8 +24,20 @@ from kpl_integrations.asgi import (
     StartupFailed,
     producer_of,
 )
+from kpl_integrations.asgi.protocol import ASGIApp, Receive, Scope, Send
 from kpl_integrations.asgi.testing import KinesisDouble
 from kpl_integrations.fastapi import KinesisRouter, ProducerDep, get_producer
+
+
+class KinesisStateOf:
+    """An application in whose state stands a producer."""
+
+    def __init__(self, app: ASGIApp, producer: Producer) -> None:
+        self._app = app
+        self._producer = producer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "state": {"kinesis": self._producer}}, receive, send)
 
 
 async def put_one(request: Request) -> JSONResponse:
@@ -145,6 +158,51 @@ def test_the_dependency_can_be_overridden() -> None:
 
     app.dependency_overrides[get_producer] = lambda: "another"
     assert TestClient(app).get("/").json() == "another"
+
+
+@pytest.mark.anyio
+async def test_the_dependency_waits_for_no_thread(kinesis_double: KinesisDouble) -> None:
+    """Sync routes share 40 threads; when all of them work, an async route is answered all the same."""
+    app = FastAPI()
+
+    @app.get("/")
+    async def route(producer: ProducerDep) -> str:
+        return type(producer).__name__
+
+    threads = anyio.to_thread.current_default_thread_limiter()
+    tokens, threads.total_tokens = threads.total_tokens, 1
+    await threads.acquire_on_behalf_of(threads)
+    try:
+        async with Producer(transport=kinesis_double.transport(Config())) as producer:
+            transport = httpx2.ASGITransport(KinesisStateOf(app, producer))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
+                with anyio.fail_after(30):
+                    assert (await client.get("/")).json() == "Producer"
+    finally:
+        threads.release_on_behalf_of(threads)
+        threads.total_tokens = tokens
+
+
+def test_a_second_producer_has_a_name_of_its_own(kinesis_double: KinesisDouble) -> None:
+    @contextlib.asynccontextmanager
+    async def second(app: object) -> AsyncIterator[dict[str, object]]:
+        async with KinesisLifespan(Config(region="eu-west-1")).open_producer() as state:
+            yield {"kinesis_eu": state["kinesis"]}
+
+    async def route(request: Request) -> JSONResponse:
+        regions = [producer.config.region for producer in (request.state.kinesis, request.state.kinesis_eu)]
+        return JSONResponse(regions)
+
+    lifespan = KinesisLifespan(Config(region="us-east-1"), lifespan=second)
+    with TestClient(Starlette(routes=[Route("/", route)], lifespan=lifespan)) as client:
+        assert client.get("/").json() == ["us-east-1", "eu-west-1"]
+
+
+def test_two_producers_under_one_name_are_an_error_that_says_what_to_do(kinesis_double: KinesisDouble) -> None:
+    outer = KinesisLifespan(lifespan=KinesisLifespan())
+    with pytest.raises(ConfigError, match="under a name of your own"), TestClient(Starlette(lifespan=outer)):
+        pass
+    assert outer.report is not None
 
 
 def test_a_mounted_app_that_brings_its_own_lifespan_is_told_the_cause_and_the_fix() -> None:

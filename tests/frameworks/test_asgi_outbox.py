@@ -1,18 +1,29 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
+import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocket
 
-from kpl_core import BufferFull, Config, InvalidUserRecord, Producer, ProducerClosed, TierPolicy, UserRecord
+from kpl_core import (
+    BufferFull,
+    Config,
+    InvalidUserRecord,
+    Producer,
+    ProducerClosed,
+    TierPolicy,
+    UserRecord,
+    WrongEventLoop,
+)
 from kpl_core.user_record import Tier
 from kpl_integrations.asgi import (
     BackpressureMiddleware,
@@ -209,6 +220,39 @@ def test_after_the_response_puts_wait_for_room_as_the_producers_own(kinesis_doub
     with TestClient(application(endpoint, Config(max_outstanding_records=2))) as client:
         client.get("/")
     assert stored(kinesis_double) == [b"first", b"second", b"third", b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_route_in_a_thread_is_told_to_be_async(kinesis_double: KinesisDouble) -> None:
+    def route(request: Request) -> Response:
+        producer = producer_of(request.scope)
+        with pytest.raises(WrongEventLoop, match="declare the route `async def`"):
+            put_two(producer)
+        put_here = partial(producer.put_nowait, "orders", partition_key="1", data=b"in the loop")
+        _ = anyio.from_thread.run_sync(put_here)
+        return Response()
+
+    app = Starlette(
+        routes=[Route("/", route)], middleware=[Middleware(RequestOutboxMiddleware)], lifespan=KinesisLifespan()
+    )
+    with TestClient(app) as client:
+        assert client.get("/").status_code == 200
+    assert stored(kinesis_double) == [b"in the loop"]
+
+
+def test_a_streamed_body_puts_while_it_is_sent(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+
+        async def body() -> AsyncIterator[str]:
+            for number in range(3):
+                _ = producer.put_nowait("orders", partition_key="1", data=b"%d" % number)
+                yield str(number)
+
+        return StreamingResponse(body())
+
+    with TestClient(application(endpoint)) as client:
+        assert client.get("/").text == "012"
+    assert stored(kinesis_double) == [b"first", b"second", b"0", b"1", b"2"]
 
 
 def test_a_discarded_delivery_says_that_it_was_discarded(kinesis_double: KinesisDouble) -> None:
