@@ -5,7 +5,7 @@ then, before anything in the body is believed, whoever authenticates requests lo
 body, then `request_of` target and body.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 from typing import Final, Protocol, TypeVar, cast
 
@@ -63,15 +63,15 @@ def wire_of(content_type: str | None) -> Wire:
         raise RequestRefused(UNKNOWN_OPERATION, message, status=415) from None
 
 
-def operation_of(target: str | None) -> str:
-    """Return the operation an `X-Amz-Target` header names.
+def operation_of(target: str | None, offered: Collection[str] = REQUEST_TYPES.keys()) -> str:
+    """Return the operation an `X-Amz-Target` header names, one of those that this server has `offered`.
 
     Raises:
-        RequestRefused: an UnknownOperationException.
+        RequestRefused: an UnknownOperationException, which names them.
     """
     prefix, _, operation = (target or "").partition(".")
-    if f"{prefix}." != TARGET_PREFIX or operation not in REQUEST_TYPES:
-        message = f"X-Amz-Target {(target or '')[:128]!r} is not one of {TARGET_PREFIX}{{{', '.join(REQUEST_TYPES)}}}."
+    if f"{prefix}." != TARGET_PREFIX or operation not in offered:
+        message = f"X-Amz-Target {(target or '')[:128]!r} is not one of {TARGET_PREFIX}{{{', '.join(offered)}}}."
         raise RequestRefused(UNKNOWN_OPERATION, message)
     return operation
 
