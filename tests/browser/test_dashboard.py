@@ -140,3 +140,22 @@ def test_it_says_when_the_gateway_closes(browser: Browser, serve: Serve) -> None
     expect(page.locator("#state")).to_have_text("closed", timeout=15_000)
     # An event stream that is open does not keep the process.
     assert gateway.process.wait(timeout=15) in {0, 143}
+
+
+def test_it_comes_back_with_the_gateway_and_asks_for_the_key_where_there_is_one(
+    browser: Browser, serve: Serve, load: Load
+) -> None:
+    del load  # its tenants are in the file
+    gateway = serve("--local", KPL_INGEST_DRAIN_DELAY_SECONDS="0")
+    port = gateway.url.rpartition(":")[2]
+    page, _ = _looked_at(browser, gateway.url)
+    for arguments, sees in (
+        (("--local",), lambda: expect(page.locator("#state")).to_have_text("open", timeout=30_000)),
+        (("--local", "--tenants", "tenants.toml"), lambda: expect(page.locator("#key")).to_be_visible(timeout=30_000)),
+    ):
+        expect(page.locator("#state")).to_have_text("open", timeout=30_000)
+        gateway.process.terminate()
+        gateway.process.wait(timeout=30)
+        expect(page.locator("#state")).not_to_have_text("open", timeout=30_000)
+        gateway = serve("--port", port, *arguments, KPL_INGEST_ADMIN_KEY=SECRET, KPL_INGEST_DRAIN_DELAY_SECONDS="0")
+        sees()

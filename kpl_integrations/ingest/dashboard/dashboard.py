@@ -124,7 +124,7 @@ class Dashboard:
                 tasks.cancel_scope.cancel()
         finally:
             self._watchers -= 1
-        # A browser that was told `closed` asks no more; one whose session is over asks, and hears 401.
+        # A page that was told `closed` waits for the next gateway; one whose session is over asks, and hears 401.
         last_word = b"event: closed\ndata: {}\n\n" if self._opened.closing.is_set() else b""
         # Who reads no more must not hold up the shutdown, and a host's server may know no bound of its own.
         with anyio.move_on_after(LAST_WORD_SECONDS):
