@@ -51,6 +51,10 @@ class Aggregator:
             lane = self._single_lanes[shard_id, tier] = SingleLane(self.output, shard_id, tier)
         return lane
 
+    def lane_apart(self, shard_id: str, tier: Tier) -> AggregatingLane:
+        """Return a lane of a predicted shard that nobody else will find: for user records that must stay together."""
+        return AggregatingLane(self.output, shard_id, tier)
+
     def close_due(self, now: float) -> None:
         """Close every open aggregated record whose deadline is reached."""
         deadlines = self.output.deadlines

@@ -252,7 +252,7 @@ class StreamPipeline(StreamStages):
 
     def _expire(self, record: KinesisRecord, now: float) -> None:
         self._limiter.finished(record, now)
-        self._aggregate_again(self._retrier.expire(record, now), now)
+        self._aggregate_again(self._left_in_place(record, self._retrier.expire(record, now), now), now)
 
     def request_completed(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
         """Finish, retry or fail what the request carried. An answer after `abandon` comes too late."""

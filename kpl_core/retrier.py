@@ -164,7 +164,8 @@ class Retrier:
     def _again(self, record: KinesisRecord, attempt: Attempt, retries: Retries, *, delay: float) -> None:
         record.outcome.attempted(attempt)
         now = attempt.ended_at
-        if record.expires_at <= now:
+        if record.expires_at <= now and not self._in_order:
+            # In arrival order it expires in its place, where those behind it wait for what is left of it.
             retries.apart += self.expire(record, now)
             retries.gone.append(record)
             return

@@ -163,8 +163,8 @@ class ShardLimiter:
         """Take out what is expired, then what the tokens admit."""
         expired = self.take_expired(now)
         admitted: list[KinesisRecord] = []
-        if self._earliest_expiration <= now:
-            # The other expired leave first as well.
+        if self._earliest_expiration <= now or (expired and self._in_order):
+            # The other expired leave first as well; in arrival order, what is left of them comes back to its place.
             return Drained(expired, admitted)
         queue = self._queue
         while queue and self._in_flight is None and self._bucket.try_take((1, queue[0].size_bytes), now):

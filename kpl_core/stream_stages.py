@@ -12,7 +12,7 @@ from kpl_core.departures import Departures
 from kpl_core.generations import Generations
 from kpl_core.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.hooks import Fact
-from kpl_core.kinesis_record import MovingUserRecord
+from kpl_core.kinesis_record import KinesisRecord, MovingUserRecord
 from kpl_core.lane import Lane
 from kpl_core.ledger import Ledger
 from kpl_core.limiter import Limiter
@@ -153,6 +153,34 @@ class StreamStages:
         if mover.history is None or not self.shard_map.refresh_wanted:
             return False
         return mover.history.attempt.error_code == WRONG_SHARD and self._consumer == "kcl"
+
+    def _left_in_place(self, record: KinesisRecord, left: list[MovingUserRecord], now: float) -> list[MovingUserRecord]:
+        """Return what is left of an expired Kinesis record, to be aggregated again.
+
+        In arrival order nothing is: closed behind what waits already, it would be overtaken. It becomes a Kinesis
+        record of its own, in the place of the expired one.
+        """
+        shard_id = record.predicted_shard
+        if not left or not self._in_order or shard_id is None or shard_id not in self.shard_map.open_shards:
+            return left
+        lane = self._aggregator.lane_apart(shard_id, record.tier)
+        for mover in left:
+            user_record = mover.user_record
+            delivery = lane.add_any(
+                user_record.partition_key,
+                lane.entry(user_record.partition_key.encode(), None),
+                user_record.data,
+                mover.size_bytes,
+                mover.arrived_at,
+                explicit_hash_key=user_record.explicit_hash_key,
+                moving=mover,
+                deadline=now,
+            )
+            self._ledger.move(mover, delivery)
+            mover.outcome.wake()
+        lane.close()
+        self._lanes_output.closed[-1].sequence = record.sequence
+        return []
 
     def statistics(self) -> PipelineStatistics:
         """Count the user records wherever they are."""

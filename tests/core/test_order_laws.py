@@ -1,0 +1,137 @@
+"""`ordering="per_key"` as a law: whatever happens, a reader sees each key's records in the order of their puts.
+
+Records that expired, or were stored although the producer could not know it, leave gaps or come twice; what a
+reader sees for the first time is never older than what it saw before.
+"""
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from kpl_core.buffer_limit import BufferLimit
+from kpl_core.config import Config
+from kpl_core.outcome import Delivery
+from kpl_core.pipeline import StreamPipeline
+from kpl_core.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
+from kpl_core.shard_map import Shard
+from kpl_core.testing import FakeKinesis, SplitDuringRequest
+from tests.core.consumers import read_as_kcl
+
+ANSWERS = ["stored", "throttled", "reset", "lost"]
+# The oldest of an aggregate expires, the others do not, and there is more behind them.
+ONE_EXPIRES = "put k0,wait 0.3,wait 0.3,put k0,wait 0.3,put k0,wait 0.3,put k0,wait 0.3,wait 0.1,wait 0.1"
+STEPS = [*["put k0", "wait 0.3"] * 4, "put k1", "wait 0.1", *ANSWERS, "split", "refresh"]
+
+
+class Ordered:
+    """A pipeline in arrival order, driven by hand, in front of a service that fails as it is told."""
+
+    def __init__(self, chance: random.Random, **options: Any) -> None:
+        self.kinesis = FakeKinesis({"s": 2}, enforce_limits=False)
+        config = Config(ordering="per_key", retry_backoff_base_ms=20, retry_backoff_cap_ms=100, **options)
+        buffer_limit = BufferLimit(max_records=10_000, max_bytes=10**8)
+        self.pipeline = StreamPipeline("s", config, buffer_limit, now=0.0, chance=chance.random)
+        self.now = 0.0
+        self.put_count = 0
+        self.in_flight: list[PutRecordsRequest] = []
+        self.deliveries: list[Delivery] = []
+        self.refresh()
+
+    def step(self, step: str) -> None:
+        what, _, argument = step.partition(" ")
+        if what == "put":
+            self.deliveries.append(self.pipeline.put(argument, b"%d" % self.put_count, self.now))
+            self.put_count += 1
+        elif what == "wait":
+            self.drive(self.now + float(argument))
+        elif what == "split":
+            self.kinesis.reshard("s", SplitDuringRequest(), now=self.now)
+        elif what == "refresh":
+            self.refresh()
+        elif self.in_flight:
+            request = self.in_flight.pop(0)
+            self.pipeline.request_completed(request, self.answer(what, request), self.now)
+        self.drive(self.now)
+
+    def drive(self, until: float) -> None:
+        """Wake as the driver does until then."""
+        while True:
+            self.pipeline.advance(self.now)
+            while (request := self.pipeline.next_request(self.now)) is not None:
+                self.in_flight.append(request)
+            wakeup = self.pipeline.next_wakeup(self.now)
+            if wakeup > until:
+                break
+            self.now = wakeup
+        self.now = until
+
+    def refresh(self) -> None:
+        shards = self.kinesis.open_shards("s")
+        self.pipeline.shards_changed(
+            [Shard(shard.shard_id, shard.starting_hash_key, shard.ending_hash_key) for shard in shards], self.now
+        )
+
+    def answer(self, what: str, request: PutRecordsRequest) -> PutRecordsAnswer:
+        if what == "throttled":
+            refusal = PutRecordsEntry(error_code="ProvisionedThroughputExceededException", error_message="slow down")
+            return [refusal] * len(request.records)
+        if what == "reset":
+            return RequestFailure("Internal", "reset before it was stored")
+        stored = self.kinesis.put_records(
+            "s",
+            [(record.partition_key, record.explicit_hash_key, record.data) for record in request.records],
+            now=self.now,
+        )
+        if what == "lost":
+            return RequestFailure("Internal", "reset after it was stored")
+        return [PutRecordsEntry(entry.sequence_number, entry.shard_id) for entry in stored]
+
+    def finish(self) -> None:
+        """Let a healthy service answer everything."""
+        for _ in range(1_000):
+            if all(delivery.done for delivery in self.deliveries):
+                return
+            if self.in_flight:
+                self.step("stored")
+                if self.pipeline.shard_map.refresh_wanted:
+                    self.refresh()
+            else:
+                self.drive(self.pipeline.next_wakeup(self.now))
+        message = f"not finished at {self.now}: {self.pipeline.statistics()}"
+        raise AssertionError(message)
+
+    def first_seen(self) -> dict[str, list[int]]:
+        seen: dict[str, list[int]] = defaultdict(list)
+        for read in read_as_kcl(self.kinesis, "s", now=self.now):
+            if int(read.data) not in seen[read.partition_key]:
+                seen[read.partition_key].append(int(read.data))
+        return seen
+
+
+@pytest.mark.parametrize("aggregation", [True, False])
+@given(
+    steps=st.lists(st.sampled_from(STEPS), max_size=60),
+    ttl_ms=st.sampled_from([1_000, 2_000, 30_000]),
+    collection_max_count=st.sampled_from([1, 500]),
+    seed=st.integers(0, 2**32),
+)
+@example(steps=[*ONE_EXPIRES.split(","), "stored", "wait 0.1"], ttl_ms=1_000, collection_max_count=500, seed=1)
+@example(steps=[*ONE_EXPIRES.split(","), "throttled", "stored"], ttl_ms=1_000, collection_max_count=500, seed=1)
+@example(steps=[*ONE_EXPIRES.split(",")[3:], "reset", "wait 0.1"], ttl_ms=1_000, collection_max_count=500, seed=1)
+@settings(max_examples=150)
+def test_a_reader_sees_each_key_in_the_order_of_its_puts(aggregation, steps, ttl_ms, collection_max_count, seed):
+    ordered = Ordered(
+        random.Random(seed),
+        aggregation_enabled=aggregation,
+        record_ttl_ms=ttl_ms,
+        collection_max_count=collection_max_count,
+        record_max_buffered_time_ms=400,
+    )
+    for step in steps:
+        ordered.step(step)
+    ordered.finish()
+    for numbers in ordered.first_seen().values():
+        assert numbers == sorted(numbers)
