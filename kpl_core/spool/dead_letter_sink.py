@@ -4,8 +4,9 @@ A sink stores letters or says, letter by letter, why it does not: never an excep
 letter among many, and never silence. Who sends them keeps what was refused.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kpl_core.spool.dead_letter_queue import DeadLetterQueue
 from kpl_core.spool.envelope import DeadLetter
@@ -13,6 +14,8 @@ from kpl_core.spool.loop_mailbox import LoopMailbox
 from kpl_core.spool.spool_error import SpoolError
 
 __all__ = ["CallableSink", "DeadLetterSink", "QueueSink", "Refusal", "SinkReport"]
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Refusal(NamedTuple):
@@ -37,18 +40,23 @@ class DeadLetterSink(Protocol):
 
 
 class CallableSink:
-    """Hands each letter to a function or coroutine function of the caller's; what it raises is not caught."""
+    """Hands each letter to a function or coroutine function; one for which it raises is refused."""
 
     def __init__(self, take: Callable[[DeadLetter], Awaitable[object] | object]) -> None:
         self._take = take
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
-        """Call the function for one letter after another."""
+        """Call the function for one letter after another; what it raises is logged."""
+        refused: list[Refusal] = []
         for letter in letters:
-            taken = self._take(letter)
-            if isinstance(taken, Awaitable):
-                await taken
-        return SinkReport(len(letters), ())
+            try:
+                taken = self._take(letter)
+                if isinstance(taken, Awaitable):
+                    await taken
+            except Exception as error:  # noqa: BLE001 - the caller's own code; the letters before and after are safe
+                _log.exception("a function that takes dead letters failed for %s", letter.id)
+                refused.append(Refusal(letter, f"the function that takes dead letters raised {type(error).__name__}"))
+        return SinkReport(len(letters) - len(refused), tuple(refused))
 
 
 class QueueSink:

@@ -21,6 +21,7 @@ from kpl_core.spool.dead_letter_table import (
     letters_matching,
 )
 from kpl_core.spool.envelope import Reason, letter_to_json
+from kpl_core.spool.folder import sync_folder
 from kpl_core.spool.schema import require_readable
 from kpl_core.spool.spool_error import SpoolUnavailable, as_spool_error
 
@@ -118,6 +119,8 @@ class LetterReader:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(destination)
+            # Whoever purges what was exported must find it here after a power cut.
+            sync_folder(destination.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise

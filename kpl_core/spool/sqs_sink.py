@@ -81,9 +81,16 @@ class SqsSink:
         except (BotoCoreError, ClientError, OSError) as error:
             why = f"SQS did not take the request ({error}); check the queue's URL, its permissions and the network"
             return [Refusal(letter, why) for letter, _ in portion]
-        return [
-            Refusal(portion[int(failure["Id"])][0], f"SQS refused it: {failure['Code']} {failure.get('Message', '')}")
+        why_not = {
+            failure.get("Id"): f"SQS refused it: {failure.get('Code')} {failure.get('Message', '')}"
             for failure in answer.get("Failed", ())
+        }
+        # botocore takes nearly any body for an answer in which everything is missing.
+        stored = {success.get("Id") for success in answer.get("Successful", ())}
+        return [
+            Refusal(letter, why_not.get(str(index), "SQS answered without a word of it; check the queue's endpoint"))
+            for index, (letter, _) in enumerate(portion)
+            if str(index) not in stored
         ]
 
     def _entry(self, index: int, letter: DeadLetter, body: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,23 @@ async def test_a_coroutine_function_is_awaited() -> None:
     assert taken == LETTERS
 
 
+async def test_a_letter_for_which_the_function_raises_is_refused_and_the_others_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The whole bundle counted as failed, also those that the function had taken."""
+    taken: list[DeadLetter] = []
+
+    def take(each: DeadLetter) -> None:
+        if each is LETTERS[3]:
+            raise ValueError(each.id)
+        taken.append(each)
+
+    report = await CallableSink(take).send(LETTERS)
+    assert report == SinkReport(24, (Refusal(LETTERS[3], "the function that takes dead letters raised ValueError"),))
+    assert taken == [*LETTERS[:3], *LETTERS[4:]]
+    assert LETTERS[3].id in caplog.text
+
+
 async def test_the_queue_as_a_sink_stores_all_or_refuses_all(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0, max_dead_letter_bytes=1024 * 1024)
     async with AsyncSpool(Spool(options)) as spool:
@@ -103,6 +121,32 @@ async def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert path.read_bytes() == before
 
 
+async def test_half_a_line_of_a_power_cut_costs_none_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "letters.jsonl"
+    path.write_bytes(b'{"id":"whole"}\n{"id":"ha')
+    assert await JsonLinesSink(path).send(LETTERS[:2]) == SinkReport(2, ())
+    lines = path.read_text().splitlines()
+    assert lines[:2] == ['{"id":"whole"}', '{"id":"ha']
+    assert [json.loads(line)["id"] for line in lines[2:]] == [each.id for each in LETTERS[:2]]
+
+
+async def test_the_name_of_a_new_file_is_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that a power cut takes the whole file, letters reported as stored and all."""
+    synced: list[bool] = []
+    fsync = os.fsync
+
+    def watched(file: Any) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(file if isinstance(file, int) else file.fileno()).st_mode))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    sink = JsonLinesSink(tmp_path / "letters.jsonl")
+    await sink.send(LETTERS[:1])
+    assert synced == [False, True]
+    await sink.send(LETTERS[1:2])
+    assert synced == [False, True, False]
+
+
 class FakeSqs:
     """Takes messages as SQS does, as far as the sink can notice."""
 
@@ -123,12 +167,10 @@ class FakeSqs:
             raise EndpointConnectionError(endpoint_url=parameters["QueueUrl"])
         entries = parameters["Entries"]
         self.requests.append(entries)
+        failed = [entry for entry in entries if json.loads(entry["MessageBody"])["id"] in self.failing]
         return {
-            "Failed": [
-                {"Id": entry["Id"], "Code": "InternalError", "Message": "again"}
-                for entry in entries
-                if json.loads(entry["MessageBody"])["id"] in self.failing
-            ]
+            "Successful": [{"Id": entry["Id"], "MessageId": "m"} for entry in entries if entry not in failed],
+            "Failed": [{"Id": entry["Id"], "Code": "InternalError", "Message": "again"} for entry in failed],
         }
 
 
@@ -163,6 +205,18 @@ async def test_what_sqs_refuses_of_a_request_is_refused_by_name() -> None:
     client = FakeSqs(limit=None, failing=(LETTERS[3].id,))
     report = await SqsSink(client, "http://sqs/queue").send(LETTERS[:5])
     assert report == SinkReport(4, (Refusal(LETTERS[3], "SQS refused it: InternalError again"),))
+
+
+async def test_an_sqs_that_says_nothing_of_a_letter_has_not_stored_it() -> None:
+    """An answer in which everything is missing, as a proxy's page is read by botocore, counted as success."""
+
+    class Silent(FakeSqs):
+        async def send_message_batch(self, **_: Any) -> Mapping[str, Any]:
+            return {}
+
+    report = await SqsSink(Silent(), "http://sqs/queue").send(LETTERS)
+    assert (report.stored, len(report.refused)) == (0, 25)
+    assert "SQS answered without a word of it" in report.refused[0].why
 
 
 async def test_an_sqs_that_does_not_answer_refuses_the_whole_request() -> None:
