@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kpl_core.circuit_breaker import BreakerState, CircuitBreaker, Decision
+from kpl_core.circuit_breaker import ADMISSIONS, BreakerState, CircuitBreaker, Decision
 from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.reliability import BreakerPolicy
 from kpl_core.token_bucket import TokenBucket
@@ -41,7 +41,13 @@ class ShardBreakers:
     def allows(self, shard_id: str | None, tier: Tier, now: float) -> Decision:
         """Decide about a Kinesis record of this tier: SEND, PROBE, WAIT (see `ready_at`) or REFUSE."""
         decision = Decision.SEND
-        for name in self._names(shard_id):
+        names = self._names(shard_id)
+        for name in names:
+            # Nothing is taken from one of them, a probe or a token, for what the other stops.
+            if self._next_at(name, tier, now) > now:
+                stopped = ADMISSIONS[self.breakers[name].known_state, tier]
+                return Decision.WAIT if stopped is Decision.RESERVED else stopped
+        for name in names:
             answer = self.breakers[name].allows(tier, now)
             if answer is Decision.RESERVED:
                 answer = Decision.SEND if self._bucket(name, now).try_take([1], now) else Decision.WAIT
@@ -54,15 +60,15 @@ class ShardBreakers:
     def ready_at(self, shard_id: str | None, tier: Tier, now: float) -> float:
         """Return when a Kinesis record that must wait may be tried again; always after `now`."""
         at = now + _MOMENT
-        for name in self._names(shard_id):
-            breaker = self.breakers[name]
-            if breaker.state(now) is BreakerState.CLOSED:
-                continue
-            probe_at = breaker.next_probe_at(now)
-            if tier == "critical":
-                probe_at = min(probe_at, self._bucket(name, now).ready_at([1], now))
-            at = max(at, probe_at)
-        return at
+        return max(at, *(self._next_at(name, tier, now) for name in self._names(shard_id)))
+
+    def _next_at(self, name: str, tier: Tier, now: float) -> float:
+        """Return when this breaker lets a Kinesis record of this tier pass, as a probe or in reserved capacity."""
+        breaker = self.breakers[name]
+        if breaker.state(now) is BreakerState.CLOSED:
+            return now
+        probe_at = breaker.next_probe_at(now)
+        return min(probe_at, self._bucket(name, now).ready_at([1], now)) if tier == "critical" else probe_at
 
     def _names(self, shard_id: str | None) -> tuple[str, ...]:
         if shard_id is None or shard_id not in self.breakers:
