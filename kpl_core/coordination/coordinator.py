@@ -6,7 +6,7 @@ Workers step in only when it is late, so it may be stopped, moved, or run twice.
 from typing import Literal
 
 from kpl_core.coordination.lease_meeting import SUMMARY_NAME, Complain, compute
-from kpl_core.coordination.lease_table import TableRules
+from kpl_core.coordination.lease_table import TableRules, is_claimed
 from kpl_core.coordination.proportional_meeting import sum_up
 from kpl_core.coordination.report import UnreadableObject
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
@@ -62,7 +62,7 @@ class Coordinator:
                 raise StoreFailed(message, reason="version") from error
             self._complain(error.reason, f"{SUMMARY_NAME}: {error}")
             head = None
-        if head is not None and reading.at < head.claimed_until:
+        if head is not None and is_claimed(head, self._rules.interval_seconds, at=reading.at):
             return head.member_count, "overtaken"
         summary = await compute(self._store, head, reading.version, self._rules, at=reading.at, complain=self._complain)
         if summary is None:

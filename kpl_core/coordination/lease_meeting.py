@@ -152,7 +152,8 @@ async def compute(
     previous = await _whole(store, head, complain)
     summary = next_summary(previous, reports, rules, at=listing.at)
     # The version of the claim is nobody else's, so no parts are written over by one who is overtaken.
-    written_head, parts = split(summary, token=f"{zlib.crc32(claimed.version.encode()):08x}", after=head)
+    summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
+    written_head, parts = split(summary, after=head)
     for number, part in enumerate(parts):
         await store.write(part_name(written_head, number), encode(part))
     written = await store.write(SUMMARY_NAME, encode(written_head), expected=claimed.version)
@@ -180,7 +181,7 @@ async def _whole(store: CoordinationStore, head: Summary | None, complain: Compl
         return None
     if not head.part_count:
         return head
-    listing = await store.read_all(part_prefix(head.generation, head.part_token))
+    listing = await store.read_all(part_prefix(head.generation, head.token))
     try:
         parts = [decode_part(body) for body in listing.bodies.values()]
     except UnreadableObject as error:

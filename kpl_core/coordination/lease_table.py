@@ -10,7 +10,10 @@ is within the limit. So
 Nothing here depends on whose clock is right, on the order in which workers read, or on whether
 anybody ever computes again: whatever summary is the last one, following it for ever is safe.
 A worker counts while its report is younger than two intervals. After a gap, in which nobody could
-compute, all old members keep what they have for a while, since all reports are old then.
+compute, all old members keep what they have for a while, since all reports are old then; after a
+step of the store's clock likewise, since all reports are of another time. A store that goes back to
+what it held before (a replica that missed the latest writes takes over) is believed no more than
+the workers: what a report says it holds counts, if that is more than the table grants.
 """
 
 from collections.abc import Mapping
@@ -23,7 +26,7 @@ from kpl_core.coordination.report import Claim, Pair, WorkerReport
 from kpl_core.coordination.summary import Grant, Member, ResourcePlan, Summary
 from kpl_core.coordination.throttle_estimate import next_estimate
 
-__all__ = ["FORGOTTEN_INTERVALS", "LIFETIME_INTERVALS", "RESERVE", "TableRules", "next_summary"]
+__all__ = ["FORGOTTEN_INTERVALS", "LIFETIME_INTERVALS", "RESERVE", "TableRules", "is_claimed", "next_summary"]
 
 # A worker that has not reported for so long is gone, and its leases are over.
 LIFETIME_INTERVALS: Final = 2.0
@@ -75,7 +78,8 @@ def next_summary(
     generation = 1 if previous is None else previous.generation + 1
     if previous is not None and at - previous.computed_at > FORGOTTEN_INTERVALS * interval:
         previous = None
-    began_at = at if previous is None or at - previous.computed_at > GAP_INTERVALS * interval else previous.began_at
+    is_gap = previous is None or abs(at - previous.computed_at) > GAP_INTERVALS * interval
+    began_at = at if previous is None or is_gap else previous.began_at
     is_warm = at - began_at >= WARM_UP_INTERVALS * interval
     old = {} if previous is None else previous.members
 
@@ -85,12 +89,12 @@ def next_summary(
     rows: dict[str, list[_Row]] = {}
     max_workers = rules.max_workers
     for worker_id, report in reports.items():
-        if report.leaving or at - report.written_at > lifetime:
+        if report.leaving or abs(at - report.written_at) > lifetime:
             continue
         max_workers = max(max_workers, report.max_workers)
         known = old.get(worker_id)
         # It has applied the latest summary: it holds what that one granted, and no more.
-        is_heard = previous is not None and report.generation >= previous.generation
+        is_heard = previous is not None and (report.generation, report.token) == (previous.generation, previous.token)
         summary.members[worker_id] = Member(report.written_at, report.weight, report.tier, {})
         _claim_rows(rows, worker_id, report, known, is_heard=is_heard)
     if not is_warm:
@@ -106,8 +110,8 @@ def next_summary(
         plan = None if previous is None else previous.resources.get(resource)
         estimate = next_estimate(
             1.0 if plan is None else plan.estimate,
-            sent=sum(row.claim.sent for row in members),
-            throttled=sum(row.claim.throttled for row in members),
+            sent=sum([row.claim.sent for row in members]),
+            throttled=sum([row.claim.throttled for row in members]),
             intervals=intervals,
         )
         summary.resources[resource], grants, settled = _divide(members, estimate, max_workers, is_warm=is_warm)
@@ -118,18 +122,29 @@ def next_summary(
     return summary
 
 
+def is_claimed(head: Summary, interval_seconds: float, *, at: float) -> bool:
+    """Say whether somebody computes the next summary now.
+
+    A claim lasts an interval; one that ends later than the longest life of anything here was made before the store's
+    clock was set back.
+    """
+    return 0.0 < head.claimed_until - at <= LIFETIME_INTERVALS * interval_seconds
+
+
 def _claim_rows(
     rows: dict[str, list[_Row]], worker_id: str, report: WorkerReport, known: Member | None, *, is_heard: bool
 ) -> None:
     grants = {} if known is None else known.grants
     for resource, claim in report.claims.items():
         grant = grants.get(resource)
-        if grant is None:
-            ceiling = claim.holding
-        elif is_heard:
-            ceiling = grant.share
-        else:
-            ceiling = grant.ceiling
+        ceiling = claim.holding
+        if grant is not None:
+            granted = grant.share if is_heard else grant.ceiling
+            # It holds more only if the store forgot a summary that it has applied.
+            ceiling = (
+                granted[0] if granted[0] > ceiling[0] else ceiling[0],
+                granted[1] if granted[1] > ceiling[1] else ceiling[1],
+            )
         row = _Row(worker_id, report.weight, report.tier, claim, ceiling)
         if resource in rows:
             rows[resource].append(row)
@@ -152,7 +167,8 @@ def _divide(
     """Divide one resource; return its plan, the grants in the members' order, and whether nothing is left to do."""
     weights = [row.weight for row in members]
     tiers = [row.tier for row in members]
-    limits = tuple(min(row.claim.limit[dimension] for row in members) for dimension in (0, 1))
+    # Lists, not generators, and comparisons instead of max: a large fleet passes here a hundred thousand times.
+    limits = tuple(min([row.claim.limit[dimension] for row in members]) for dimension in (0, 1))
     absent = max(0, max_workers - len(members))
     columns: list[tuple[list[float], list[float]]] = []
     newcomer: list[float] = []

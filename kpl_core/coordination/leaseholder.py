@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from kpl_core.coordination.demand import DemandMeter, Usage
-from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, LIFETIME_INTERVALS
+from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, LIFETIME_INTERVALS, is_claimed
 from kpl_core.coordination.report import Claim, Pair, WorkerReport
 from kpl_core.coordination.summary import ResourcePlan, Summary, SummaryPart
 from kpl_core.coordination_options import ALONE_SHARE
@@ -63,6 +63,7 @@ class Leaseholder:
         self._unsettled = False
         self._answered = False
         self._generation = 0
+        self._token = ""
         self._renewed_at = 0.0
         self._met_at = -math.inf
         self._reported_at = -math.inf
@@ -127,6 +128,7 @@ class Leaseholder:
             worker_id=self._rules.worker_id,
             written_at=at,
             generation=self._generation,
+            token=self._token,
             claims=claims,
             weight=self._rules.weight,
             tier=self._rules.tier,
@@ -141,7 +143,8 @@ class Leaseholder:
         members, plans = ({}, {}) if head is None else (head.members, head.resources)
         if part is not None:
             members, plans = part.members, part.resources()
-        age = 0.0 if head is None else max(0.0, at - head.computed_at)
+        # A summary of the future was written before the store's clock was set back: who knows when.
+        age = 0.0 if head is None else abs(at - head.computed_at)
         lifetime = LIFETIME_INTERVALS * self._rules.interval_seconds
         self._living = head is not None and age <= lifetime
         # After an outage others may still hold the whole limit by a summary that is old.
@@ -150,9 +153,9 @@ class Leaseholder:
         self._plans = plans
         if head is None:
             # Somebody removed it; whoever has a share keeps it until there is a summary again.
-            self._generation = 0
+            self._generation, self._token = 0, ""
         elif self._living or self._rules.worker_id in members:
-            self._generation = head.generation
+            self._generation, self._token = head.generation, head.token
             self._renewed_at = now - age
         member = members.get(self._rules.worker_id)
         for resource, meter in self._meters.items():
@@ -217,11 +220,11 @@ class Leaseholder:
         """Say whether the summary is old enough for this worker to compute the next."""
         if head is None:
             return True
-        if at < head.claimed_until:
-            return False
         interval = self._rules.interval_seconds
+        if is_claimed(head, interval, at=at):
+            return False
         age = at - head.computed_at
         if head.dedicated:
-            return age > LIFETIME_INTERVALS * interval
+            return abs(age) > LIFETIME_INTERVALS * interval
         is_urgent = not head.settled or self.is_hungry
         return age < -interval or age >= interval * (HUNGRY_SPACING if is_urgent else COMPUTE_SPACING) * 0.999

@@ -67,13 +67,14 @@ class ProportionalMeeting:
                 self._complain("garbage", f"{CONSUMPTION_SUMMARY}: it cannot be read ({error}); see who writes it")
         if summary is not None:
             self._limits.apply(summary, clock(), at=reading.at)
-        is_old = summary is None or reading.at - summary.timestamp >= self._interval
+        # Of the future: written before the store's clock was set back.
+        is_old = summary is None or abs(reading.at - summary.timestamp) >= self._interval
         if self._may_compute and is_old:
             await self._sum_up(at=reading.at)
 
     async def _sum_up(self, *, at: float) -> None:
         claim = await self._store.read(CLAIM)
-        if claim.body is not None and at < _until(claim.body):
+        if claim.body is not None and 0.0 < _until(claim.body) - at <= self._interval:
             return
         until = msgspec.json.encode(at + self._interval * 0.9)
         won = await self._store.write(CLAIM, until, expected=claim.version if claim.body is not None else ABSENT)

@@ -56,6 +56,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
         worker_id: who.
         written_at: the store's clock, seconds since 1970.
         generation: the summary this worker has applied, 0 for none.
+        token: that summary's.
         claims: by resource.
         weight: relative to others.
         tier: 0 is served first.
@@ -68,6 +69,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     written_at: float
     generation: int
     claims: dict[str, Claim]
+    token: str = ""
     weight: float = 1.0
     tier: int = 1
     max_workers: int = 1

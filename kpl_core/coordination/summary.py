@@ -72,6 +72,8 @@ class Summary(msgspec.Struct, kw_only=True):
 
     Args:
         generation: one more with every summary.
+        token: tells it, and its parts, from another of the same generation: one computed in vain, or forgotten by
+            the store.
         computed_at: the store's clock, seconds since 1970.
         began_at: when the first summary of an unbroken row was computed.
         settled: every worker has what it should have, and is known to have no more.
@@ -80,7 +82,6 @@ class Summary(msgspec.Struct, kw_only=True):
         members: all workers, or none if there are parts.
         resources: likewise.
         part_count: 0 if everything stands in the head.
-        part_token: tells these parts from those of one who computed the same generation in vain.
         old_part_prefix: the names of the parts before these, which may go when the next summary is there.
         old_part_count: as many.
         member_count: all workers, in parts or not.
@@ -89,13 +90,13 @@ class Summary(msgspec.Struct, kw_only=True):
     generation: int
     computed_at: float
     began_at: float
+    token: str = ""
     settled: bool = False
     claimed_until: float = 0.0
     dedicated: bool = False
     members: dict[str, Member] = msgspec.field(default_factory=dict)
     resources: dict[str, ResourcePlan] = msgspec.field(default_factory=dict)
     part_count: int = 0
-    part_token: str = ""
     old_part_prefix: str = ""
     old_part_count: int = 0
     member_count: int = 0
@@ -162,15 +163,15 @@ def part_prefix(generation: int, token: str) -> str:
 
 def part_name(head: Summary, number: int) -> str:
     """Return the name of a part in the store."""
-    return f"{part_prefix(head.generation, head.part_token)}{number}.json"
+    return f"{part_prefix(head.generation, head.token)}{number}.json"
 
 
-def split(summary: Summary, *, token: str, after: Summary | None) -> tuple[Summary, list[SummaryPart]]:
+def split(summary: Summary, *, after: Summary | None) -> tuple[Summary, list[SummaryPart]]:
     """Return a head and its parts; no parts if it is small enough to stand in one object.
 
     `after` is the head before, whose parts the new head lists as old.
     """
-    old = ("", 0) if after is None else (part_prefix(after.generation, after.part_token), after.part_count)
+    old = ("", 0) if after is None else (part_prefix(after.generation, after.token), after.part_count)
     part_count = -(-len(summary.members) // MEMBERS_PER_PART)
     if part_count <= 1:
         return msgspec.structs.replace(summary, old_part_prefix=old[0], old_part_count=old[1]), []
@@ -182,7 +183,6 @@ def split(summary: Summary, *, token: str, after: Summary | None) -> tuple[Summa
         members={},
         resources={},
         part_count=part_count,
-        part_token=token,
         old_part_prefix=old[0],
         old_part_count=old[1],
     )

@@ -26,6 +26,14 @@ class SteppingStore(MemoryStore):
         super().__init__(clock)
         self.is_down = False
 
+    def remembered(self) -> dict[str, tuple[bytes, str]]:
+        """Return what it holds."""
+        return dict(self._objects)
+
+    def go_back_to(self, remembered: dict[str, tuple[bytes, str]]) -> None:
+        """Hold what it held before, as a replica does that missed the latest writes and takes over."""
+        self._objects = dict(remembered)
+
     async def _turn(self) -> None:
         await _Turn()
         if self.is_down:

@@ -3,27 +3,32 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from kpl_core.coordination.lease_meeting import SUMMARY_NAME
 from tests.coordination.stepping import LIMIT, SteppedWorker, SteppingStore
 
 MAX_WORKERS = 8
 INTERVAL = 5.0
+EPOCH = 1_800_000_000.0
 
 indices = st.integers(0, MAX_WORKERS - 1)
 # How long to wait; who wants how much from now on; who meets the others; whose meeting goes on by how many calls;
-# whether the store breaks down or comes back.
+# what befalls the store: it breaks down or comes back, its clock is set by so many seconds, or it forgets what was
+# written in the last round. (A clock ten minutes on makes of a summary one of yesterday, which says nothing.)
 rounds = st.tuples(
     st.floats(0.1, 2.0),
     st.dictionaries(indices, st.sampled_from([0.0, 50.0, 5000.0]), max_size=2),
     st.lists(indices, max_size=3),
     st.lists(st.tuples(indices, st.integers(1, 4)), max_size=3),
-    st.sampled_from([False] * 15 + [True]),
+    st.sampled_from([*[None] * 20, "breaks", "breaks", "forgets", 400.0, -400.0, 7.0, -7.0, -3.0]),
 )
 
 
 class Fleet:
     def __init__(self, count: int) -> None:
         self.now = 0.0
-        self.store = SteppingStore(lambda: self.now)
+        self.clock_offset = 0.0
+        self.store = SteppingStore(lambda: EPOCH + self.now + self.clock_offset)
+        self.kept = self.store.remembered()
         self.workers = [
             SteppedWorker(f"w{index}", self.store, lambda: self.now, max_workers=MAX_WORKERS) for index in range(count)
         ]
@@ -57,8 +62,9 @@ class Fleet:
         demands: dict[int, float],
         meeting: list[int],
         stepping: list[tuple[int, int]],
-        breaks: bool,
+        befalling: str | float | None,
     ) -> None:
+        before = self.store.remembered()
         for index, demand in demands.items():
             self.worker(index).demand = demand
         self.wait(seconds)
@@ -67,8 +73,22 @@ class Fleet:
         for index, calls in stepping:
             for _ in range(calls):
                 self.worker(index).step()
-        if breaks:
-            self.store.is_down = not self.store.is_down
+        match befalling:
+            case "breaks":
+                self.store.is_down = not self.store.is_down
+            case "forgets":
+                self.forget()
+            case float():
+                self.clock_offset += befalling
+        # It never returns to what it has forgotten.
+        self.kept = self.store.remembered() if befalling == "forgets" else before
+
+    def forget(self) -> None:
+        """Let the store go back to what it held a round ago, and everybody meet: until then nobody could know."""
+        self.store.go_back_to(self.kept)
+        self.store.is_down = False
+        for worker in self.workers * 2:  # whose meeting was going on has read before it
+            worker.meet()
 
     def worker(self, index: int) -> SteppedWorker:
         return self.workers[index % len(self.workers)]
@@ -122,3 +142,28 @@ def test_while_the_store_is_away_nobodys_share_moves(count, actions):
             worker.demand = 5000.0
             worker.meet()
     assert [worker.share() for worker in fleet.workers] == pytest.approx(before)
+
+
+@pytest.mark.parametrize("seconds", [-3_600.0, -600.0, -8.0, 600.0, 3_600.0])
+@pytest.mark.parametrize("dying", [0, 3])
+def test_a_step_of_the_stores_clock_holds_nobodys_lease_and_stops_nobody_who_computes(seconds, dying):
+    """Such as NTP's on the machine of a folder. A worker dies while it computes, so its claim stands."""
+    fleet = Fleet(6)
+    fleet.settle()
+    for worker in fleet.workers:
+        worker.demand = 5000.0
+    fleet.wait(20.0)
+    computing = fleet.workers.pop()
+    fleet.now += 0.5 * INTERVAL
+    while b'"claimed_until":0.0' in fleet.store.remembered()[SUMMARY_NAME][0]:
+        computing.step()
+    del fleet.workers[:dying]
+    fleet.clock_offset += seconds
+    for _ in range(100):
+        fleet.now += INTERVAL / 20
+        for worker in fleet.workers:
+            worker.look()
+            if worker.holder.wants_meeting(fleet.now, usual_seconds=INTERVAL):
+                worker.meet()
+        assert fleet.total() <= LIMIT[0] * (1 + 1e-9)
+    assert fleet.total() >= 0.95 * LIMIT[0]

@@ -9,7 +9,7 @@ from kpl_core.coordination.lease_meeting import LeaseMeeting
 from kpl_core.coordination.lease_table import TableRules, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.report import Claim, WorkerReport, decode_report
-from kpl_core.coordination.summary import MEMBERS_PER_PART, Summary
+from kpl_core.coordination.summary import MEMBERS_PER_PART, Grant, Member, ResourcePlan, Summary
 
 RESOURCE = "orders/shard-0"
 LIMIT = (1_000.0, 1e6)
@@ -54,6 +54,30 @@ def test_throttling_that_any_worker_sees_lowers_what_all_divide():
     assert busy.resources[RESOURCE].estimate < 0.6
     assert total(quiet) == pytest.approx(1_000.0)
     assert total(busy) == pytest.approx(1_000.0 * busy.resources[RESOURCE].estimate)
+
+
+@pytest.mark.parametrize(
+    ("generation", "token", "holding", "highest"),
+    [
+        (7, "b", 100.0, 100.0),  # it goes by this summary, so what it gave up is nobody's
+        (6, "z", 800.0, 800.0),  # it has not heard of it
+        (7, "a", 100.0, 800.0),  # it speaks of another of that number, which the store has forgotten
+        (8, "c", 900.0, 900.0),  # so here, and it holds more than the table knows of
+    ],
+)
+def test_what_a_worker_may_hold_is_known_by_the_very_summary_it_goes_by(generation, token, holding, highest):
+    members = {"w0": Member(1_000.0, 1.0, 1, {RESOURCE: Grant((100.0, 1e5), (800.0, 8e5))})}
+    plans = {RESOURCE: ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {})}
+    previous = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, members=members, resources=plans)
+    claim = Claim((0.0, 0.0), (holding, holding * 1e3), LIMIT)
+    theirs = Claim((5_000.0, 5e6), (50.0, 5e4), LIMIT)
+    reports = {
+        name: WorkerReport(worker_id=name, written_at=1_001.0, generation=each, token=word, claims={RESOURCE: said})
+        for name, each, word, said in (("w0", generation, token, claim), ("w1", 0, "", theirs))
+    }
+    summary = next_summary(previous, reports, RULES, at=1_002.0)
+    assert summary.members["w0"].grants[RESOURCE].ceiling[0] == pytest.approx(highest)
+    assert summary.members["w1"].grants[RESOURCE].share[0] <= max(50.0, 1_000.0 - highest)
 
 
 def test_when_nobody_is_throttled_any_more_the_limit_comes_back():
