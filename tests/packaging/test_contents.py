@@ -1,22 +1,28 @@
-"""What the wheel holds: every module, the marker for type checkers, the licence, and nothing of the tests."""
+"""What the wheel holds: every module and page, the marker for type checkers, the licence, and nothing of the tests."""
 
+import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_wheel_holds_every_module_and_no_test(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_packages_and_no_test(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    modules = {
+    files = {
         str(path.relative_to(ROOT))
         for package in ("kpl_core", "kpl_integrations")
-        for path in (ROOT / package).rglob("*.py")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
-    assert modules - names == set()
-    assert {"kpl_core/py.typed", "kpl_integrations/py.typed"} <= names
+    assert {name for name in names if ".dist-info/" not in name} == files
+    assert {"kpl_core/py.typed", "kpl_integrations/py.typed"} <= files
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert [name for name in names if name.partition("/")[0] in {"tests", "benchmarks", "examples", "docs"}] == []
 
@@ -33,6 +39,22 @@ def test_the_sdist_holds_what_its_tests_its_checks_and_its_site_need(sdist: Path
     }
     whole = {*map(str, (path.relative_to(ROOT) for path in ROOT.glob("*.md"))), "LICENSE", "Makefile", "mkdocs.yml"}
     assert (sources | whole | {".ci/run", "pyproject.toml"}) - names == set()
+
+
+@pytest.mark.timeout(300)
+def test_the_sdist_is_whole_where_the_benchmarks_left_links_to_their_folder(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / ".venv-bench").mkdir()
+    (tmp_path / ".venv-bench" / "benchmarks").symlink_to(tmp_path / "benchmarks")
+    command = [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path / "dist"), str(tmp_path)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (archive,) = (tmp_path / "dist").iterdir()
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.py")} <= names
 
 
 def test_the_bill_of_materials_names_what_is_installed(dist: Path) -> None:

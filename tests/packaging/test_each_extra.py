@@ -54,7 +54,15 @@ from kpl_integrations.metrics.prometheus import PrometheusMetrics
 assert b"kinesis_producer" in PrometheusMetrics().exposition()[0]
 """,
     "redis": """
-import redis.asyncio
+import anyio
+from kpl_core.coordination.store_url import open_store
+
+async def main():
+    store = await open_store("redis://127.0.0.1:1?group=orders")
+    assert type(store).__name__ == "RedisStore"
+    await store.aclose()
+
+anyio.run(main)
 """,
     "cli": """
 from kpl_integrations.cli import main
