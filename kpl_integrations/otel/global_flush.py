@@ -20,7 +20,7 @@ from opentelemetry.trace import get_tracer_provider
 from kpl_integrations.last_flush import take_part
 from kpl_integrations.otel.options import Signal
 
-__all__ = ["flush_in_last_flushes", "in_background"]
+__all__ = ["flush_in_last_flushes", "hand_over", "in_background"]
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
@@ -82,15 +82,44 @@ def in_background(flush: Callable[[float], object], seconds: float) -> Callable[
     return lambda: thread.join(max(0.0, began + seconds - time.monotonic()))
 
 
-def _flush(name: Signal, exporters: list[_Exporting]) -> Callable[[float], None]:
+def hand_over(signal: Signal, provider: object, deadline: float) -> Callable[[], bool]:
+    """Let a provider export what it holds; return what waits for that until `deadline`, and says whether it is done.
+
+    In a thread: the SDK's processors heed no timeout, and an export may wait for room, or for one that does.
+    """
+    # A provider that only the API made holds nothing and cannot flush.
+    force_flush = getattr(provider, "force_flush", None)
+    if force_flush is None:
+        return lambda: True
+    is_done = threading.Event()
+
+    def flush() -> None:
+        try:
+            force_flush(max(0.0, deadline - time.monotonic()) * 1_000)
+        except Exception:  # another's reader or processor: what it raises must not cost us ours
+            if time.monotonic() < deadline:
+                _logger.exception("the provider of %s could not flush all it has", signal)
+        else:
+            is_done.set()
+
+    thread = threading.Thread(target=flush, name="kpl-otel-flush", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # The interpreter is about to end and starts no threads any more.
+        flush()
+        return is_done.is_set
+
+    def wait() -> bool:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        return is_done.is_set()
+
+    return wait
+
+
+def _flush(signal: Signal, exporters: list[_Exporting]) -> Callable[[float], None]:
     def flush(deadline: float) -> None:
-        # A provider that only the API made holds nothing and cannot flush.
-        flush_provider = getattr(_PROVIDERS[name](), "force_flush", None)
-        if flush_provider is not None:
-            try:
-                flush_provider((deadline - time.monotonic()) * 1_000)
-            except Exception:  # another's reader or processor: what it raises must not cost us ours
-                _logger.exception("the provider of %s could not flush all it has", name)
+        hand_over(signal, _PROVIDERS[signal](), deadline)()
         for exporter in exporters:
             exporter.last_flush(max(0.0, deadline - time.monotonic()))
 

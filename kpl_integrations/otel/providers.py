@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from kpl_core import ConfigError
 from kpl_integrations.last_flush import take_part
 from kpl_integrations.otel.counts import ExportCounts
-from kpl_integrations.otel.global_flush import in_background
+from kpl_integrations.otel.global_flush import hand_over, in_background
 from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
 from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
 from kpl_integrations.otel.options import Signal, resolve_options
@@ -51,6 +51,8 @@ class KinesisTelemetry:
         self.logger_provider = LoggerProvider(resource=resource)
         self.logger_provider.add_log_record_processor(BatchLogRecordProcessor(logs))
         self.meter_provider = MeterProvider([PeriodicExportingMetricReader(metrics)], resource=resource)
+        # How many were lost when that was last told.
+        self._told_losses = self._losses()
         take_part(self)
 
     def for_fastapi(self) -> dict[str, Any]:
@@ -75,13 +77,21 @@ class KinesisTelemetry:
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Hand over what the SDK holds, then say whether all since the last flush arrived, within `timeout_millis`."""
         deadline = time.monotonic() + timeout_millis / 1_000
-        self.tracer_provider.force_flush()
-        self.logger_provider.force_flush()
-        self.meter_provider.force_flush(timeout_millis)
+        waits = [
+            hand_over("traces", self.tracer_provider, deadline),
+            hand_over("logs", self.logger_provider, deadline),
+            hand_over("metrics", self.meter_provider, deadline),
+        ]
+        is_handed_over = [wait() for wait in waits]
         arrived = [
             exporter.force_flush(max(0.0, deadline - time.monotonic()) * 1_000) for exporter in self._exporters.values()
         ]
-        return all(arrived)
+        # The SDK's reader flushes the exporter too, which tells of a loss once, and keeps the answer to itself.
+        told, self._told_losses = self._told_losses, self._losses()
+        return all(is_handed_over) and all(arrived) and told == self._told_losses
+
+    def _losses(self) -> dict[Signal, int]:
+        return {signal: counts.lost_total for signal, counts in self.counts().items()}
 
     def begin_last_flush(self) -> Callable[[], object]:
         """Begin to flush all signals (`last_flush`)."""

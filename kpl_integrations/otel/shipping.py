@@ -118,7 +118,8 @@ class Shipping:
 
     def last_flush(self, timeout: float) -> None:
         """Flush before the process ends, for `timeout` seconds at most; say what did not arrive."""
-        if not self.force_flush(timeout):
+        # Who flushed before, as the SDK's reader does, was told of a loss and told nobody.
+        if not self.force_flush(timeout) or self.counts().lost:
             self._tell_of_losses()
 
     def shutdown(self, timeout: float) -> None:

@@ -6,8 +6,9 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
+from kpl_core import Config
 from kpl_core.testing import FakeKinesis, FakeTransport
-from kpl_integrations.otel import KinesisSpanExporter
+from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
 from tests.frameworks.black_hole import black_hole, refusing
 from tests.otel.conftest import EXPORTERS, emit
 from tests.otel.test_splitting import large_spans
@@ -94,3 +95,37 @@ def test_a_buffer_with_room_again_takes_what_waited(kinesis: FakeKinesis):
     assert exporter.force_flush(10_000)
     exporter.shutdown()
     assert exporter.counts().delivered == 10
+
+
+@pytest.mark.parametrize("signal", EXPORTERS)
+def test_what_a_telemetry_lost_its_flush_tells_once_whichever_signal_it_was(kinesis: FakeKinesis, signal):
+    telemetry = kinesis_telemetry("no-such-stream", transport=lambda _config: FakeTransport(kinesis))
+    assert telemetry.force_flush(30_000) is True
+    if signal == "traces":
+        telemetry.tracer_provider.get_tracer("tests").start_span("span").end()
+    elif signal == "logs":
+        telemetry.logger_provider.get_logger("tests").emit(body="line")
+    else:
+        telemetry.meter_provider.get_meter("tests").create_counter("counter").add(1)
+    assert telemetry.force_flush(30_000) is False
+    assert telemetry.counts()[signal].lost == {"ResourceNotFoundException": 1}
+    telemetry.shutdown()
+
+
+def test_half_a_second_to_flush_all_signals_is_half_a_second_though_an_export_waits_for_room():
+    with black_hole() as url:
+        telemetry = kinesis_telemetry(
+            "telemetry",
+            config=Config(
+                region="us-east-1", endpoint_url=url, aws_access_key_id="local", aws_secret_access_key="local"
+            ),
+            max_buffer_bytes=20_000,
+            shutdown_timeout_millis=200,
+        )
+        tracer = telemetry.tracer_provider.get_tracer("tests")
+        for _ in range(1_200):
+            tracer.start_span("span", attributes={"text": "x" * 200}).end()
+        tries = [seconds(lambda: telemetry.force_flush(500)) for _ in range(TRIES)]
+        assert [arrived for _, arrived in tries] == [False] * TRIES
+        assert min(took for took, _ in tries) <= 0.6
+        telemetry.shutdown()
