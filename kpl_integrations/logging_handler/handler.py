@@ -177,7 +177,9 @@ class KinesisHandler(logging.Handler):
                 size = entry_size(entry)
         except Exception:  # noqa: BLE001 - formatters, arguments and key functions are anybody's code
             self._refuse(FORMAT_ERROR)
-            self.handleError(record)
+            # Which writes to a stderr that may be closed, and a `repr` that may fail as the message did.
+            with contextlib.suppress(Exception):
+                self.handleError(record)
             return
         with self._lock:
             sender = self._sender

@@ -1,6 +1,8 @@
 """What a handler loses: bounded, counted by reason, told in the stream where anything can be, and on stderr."""
 
 import errno
+import io
+import sys
 import threading
 from collections import Counter
 
@@ -29,6 +31,25 @@ def test_arguments_that_do_not_fit_are_counted_and_never_raised(make, logger, ca
     logger.info("%d", "no number")
     assert handler.counts().dropped == {"FormatError": 1}
     assert "--- Logging error ---" in capsys.readouterr().err
+
+
+class Endless:
+    def __str__(self) -> str:
+        return str(self)
+
+    __repr__ = __str__
+
+
+def test_neither_a_closed_stderr_nor_a_message_without_end_makes_emit_raise(make, logger, monkeypatch):
+    handler = make()
+    logger.addHandler(handler)
+    logger.info(Endless())
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    logger.info("%d", "no number")
+    handler.close()
+    assert handler.counts().dropped == {"FormatError": 2}
 
 
 @pytest.mark.parametrize("effect", [Hang(), ErrorAnswer("ServiceUnavailable", status=503)], ids=["hang", "refusal"])
