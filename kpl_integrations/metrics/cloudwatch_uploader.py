@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import get_session
 
@@ -22,6 +23,8 @@ DEFAULT_NAMESPACE: Final = "KinesisProducerLibrary"
 DEFAULT_INTERVAL_SECONDS: Final = 60.0
 # PutMetricData takes 1,000 data in 1 MB; ours are below 700 bytes each.
 _DATA_PER_CALL: Final = 1_000
+# The end of a process waits for two uploads at most, and botocore's own defaults are five minutes for each.
+_CLIENT: Final = Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2, "mode": "standard"})
 
 
 class _Client(Protocol):
@@ -74,7 +77,8 @@ class CloudWatchUploader:
         """Upload what is left, and end the thread; once."""
         if not self._left.is_set():
             self._left.set()
-            self._thread.join()
+            if self._thread.ident is not None:
+                self._thread.join()
             self.upload()
 
     def upload(self) -> bool:
@@ -104,7 +108,7 @@ class CloudWatchUploader:
     def _send(self, data: Sequence[Datum]) -> None:
         if self._client is None:
             client = get_session().create_client(
-                "cloudwatch", region_name=self._region, endpoint_url=self._endpoint_url
+                "cloudwatch", region_name=self._region, endpoint_url=self._endpoint_url, config=_CLIENT
             )
             self._client = cast("_Client", client)
         now = datetime.fromtimestamp(self._clock(), tz=UTC)

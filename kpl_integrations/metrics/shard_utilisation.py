@@ -11,7 +11,7 @@ WINDOW_SECONDS: Final = 10
 
 
 class ShardUtilisation:
-    """Counts deliveries to one shard in slots of a second, and forgets those older than the window."""
+    """Counts what a shard took, as the service does, in slots of a second; forgets those older than the window."""
 
     __slots__ = ("_bytes", "_records", "_slots")
 
@@ -21,16 +21,16 @@ class ShardUtilisation:
         self._records = 0
         self._bytes = 0
 
-    def delivered(self, size_bytes: int, now: float) -> None:
-        """Note one Kinesis record of `size_bytes`."""
+    def delivered(self, size_bytes: int, now: float, *, records: int = 1) -> None:
+        """Note so many Kinesis records of `size_bytes` together; 0: some bytes of one."""
         second = int(now)
         if not self._slots or self._slots[-1][0] != second:
             self._forget(second)
             self._slots.append([second, 0, 0])
         newest = self._slots[-1]
-        newest[1] += 1
+        newest[1] += records
         newest[2] += size_bytes
-        self._records += 1
+        self._records += records
         self._bytes += size_bytes
 
     def share(self, now: float) -> float:

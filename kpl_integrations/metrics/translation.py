@@ -107,4 +107,6 @@ class Translation:
                 if utilisation is None:
                     shard = self.shard_labels(fact.stream, fact.shard_id or "")
                     utilisation = self._utilisation.setdefault(shard, ShardUtilisation())
-                utilisation.delivered(fact.user_bytes, self._clock())
+                # One that was settled apart from its neighbours is a part of a Kinesis record.
+                is_whole = fact.kinesis_bytes > 0
+                utilisation.delivered(fact.kinesis_bytes or fact.user_bytes, self._clock(), records=int(is_whole))

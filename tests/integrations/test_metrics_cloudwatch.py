@@ -2,6 +2,7 @@
 
 import json
 import threading
+from typing import Any
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
@@ -13,6 +14,7 @@ from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics, emf_lines
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
 from kpl_integrations.metrics.kpl_names import KPL_METRICS
 from kpl_integrations.metrics.statistic_set import StatisticSet
+from tests.frameworks.black_hole import refusing
 
 # The table of the KPL's metrics.md: name, level, unit, finest place.
 KPL_TABLE = """
@@ -214,6 +216,26 @@ def test_leaving_the_block_uploads_what_is_left_and_ends_the_thread():
         metrics(finished())
     assert len(client.calls) == 1
     assert not [thread for thread in threading.enumerate() if thread.name == "kpl-cloudwatch"]
+
+
+def test_an_uploader_that_was_never_entered_uploads_when_it_is_closed():
+    metrics, client = CloudWatchMetrics(), Client()
+    metrics(finished())
+    CloudWatchUploader(metrics, client=client).close()
+    assert len(client.calls) == 1
+
+
+def test_an_endpoint_that_never_answers_holds_up_the_end_for_seconds_and_not_for_minutes(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
+    metrics = CloudWatchMetrics()
+    metrics(finished())
+    with refusing() as url:
+        uploader = CloudWatchUploader(metrics, region="us-east-1", endpoint_url=url)
+        assert uploader.upload() is False
+    made: Any = uploader._client  # noqa: SLF001
+    config = made.meta.config
+    assert (config.connect_timeout + config.read_timeout) * config.retries["total_max_attempts"] <= 20
 
 
 def test_emf_lines_carry_the_same():

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from kpl_core.circuit_breaker import CircuitBreaker
 from kpl_core.hooks import RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
@@ -92,6 +93,18 @@ def test_utilisation_is_the_share_of_the_shards_limit_over_ten_seconds() -> None
     assert metrics.value(name) == 0.5
     now = 110.0
     assert metrics.value(name) == 0.0
+
+
+def test_utilisation_counts_what_the_service_counts() -> None:
+    """Framing and keys are bytes too; a user record settled apart from its aggregate is no Kinesis record."""
+    name = "kinesis_producer_shard_utilisation"
+    metrics = InMemoryMetrics(clock=lambda: 100.0)
+    metrics(structs.replace(DELIVERED, user_bytes=1_000, kinesis_bytes=1024 * 1024))
+    assert metrics.value(name) == pytest.approx(0.1)
+    metrics = InMemoryMetrics(clock=lambda: 100.0)
+    for _ in range(10_000):
+        metrics(structs.replace(DELIVERED, user_records=1, user_bytes=100, kinesis_bytes=0))
+    assert metrics.value(name) == pytest.approx(10_000 * 100 / (10 * 1024 * 1024))
 
 
 @pytest.mark.parametrize("label", ["reason", "shard"])
