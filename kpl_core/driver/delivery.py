@@ -6,20 +6,25 @@ user records in it part company.
 """
 
 import asyncio
+import threading
 from asyncio import _get_running_loop
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
-from kpl_core import outcome
+from kpl_core import outcome as shared
 from kpl_core.errors import ResultPending
+from kpl_core.outcome import Outcome, Waiter
 from kpl_core.record_result import RecordResult
 
-__all__ = ["Delivery"]
+__all__ = ["Delivery", "wait_with"]
+
+# Two threads that both found no list of waiters would each make one, and one of the two would be forgotten.
+_waiting: Final = threading.Lock()
 
 
-class Delivery(outcome.Delivery, gc=False):
+class Delivery(shared.Delivery, gc=False):
     """What `put` returns: `await` it, any number of times, for the `RecordResult`."""
 
     def result(self) -> RecordResult:
@@ -41,21 +46,29 @@ class Delivery(outcome.Delivery, gc=False):
             current = self.follow()
             if current.settled:
                 break
-            if current.waiters is None:
-                current.waiters = []
-            waiters = current.waiters
             alarm = _alarm()
-            waiters.append(alarm)
+            waiters = wait_with(current, alarm)
             try:
-                # Looked at once more: the producer's loop may run in another thread.
-                if not current.settled:
+                # Looked at once more, because the producer's loop may run in another thread: whether it is settled
+                # now, and whether the user record has moved on, which wakes those who were there and nobody later.
+                if self.follow() is current and not current.settled:
                     yield from alarm.wait().__await__()
             finally:
                 if not alarm.is_set():
                     # Cancelled: the list is still the outcome's, and may outlive us by far.
                     waiters.remove(alarm)
-        shared = current.shared_result
-        return current.result_of(self.index) if shared is None else shared
+        result = current.shared_result
+        return current.result_of(self.index) if result is None else result
+
+
+def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:
+    """Let `alarm` be set when something becomes of `outcome`; return the list that it is in until then."""
+    with _waiting:
+        waiters = outcome.waiters
+        if waiters is None:
+            waiters = outcome.waiters = []
+        waiters.append(alarm)
+    return waiters
 
 
 class _FutureAlarm:

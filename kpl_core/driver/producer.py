@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from kpl_core.driver.checked_records import checked_records
-from kpl_core.driver.delivery import Delivery
+from kpl_core.driver.delivery import Delivery, wait_with
 from kpl_core.driver.producer_life import ProducerLife
 from kpl_core.errors import BufferFull, ConfigError, NotSpooled
 from kpl_core.fair_pipeline import FairStreamPipeline
@@ -223,7 +223,7 @@ class Producer(ProducerLife):
         first = delivery.outcome
         while not first.settled and first.moved is None:
             answered = anyio.Event()
-            first.waiters = [*(first.waiters or ()), answered]
+            wait_with(first, answered)
             await answered.wait()
         result = delivery.peek()
         if result is not None and result.error_code == NOT_SPOOLED:

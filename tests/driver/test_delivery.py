@@ -1,9 +1,11 @@
 import gc
+import threading
 
 import anyio
 import pytest
 
 from kpl_core import Delivery, ResultPending
+from kpl_core.driver import delivery as module
 from kpl_core.outcome import Outcome
 from kpl_core.record_result import Attempt
 
@@ -82,6 +84,46 @@ async def test_waiting_goes_on_where_the_user_record_went():
         assert got == []
         settle(third, "9")
     assert [result.sequence_number for result in got] == ["9"]
+
+
+async def test_a_user_record_that_moves_on_just_before_it_is_waited_for_is_not_waited_for_where_it_was(monkeypatch):
+    """As another thread's loop may do it: who came after the wake-up slept for ever."""
+    first, second = Outcome(), Outcome()
+    settle(second, "9")
+    make_alarm = module._alarm  # noqa: SLF001 - the last thing that is done before the wait
+
+    def alarm():
+        first.move(0, second, 0)
+        first.wake()
+        return make_alarm()
+
+    monkeypatch.setattr(module, "_alarm", alarm)
+    with anyio.fail_after(30):
+        result = await Delivery(first, 0)
+    assert result.sequence_number == "9"
+
+
+def test_loops_in_many_threads_are_all_told():
+    """Each made a list of waiters where it found none, and all lists but one were forgotten."""
+    rounds, loops = 200, 4
+    outcomes = [Outcome() for _ in range(rounds)]
+    together = threading.Barrier(loops + 1)
+
+    async def wait_for_all() -> None:
+        for outcome in outcomes:
+            together.wait(30)
+            with anyio.fail_after(30):
+                await Delivery(outcome, 0)
+
+    threads = [threading.Thread(target=anyio.run, args=(wait_for_all,)) for _ in range(loops)]
+    for thread in threads:
+        thread.start()
+    for outcome in outcomes:
+        together.wait(30)
+        settle(outcome)
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 async def test_being_cancelled_at_the_very_moment_of_the_result_is_no_error():
