@@ -3,52 +3,94 @@
 Nearly every request is whole when its header fields are, and asks for nothing that takes time. What ASGI does
 around such a one (a task, an event, two messages each way) costs more than taking its records. So the server's
 protocol asks here first; whatever may have to wait goes through ASGI as ever, and both end in the same route.
+
+What a head asks for and what becomes of a body are two questions, for most requests of a connection have one head.
 """
 
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from kpl_integrations.ingest.acknowledgement import Acknowledged
 from kpl_integrations.ingest.admission import Refused
-from kpl_integrations.ingest.http_answer import Headers, json_headers
+from kpl_integrations.ingest.http_answer import Headers, json_headers, quota_headers
 from kpl_integrations.ingest.problem import problem_of
+from kpl_integrations.ingest.records_head import RecordsHead, records_head
 from kpl_integrations.ingest.records_route import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.tally import Tally
 
-__all__ = ["AnswersAtOnce", "answer_at_once"]
+__all__ = ["AnswersAtOnce", "AtOnceAnswer", "answer_at_once", "head_at_once", "written"]
 
 _PREFIX: Final = PREFIX.encode()
 _SUFFIX: Final = SUFFIX.encode()
 _LONGEST_TARGET: Final = 512
 # What the plain form of a target has none of; whoever needs them needs a parser.
 _NOT_PLAIN: Final = (b"%", b"#")
+# What says no more than how many were accepted, as nearly all answers do, is written once for all requests.
+_SHORT_BYTES: Final = 64
+_CLOSE: Final = (b"connection", b"close")
+
+
+class AtOnceAnswer(NamedTuple):
+    """`content` is all that follows the server's own header fields; `closes`: no request follows it."""
+
+    status: int
+    content: bytes
+    closes: bool = False
 
 
 class AnswersAtOnce(Protocol):
     """Whom a server's protocol asks before it calls the application."""
 
-    def answer_at_once(self, target: bytes, headers: Headers, body: bytes) -> tuple[int, Headers, bytes] | None:
-        """Return status, header fields and body of the answer to a POST that is whole; None: nothing has happened."""
+    def head_at_once(self, target: bytes, headers: Headers) -> RecordsHead | None:
+        """Return what the head of a POST asks for, if that may need no waiting."""
+
+    def answer_at_once(self, head: RecordsHead, body: bytes) -> AtOnceAnswer | None:
+        """Return the answer to a request that is whole; None: it may have to wait, and nothing has happened."""
 
 
-def answer_at_once(
-    records: RecordsRoute, tally: Tally, target: bytes, headers: Headers, body: bytes
-) -> tuple[int, Headers, bytes] | None:
-    """Return the answer to a request that needs no waiting, and count it; None: nothing has happened."""
+def head_at_once(target: bytes, headers: Headers) -> RecordsHead | None:
+    """Return what a head asks for, None if only the application can tell."""
     place = _place(target) if len(target) <= _LONGEST_TARGET else None
     if place is None:
         return None
+    fields = dict(headers)
+    if b"idempotency-key" in fields or b"content-length" not in fields:
+        return None
     try:
-        answered = records.answer_at_once(*place, dict(headers), body)
+        return records_head(*place, fields)
+    except Refused:
+        # Who asks comes before what for.
+        return None
+
+
+def answer_at_once(records: RecordsRoute, tally: Tally, head: RecordsHead, body: bytes) -> AtOnceAnswer | None:
+    """Return the answer to a request that needs no waiting, and count it; None: nothing has happened."""
+    try:
+        answered = records.answer_at_once(head, body)
     except Refused as refused:
-        status, fields, problem = problem_of(refused)
+        status, headers, problem = problem_of(refused)
         tally.refusals[refused.refusal] += 1
         tally.answers[status] += 1
-        return status, fields, problem
+        return written(status, headers, problem)
     if answered is None:
         return None
-    (status, answer), account = answered
-    tally.answers[status] += 1
-    return status, json_headers(account, answer, records.now()), answer
+    answer, account = answered
+    tally.answers[answer.status] += 1
+    if account.quota is None and len(answer.body) <= _SHORT_BYTES:
+        return _without_quota(answer)
+    headers = [*json_headers(answer.body), *quota_headers(account, records.now())]
+    return written(answer.status, headers, answer.body)
+
+
+def written(status: int, headers: Headers, body: bytes) -> AtOnceAnswer:
+    """Write an answer as it goes to the socket."""
+    fields = b"".join([b"%b: %b\r\n" % field for field in headers])
+    return AtOnceAnswer(status, b"%b\r\n%b" % (fields, body), _CLOSE in headers)
+
+
+@lru_cache(maxsize=256)
+def _without_quota(answer: Acknowledged) -> AtOnceAnswer:
+    return written(answer.status, json_headers(answer.body), answer.body)
 
 
 @lru_cache(maxsize=1_024)

@@ -3,27 +3,28 @@
 A POST that comes whole in one piece is held until its end and offered to `asked_first`. What is declined, or not
 whole with its first piece, goes on to the application as if it had never been held. What uvicorn makes for each
 request (a scope, a cycle, a task, a timer) is made only then.
+
+And most requests of a connection are like the one before: those are not even parsed (see `repeated_head.py`).
 """
 
 import asyncio
-from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from kpl_integrations.ingest.at_once import AnswersAtOnce
+from kpl_integrations.ingest.at_once import AnswersAtOnce, AtOnceAnswer, written
 from kpl_integrations.ingest.bounded_protocol import BoundedProtocol
-from kpl_integrations.ingest.http_answer import Headers
+from kpl_integrations.ingest.records_head import RecordsHead
+from kpl_integrations.ingest.repeated_head import RepeatedHead
 
 __all__ = ["AtOnceProtocol"]
 
 # As uvicorn answers where an application fails.
-_FAILED: Final[tuple[int, Headers, bytes]] = (
+_FAILED: Final = written(
     500,
     [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"), (b"connection", b"close")],
     b"Internal Server Error",
 )
-_CLOSE: Final = (b"connection", b"close")
 _INVALID: Final = "Invalid HTTP request received."
 
 
@@ -36,6 +37,10 @@ class AtOnceProtocol(BoundedProtocol):
         super().__init__(*args, **kwargs)
         # The pieces of a body whose request nobody has heard of yet.
         self._held: list[bytes] | None = None
+        # The head of the last request and what it asks for, if that was answered at once and nothing came since.
+        self._repeated: tuple[RepeatedHead, RecordsHead] | None = None
+        # What is being parsed.
+        self._received = b""
         # When a request was last answered at once, and the one timer that looks at it.
         self._answered_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -53,8 +58,14 @@ class AtOnceProtocol(BoundedProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; let go what is not whole."""
+        """Answer a request like the one before; else feed the parser, and let go what is not whole."""
+        if self._repeated is not None:
+            if self._answer_alike(*self._repeated, data):
+                return
+            self._repeated = None
+        self._received = data
         super().data_received(data)
+        self._received = b""
         if self._held is None:
             return
         try:
@@ -63,6 +74,17 @@ class AtOnceProtocol(BoundedProtocol):
             # As uvicorn does where the parser calls it.
             self.logger.warning(_INVALID)
             self.send_400_response(_INVALID)
+
+    def _answer_alike(self, repeated: RepeatedHead, head: RecordsHead, data: bytes) -> bool:
+        """Answer a request whose head is the last one's; False: it is another, or may have to wait."""
+        if self.transport.is_closing() or not self._has_room():
+            return False
+        body = repeated.body_of(data)
+        answer = None if body is None else self._answer_to(head, body)
+        if answer is None:
+            return False
+        self._write(answer)
+        return True
 
     def on_message_begin(self) -> None:
         """Begin a request; its scope is made when the application needs it."""
@@ -89,7 +111,7 @@ class AtOnceProtocol(BoundedProtocol):
 
     def _may_be_held(self) -> bool:
         """Say whether nothing but its target, header fields and body decide what becomes of a request."""
-        parser, limit = self.parser, self.limit_concurrency
+        parser = self.parser
         cycle: Any = self.cycle
         return (
             parser.get_method() == b"POST"
@@ -97,11 +119,17 @@ class AtOnceProtocol(BoundedProtocol):
             and parser.get_http_version() == "1.1"
             and not parser.should_upgrade()
             and not self.expect_100_continue
-            # Nobody is before it, and who does not read his answers waits for room as ever.
+            # Nobody is before it.
             and (cycle is None or cycle.response_complete)
             and not self.pipeline
-            and not self.flow.write_paused
-            and (limit is None or (len(self.connections) < limit and len(self.tasks) < limit))
+            and self._has_room()
+        )
+
+    def _has_room(self) -> bool:
+        """Say whether the server may take one more request; who does not read his answers waits for room as ever."""
+        limit = self.limit_concurrency
+        return not self.flow.write_paused and (
+            limit is None or (len(self.connections) < limit and len(self.tasks) < limit)
         )
 
     def on_body(self, body: bytes) -> None:
@@ -113,34 +141,42 @@ class AtOnceProtocol(BoundedProtocol):
 
     def on_message_complete(self) -> None:
         """End a request; answer it if that needs no waiting."""
+        is_first_and_whole = self._begins_within and not self._ends_within
         self._ends_within = True
         held = self._held
         if held is None:
             if not self.transport.is_closing():
                 super().on_message_complete()
             return
-        try:
-            assert self.asked_first is not None  # noqa: S101 - else nothing is held
-            body = held[0] if len(held) == 1 else b"".join(held)
-            answer = self.asked_first.answer_at_once(self.url, self.headers, body)
-        except Exception:
-            self.logger.exception("Exception while answering at once")
-            answer = _FAILED
-        if answer is None:
+        assert self.asked_first is not None  # noqa: S101 - else nothing is held
+        body = held[0] if len(held) == 1 else b"".join(held)
+        head = self.asked_first.head_at_once(self.url, self.headers)
+        answer = None if head is None else self._answer_to(head, body)
+        if head is None or answer is None:
             self._let_go()
             super().on_message_complete()
-        else:
-            self._held = None
-            self._write(*answer)
+            return
+        self._held = None
+        if is_first_and_whole and (repeated := RepeatedHead.of(self._received, len(body))) is not None:
+            self._repeated = repeated, head
+        self._write(answer)
 
-    def _write(self, status: int, headers: Headers, body: bytes) -> None:
-        parts = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
+    def _answer_to(self, head: RecordsHead, body: bytes) -> AtOnceAnswer | None:
+        assert self.asked_first is not None  # noqa: S101 - else nobody is asked
+        try:
+            return self.asked_first.answer_at_once(head, body)
+        except Exception:
+            self.logger.exception("Exception while answering at once")
+            return _FAILED
+
+    def _write(self, answer: AtOnceAnswer) -> None:
+        parts = [STATUS_LINE[answer.status]]
+        for name, value in self.server_state.default_headers:
             parts += (name, b": ", value, b"\r\n")
-        parts += (b"\r\n", body)
+        parts.append(answer.content)
         self.transport.write(b"".join(parts))
         self.server_state.total_requests += 1
-        if status >= HTTPStatus.BAD_REQUEST and _CLOSE in headers:
+        if answer.closes:
             self.transport.close()
             return
         self._answered_at = self.loop.time()

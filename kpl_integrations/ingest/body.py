@@ -9,7 +9,7 @@ from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body_room import BodyRoom
 from kpl_integrations.ingest.first_step import NOT_YET, FirstStep
 
-__all__ = ["ClientGone", "first_body", "read_body", "require_length"]
+__all__ = ["ClientGone", "first_body", "read_body", "require_length", "require_size"]
 
 _LARGEST_DIGITS: Final = 18
 
@@ -33,6 +33,16 @@ def require_length(content_length: bytes | None, most_bytes: int) -> None:
         raise _too_large(int(content_length), most_bytes)
 
 
+def require_size(size: int, most_bytes: int) -> None:
+    """Check how large a body is.
+
+    Raises:
+        Refused: it is too large.
+    """
+    if size > most_bytes:
+        raise _too_large(size, most_bytes)
+
+
 def first_body(first: FirstStep[Message], *, most_bytes: int) -> bytes | None:
     """Return the body if the first message is here and holds all of it, else None.
 
@@ -43,8 +53,7 @@ def first_body(first: FirstStep[Message], *, most_bytes: int) -> bytes | None:
     if message is NOT_YET or message["type"] != "http.request" or message.get("more_body", False):
         return None
     body: bytes = message.get("body", b"")
-    if len(body) > most_bytes:
-        raise _too_large(len(body), most_bytes)
+    require_size(len(body), most_bytes)
     return body
 
 

@@ -24,16 +24,24 @@ from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.account import TenantAccounts
 from kpl_integrations.ingest.admin_key import AdminKey
 from kpl_integrations.ingest.admission import Refusal, Refused
-from kpl_integrations.ingest.at_once import answer_at_once
+from kpl_integrations.ingest.at_once import AtOnceAnswer, answer_at_once, head_at_once
 from kpl_integrations.ingest.body import ClientGone
 from kpl_integrations.ingest.body_room import BodyRoom
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fairness import TenantFairness
-from kpl_integrations.ingest.http_answer import LARGE_ANSWER_BYTES, Headers, json_headers, send_answer, send_refusal
+from kpl_integrations.ingest.http_answer import (
+    LARGE_ANSWER_BYTES,
+    Headers,
+    json_headers,
+    quota_headers,
+    send_answer,
+    send_refusal,
+)
 from kpl_integrations.ingest.intake import Intake
 from kpl_integrations.ingest.metrics import GatewayMetrics
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.otlp import OTLP_PATHS, OtlpRoute
+from kpl_integrations.ingest.records_head import RecordsHead
 from kpl_integrations.ingest.records_route import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
@@ -252,7 +260,7 @@ class IngestGateway:
                 except ClientGone:
                     return
                 self.tally.answers[status] += 1
-                headers = json_headers(account, body, self.intake.now())
+                headers = [*json_headers(body), *quota_headers(account, self.intake.now())]
                 if len(body) < LARGE_ANSWER_BYTES:
                     await send({"type": "http.response.start", "status": status, "headers": headers})
                     await send({"type": "http.response.body", "body": body})
@@ -265,9 +273,13 @@ class IngestGateway:
         else:
             await send({"type": "websocket.close", "code": 1000})
 
-    def answer_at_once(self, target: bytes, headers: Headers, body: bytes) -> tuple[int, Headers, bytes] | None:
-        """Return the answer to a POST that is here whole and needs no waiting; None: call the application."""
-        return answer_at_once(self._records, self.tally, target, headers, body)
+    def head_at_once(self, target: bytes, headers: Headers) -> RecordsHead | None:
+        """Return what the head of a POST asks for; None: call the application."""
+        return head_at_once(target, headers)
+
+    def answer_at_once(self, head: RecordsHead, body: bytes) -> AtOnceAnswer | None:
+        """Return the answer to a request that is here whole and needs no waiting; None: call the application."""
+        return answer_at_once(self._records, self.tally, head, body)
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]

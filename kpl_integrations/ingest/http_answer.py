@@ -11,7 +11,7 @@ from kpl_integrations.ingest.problem import problem_of
 from kpl_integrations.ingest.rate_limit_headers import rate_limit_headers
 from kpl_integrations.ingest.tally import Tally
 
-__all__ = ["LARGE_ANSWER_BYTES", "Headers", "json_headers", "send_answer", "send_refusal"]
+__all__ = ["LARGE_ANSWER_BYTES", "Headers", "json_headers", "quota_headers", "send_answer", "send_refusal"]
 
 # A client that reads its answer this slowly gets the rest of it from the server's buffers, or not at all.
 _SEND_SECONDS: Final = 30.0
@@ -22,12 +22,14 @@ Headers = list[tuple[bytes, bytes]]
 _JSON: Final = (b"content-type", b"application/json")
 
 
-def json_headers(account: TenantAccount, body: bytes, now: float) -> Headers:
-    """Return the header fields of a JSON answer to a tenant: what it is, and what its quotas are now."""
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
-    if account.quota is not None:
-        headers += rate_limit_headers(account.quota.states(1, 0, now))
-    return headers
+def json_headers(body: bytes) -> Headers:
+    """Return the header fields of every JSON answer."""
+    return [_JSON, (b"content-length", b"%d" % len(body))]
+
+
+def quota_headers(account: TenantAccount, now: float) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the header fields that tell a tenant what its quotas are now; none if it has none."""
+    return () if account.quota is None else rate_limit_headers(account.quota.states(1, 0, now))
 
 
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:

@@ -18,12 +18,12 @@ from kpl_integrations.ingest.acknowledgement import (
     answer_spooled,
 )
 from kpl_integrations.ingest.admission import Refusal, Refused
-from kpl_integrations.ingest.body import first_body, read_body, require_length
+from kpl_integrations.ingest.body import first_body, read_body, require_length, require_size
 from kpl_integrations.ingest.decoding import Decoded, DecodeRefusal, decode, decode_plain, inflate
 from kpl_integrations.ingest.first_step import FirstStep
 from kpl_integrations.ingest.idempotency import StoredAnswer, fingerprint, parse_key
 from kpl_integrations.ingest.intake import Intake
-from kpl_integrations.ingest.request_options import ACK_HEADER, RequestOptions, request_options
+from kpl_integrations.ingest.records_head import BODY_ALONE, RecordsHead, records_head
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import Ack, TenantDirectory
@@ -32,7 +32,6 @@ __all__ = ["PREFIX", "SUFFIX", "RecordsRoute", "account_of", "refused_decoding"]
 
 PREFIX: Final = "/v1/streams/"
 SUFFIX: Final = "/records"
-_MOST_QUERY_BYTES: Final = 256
 # The first problems are enough to find the mistake; an answer may not be larger than its request.
 _MOST_PROBLEMS: Final = 100
 _STATUS: Final = {
@@ -40,10 +39,6 @@ _STATUS: Final = {
     413: Refusal.TOO_LARGE,
     415: Refusal.UNSUPPORTED,
 }
-
-# Types whose body says it all, in the spelling of nearly all clients: no other header field is looked at.
-_BODY_ALONE: Final = frozenset({"application/json", "application/x-ndjson"})
-_PLAIN_TYPES: Final = {name.encode(): name for name in _BODY_ALONE}
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 Headers = Mapping[bytes, bytes]
@@ -85,8 +80,8 @@ class RecordsRoute:
         account.requests += 1
         try:
             query: bytes = scope["query_string"]
-            options = self._options(query, headers) if query or ACK_HEADER in headers else _NO_OPTIONS
-            ack: Ack = options.ack or account.tenant.default_ack
+            head = records_head(stream, query, headers)
+            ack: Ack = head.options.ack or account.tenant.default_ack
             if ack == "spooled" and settings.spool is None:
                 raise _no_spool()
             if stream not in self._streams.known or not account.tenant.allows(stream):
@@ -101,19 +96,17 @@ class RecordsRoute:
             if key_header is not None:
                 parts = (stream.encode(), query, headers.get(b"content-type", b""), ack.encode(), body)
                 key, request = parse_key(key_header), fingerprint(*parts)
-                return await self._once(key, request, headers, body, options, ack, account, stream), account
+                return await self._once(key, request, head, body, ack, account, stream), account
             if ack == "queued":
-                return self._queue(headers, body, options, account, stream), account
+                return self._queue(head, body, account, stream), account
             decoded = self._decoded(headers, body)
-            deliveries = self._put(decoded, options, account, stream)
+            deliveries = self._put(decoded, head, account, stream)
             return await self._acknowledge(ack, deliveries, decoded), account
         except Refused as refused:
             account.refused[refused.refusal] += 1
             raise
 
-    def answer_at_once(
-        self, stream: str, query: bytes, headers: Headers, body: bytes
-    ) -> tuple[Acknowledged, TenantAccount] | None:
+    def answer_at_once(self, head: RecordsHead, body: bytes) -> tuple[Acknowledged, TenantAccount] | None:
         """Answer a request that is here whole and waits for nothing; None: it may have to wait, so `answer` it.
 
         Until it is clear that nothing is to be waited for, nothing is counted or taken.
@@ -121,25 +114,17 @@ class RecordsRoute:
         Raises:
             Refused: as `answer`.
         """
-        if b"idempotency-key" in headers or b"content-length" not in headers:
-            return None
         self._intake.require_open()
-        account = account_of(headers, self._directory, self._accounts)
-        options = _NO_OPTIONS
-        if query or ACK_HEADER in headers:
-            try:
-                options = self._options(query, headers)
-            except Refused:
-                return None
-        tenant = account.tenant
-        if (options.ack or tenant.default_ack) != "queued":
+        account = account_shown(head.authorization, self._directory, self._accounts)
+        tenant, stream = account.tenant, head.stream
+        if (head.options.ack or tenant.default_ack) != "queued":
             return None
         if stream not in self._streams.known or not tenant.allows(stream):
             return None
         account.requests += 1
         try:
-            require_length(headers[b"content-length"], self._settings.max_body_bytes)
-            return self._queue(headers, body, options, account, stream), account
+            require_size(len(body), self._settings.max_body_bytes)
+            return self._queue(head, body, account, stream), account
         except Refused as refused:
             account.refused[refused.refusal] += 1
             raise
@@ -148,37 +133,27 @@ class RecordsRoute:
         """Return the instant, on the producer's clock."""
         return self._intake.now()
 
-    def _queue(
-        self, headers: Headers, body: bytes, options: RequestOptions, account: TenantAccount, stream: str
-    ) -> Acknowledged:
+    def _queue(self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str) -> Acknowledged:
         """Take the records of a request that waits for no more than that."""
-        is_plain = True
-        content_type = _PLAIN_TYPES.get(headers.get(b"content-type", b""))
-        if (
-            content_type is not None
-            and account.wants_pairs
-            and b"content-encoding" not in headers
-            and b"ce-specversion" not in headers
-        ):
+        plain_type = head.plain_type if account.wants_pairs else None
+        if plain_type is not None:
             try:
-                pairs = decode_plain(content_type, body, self._limits)
+                pairs = decode_plain(plain_type, body, self._limits)
             except DecodeRefusal as refusal:
                 raise refused_decoding(refusal) from None
             if pairs is not None:
                 self._intake.take_pairs(account, stream, pairs)
                 return answer_queued(len(pairs), ())
-            is_plain = False
-        decoded = self._decoded(headers, body, is_plain=is_plain)
-        deliveries = self._put(decoded, options, account, stream)
+        decoded = self._decoded(head.headers, body, is_plain=plain_type is None)
+        deliveries = self._put(decoded, head, account, stream)
         return answer_queued(len(deliveries), decoded.problems)
 
     async def _once(
         self,
         key: str,
         request: bytes,
-        headers: Headers,
+        head: RecordsHead,
         body: bytes,
-        options: RequestOptions,
         ack: Ack,
         account: TenantAccount,
         stream: str,
@@ -188,8 +163,8 @@ class RecordsRoute:
         if stored is not None:
             return Acknowledged(stored.status, stored.body)
         try:
-            decoded = self._decoded(headers, body)
-            deliveries = self._put(decoded, options, account, stream)
+            decoded = self._decoded(head.headers, body)
+            deliveries = self._put(decoded, head, account, stream)
             acknowledged = await self._acknowledge(ack, deliveries, decoded)
         except BaseException:
             account.keys.forget(key)
@@ -197,8 +172,8 @@ class RecordsRoute:
         account.keys.finish(key, StoredAnswer(*acknowledged))
         return acknowledged
 
-    def _put(self, decoded: Decoded, options: RequestOptions, account: TenantAccount, stream: str) -> list[Delivery]:
-        if decoded.problems and not (options.partial and decoded.records):
+    def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> list[Delivery]:
+        if decoded.problems and not (head.options.partial and decoded.records):
             raise _bad_records(decoded)
         return self._intake.take(account, stream, decoded.records, aggregate=not decoded.holds_aggregates)
 
@@ -229,13 +204,6 @@ class RecordsRoute:
             raise Refused(Refusal.FORBIDDEN, detail)
         return known_as
 
-    def _options(self, query: bytes, headers: Headers) -> RequestOptions:
-        ack = headers.get(ACK_HEADER)
-        if len(query) + len(ack or b"") > _MOST_QUERY_BYTES:
-            detail = f"query and X-Ack have more than {_MOST_QUERY_BYTES} bytes; they may hold ack and partial"
-            raise Refused(Refusal.BAD_PARAMETER, detail)
-        return request_options(query, ack)
-
     def _decoded(self, headers: Headers, body: bytes, *, is_plain: bool = True) -> Decoded:
         try:
             encoding = headers.get(b"content-encoding")
@@ -243,7 +211,7 @@ class RecordsRoute:
                 most = self._settings.max_inflated_bytes
                 body = inflate(encoding.decode("latin-1"), body, max_inflated_bytes=most)
             content_type = headers.get(b"content-type", b"").decode("latin-1")
-            if content_type in _BODY_ALONE and b"ce-specversion" not in headers:
+            if content_type in BODY_ALONE and b"ce-specversion" not in headers:
                 return decode(content_type, body, limits=self._limits, headers=_NO_HEADERS, is_plain=is_plain)
             texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
             return decode(content_type, body, limits=self._limits, headers=texts)
@@ -263,10 +231,14 @@ def account_of(headers: Headers, directory: TenantDirectory, accounts: TenantAcc
         Refused: no credentials where there must be some, or wrong ones.
     """
     authorization = headers.get(b"authorization")
-    value = None if authorization is None else authorization.decode("latin-1")
-    tenant = directory.authenticate(value)
+    return account_shown(None if authorization is None else authorization.decode("latin-1"), directory, accounts)
+
+
+def account_shown(authorization: str | None, directory: TenantDirectory, accounts: TenantAccounts) -> TenantAccount:
+    """Return the account that an `Authorization` field's value is shown for; raises as `account_of`."""
+    tenant = directory.authenticate(authorization)
     if tenant is None:
-        if value is None:
+        if authorization is None:
             detail = "send Authorization: Bearer and the tenant's API key"
             raise Refused(Refusal.NO_CREDENTIALS, detail)
         detail = "these credentials belong to no tenant"
@@ -295,6 +267,3 @@ def _bad_records(decoded: Decoded) -> Refused:
     )
     errors = [{"index": each.index, "field": each.field, "detail": each.detail} for each in problems[:_MOST_PROBLEMS]]
     return Refused(Refusal.BAD_RECORDS, detail, extensions={"errors": errors, "error_count": len(problems)})
-
-
-_NO_OPTIONS: Final = RequestOptions()
