@@ -312,7 +312,11 @@ class ProducerLife(ProducerView):
         else:
             self._lines.wake_all()
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except Exception:
+                # Somebody else's code, called in the middle of ours. It may be right again the next time.
+                _logger.exception("a listener to the producer's progress failed: %r", listener)
         if self._progress_waiters:
             waiters, self._progress_waiters = self._progress_waiters, []
             for waiter in waiters:

@@ -37,7 +37,7 @@ class ProducerView:
     _complete: bool
 
     def on_progress(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, on the loop, whenever results or room may have come."""
+        """Call `listener`, on the loop, whenever results or room may have come; be quick. What it raises is logged."""
         self._listeners.append(listener)
 
     def report(self) -> ProducerReport:

@@ -26,6 +26,23 @@ pytestmark = pytest.mark.anyio
 # Tasks
 
 
+async def test_a_listener_that_raises_costs_nobody_a_record(caplog):
+    """It ended the producer, and all that was put with it."""
+    seen: list[int] = []
+
+    def listener() -> None:
+        seen.append(orders.buffer_limit.outstanding_records)
+        raise KeyError(STREAM)
+
+    async with producer(service()) as orders:
+        orders.on_progress(listener)
+        deliveries = put(orders, 100)
+        assert (await orders.flush()).delivered == 100
+    assert reasons(deliveries) == {"": 100}
+    assert seen
+    assert "a listener to the producer's progress failed" in caplog.text
+
+
 async def test_any_task_may_put_and_await():
     transport = service(2)
 
