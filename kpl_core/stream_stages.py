@@ -182,6 +182,11 @@ class StreamStages:
         self._lanes_output.closed[-1].sequence = record.sequence
         return []
 
+    @property
+    def failed(self) -> Mapping[str, int]:
+        """Return how many user records failed, by error code; the counts go on."""
+        return self._ledger.failed
+
     def statistics(self) -> PipelineStatistics:
         """Count the user records wherever they are."""
         in_flight = sum(len(record.arrivals) for request in self._in_flight for record in request.records)

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from kpl_core.driver.in_flight import InFlightRequests
 from kpl_core.driver.shard_map_refresher import ShardMapRefresher
 from kpl_core.driver.transport import KinesisTransport
+from kpl_core.driver.trouble_log import TroubleLog
 from kpl_core.pipeline import StreamPipeline
 from kpl_core.put_records import PutRecordsRequest
 
@@ -41,6 +42,7 @@ class StreamRunner:
         self._tasks = tasks
         self._progress = progress
         self._woken = anyio.Event()
+        self.trouble = TroubleLog(pipeline.stream)
 
     def wake(self) -> None:
         """Look at the pipeline now instead of when it wanted to be looked at."""
@@ -54,6 +56,7 @@ class StreamRunner:
             self._woken = anyio.Event()
             self.pipeline.attention = False
             is_blocked = self._send_due(now)
+            self.trouble.look(self.pipeline.failed, now)
             self._progress()
             wakeup = self.pipeline.next_wakeup(now, may_send=not is_blocked)
             timer_fired = True
@@ -86,7 +89,9 @@ class StreamRunner:
             answer = await self._transport.put_records(request)
         finally:
             self._call(self._in_flight.release(self))
-        self.pipeline.request_completed(request, answer, self._clock())
+        now = self._clock()
+        self.pipeline.request_completed(request, answer, now)
+        self.trouble.answered(answer, now)
         if self.pipeline.shard_map.refresh_wanted:
             self._refresher.wake()
         self.wake()

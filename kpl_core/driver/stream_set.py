@@ -162,6 +162,8 @@ class StreamSet:
         """Give every user record that is left its result, or let it leave for where it is kept."""
         self._with_facts.update(self._runners)
         for runner in self._runners.values():
+            # What it gives up itself, the producer tells.
+            runner.trouble.tell_losses(runner.pipeline.failed)
             runner.pipeline.abandon(now)
 
     def stop(self) -> None:

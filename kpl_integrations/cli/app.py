@@ -161,7 +161,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         "endpoint_url": endpoint_url,
         "region": region,
     }
-    run(Serve(local=local, streams=stream or ["demo:4"], given=given).run, uses_uvloop=True)
+    run(Serve(local=local, streams=stream or ["demo:4"], given=given).run, is_server=True)
 
 
 @app.command(epilog=EXIT_CODES)

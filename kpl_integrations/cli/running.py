@@ -45,11 +45,14 @@ def needing_extra(extra: str) -> Iterator[None]:
         raise typer.Exit(ExitCode.UNUSABLE) from error
 
 
-def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, uses_uvloop: bool = False) -> None:
-    """Run a command to its exit status; a failure becomes one sentence. `uses_uvloop`: where it is installed."""
+def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, is_server: bool = False) -> None:
+    """Run a command to its exit status; a failure becomes one sentence.
+
+    A server runs on uvloop, where that is installed, and tells what its producer logs at INFO too: the end of trouble.
+    """
     try:
-        options = {"use_uvloop": uses_uvloop and find_spec("uvloop") is not None}
-        with noted("kpl_core", logging.WARNING):
+        options = {"use_uvloop": is_server and find_spec("uvloop") is not None}
+        with noted("kpl_core", logging.INFO if is_server else logging.WARNING):
             status = anyio.run(command, *arguments, backend_options=options)
     except CommandFailure as failure:
         complain(failure)

@@ -37,7 +37,7 @@ __all__ = ["Briefing", "main"]
 
 _INPUT: Final = 0
 _LOOK_SECONDS: Final = 0.25
-_LOGGED: Final = (("kpl_integrations", logging.INFO), ("kpl_core", logging.WARNING), ("uvicorn.error", logging.ERROR))
+_LOGGED: Final = (("kpl_integrations", logging.INFO), ("kpl_core", logging.INFO), ("uvicorn.error", logging.ERROR))
 
 
 class Briefing(msgspec.Struct, frozen=True, kw_only=True):
