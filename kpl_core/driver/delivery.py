@@ -24,8 +24,17 @@ __all__ = ["Delivery", "wait_with"]
 _waiting: Final = threading.Lock()
 
 
+<<<<<<< Updated upstream
 class Delivery(shared.Delivery, gc=False):
+=======
+# Compared and hashed by identity: `asyncio.gather` and `wait` keep what they are given in sets and dicts.
+class Delivery(outcome.Delivery, gc=False, eq=False):
+>>>>>>> Stashed changes
     """What `put` returns: `await` it, any number of times, for the `RecordResult`."""
+
+    def __repr__(self) -> str:
+        result = self.peek()
+        return "<Delivery pending>" if result is None else f"<Delivery {result!r}>"
 
     def result(self) -> RecordResult:
         """Return the result.

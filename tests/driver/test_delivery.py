@@ -143,3 +143,18 @@ async def test_being_cancelled_at_the_very_moment_of_the_result_is_no_error():
 async def test_a_delivery_costs_the_garbage_collector_nothing():
     delivery = Delivery(Outcome(), 0)
     assert not gc.is_tracked(delivery)
+
+
+def test_deliveries_are_told_apart_as_handles_so_that_gather_takes_them():
+    outcome = Outcome()
+    one, same = Delivery(outcome, 0), Delivery(outcome, 0)
+    assert one != same
+    assert len({one, same}) == 2
+
+
+def test_a_delivery_shows_its_result_and_nothing_of_what_is_behind_it():
+    outcome = Outcome()
+    delivery = Delivery(outcome, 0)
+    assert repr(delivery) == "<Delivery pending>"
+    settle(outcome)
+    assert repr(delivery) == f"<Delivery {delivery.result()!r}>"
