@@ -24,12 +24,8 @@ __all__ = ["Delivery", "wait_with"]
 _waiting: Final = threading.Lock()
 
 
-<<<<<<< Updated upstream
-class Delivery(shared.Delivery, gc=False):
-=======
 # Compared and hashed by identity: `asyncio.gather` and `wait` keep what they are given in sets and dicts.
-class Delivery(outcome.Delivery, gc=False, eq=False):
->>>>>>> Stashed changes
+class Delivery(shared.Delivery, gc=False, eq=False):
     """What `put` returns: `await` it, any number of times, for the `RecordResult`."""
 
     def __repr__(self) -> str:
