@@ -65,6 +65,9 @@ def explicit_hash_key_entry(explicit_hash_key: str) -> bytes:
 
 def record_head(key_index: int, explicit_hash_key_index: int | None, data_bytes: int) -> bytes:
     """Return everything of a record's protobuf before its data."""
+    if explicit_hash_key_index is None and data_bytes < PREPARED_DATA_BYTES and key_index < PREPARED_KEY_INDICES:
+        _, head, length = (HEADS if key_index < SHORT_KEY_INDICES else HEADS_LONG)[data_bytes]
+        return head + KEY_INDEX[key_index] + length
     fields = b"\x08" + varint(key_index)
     if explicit_hash_key_index is not None:
         fields += b"\x10" + varint(explicit_hash_key_index)

@@ -84,7 +84,8 @@ class Aggregator:
     @property
     def accepted(self) -> int:
         """Return how many user records were ever put, those still open included."""
-        return self.output.fresh_count + sum(lane.fresh_count for lane in self._lanes.values())
+        closed = self.output.fresh_count + self.output.single_count
+        return closed + sum(lane.fresh_count for lane in self._lanes.values())
 
     @property
     def open_user_records(self) -> int:

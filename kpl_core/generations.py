@@ -17,9 +17,9 @@ class Generations:
         self.current = 0
         self._holders: dict[int, int] = {}
 
-    def hold(self, generation: int) -> None:
-        """One more Kinesis record, open or closed, belongs to `generation`."""
-        self._holders[generation] = self._holders.get(generation, 0) + 1
+    def hold(self, generation: int, count: int = 1) -> None:
+        """So many more Kinesis records, open or closed, belong to `generation`."""
+        self._holders[generation] = self._holders.get(generation, 0) + count
 
     def release(self, generation: int, count: int = 1) -> None:
         """So many of them are final, or their user records moved on."""
@@ -35,6 +35,11 @@ class Generations:
         """Start the next generation; return the one that ends."""
         self.current += 1
         return self.current - 1
+
+    @property
+    def has_earlier(self) -> bool:
+        """Say whether anybody holds a generation that a flush has ended."""
+        return len(self._holders) > 1 or (bool(self._holders) and self.current not in self._holders)
 
     def is_finished(self, generation: int) -> bool:
         """Say whether nothing of `generation`, or of one before it, is left."""

@@ -157,13 +157,15 @@ class AggregatingLane:
         `deadline`, and what it joins hurries up for it.
         """
         limit = self._rules.size_limit
-        if self._arrivals and self._size_with(partition_key, key_entry, data, explicit_hash_key) > limit:
+        size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+        if self._arrivals and size > limit:
             self.close()
+            size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
         if not self._arrivals:
             self._open(arrived_at, explicit_hash_key)
         if moving is not None:
             self._hurry(moving, deadline)
-        self._size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+        self._size = size
         index = self._key_indices.setdefault(partition_key, len(self._key_indices))
         if index == len(self._key_entries):
             self._key_entries.append(key_entry)
@@ -256,22 +258,23 @@ class AggregatingLane:
         output.closed_count += 1
         output.fresh_count += len(arrivals) - self._moved_in
         output.closed.append(
+            # By position: with keywords it takes twice as long.
             KinesisRecord(
-                data=data,
-                partition_key=partition_key,
-                explicit_hash_key=first_explicit or decimal_hash_key(first_key.encode()),
-                size_bytes=len(data) + len(partition_key.encode()),
-                aggregated=aggregated,
-                arrivals=arrivals,
-                user_bytes=self._user_bytes,
-                outcome=self._outcome,
-                predicted_shard=self.shard_id,
-                user_explicit_hash_key=None if aggregated else first_explicit,
-                tier=self.tier,
-                deadline=min(self.deadline, expires_at),
-                expires_at=expires_at,
-                generation=self.generation,
-                sequence=output.closed_count,
+                data,
+                partition_key,
+                first_explicit or decimal_hash_key(first_key.encode()),
+                len(data) + len(partition_key.encode()),
+                aggregated,
+                arrivals,
+                self._user_bytes,
+                self._outcome,
+                self.shard_id,
+                None if aggregated else first_explicit,
+                self.tier,
+                min(self.deadline, expires_at),
+                expires_at,
+                self.generation,
+                output.closed_count,
             )
         )
         output.take_at = -math.inf
@@ -293,7 +296,7 @@ class SingleLane:
         self.tier = tier
         self._output = output
         self._delivery = output.delivery
-        self._buffered_seconds = output.rules.buffered_seconds
+        self._patience_seconds = min(output.rules.buffered_seconds, output.rules.ttl_seconds)
         self._ttl_seconds = output.rules.ttl_seconds
         self._run_count = output.rules.run_count
         self._run_seconds = output.rules.run_seconds
@@ -311,14 +314,11 @@ class SingleLane:
         outcome = Outcome()
         if output.opening_context is not None:
             outcome.opened_in = output.opening_context()
-        generation = output.generations.current
-        output.generations.hold(generation)
         sequence = output.closed_count = output.closed_count + 1
-        output.fresh_count += 1
-        ttl_seconds, buffered_seconds = self._ttl_seconds, self._buffered_seconds
+        output.single_count += 1
         closed = output.closed
         closed.append(
-            # By position: with keywords it takes more than twice as long.
+            # By position, as in `AggregatingLane.close`.
             KinesisRecord(
                 data,
                 partition_key,
@@ -331,9 +331,9 @@ class SingleLane:
                 self.shard_id,
                 None,
                 self.tier,
-                now + (buffered_seconds if buffered_seconds < ttl_seconds else ttl_seconds),
-                now + ttl_seconds,
-                generation,
+                now + self._patience_seconds,
+                now + self._ttl_seconds,
+                output.generations.current,
                 sequence,
             )
         )
@@ -368,11 +368,10 @@ class SingleLane:
         if explicit_hash_key is not None:
             record.explicit_hash_key = record.user_explicit_hash_key = explicit_hash_key
         if moving is not None:
-            self._output.fresh_count -= 1
-            record.deadline = deadline
+            self._output.single_count -= 1
             self._output.generations.hold(moving.generation)
-            self._output.generations.release(record.generation)
             record.generation = moving.generation
+            record.deadline = deadline
             self._output.take_at = -math.inf
         return delivery
 

@@ -48,10 +48,17 @@ class LaneOutput:
         # How many Kinesis records were ever closed, and how many user records in them came from a put.
         self.closed_count = 0
         self.fresh_count = 0
+        # How many of `closed` hold a single user record from a put: they hold their generation, and count, together.
+        self.single_count = 0
 
     def take_closed(self, now: float = math.inf) -> list[KinesisRecord]:
         """Remove and return the closed Kinesis records, in the order they were closed."""
         closed, self.closed = self.closed, []
+        if self.single_count:
+            # No flush began since they were put: it takes what is closed first.
+            self.generations.hold(self.generations.current, self.single_count)
+            self.fresh_count += self.single_count
+            self.single_count = 0
         # Where single lanes named an instant, more of theirs will follow: to look again anyway spares them to ask.
         looks_again = bool(closed) and math.isfinite(self.take_at)
         self.take_at = now + self.rules.run_seconds if looks_again else math.inf

@@ -210,9 +210,6 @@ class StreamPipeline(StreamStages):
         while output.closed:
             # Handing one on may expire it, which may aggregate its neighbours and close another.
             closed = output.take_closed(now)
-            if len(closed) == 1:
-                self._limit(closed[0], now)
-                continue
             runs: defaultdict[str | None, list[KinesisRecord]] = defaultdict(list)
             for record in closed:
                 runs[record.predicted_shard].append(record)
@@ -223,7 +220,7 @@ class StreamPipeline(StreamStages):
 
     def _limit_run(self, records: list[KinesisRecord], now: float) -> None:
         """Hand on Kinesis records of one shard: at once as far as its tokens are there, else one by one."""
-        count = self._limiter.admit_run(records, now)
+        count = self._limiter.admit_run(records, now) if len(records) > 1 else 0
         if count:
             self._pack_run(records[:count], now)
         for record in records[count:]:
@@ -237,11 +234,12 @@ class StreamPipeline(StreamStages):
             self._collect(drained, now)
 
     def _pack_run(self, records: Sequence[KinesisRecord], now: float) -> None:
-        current = self._generations.current
-        for record in records:
-            if record.generation < current:
-                # A flush waits for it, so it waits for nobody.
-                record.deadline = now
+        if self._generations.has_earlier:
+            current = self._generations.current
+            for record in records:
+                if record.generation < current:
+                    # A flush waits for it, so it waits for nobody.
+                    record.deadline = now
         self._collector.add_run(records, now)
 
     def _collect(self, drained: Drained, now: float) -> None:

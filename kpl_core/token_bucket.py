@@ -174,7 +174,7 @@ class TokenBucket:
     @property
     def capacities(self) -> tuple[float, ...]:
         """The most tokens each stream holds."""
-        return tuple(stream.capacity for stream in self._streams)
+        return tuple([stream.capacity for stream in self._streams])
 
     def __repr__(self) -> str:
         """Show rates and capacities; tokens would need a clock."""
