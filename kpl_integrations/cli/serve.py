@@ -16,8 +16,9 @@ from kpl_integrations.cli.serve_parts import connection_of, own_kinesis, setting
 from kpl_integrations.cli.signals import on_signal
 from kpl_integrations.cli.terminal import note, noted
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
-from kpl_integrations.ingest.listening import listening_sockets
+from kpl_integrations.ingest.listening import listening_sockets, require_certificate
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
+from kpl_integrations.ingest.settings import unknown_variables
 from kpl_integrations.ingest.workers.own_files import kept_in, left_by_workers
 
 __all__ = ["Serve"]
@@ -56,7 +57,8 @@ class Serve:
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept."""
         self._streams = _wanted_streams(self._wanted)
-        logging.getLogger("kpl_integrations").setLevel(logging.INFO)
+        for name in ("kpl_integrations", "kpl_core"):
+            logging.getLogger(name).setLevel(logging.INFO)
         try:
             with noted("kpl_integrations", logging.INFO), noted("uvicorn.error", logging.ERROR):
                 report = await self._run()
@@ -70,6 +72,10 @@ class Serve:
     async def _run(self) -> ProducerReport:
         given = settings_given(self._given, local=self._local)
         settings = load_settings(**given)
+        for variable in unknown_variables():
+            note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            require_certificate(settings.tls_certificate, settings.tls_key)
         directory = who_may(settings, local=self._local, first_stream=self._first_stream)
         if settings.workers > 1:
             return await self._run_many(settings, given)
@@ -106,7 +112,9 @@ class Serve:
     def _introduce(self, url: str, settings: IngestSettings) -> None:
         stream = self._first_stream
         is_open = settings.tenants is None
-        named = ", ".join(f"{name} ({shards} shards)" for name, shards in self._streams.items())
+        named = ", ".join(
+            f"{name} ({shards} {'shard' if shards == 1 else 'shards'})" for name, shards in self._streams.items()
+        )
         where = settings.endpoint_url or f"Kinesis in {settings.region}"
         text = _INTRODUCTION.format(
             url=url,

@@ -3,13 +3,19 @@
 On Linux each worker has a socket of its own and the kernel deals out new connections among them (SO_REUSEPORT). Whoever
 starts the workers keeps all sockets open: connections that were dealt to a worker that died wait for the one that takes
 its place. Elsewhere the workers share one socket.
+
+Files for TLS are looked at before anything listens.
 """
 
 import socket
+import ssl
 import sys
+from pathlib import Path
 from typing import Final
 
-__all__ = ["BACKLOG", "bound_socket", "listening_sockets", "shared_socket"]
+from kpl_core import ConfigError
+
+__all__ = ["BACKLOG", "bound_socket", "listening_sockets", "require_certificate", "shared_socket"]
 
 BACKLOG: Final = 2_048
 
@@ -42,6 +48,30 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
             each.close()
         raise
     return sockets
+
+
+def require_certificate(certificate: Path, key: Path) -> None:
+    """Raise ConfigError, in a sentence, unless TLS can be served with this certificate chain and its private key."""
+    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            message = f"{name} {path} cannot be read ({error.strerror}); give a PEM file that this process may read"
+            raise ConfigError(message) from error
+
+    def refuse_password() -> str:
+        # OpenSSL itself would ask for it on the terminal, and a service would wait there for ever.
+        message = f"tls_key {key} is encrypted, and a server has nobody to ask for its password; give it decrypted"
+        raise ConfigError(message)
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
+    except ssl.SSLError as error:
+        message = (
+            f"tls_certificate {certificate} and tls_key {key} cannot be used ({error.reason or 'no PEM'}); "
+            f"give a certificate chain and the private key that belongs to it, both in PEM"
+        )
+        raise ConfigError(message) from error
 
 
 def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:

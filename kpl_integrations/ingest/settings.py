@@ -1,7 +1,9 @@
 """Every setting of the gateway: from arguments, else from the environment as KPL_INGEST_..., else its default."""
 
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -11,7 +13,9 @@ from kpl_core.kinesis_limits import MIB
 from kpl_integrations.ingest.decoding import DecodeLimits
 from kpl_integrations.ingest.tenants import Ack
 
-__all__ = ["IngestSettings", "load_settings"]
+__all__ = ["IngestSettings", "load_settings", "unknown_variables"]
+
+_PREFIX: Final = "KPL_INGEST_"
 
 _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 _Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -21,7 +25,7 @@ _LEAST_ADMIN_KEY: Final = 16
 class IngestSettings(BaseSettings):
     """The gateway's settings. Sizes are in bytes, durations in seconds unless a name says milliseconds."""
 
-    model_config = SettingsConfigDict(env_prefix="KPL_INGEST_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
 
     # Where it listens, and for how long it listens to one client.
     host: str = "127.0.0.1"
@@ -136,9 +140,20 @@ def load_settings(**given: object) -> IngestSettings:
     try:
         return IngestSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
-        reasons = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg']}"
-            for each in error.errors(include_input=False)
-        )
+        reasons = "; ".join(_reason(each, given) for each in error.errors(include_input=False))
         message = f"the gateway's settings do not hold: {reasons}"
         raise ConfigError(message) from None
+
+
+def unknown_variables(environment: Iterable[str] = os.environ) -> list[str]:
+    """Return the variables that look like settings and are none, such as misspelt ones."""
+    known = {f"{_PREFIX}{name}".upper() for name in IngestSettings.model_fields}
+    return sorted(name for name in environment if name.upper().startswith(_PREFIX) and name.upper() not in known)
+
+
+def _reason(error: Mapping[str, Any], given: Mapping[str, object]) -> str:
+    """Say what is wrong with a setting, by the name that it was given under."""
+    if not error["loc"]:
+        return str(error.get("ctx", {}).get("error", error["msg"]))
+    name = str(error["loc"][0])
+    return f"{name if given.get(name) is not None else _PREFIX + name.upper()}: {error['msg']}"

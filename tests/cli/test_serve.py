@@ -59,6 +59,11 @@ def test_sigterm_drains_what_it_took():
         (("--port", "0"), 2, "no credentials are configured"),
         (("--local", "--port", "0", "--stream", "a:none"), 2, "write NAME or NAME:SHARDS"),
         (("--local", "--port", "0", "--tls-key", "key.pem"), 2, "belong together"),
+        (
+            ("--local", "--port", "0", "--tls-certificate", "/nowhere/c.pem", "--tls-key", "k.pem"),
+            2,
+            "c.pem cannot be read",
+        ),
         (("--local", "--port", "0", "--host", "0.0.0.0"), 2, "checks no credentials"),  # noqa: S104 - refused
         (("--port", "0", "--tenants", "/nowhere/tenants.toml"), 2, "tenants.toml"),
     ],

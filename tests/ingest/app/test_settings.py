@@ -6,6 +6,7 @@ import pytest
 
 from kpl_core import ConfigError
 from kpl_integrations.ingest import load_settings
+from kpl_integrations.ingest.settings import unknown_variables
 
 
 def test_the_environment_is_read_and_arguments_come_before_it(monkeypatch):
@@ -30,6 +31,26 @@ def test_a_setting_out_of_its_bounds_is_named_without_its_value(given, words):
     with pytest.raises(ConfigError, match=words) as error:
         load_settings(**given)
     assert "secret-thing" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"port": 70_000}, "port: Input should be less than or equal to 65535"),
+        ({}, "KPL_INGEST_MAX_DEPTH: Input should be a valid integer, unable to parse string as an integer"),
+        ({"max_depth": 5, "tls_key": "k"}, "tls_certificate and tls_key belong together; give both or none"),
+    ],
+)
+def test_a_setting_is_named_as_it_was_given(monkeypatch, given, reason):
+    monkeypatch.setenv("KPL_INGEST_MAX_DEPTH", "deep" if "max_depth" not in given and "port" not in given else "5")
+    with pytest.raises(ConfigError) as error:
+        load_settings(**given)
+    assert str(error.value) == f"the gateway's settings do not hold: {reason}"
+
+
+def test_variables_that_are_no_settings_are_found():
+    environment = ["KPL_INGEST_SPOOOL", "KPL_INGEST_SPOOL", "kpl_ingest_port", "KPL_GATEWAY_KEY", "PATH"]
+    assert unknown_variables(environment) == ["KPL_INGEST_SPOOOL"]
 
 
 def test_the_admin_key_is_in_no_repr(monkeypatch):
