@@ -56,9 +56,12 @@ class Coordinate:
         """
         try:
             self._options = self._options_of()
+            _require_meeting_place(self._options.store)
             store = await open_store(self._options.store)
         except ConfigError as error:
-            raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
+            lacks_package = isinstance(error.__cause__, ImportError)
+            status = ExitCode.UNUSABLE if lacks_package else ExitCode.WRONG_USAGE
+            raise CommandFailure(str(error), exit_code=status) from error
         coordinator = Coordinator(
             store,
             policy=self._options.policy,
@@ -104,3 +107,12 @@ class Coordinate:
             line = f"{self._options.shown_store}: {workers} workers, {what}"
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
+
+
+def _require_meeting_place(store: str) -> None:
+    if store.startswith("memory:"):
+        message = (
+            f"store is {store!r}, which is one process' own, and no producer is in this one; name where they meet, as "
+            f"in file:///run/kpl/orders"
+        )
+        raise ConfigError(message)

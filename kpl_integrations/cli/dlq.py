@@ -111,7 +111,8 @@ def purge(
     from kpl_integrations.cli.dead_letters import purge_letters  # noqa: PLC0415
 
     wanted = _filter(reason, tier, stream, tenant)
-    if not yes and not _confirmed(f"Delete the letters in {file} that match, for good?"):
+    # Nobody is asked about a file that is not there.
+    if not yes and file.is_file() and not _confirmed(f"Delete the letters in {file} that match, for good?"):
         raise typer.Abort
     run(purge_letters, file, wanted, as_json)
 

@@ -52,7 +52,9 @@ async def serve(port: int, wanted: Sequence[str]) -> ExitCode:
     async def listening() -> ExitCode:
         async with local_kinesis(streams, port=port) as server:
             url = server.endpoint_url
-            described = ", ".join(f"stream {name} ({count} shards)" for name, count in streams.items())
+            described = ", ".join(
+                f"stream {name} ({count} {'shard' if count == 1 else 'shards'})" for name, count in streams.items()
+            )
             sys.stdout.write(_INTRODUCTION.format(url=url, streams=described, stream=next(iter(streams))))
             sys.stdout.flush()
             await anyio.sleep_forever()

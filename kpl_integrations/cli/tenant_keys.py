@@ -93,7 +93,7 @@ def _write_private(path: Path, text: str) -> None:
         with open(descriptor, "w", encoding="ascii") as opened:  # noqa: PTH123 - a descriptor
             opened.write(text)
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}; name a file that is not there yet"
+        message = f"{path} cannot be written: {error.strerror}; name a file that is not there yet, in a folder that is"
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE) from error
 
 

@@ -55,6 +55,7 @@ def test_it_runs_until_it_is_stopped(tmp_path):
     [
         (("ftp://host",), 2, "no URL of a known kind"),
         (("file://relative/x",), 2, "by its full path"),
+        (("memory://x",), 2, "no producer is in this one"),
         (("memory://x", "--policy", "fair"), 2, "'leases', 'proportional'"),
         (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 seconds"),
     ],

@@ -149,3 +149,10 @@ def test_a_redrive_of_nothing_needs_no_kinesis(kpl: Callable[..., Outcome], file
     outcome = kpl("dlq", "redrive", file, "--tier", "normal", "--region", "us-east-1", "--json")
     assert (outcome.status, outcome.err) == (0, "")
     assert json.loads(outcome.out)["letters"] == 0
+
+
+def test_nobody_is_asked_about_a_file_that_is_not_there(tmp_path: Path) -> None:
+    outcome = run("dlq", "purge", str(tmp_path / "none.spool"), stdin="")
+    assert outcome.status == 4
+    assert "is no file" in outcome.err
+    assert "for good?" not in outcome.err
