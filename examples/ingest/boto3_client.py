@@ -1,7 +1,7 @@
 """boto3 through the gateway: nothing is changed but endpoint_url. What was throttled is sent again, as AWS says.
 
-    kpl serve --local --stream orders
-    python boto3_client.py http://127.0.0.1:8080 orders
+    kpl serve --local
+    python examples/ingest/boto3_client.py http://127.0.0.1:8080 demo
 
 `aws_access_key_id` and secret are a tenant's (`kpl keys sigv4`); with --local any will do.
 """
@@ -17,7 +17,7 @@ import boto3
 
 def main() -> None:
     """Put 1,000 records and say where they are."""
-    endpoint_url, stream = sys.argv[1:3]
+    endpoint_url, stream = sys.argv[1:] or ["http://127.0.0.1:8080", "demo"]
     client = boto3.client(
         "kinesis",
         endpoint_url=endpoint_url,

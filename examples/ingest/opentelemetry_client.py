@@ -1,7 +1,7 @@
 """Logs and traces of the OpenTelemetry SDK through the gateway, by its own OTLP/HTTP exporters.
 
-    kpl serve --local --stream telemetry
-    python opentelemetry_client.py http://127.0.0.1:8080
+    kpl serve --local
+    python examples/ingest/opentelemetry_client.py http://127.0.0.1:8080
 
 An application that is configured by its environment needs no code for it:
 
@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 def main() -> None:
     """Send 100 spans and 100 log records; the exporters send again what the gateway cannot take yet."""
-    endpoint = sys.argv[1].rstrip("/")
+    endpoint = (sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8080").rstrip("/")
     headers = {
         "authorization": f"Bearer {os.environ.get('GATEWAY_API_KEY', 'local')}",
         # All of this service goes to one shard, in its order. Without it each request gets a random key.

@@ -29,6 +29,7 @@ PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
 # Commands that somebody else executes: a pattern, and who.
 ELSEWHERE = {
     r"kpl demo|python -m pytest|pip install --.*": ".ci/run",
+    r"python -m pytest test_app.py|pip install pytest httpx2": "tests/docs/test_tutorial.py",
     r"make \w+.*": ".ci/run",
     r"python3 -m venv .*": "tests/packaging/environment.py",
     r"pip install '(?:kpl-integrations|\.)\[.*\]'.*": "tests/packaging/test_each_extra.py",
