@@ -24,6 +24,7 @@ LONGEST_RUN_SECONDS: Final = 0.025
 LONGEST_EXTENSION_SECONDS: Final = 0.05
 EXTENSION_SHARE: Final = 0.2
 RUN_SHARE: Final = 0.25
+PATIENT_SHARE: Final = 0.5
 
 
 class AggregationRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +70,8 @@ def aggregation_rules(config: Config) -> AggregationRules:
     """Return when an aggregated record closes."""
     # The longest partition key must fit beside the aggregated record, in UTF-8 at its widest.
     room = config.known_max_record_size - 4 * PARTITION_KEY_CHARACTERS
-    # Nobody waits for company beyond its time to live.
-    buffered_seconds = min(config.record_max_buffered_time_ms, config.record_ttl_ms) / 1000
+    # Who waits for company until his time to live is over is never sent: half of it is for the way.
+    buffered_seconds = min(config.record_max_buffered_time_ms, config.record_ttl_ms * PATIENT_SHARE) / 1000
     # One by one where the next may only go when the last is through, or when it is its flow's turn.
     one_by_one = config.ordering == "per_key" or config.fairness is not None
     return AggregationRules(

@@ -286,6 +286,18 @@ def test_single_user_records_go_on_at_once_when_they_fill_a_request():
     assert stream.pipeline.has_request(1.0)
 
 
+@pytest.mark.parametrize("ttl_ms", [100, 1_000])
+@pytest.mark.parametrize("aggregation", [True, False])
+def test_who_would_wait_for_company_to_the_end_of_his_life_leaves_while_he_can(ttl_ms, aggregation):
+    """With no more time to live than the buffered time, each record expired on a stream that was well."""
+    stream = Stream(PARENT, record_ttl_ms=ttl_ms, record_max_buffered_time_ms=1_000, aggregation_enabled=aggregation)
+    deliveries = [stream.put("k", now=number / 1_000) for number in range(3)]
+    for request in stream.due(ttl_ms / 1_000):
+        stream.pipeline.request_completed(request, stream.stored(request), ttl_ms / 1_000)
+    results = [delivery.peek() for delivery in deliveries]
+    assert [result is not None and result.successful for result in results] == [True] * 3
+
+
 @pytest.mark.parametrize("options", [{"record_max_buffered_time_ms": 0}, {"ordering": "per_key"}])
 def test_single_user_records_that_may_not_wait_go_on_one_by_one(options):
     stream = alone(**options)
