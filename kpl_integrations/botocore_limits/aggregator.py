@@ -4,7 +4,6 @@ The objects are those of AWS's example (see `kpl_core.coordination.scaled_limits
 may follow this aggregator, and these workers its own.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -15,14 +14,13 @@ import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination.scaled_limits import Consumption, ConsumptionSummary, as_json, summed
-from kpl_core.coordination.store import StoreFailed
 from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
 from kpl_integrations.botocore_limits.repeating import RepeatingTask, RepeatingThread, Repetition
 
 __all__ = ["AsyncDistributedRateAggregator", "DistributedRateAggregator", "with_slash"]
 
 _logger = logging.getLogger(__name__)
-_FAILURES: Final = (BotoCoreError, ClientError, OSError, json.JSONDecodeError)
+_FAILURES: Final = (BotoCoreError, ClientError, OSError)
 
 
 def with_slash(prefix: str) -> str:
@@ -38,12 +36,11 @@ class _Aggregation:
         self._interval = interval
         self._output_key = output_key
 
-    def _repetition(self, place: str, failures: tuple[type[Exception], ...]) -> Repetition:
+    def _repetition(self, place: str) -> Repetition:
         return Repetition(
             name="kpl-rate-aggregator",
             pause=lambda: self._interval,
             pauses_first=False,
-            failures=failures,
             tell=lambda error: _logger.warning("no summary at %s: %s; it is tried again", place, error),
         )
 
@@ -90,7 +87,7 @@ class DistributedRateAggregator(_Aggregation):
         self._bucket = bucket
         self._prefix = with_slash(prefix)
         self._wall_clock = wall_clock
-        self._background = RepeatingThread(self.aggregate_once, self._repetition(f"s3://{bucket}/{prefix}", _FAILURES))
+        self._background = RepeatingThread(self.aggregate_once, self._repetition(f"s3://{bucket}/{prefix}"))
         if autostart:
             self.start()
 
@@ -143,9 +140,7 @@ class AsyncDistributedRateAggregator(_Aggregation):
         super().__init__(staleness_cutoff=staleness_cutoff, interval=interval, output_key=output_key)
         self._store = S3Store(client, bucket, with_slash(prefix))
         self._wall_clock = wall_clock
-        self._background = RepeatingTask(
-            self.aggregate_once, self._repetition(f"s3://{bucket}/{prefix}", (StoreFailed,))
-        )
+        self._background = RepeatingTask(self.aggregate_once, self._repetition(f"s3://{bucket}/{prefix}"))
         if autostart:
             self.start()
 

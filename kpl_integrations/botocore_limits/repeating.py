@@ -12,18 +12,18 @@ __all__ = ["RepeatingTask", "RepeatingThread", "Repetition"]
 class Repetition:
     """How a step is repeated. One that fails is tried again after the pause, and told once until one succeeds.
 
+    For whatever reason it fails: a worker whose repetition ended would keep its limits for ever, and nobody would know.
+
     Args:
         name: of the thread or the task.
         pause: seconds until the next step, asked each time.
         pauses_first: whether there is a pause before the first step too.
-        failures: what a step may raise; anything else ends the repetition.
         tell: hears of the first failure in a row.
     """
 
     name: str
     pause: Callable[[], float]
     pauses_first: bool
-    failures: tuple[type[Exception], ...]
     tell: Callable[[Exception], None]
     is_well: bool = True
 
@@ -48,16 +48,18 @@ class RepeatingThread:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, if it does not run."""
+        """Start the thread, if it does not run; also again, after `stop`."""
         if self._thread is None:
+            self._stopping.clear()
             self._thread = threading.Thread(target=self._run, name=self._repetition.name, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """End the thread, after the step it may be at."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
         repetition = self._repetition
@@ -67,7 +69,7 @@ class RepeatingThread:
             try:
                 self._step()
                 repetition.succeeded()
-            except repetition.failures as error:
+            except Exception as error:  # noqa: BLE001 - told
                 repetition.failed(error)
             if self._stopping.wait(repetition.pause()):
                 return
@@ -82,15 +84,16 @@ class RepeatingTask:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the task, if it does not run."""
+        """Start the task, if it does not run; also again, after `stop`."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self._repetition.name)
 
     async def stop(self) -> None:
         """End the task, wherever it is."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def _run(self) -> None:
         repetition = self._repetition
@@ -100,6 +103,6 @@ class RepeatingTask:
             try:
                 await self._step()
                 repetition.succeeded()
-            except repetition.failures as error:
+            except Exception as error:  # noqa: BLE001 - told
                 repetition.failed(error)
             await asyncio.sleep(repetition.pause())

@@ -15,11 +15,10 @@ from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.scaled_limits import WHOLE, ConsumptionSummary, ScaledLimits, as_json
-from kpl_core.coordination.store import StoreFailed
 from kpl_core.coordination.stores.s3 import S3Store
 from kpl_integrations.botocore_limits.aggregator import with_slash
 from kpl_integrations.botocore_limits.repeating import RepeatingTask, RepeatingThread, Repetition
@@ -28,7 +27,6 @@ from kpl_integrations.botocore_limits.session_limiter import SessionLimiter
 __all__ = ["AsyncDistributedRateWorker", "DistributedRateWorker"]
 
 _logger = logging.getLogger(__name__)
-_FAILURES: Final = (BotoCoreError, ClientError, OSError, StoreFailed)
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 
 
@@ -96,12 +94,11 @@ class _ScaledLimiter:
         self._limits.apply(summary, self._clock(), at=self._wall_clock())
         self.limiter.set_rates(*self._limits.share(WHOLE, self._aggregate))
 
-    def _repetition(self, place: str, failures: tuple[type[Exception], ...]) -> Repetition:
+    def _repetition(self, place: str) -> Repetition:
         return Repetition(
             name="kpl-rate-worker",
             pause=lambda: self._sync_interval * (0.9 + 0.2 * self._chance()),
             pauses_first=True,
-            failures=failures,
             tell=lambda error: _logger.warning("no meeting at %s: %s; limits stay", place, error),
         )
 
@@ -134,7 +131,7 @@ class DistributedRateWorker(_ScaledLimiter):
         self._bucket = bucket
         self._prefix = with_slash(prefix)
         self.limiter.attach(session)
-        self._background = RepeatingThread(self.sync_once, self._repetition(f"s3://{bucket}/{prefix}", _FAILURES))
+        self._background = RepeatingThread(self.sync_once, self._repetition(f"s3://{bucket}/{prefix}"))
         if autostart:
             self.start()
 
@@ -188,7 +185,7 @@ class AsyncDistributedRateWorker(_ScaledLimiter):
         super().__init__(**options)
         self._store = S3Store(client, bucket, with_slash(prefix))
         self.limiter.attach(session)
-        self._background = RepeatingTask(self.sync_once, self._repetition(f"s3://{bucket}/{prefix}", (StoreFailed,)))
+        self._background = RepeatingTask(self.sync_once, self._repetition(f"s3://{bucket}/{prefix}"))
         if autostart:
             self.start()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import boto3
@@ -15,6 +16,7 @@ from hypothesis import given, strategies as st
 from kpl_core import ConfigError
 from kpl_integrations.botocore_limits import SessionLimiter
 from kpl_integrations.botocore_limits.postpaid_bucket import PostpaidBucket
+from kpl_integrations.botocore_limits.repeating import RepeatingTask, RepeatingThread, Repetition
 
 KEY = {"id": {"S": "1"}}
 
@@ -201,3 +203,48 @@ def test_in_the_long_run_no_more_is_consumed_than_the_rate_and_one_burst_and_one
         bucket.settle(guess, actual, now)
         consumed += actual
     assert bucket.total == pytest.approx(consumed)
+
+
+def test_a_thread_goes_on_after_any_failure_says_so_once_and_can_be_started_again():
+    steps: list[int] = []
+    told: list[Exception] = []
+    reached = threading.Semaphore(0)
+
+    def step() -> None:
+        steps.append(len(steps))
+        reached.release()
+        if len(steps) % 4:
+            message = "no step of ours foresaw this"
+            raise RuntimeError(message)
+
+    repetition = Repetition(name="tests", pause=lambda: 0.001, pauses_first=True, tell=told.append)
+    thread = RepeatingThread(step, repetition)
+    for _ in range(2):
+        thread.start()
+        thread.start()
+        for _ in range(8):
+            assert reached.acquire(timeout=30)
+        thread.stop()
+    # Three failures in a row are told once, and again after a step that was done.
+    assert len(told) == len([number for number in steps if number % 4 == 0])
+
+
+def test_a_task_goes_on_after_any_failure_and_can_be_started_again():
+    async def scene() -> int:
+        told: list[Exception] = []
+        steps = asyncio.Semaphore(0)
+
+        async def step() -> None:
+            steps.release()
+            raise RuntimeError
+
+        task = RepeatingTask(step, Repetition("tests", lambda: 0.001, pauses_first=False, tell=told.append))
+        for _ in range(2):
+            task.start()
+            async with asyncio.timeout(30):
+                for _ in range(5):
+                    await steps.acquire()
+            await task.stop()
+        return len(told)
+
+    assert asyncio.run(scene()) == 1
