@@ -6,7 +6,7 @@ leaves are arrays, because ten thousand workers write them every few seconds.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,6 +16,9 @@ VERSION: Final = 1
 
 # (first, second): records and bytes a second, or read and write units a second.
 Pair = tuple[float, float]
+# Bounded where they are read: a weight of 0 or a negative holding would spoil everybody's shares.
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class UnreadableObject(ValueError):  # noqa: N818 - reads as a sentence where it is raised
@@ -42,9 +45,9 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
         throttled: as many of them were refused for throughput.
     """
 
-    demand: Pair
-    holding: Pair
-    limit: Pair
+    demand: tuple[_NotNegative, _NotNegative]
+    holding: tuple[_NotNegative, _NotNegative]
+    limit: tuple[_Positive, _Positive]
     sent: float = 0.0
     throttled: float = 0.0
 
@@ -70,9 +73,9 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     claims: dict[str, Claim]
     token: str = ""
-    weight: float = 1.0
+    weight: _Positive = 1.0
     tier: int = 1
-    max_workers: int = 1
+    max_workers: Annotated[int, msgspec.Meta(ge=1)] = 1
     leaving: bool = False
     version: int = VERSION
 

@@ -8,7 +8,7 @@ from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_meeting import LeaseMeeting
 from kpl_core.coordination.lease_table import TableRules, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.report import Claim, WorkerReport, decode_report
+from kpl_core.coordination.report import Claim, UnreadableObject, WorkerReport, decode_report, encode
 from kpl_core.coordination.summary import MEMBERS_PER_PART, Grant, Member, ResourcePlan, Summary
 
 RESOURCE = "orders/shard-0"
@@ -54,6 +54,25 @@ def test_throttling_that_any_worker_sees_lowers_what_all_divide():
     assert busy.resources[RESOURCE].estimate < 0.6
     assert total(quiet) == pytest.approx(1_000.0)
     assert total(busy) == pytest.approx(1_000.0 * busy.resources[RESOURCE].estimate)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (b'"weight":1.0', b'"weight":0.0'),
+        (b'"max_workers":4', b'"max_workers":0'),
+        (b"[0.0,0.0]", b"[-500.0,0.0]"),
+        (b"[1000.0,1000000.0]", b"[0.0,1000000.0]"),
+        (b"[5000.0,5000000.0]", b"[null,5000000.0]"),
+    ],
+)
+def test_a_report_whose_numbers_would_spoil_all_shares_is_garbage(ours, theirs):
+    body = encode(report("w0", 1, 1_000.0))
+    assert decode_report(body).worker_id == "w0"
+    assert ours in body
+    with pytest.raises(UnreadableObject, match="it cannot be read") as unreadable:
+        decode_report(body.replace(ours, theirs, 1))
+    assert unreadable.value.reason == "garbage"
 
 
 @pytest.mark.parametrize(
