@@ -135,7 +135,8 @@ class DeadLetterQueue:
 
         def read(store: SpoolStore) -> DueLetters:
             due_at = next_due_after(store.connection, now)
-            return DueLetters(letters_due(store.connection, now, limit), None if due_at is None else due_at - now)
+            letters = letters_due(store.connection, now, limit, latest=now + self.policy.cap_seconds)
+            return DueLetters(letters, None if due_at is None else due_at - now)
 
         return self.spool.ask(read)
 

@@ -91,14 +91,19 @@ def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -
     )
 
 
-def letters_due(connection: sqlite3.Connection, now: float, limit: int) -> list[StoredLetter]:
-    """Return up to `limit` letters due by `now`: critical first, and within a tier the longest due."""
-    # Tier by tier, so that the index leads past those that are not due.
-    statement = f"SELECT {_COLUMNS} FROM dead_letters WHERE tier = ? AND due_at <= ? ORDER BY due_at LIMIT ?"  # noqa: S608 - our own column names
+def letters_due(connection: sqlite3.Connection, now: float, limit: int, *, latest: float) -> list[StoredLetter]:
+    """Return up to `limit` letters due by `now`: critical first, and within a tier the longest due.
+
+    Nobody makes a letter wait beyond `latest`: what seems to be due later was put by a clock that was wrong, and has
+    been set right since. It is due too.
+    """
     letters: list[StoredLetter] = []
     for tier_rank in range(len(TIERS)):
-        rows = connection.execute(statement, (tier_rank, now, limit - len(letters)))
-        letters.extend(_stored(row) for row in rows)
+        # Tier by tier and on either side, so that the index leads past those that are not due.
+        for condition, bound in (("due_at <= ?", now), ("due_at > ?", latest)):
+            statement = f"SELECT {_COLUMNS} FROM dead_letters WHERE tier = ? AND {condition} ORDER BY due_at LIMIT ?"  # noqa: S608 - our own names
+            rows = connection.execute(statement, (tier_rank, bound, limit - len(letters)))
+            letters.extend(_stored(row) for row in rows)
     return letters
 
 

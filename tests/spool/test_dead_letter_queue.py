@@ -128,6 +128,22 @@ def test_a_letter_that_failed_again_is_due_later_and_later(queue: DeadLetterQueu
     assert waits == [10, 20, 40, 80, 100]
 
 
+def test_a_clock_that_was_wrong_keeps_no_letter_waiting_once_it_is_set_right(
+    queue: DeadLetterQueue, clock: Clock
+) -> None:
+    """A machine that began a year ahead: its letters would have been tried again a year later."""
+    year = 365 * 86_400.0
+    clock.now += year
+    ahead = bury(queue, 1)
+    clock.now -= year
+    bury(queue, 2)
+    clock.now += 5.0
+    assert [stored.letter for stored in queue.due_nowait(10).result(SECONDS).letters] == [ahead]
+    queue.try_later(queue.due_nowait(10).result(SECONDS).letters).result(SECONDS)
+    assert queue.due_nowait(10).result(SECONDS).letters == []
+    assert queue.due_nowait(10).result(SECONDS).next_due_in == 5.0
+
+
 def test_what_no_retry_can_cure_is_never_due(queue: DeadLetterQueue, clock: Clock) -> None:
     bury(queue, 1, reason="invalid")
     clock.now += 1e9
