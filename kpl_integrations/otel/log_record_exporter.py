@@ -6,17 +6,15 @@ What the exporter's own thread logs is not exported: with the root logger at DEB
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from opentelemetry.metrics import MeterProvider
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
 
-from kpl_core import Config
 from kpl_integrations.otel.counts import ExportCounts
-from kpl_integrations.otel.options import KeyChoice, resolve_options
+from kpl_integrations.otel.options import ExporterArguments
 from kpl_integrations.otel.quietly import is_ours
-from kpl_integrations.otel.self_metrics import observe
-from kpl_integrations.otel.shipping import MakeTransport, Shipping
+from kpl_integrations.otel.shipping import shipping_of
 
 __all__ = ["KinesisLogRecordExporter"]
 
@@ -28,26 +26,11 @@ class KinesisLogRecordExporter(LogRecordExporter):
 
     Raises:
         ConfigError: an option is missing or out of its bounds.
+        TypeError: there is no option of that name.
     """
 
-    def __init__(  # noqa: PLR0913 - options, all by keyword but the first
-        self,
-        stream: str | None = None,
-        *,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        encoding: str | None = None,
-        partition_key: KeyChoice | None = None,
-        timeout_millis: float | None = None,
-        shutdown_timeout_millis: float | None = None,
-        max_buffer_bytes: int | None = None,
-        config: Config | None = None,
-        meter_provider: MeterProvider | None = None,
-        transport: MakeTransport | None = None,
-    ) -> None:
-        options = resolve_options("logs", locals())
-        self._shipping = Shipping("logs", options, transport)
-        observe("logs", self._shipping.counts, meter_provider)
+    def __init__(self, stream: str | None = None, **arguments: Unpack[ExporterArguments]) -> None:
+        self._shipping = shipping_of("logs", stream, arguments)
 
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """Take log records to send them; FAILURE if some were refused."""

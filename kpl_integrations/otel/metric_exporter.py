@@ -4,17 +4,15 @@ OTEL_METRICS_EXPORTER=kinesis KPL_OTEL_STREAM=telemetry opentelemetry-instrument
 """
 
 from collections.abc import Mapping
+from typing import Unpack
 
-from opentelemetry.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.metrics.view import Aggregation
 
-from kpl_core import Config
 from kpl_integrations.otel.counts import ExportCounts
 from kpl_integrations.otel.metric_leaf import leaves_of
-from kpl_integrations.otel.options import KeyChoice, resolve_options
-from kpl_integrations.otel.self_metrics import observe
-from kpl_integrations.otel.shipping import MakeTransport, Shipping
+from kpl_integrations.otel.options import ExporterArguments
+from kpl_integrations.otel.shipping import shipping_of
 
 __all__ = ["KinesisMetricExporter"]
 
@@ -27,32 +25,22 @@ class KinesisMetricExporter(MetricExporter):
 
     Raises:
         ConfigError: an option is missing or out of its bounds.
+        TypeError: there is no option of that name.
     """
 
-    def __init__(  # noqa: PLR0913 - options, all by keyword but the first
+    def __init__(
         self,
         stream: str | None = None,
         *,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        encoding: str | None = None,
-        partition_key: KeyChoice | None = None,
-        timeout_millis: float | None = None,
-        shutdown_timeout_millis: float | None = None,
-        max_buffer_bytes: int | None = None,
-        config: Config | None = None,
-        meter_provider: MeterProvider | None = None,
-        transport: MakeTransport | None = None,
         preferred_temporality: Mapping[type, AggregationTemporality] | None = None,
         preferred_aggregation: Mapping[type, Aggregation] | None = None,
+        **arguments: Unpack[ExporterArguments],
     ) -> None:
-        options = resolve_options("metrics", locals())
         super().__init__(
             preferred_temporality=dict(preferred_temporality or {}) or None,
             preferred_aggregation=dict(preferred_aggregation or {}) or None,
         )
-        self._shipping = Shipping("metrics", options, transport)
-        observe("metrics", self._shipping.counts, meter_provider)
+        self._shipping = shipping_of("metrics", stream, arguments)
 
     def export(
         self,

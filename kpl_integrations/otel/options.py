@@ -14,19 +14,29 @@ Each also with the signal in it, which then comes first: KPL_OTEL_TRACES_STREAM,
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
+from opentelemetry.metrics import MeterProvider
 
-from kpl_core import Config, ConfigError
+from kpl_core import Config, ConfigError, KinesisTransport
 from kpl_core.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
 
-__all__ = ["Encoding", "ExporterOptions", "KeyChoice", "Signal", "resolve_options"]
+__all__ = [
+    "Encoding",
+    "ExporterArguments",
+    "ExporterOptions",
+    "KeyChoice",
+    "MakeTransport",
+    "Signal",
+    "resolve_options",
+]
 
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["otlp_proto", "otlp_json"]
 # A function of the span, the log record, or the metric with its resource and scope.
 KeyChoice = str | Callable[[Any], str]
+MakeTransport = Callable[[Config], KinesisTransport]
 
 _DEFAULT_BUFFER_BYTES: Final = 16 * MIB
 # Before the export's, so that a shutdown of the SDK's own 30 s is never all ours.
@@ -41,6 +51,26 @@ _KEYS: Final[Mapping[Signal, tuple[str, ...]]] = {
     "logs": ("random", "resource"),
     "metrics": ("random", "resource"),
 }
+
+
+class ExporterArguments(TypedDict, total=False):
+    """What every exporter takes by keyword, and what `kinesis_telemetry` hands on to all three.
+
+    What is not given, or None, comes from the environment, else from a default; most are in the list above. `config` is
+    the producer's options in full, in place of region, endpoint_url and the bounds of its buffer. With a
+    `meter_provider` the exporter has metrics of its own (`self_metrics`). `transport` makes what replaces the network.
+    """
+
+    region: str | None
+    endpoint_url: str | None
+    encoding: str | None
+    partition_key: KeyChoice | None
+    timeout_millis: float | None
+    shutdown_timeout_millis: float | None
+    max_buffer_bytes: int | None
+    config: Config | None
+    meter_provider: MeterProvider | None
+    transport: MakeTransport | None
 
 
 class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +97,9 @@ def resolve_options(
 
     Raises:
         ConfigError: an option is missing or out of its bounds, and says by which names it can be given.
+        TypeError: there is no option of a name that is given.
     """
+    _require_known(given)
 
     def look(option: str, variable: str, default: object = None) -> Any:  # noqa: ANN401 - of the option's own type
         value = given.get(option)
@@ -119,3 +151,10 @@ def resolve_options(
             max_outstanding_records=max(1, buffer_bytes // _LEAST_RECORD_BYTES),
         ),
     )
+
+
+def _require_known(given: Mapping[str, Any]) -> None:
+    known = {"stream", *ExporterArguments.__annotations__}
+    if unknown := given.keys() - known:
+        message = f"there is no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
+        raise TypeError(message)

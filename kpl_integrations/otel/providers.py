@@ -10,7 +10,7 @@ shuts down providers it is given: so it is told not to configure, and the end of
 import importlib.util
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
@@ -26,7 +26,7 @@ from kpl_integrations.otel.counts import ExportCounts
 from kpl_integrations.otel.global_flush import hand_over, in_background
 from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
 from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
-from kpl_integrations.otel.options import Signal, resolve_options
+from kpl_integrations.otel.options import ExporterArguments, Signal, resolve_options
 from kpl_integrations.otel.span_exporter import KinesisSpanExporter
 
 __all__ = ["KinesisTelemetry", "kinesis_telemetry"]
@@ -38,14 +38,16 @@ class KinesisTelemetry:
     Under a server that ends so, `KinesisLifespan` flushes them; without it, call `shutdown` in your own lifespan.
     """
 
-    def __init__(self, resource: Resource, options: dict[str, Any]) -> None:
+    def __init__(self, resource: Resource, stream: str | None, arguments: ExporterArguments) -> None:
         self._exporters: dict[Signal, KinesisSpanExporter | KinesisLogRecordExporter | KinesisMetricExporter] = {}
-        spans = self._exporters["traces"] = KinesisSpanExporter(**options)
-        logs = self._exporters["logs"] = KinesisLogRecordExporter(**options)
-        metrics = KinesisMetricExporter(**options)
+        spans = self._exporters["traces"] = KinesisSpanExporter(stream, **arguments)
+        logs = self._exporters["logs"] = KinesisLogRecordExporter(stream, **arguments)
+        metrics = KinesisMetricExporter(stream, **arguments)
         self._exporters["metrics"] = metrics
         # As long as the shutdown of an exporter.
-        self._last_flush = resolve_options("traces", options).shutdown_timeout
+        self._last_flush = max(
+            resolve_options(signal, {"stream": stream, **arguments}).shutdown_timeout for signal in self._exporters
+        )
         self.tracer_provider = TracerProvider(resource=resource)
         self.tracer_provider.add_span_processor(BatchSpanProcessor(spans))
         self.logger_provider = LoggerProvider(resource=resource)
@@ -113,12 +115,13 @@ def kinesis_telemetry(
     *,
     service_name: str | None = None,
     resource: Resource | None = None,
-    **options: Any,  # noqa: ANN401
+    **arguments: Unpack[ExporterArguments],
 ) -> KinesisTelemetry:
-    """Return providers for all three signals; `options` are the exporters', what is not given the environment's.
+    """Return providers for all three signals; `arguments` are the exporters', what is not given the environment's.
 
     Raises:
         ConfigError: an option is missing or out of its bounds.
+        TypeError: there is no option of that name.
     """
     described = Resource.create({} if service_name is None else {"service.name": service_name})
-    return KinesisTelemetry(described.merge(resource or Resource.get_empty()), {"stream": stream, **options})
+    return KinesisTelemetry(described.merge(resource or Resource.get_empty()), stream, arguments)

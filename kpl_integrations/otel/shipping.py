@@ -10,25 +10,38 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from kpl_core import Config, KinesisTransport, Producer
+from kpl_core import Producer
 from kpl_integrations.early_imports import import_early
 from kpl_integrations.otel.counts import CLOSED, ENCODING_FAILED, FULL, SENDER_FAILED, TOO_LARGE, ExportCounts
 from kpl_integrations.otel.encoding import encoder
 from kpl_integrations.otel.forks import begin_anew_in_children, inherit
 from kpl_integrations.otel.global_flush import flush_in_last_flushes
-from kpl_integrations.otel.options import ExporterOptions, Signal
+from kpl_integrations.otel.options import ExporterArguments, ExporterOptions, MakeTransport, Signal, resolve_options
 from kpl_integrations.otel.partition_key import keyed_parts, random_key
 from kpl_integrations.otel.quietly import quietly
+from kpl_integrations.otel.self_metrics import observe
 from kpl_integrations.otel.sender import Sender, Shipment
 from kpl_integrations.otel.splitting import Piece, items_in, pieces
 from kpl_integrations.otel.trace_parts import trace_parts
 
-__all__ = ["MakeTransport", "Shipping"]
+__all__ = ["Shipping", "shipping_of"]
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
-MakeTransport = Callable[[Config], KinesisTransport]
 _NOUNS: Final[dict[Signal, str]] = {"traces": "spans", "logs": "log records", "metrics": "data points"}
+
+
+def shipping_of(signal: Signal, stream: str | None, arguments: ExporterArguments) -> "Shipping":
+    """Return what ships the exports of one signal, by the arguments of its exporter; make the metrics it is to have.
+
+    Raises:
+        ConfigError: an option is missing or out of its bounds.
+        TypeError: there is no option of that name.
+    """
+    options = resolve_options(signal, {"stream": stream, **arguments})
+    shipping = Shipping(signal, options, arguments.get("transport"))
+    observe(signal, shipping.counts, arguments.get("meter_provider"))
+    return shipping
 
 
 class Shipping:

@@ -4,16 +4,14 @@ OTEL_TRACES_EXPORTER=kinesis KPL_OTEL_STREAM=telemetry opentelemetry-instrument 
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from opentelemetry.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from kpl_core import Config
 from kpl_integrations.otel.counts import ExportCounts
-from kpl_integrations.otel.options import KeyChoice, resolve_options
-from kpl_integrations.otel.self_metrics import observe
-from kpl_integrations.otel.shipping import MakeTransport, Shipping
+from kpl_integrations.otel.options import ExporterArguments
+from kpl_integrations.otel.shipping import shipping_of
 
 __all__ = ["KinesisSpanExporter"]
 
@@ -21,31 +19,16 @@ __all__ = ["KinesisSpanExporter"]
 class KinesisSpanExporter(SpanExporter):
     """Exports spans; give it to a `BatchSpanProcessor`. What is not given comes from the environment (`otel.options`).
 
-    `partition_key` is "trace_id", "random", "resource" or a function of the span. `config` is the producer's
-    options in full, in place of region, endpoint_url and the bounds of its buffer.
+    The keywords are `options.ExporterArguments`; `partition_key` is "trace_id", "random", "resource" or a function of
+    the span.
 
     Raises:
         ConfigError: an option is missing or out of its bounds.
+        TypeError: there is no option of that name.
     """
 
-    def __init__(  # noqa: PLR0913 - options, all by keyword but the first
-        self,
-        stream: str | None = None,
-        *,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        encoding: str | None = None,
-        partition_key: KeyChoice | None = None,
-        timeout_millis: float | None = None,
-        shutdown_timeout_millis: float | None = None,
-        max_buffer_bytes: int | None = None,
-        config: Config | None = None,
-        meter_provider: MeterProvider | None = None,
-        transport: MakeTransport | None = None,
-    ) -> None:
-        options = resolve_options("traces", locals())
-        self._shipping = Shipping("traces", options, transport)
-        observe("traces", self._shipping.counts, meter_provider)
+    def __init__(self, stream: str | None = None, **arguments: Unpack[ExporterArguments]) -> None:
+        self._shipping = shipping_of("traces", stream, arguments)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Take spans to send them; FAILURE if some were refused. What becomes of the others, `counts` knows."""

@@ -3,8 +3,9 @@
 import pytest
 
 from kpl_core import Config, ConfigError
-from kpl_integrations.otel import KinesisMetricExporter
+from kpl_integrations.otel import KinesisMetricExporter, kinesis_telemetry
 from kpl_integrations.otel.options import resolve_options
+from tests.otel.conftest import EXPORTERS
 
 # What is given, what the environment says, and what comes of it.
 RESOLVED = [
@@ -56,6 +57,12 @@ def test_a_wrong_option_is_refused_in_one_sentence_that_names_it(given, words):
         resolve_options("logs", given, {})
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [*EXPORTERS.values(), kinesis_telemetry])
+def test_an_option_that_there_is_not_is_refused_by_its_name(make):
+    with pytest.raises(TypeError, match="there is no option strem; there are config, encoding"):
+        make("telemetry", region="us-east-1", strem="a")
 
 
 def test_the_periodic_readers_own_word_for_its_timeout_is_understood(make_exporter):
