@@ -5,7 +5,8 @@ record, so metrics cost nothing on the hot path. Vendors (Prometheus,
 OpenTelemetry, CloudWatch) live outside and translate facts into their words.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -22,6 +23,7 @@ __all__ = [
     "ShardMapRefreshed",
     "ShardRateChanged",
     "ShareChanged",
+    "require_hooks",
 ]
 
 
@@ -149,3 +151,20 @@ class OpeningHook(Hook, Protocol):
 
         Called once for each Kinesis record, by the put that opens it: small, quick, and free of cycles.
         """
+
+
+def require_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
+    """Return the hooks.
+
+    Raises:
+        TypeError: one cannot be called, or calling it would only make a coroutine, which nobody awaits.
+    """
+    found = tuple(hooks)
+    for hook in found:
+        if not callable(hook):
+            message = f"a hook is {hook!r}; it must be a callable that takes a fact"
+            raise TypeError(message)
+        if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(type(hook).__call__):
+            message = f"hook {hook!r} is an async function, which nobody would await; give a plain one"
+            raise TypeError(message)
+    return found

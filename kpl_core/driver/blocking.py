@@ -33,7 +33,7 @@ from kpl_core.driver.report import ProducerReport
 from kpl_core.driver.timeout import require_timeout
 from kpl_core.driver.transport import KinesisTransport
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed, WrongEventLoop
-from kpl_core.hooks import Hook
+from kpl_core.hooks import Hook, require_hooks
 from kpl_core.record_result import INTERNAL, SHUTDOWN
 from kpl_core.user_record import Tier, UserRecord, as_bytes, check_user_record
 
@@ -67,6 +67,7 @@ class BlockingProducer:
         dead_letter_sink: "DeadLetterSink | None" = None,
     ) -> None:
         self._config = Config() if config is None else config
+        hooks = require_hooks(hooks)
         self._make: Callable[[], Producer] = lambda: Producer(
             self._config, session=session, transport=transport, hooks=hooks, dead_letter_sink=dead_letter_sink
         )

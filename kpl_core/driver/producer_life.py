@@ -25,7 +25,7 @@ from kpl_core.driver.stream_set import StreamSet
 from kpl_core.driver.timeout import require_timeout
 from kpl_core.driver.transport import KinesisTransport
 from kpl_core.errors import ConfigError, ProducerClosed, WrongEventLoop
-from kpl_core.hooks import Fact, Hook
+from kpl_core.hooks import Fact, Hook, require_hooks
 from kpl_core.pipeline import StreamPipeline
 from kpl_core.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.user_record import require_stream
@@ -63,7 +63,7 @@ class ProducerLife(ProducerView):
         self.config = Config() if config is None else config
         self._session = session
         self._transport = transport
-        self._hooks = tuple(hooks)
+        self._hooks = require_hooks(hooks)
         self._chance: Callable[[], float] = random.random
         self._buffer_limit = BufferLimit(
             max_records=self.config.max_outstanding_records,

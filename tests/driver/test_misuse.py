@@ -175,3 +175,19 @@ def test_the_bound_on_bytes_holds_for_what_the_loop_has_not_seen_yet():
 
 def put_one(orders: BlockingProducer, *, size: int) -> BlockingDelivery:
     return orders.put_nowait(STREAM, partition_key="k", data=bytes(size))
+
+
+@pytest.mark.parametrize("make", [Producer, BlockingProducer])
+def test_a_hook_that_nobody_could_call_is_refused_where_it_is_given(make):
+    async def listen(fact: Fact) -> None: ...
+
+    class Listener:
+        async def __call__(self, fact: Fact) -> None: ...
+
+    for hook, words in [
+        (5, "must be a callable"),
+        (listen, "is an async function"),
+        (Listener(), "is an async function"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            make(hooks=[hook])
