@@ -127,19 +127,13 @@ def resolve_options(
     if encoding not in get_args(Encoding):
         message = f"encoding is {encoding!r}; it must be one of {', '.join(map(repr, get_args(Encoding)))}"
         raise ConfigError(message)
-    key = look("partition_key", "PARTITION_KEY")
-    if key == "trace_id" and signal != "traces" and given.get("partition_key") is None:
-        # One variable may speak for all signals; only spans can follow that word.
-        key = None
-    key = _KEYS[signal][0] if key is None else key
-    if not callable(key) and key not in _KEYS[signal]:
-        message = f"partition_key is {key!r}; for {signal} it must be one of {', '.join(_KEYS[signal])}, or a function"
-        raise ConfigError(message)
     buffer_bytes = int(number("max_buffer_bytes", "BUFFER_BYTES", _DEFAULT_BUFFER_BYTES))
     return ExporterOptions(
         stream=stream,
         encoding=encoding,
-        partition_key=key,
+        partition_key=_key_choice(
+            signal, look("partition_key", "PARTITION_KEY"), is_given=given.get("partition_key") is not None
+        ),
         timeout=number("timeout_millis", "TIMEOUT", _DEFAULT_TIMEOUT_MS) / 1_000,
         shutdown_timeout=number("shutdown_timeout_millis", "SHUTDOWN_TIMEOUT", _DEFAULT_SHUTDOWN_MS) / 1_000,
         max_buffer_bytes=buffer_bytes,
@@ -151,6 +145,16 @@ def resolve_options(
             max_outstanding_records=max(1, buffer_bytes // _LEAST_RECORD_BYTES),
         ),
     )
+
+
+def _key_choice(signal: Signal, key: KeyChoice | None, *, is_given: bool) -> KeyChoice:
+    # One variable may speak for all signals; only spans can follow the word "trace_id".
+    if key is None or (key == "trace_id" and signal != "traces" and not is_given):
+        return _KEYS[signal][0]
+    if not callable(key) and key not in _KEYS[signal]:
+        message = f"partition_key is {key!r}; for {signal} it must be one of {', '.join(_KEYS[signal])}, or a function"
+        raise ConfigError(message)
+    return key
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
