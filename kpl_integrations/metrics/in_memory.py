@@ -1,4 +1,7 @@
-"""Metrics kept in dictionaries: for tests, for a dashboard of one's own, and to see what a vendor would be told."""
+"""Metrics kept in dictionaries: for tests, and to see what a vendor would be told.
+
+Every observation of a histogram is kept as it is, so memory grows with each request: not for a process that runs on.
+"""
 
 import time
 from collections.abc import Callable
