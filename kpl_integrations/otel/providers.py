@@ -100,7 +100,7 @@ class KinesisTelemetry:
         return in_background(lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000), self._last_flush)
 
     def shutdown(self) -> None:
-        """Deliver what is there, each signal within its shutdown timeout."""
+        """Deliver what is there, each signal within its shutdown timeout; before that an export may wait for room."""
         self.tracer_provider.shutdown()
         self.logger_provider.shutdown()
         self.meter_provider.shutdown()

@@ -120,6 +120,7 @@ def test_half_a_second_to_flush_all_signals_is_half_a_second_though_an_export_wa
                 region="us-east-1", endpoint_url=url, aws_access_key_id="local", aws_secret_access_key="local"
             ),
             max_buffer_bytes=20_000,
+            timeout_millis=3_000,
             shutdown_timeout_millis=200,
         )
         tracer = telemetry.tracer_provider.get_tracer("tests")
