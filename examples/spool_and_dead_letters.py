@@ -7,6 +7,7 @@ It starts a Kinesis of its own on this machine, and breaks it for a while.
 """
 
 import asyncio
+import logging
 import tempfile
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def config(endpoint_url: str, spool: Path) -> Config:
 
 async def main() -> None:
     """Put through an outage, and see everything arrive."""
+    # The log tells of outages; this one is on purpose.
+    logging.getLogger("kpl_core").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         async with LocalKinesis({STREAM: 2}) as kinesis:
             outage = kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
