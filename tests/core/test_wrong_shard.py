@@ -20,7 +20,18 @@ def test_a_single_record_on_another_shard_is_right_by_construction():
     books.answer(record, stored(1))
     assert [result.successful for result in results(record) if result] == [True]
     assert books.shard_map.refresh_wanted
-    assert books.refreshes == [1.0]
+    assert books.refreshes == [2.0]
+
+
+def test_a_shard_that_the_map_does_not_have_is_news_although_the_map_came_after_the_request_left():
+    """Nobody asked for a newer map, so the outcome was held for 2 s in vain, and all of it was stored twice."""
+    books = Books()
+    books.shard_map.update(PARENT, 1.5)
+    books.answer(books.record(*LOWER), stored(1), started_at=1.0, now=2.0)
+    assert books.shard_map.refresh_wanted
+    books.shard_map.update(CHILDREN, 2.5)
+    books.answer(books.record(*LOWER), stored(1), started_at=2.2, now=3.0)
+    assert not books.shard_map.refresh_wanted
 
 
 @pytest.mark.parametrize("mode", EVERY)
