@@ -6,6 +6,7 @@ back: one step for 512 rows instead of 512 steps made the worst commit ten times
 (benchmarks/spool.py).
 """
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -111,6 +112,9 @@ class SpoolStore:
             SpoolCorrupt: it is damaged, or no spool.
             SpoolUnavailable: it cannot be opened or written.
         """
+        if _is_no_file(self._path):
+            message = f"spool {self._path}: it is a folder or a device; give the path of a file of its own"
+            raise SpoolUnavailable(message)
         self._lock.acquire()
         try:
             self._connect()
@@ -304,3 +308,10 @@ def _delete_statement(table: str, key: str, rows: int) -> str:
 def _size_statement(rows: int) -> str:
     marks = ",".join("?" * rows)
     return f"SELECT count(*), coalesce(sum(length(envelope)), 0) FROM dead_letters WHERE number IN ({marks})"  # noqa: S608
+
+
+def _is_no_file(path: Path) -> bool:
+    """Say whether something else is there. What may not be looked at cannot be locked either, which tells why."""
+    with contextlib.suppress(OSError):
+        return path.exists() and not path.is_file()
+    return False

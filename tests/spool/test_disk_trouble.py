@@ -93,6 +93,16 @@ def test_a_read_only_file_system_is_named(small_disk: Path) -> None:
         Spool(options).open()
 
 
+@pytest.mark.parametrize("place", ["folder", "/dev/null"])
+def test_a_folder_or_a_device_is_no_spool_and_nothing_is_made_beside_it(tmp_path: Path, place: str) -> None:
+    path = tmp_path / place  # an absolute place stays itself
+    if place == "folder":
+        path.mkdir()
+    with pytest.raises(SpoolUnavailable, match="it is a folder or a device; give the path of a file of its own"):
+        Spool(SpoolOptions(path=path)).open()
+    assert not path.with_name(f"{path.name}.lock").exists()
+
+
 def test_sqlites_own_page_limit_is_a_full_disk_too(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0)
 

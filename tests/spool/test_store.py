@@ -155,12 +155,6 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         SpoolStore(SpoolOptions(path=tmp_path / "missing" / "spool.db")).open()
 
 
-def test_a_folder_in_place_of_the_file_is_refused(options: SpoolOptions) -> None:
-    options.path.mkdir()
-    with pytest.raises(SpoolUnavailable, match="cannot be opened"):
-        SpoolStore(options).open()
-
-
 def test_a_file_that_is_no_database_is_left_alone(options: SpoolOptions) -> None:
     options.path.write_bytes(b"dear diary, " * 1_000)
     with pytest.raises(SpoolCorrupt, match="no SQLite database"):
