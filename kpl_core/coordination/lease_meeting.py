@@ -34,6 +34,10 @@ REPORT_PREFIX: Final = "report-"
 # Reports of workers gone for so long are removed, so many at a time.
 FORGOTTEN_INTERVALS: Final = 20.0
 REMOVALS: Final = 50
+# Once somebody else may have tidied up, twice there is another worker of this name; and it is there until the own
+# object stayed as it was a few times in a row.
+SUSPICIOUS: Final = 2
+MOST_SUSPICION: Final = 6
 
 Complain = Callable[[str, str], None]
 
@@ -57,6 +61,9 @@ class LeaseMeeting:
         self._worker_id = worker_id
         self._may_compute = may_compute
         self._complain = complain
+        # Of the own object, as last written.
+        self._report_version: str | None = None
+        self._suspicion = 0
         # The store's clock less this process' wall clock.
         self.clock_offset = 0.0
         # Whether the last meeting looked at everybody's objects, as only who computes does; and came to the end of it.
@@ -86,11 +93,26 @@ class LeaseMeeting:
                 self._holder.apply(None, None, clock(), at=reading.at)
             elif part is not None or not head.part_count:
                 self._holder.apply(head, part, clock(), at=reading.at)
+        if self._suspicion > SUSPICIOUS:
+            sentence = f"{_report_name(self._worker_id)}: another process writes it; give each a worker_id of its own"
+            self._complain("duplicate", sentence)
         if self._holder.wants_to_report(clock()):
-            report = self._holder.report(clock(), at=wall_clock() + self.clock_offset)
-            await self._store.write(_report_name(self._worker_id), encode(report))
+            await self._report(encode(self._holder.report(clock(), at=wall_clock() + self.clock_offset)))
         if self._may_compute and self._holder.may_compute(head, at=reading.at):
             await self._compute(head, reading.version, at=reading.at, clock=clock)
+
+    async def _report(self, body: bytes) -> None:
+        """Write the own object; grow suspicious if somebody writes it too, who would hold the same lease once more."""
+        name = _report_name(self._worker_id)
+        # Unknown again if this fails: it may have been written.
+        expected, self._report_version = self._report_version, None
+        written = await self._store.write(name, body, expected=expected)
+        if written.version is not None:
+            self._suspicion = max(0, self._suspicion - 1)
+        else:
+            written = await self._store.write(name, body)
+            self._suspicion = min(self._suspicion + SUSPICIOUS, MOST_SUSPICION)
+        self._report_version = written.version
 
     async def _own_part(self, head: Summary | None) -> SummaryPart | None:
         if head is None or not head.part_count:

@@ -199,3 +199,23 @@ async def test_what_another_release_wrote_is_not_written_over():
     assert (await store.read(SUMMARY_NAME)).body == b'{"version": 99, "whatever": true}'
     # Two of two workers, each with a sixth of its half.
     assert fleet.total() == pytest.approx(LIMIT[0] / 6)
+
+
+async def test_two_processes_of_one_name_are_told_so_and_a_worker_alone_is_not(caplog):
+    """Each would hold the one lease, and the total would be too high by it."""
+    store = BadStore()
+    fleet = Fleet(store)
+    async with anyio.create_task_group() as tasks:
+        for worker in fleet.workers:
+            tasks.start_soon(worker.run)
+        await anyio.sleep(4 * INTERVAL)
+        # Somebody tidies up, which is no second process.
+        await store.delete(f"{REPORT_PREFIX}w1.json")
+        await anyio.sleep(4 * INTERVAL)
+        assert fleet.failures() == {""}
+        tasks.start_soon(Fleet(store).workers[0].run)
+        await anyio.sleep(20 * INTERVAL)
+        tasks.cancel_scope.cancel()
+    assert fleet.failures() == {"", "duplicate"}
+    warnings = said(caplog, "report-w0.json: another process writes it; give each a worker_id of its own")
+    assert len(warnings) == 2
