@@ -99,7 +99,10 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     Row(
         "success on a shard whose range is not known yet",
-        lambda case, config: not case.range_known and not case.waited and config.consumer == "kcl",
+        # In arrival order for any consumer: what is decided only by the map travels again before what it routes anew.
+        lambda case, config: (
+            not case.range_known and not case.waited and (config.consumer == "kcl" or config.ordering == "per_key")
+        ),
         Action.HOLD,
         refresh=True,
     ),

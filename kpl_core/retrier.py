@@ -20,6 +20,8 @@ __all__ = ["Retrier", "Retries", "backoff_seconds"]
 
 # How long an outcome on an unknown shard waits for the map that would explain it.
 HOLD_SECONDS: Final = 2.0
+# In arrival order, where the shard waits with it: what is decided without the map is overtaken by what the map moves.
+HOLD_SECONDS_IN_ORDER: Final = 10.0
 
 
 def backoff_seconds(failures: int, *, base_seconds: float, cap_seconds: float, chance: float) -> float:
@@ -68,6 +70,7 @@ class Retrier:
         self._chance = chance
         self._ttl_seconds = config.record_ttl_ms / 1000
         self._in_order = config.ordering == "per_key"
+        self._hold_seconds = HOLD_SECONDS_IN_ORDER if self._in_order else HOLD_SECONDS
         self._held: list[Held] = []
         # What waits in it travels in requests of its own.
         self.bisection = Bisection()
@@ -244,7 +247,7 @@ class Retrier:
 
     def overdue(self, now: float) -> Retries:
         """Decide the outcomes held too long: the map did not come, so nobody can say they are inside."""
-        return self._release(lambda held: held.attempt.ended_at + HOLD_SECONDS <= now, now)
+        return self._release(lambda held: held.attempt.ended_at + self._hold_seconds <= now, now)
 
     def _release(self, is_ready: Callable[[Held], bool], now: float) -> Retries:
         retries = Retries()
@@ -258,7 +261,7 @@ class Retrier:
         """Return when the first held outcome is overdue, `math.inf` if none is held."""
         if not self._held:
             return math.inf
-        return min(held.attempt.ended_at for held in self._held) + HOLD_SECONDS
+        return min(held.attempt.ended_at for held in self._held) + self._hold_seconds
 
     def take_held(self) -> Iterable[KinesisRecord]:
         """Remove and return the Kinesis records whose outcome is held."""

@@ -18,11 +18,18 @@ from kpl_core.pipeline import StreamPipeline
 from kpl_core.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.shard_map import Shard
 from kpl_core.testing import FakeKinesis, SplitDuringRequest
-from tests.core.consumers import read_as_kcl
+from tests.core.consumers import Read, read_as_kcl, read_everything
+from tests.core.material import hash_key
 
 ANSWERS = ["stored", "throttled", "reset", "lost"]
 # The oldest of an aggregate expires, the others do not, and there is more behind them.
 ONE_EXPIRES = "put k0,wait 0.3,wait 0.3,put k0,wait 0.3,put k0,wait 0.3,put k0,wait 0.3,wait 0.1,wait 0.1"
+# An aggregate lands in a child of its shard before anybody knows of it, with more behind it.
+LANDS_IN_A_CHILD = (
+    "put k2,put k7,put k0,put k1,put k0,put k4,wait 0.3,wait 0.3,put k7,split,stored,put k2,put k0,refresh,put k6,"
+    "wait 0.1,stored,put k5,stored,wait 0.3,wait 0.3,wait 0.3,put k3,put k6,wait 0.3,wait 0.3,wait 0.1,stored,wait 0.1,"
+    "put k0,wait 0.3,stored,wait 0.3,wait 0.3,put k2,stored,put k5"
+)
 STEPS = [*["put k0", "wait 0.3"] * 4, "put k1", "wait 0.1", *ANSWERS, "split", "refresh"]
 
 
@@ -31,6 +38,7 @@ class Ordered:
 
     def __init__(self, chance: random.Random, **options: Any) -> None:
         self.kinesis = FakeKinesis({"s": 2}, enforce_limits=False)
+        self.consumer = options.get("consumer", "kcl")
         config = Config(ordering="per_key", retry_backoff_base_ms=20, retry_backoff_cap_ms=100, **options)
         buffer_limit = BufferLimit(max_records=10_000, max_bytes=10**8)
         self.pipeline = StreamPipeline("s", config, buffer_limit, now=0.0, chance=chance.random)
@@ -92,12 +100,12 @@ class Ordered:
     def finish(self) -> None:
         """Let a healthy service answer everything."""
         for _ in range(1_000):
+            if self.pipeline.shard_map.refresh_wanted:
+                self.refresh()
             if all(delivery.done for delivery in self.deliveries):
                 return
             if self.in_flight:
                 self.step("stored")
-                if self.pipeline.shard_map.refresh_wanted:
-                    self.refresh()
             else:
                 self.drive(self.pipeline.next_wakeup(self.now))
         message = f"not finished at {self.now}: {self.pipeline.statistics()}"
@@ -105,12 +113,24 @@ class Ordered:
 
     def first_seen(self) -> dict[str, list[int]]:
         seen: dict[str, list[int]] = defaultdict(list)
-        for read in read_as_kcl(self.kinesis, "s", now=self.now):
+        for read in self.read():
             if int(read.data) not in seen[read.partition_key]:
                 seen[read.partition_key].append(int(read.data))
         return seen
 
+    def read(self) -> list[Read]:
+        if self.consumer == "kcl":
+            return read_as_kcl(self.kinesis, "s", now=self.now)
+        ranges = {
+            shard.shard_id: range(shard.starting_hash_key, shard.ending_hash_key + 1)
+            for shard in self.kinesis.list_shards("s", now=self.now).shards
+        }
+        return [
+            read for read in read_everything(self.kinesis, "s") if hash_key(read.partition_key) in ranges[read.shard_id]
+        ]
 
+
+@pytest.mark.parametrize("consumer", ["kcl", "per_user_record"])
 @pytest.mark.parametrize("aggregation", [True, False])
 @given(
     steps=st.lists(st.sampled_from(STEPS), max_size=60),
@@ -121,11 +141,20 @@ class Ordered:
 @example(steps=[*ONE_EXPIRES.split(","), "stored", "wait 0.1"], ttl_ms=1_000, collection_max_count=500, seed=1)
 @example(steps=[*ONE_EXPIRES.split(","), "throttled", "stored"], ttl_ms=1_000, collection_max_count=500, seed=1)
 @example(steps=[*ONE_EXPIRES.split(",")[3:], "reset", "wait 0.1"], ttl_ms=1_000, collection_max_count=500, seed=1)
-@settings(max_examples=150)
-def test_a_reader_sees_each_key_in_the_order_of_its_puts(aggregation, steps, ttl_ms, collection_max_count, seed):
+@example(
+    steps=LANDS_IN_A_CHILD.split(","),
+    ttl_ms=30_000,
+    collection_max_count=500,
+    seed=1,
+)
+@settings(max_examples=100, derandomize=True)
+def test_a_reader_sees_each_key_in_the_order_of_its_puts(
+    aggregation, consumer, steps, ttl_ms, collection_max_count, seed
+):
     ordered = Ordered(
         random.Random(seed),
         aggregation_enabled=aggregation,
+        consumer=consumer,
         record_ttl_ms=ttl_ms,
         collection_max_count=collection_max_count,
         record_max_buffered_time_ms=400,

@@ -6,7 +6,6 @@ A list of what was put, a `FakeKinesis` and a KCL-like reader say what must hold
 import dataclasses
 import math
 import random
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +63,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.kinesis = FakeKinesis({"s": 2}, enforce_limits=False)
         self.buffer_limit = BufferLimit(max_records=60, max_bytes=20_000)
         self.accepted: list[tuple[Delivery, str, bytes]] = []
-        self.lanes: list[tuple[str | None, ...]] = []
         self.known: dict[int, RecordResult] = {}
         self.in_flight: list[PutRecordsRequest] = []
         self.sent: list[tuple[float, str | None, int]] = []
@@ -122,7 +120,6 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.may_refuse(len(key) + len(data))
         else:
             self.accepted.append((delivery, key, data))
-            self.lanes.append((key, tier, explicit, self.flow_of(key)))
 
     def flow_of(self, key: str) -> str | None:
         return None
@@ -278,7 +275,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.every_user_record_is_somewhere_once()
         self.a_result_never_changes()
         self.what_was_delivered_can_be_read()
-        self.in_order_a_reader_sees_each_key_in_the_order_of_its_puts()
         self.no_window_saw_more_than_the_limits()
         self.facts_agree_with_the_books()
 
@@ -325,19 +321,6 @@ class AnyOrder(RuleBasedStateMachine):
             if result is not None and result.successful:
                 assert (result.shard_id, result.sequence_number, key, data) in read
         assert {(key, data) for _, _, key, data in read} <= {(key, data) for _, key, data in self.accepted}
-
-    def in_order_a_reader_sees_each_key_in_the_order_of_its_puts(self) -> None:
-        if self.config.ordering != "per_key" or self.config.consumer != "kcl":
-            return
-        seen: dict[tuple[str | None, ...], list[int]] = defaultdict(list)
-        for read in read_as_kcl(self.kinesis, "s", now=self.now):
-            index = int(read.data.partition(b":")[0])
-            numbers = seen[self.lanes[index]]
-            # What is read again was seen before.
-            if index not in numbers:
-                numbers.append(index)
-        for numbers in seen.values():
-            assert numbers == sorted(numbers)
 
     def no_window_saw_more_than_the_limits(self) -> None:
         """Tokens are taken on admission; a request leaves at most the buffered time later."""

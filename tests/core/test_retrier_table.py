@@ -106,6 +106,12 @@ def test_a_caller_that_prefers_to_fail_fails_when_throttled_and_only_then(mode, 
         assert classify(Case(error_code=code, request_of_many=many), config).action is Action.RETRY
 
 
+@pytest.mark.parametrize(("consumer", "action"), [("per_user_record", Action.HOLD), ("range_blind", Action.FINISH)])
+def test_in_arrival_order_an_unknown_range_is_waited_for_where_ranges_count(consumer, action):
+    row = classify(elsewhere(aggregated=True, known=False), Config(consumer=consumer, ordering="per_key"))
+    assert (row.action, row.refresh) == (action, True)
+
+
 def every_case() -> list[Case]:
     codes: list[Any] = [None, THROTTLED, "ValidationException", "AccessDeniedException", "InternalFailure"]
     flags = itertools.product(codes, *[[False, True]] * 6)
