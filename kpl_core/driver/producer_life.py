@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 import anyio.lowlevel
 import msgspec
+from anyio.abc import TaskStatus
 
 from kpl_core.buffer_limit import BufferLimit
 from kpl_core.config import Config
@@ -121,7 +122,7 @@ class ProducerLife(ProducerView):
                 hooks=self._hooks,
                 progress=self._progressed,
             )
-            await host.start(self._streams.run)
+            await host.start(self._run_streams)
             if keeping is not None:
                 for task in keeping.start(
                     pipelines=self._streams.reliable_pipelines,
@@ -182,6 +183,19 @@ class ProducerLife(ProducerView):
 
         self._coordinating = Coordinating(self.config, store=self._coordination_store, session=self._session)
         return await stack.enter_async_context(self._coordinating)
+
+    async def _run_streams(self, *, task_status: TaskStatus[None]) -> None:
+        try:
+            await self._own_streams().run(task_status=task_status)
+        finally:
+            if self._state == "open" and (left := self._buffer_limit.outstanding_records):
+                # Its loop ends while nobody closes it: these have no result, and nobody is left to give them one.
+                _logger.warning(
+                    "the event loop ended before its producer was closed, with %d records outstanding; "
+                    "use `async with Producer(...)`, or await close(): %s",
+                    left,
+                    self.report(),
+                )
 
     def _tell(self, fact: Fact) -> None:
         self._own_streams().tell(fact)

@@ -33,12 +33,24 @@ if "raises" in sys.argv:
     raise SystemExit(3)
 """
 
+FORGOTTEN = """
+import asyncio, sys
+from kpl_core import Config, Producer
 
-def end_of(endpoint_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+async def main():
+    producer = await Producer(Config(endpoint_url=sys.argv[1], region="us-east-1")).__aenter__()
+    for number in range(100):
+        producer.put_nowait("orders", partition_key=str(number), data=b"forgotten")
+
+asyncio.run(main())
+"""
+
+
+def end_of(endpoint_url: str, *arguments: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     local = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_PROXY": "127.0.0.1"}
     packages = str(Path(next(iter(kpl_core.__path__))).parent)
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, endpoint_url, *arguments],
+        [sys.executable, "-c", program, endpoint_url, *arguments],
         env={**os.environ, **local, "PYTHONPATH": packages},
         capture_output=True,
         text=True,
@@ -59,3 +71,12 @@ def test_what_was_put_is_delivered_though_nobody_closed(how: tuple[str, ...], st
         kept = local.call(lambda fake, now: read_stream(fake, "orders", now=now).kept)
     wanted = {f"{name}-{number}".encode() for name in names for number in range(100)}
     assert {data for _key, data in kept} == wanted
+
+
+def test_a_loop_that_ends_with_records_outstanding_says_so() -> None:
+    with ThreadedLocalKinesis(LocalKinesis({"orders": 2}, enforce_limits=False)) as local:
+        ended = end_of(local.endpoint_url, program=FORGOTTEN)
+    said = ended.stderr
+    assert ended.returncode == 0
+    assert "the event loop ended before its producer was closed, with 100 records outstanding" in said
+    assert "Traceback" not in said
