@@ -339,6 +339,8 @@ class BlockingProducer:
             report = await self._producer.flush(timeout)
             if not report.complete and timeout is not None and self._loop.time() - started_at >= timeout:
                 return report
+            # What another thread left since may have had nothing to wait for: its turn of the loop would never come.
+            self._drain()
         left = None if timeout is None else max(0.0, timeout - (self._loop.time() - started_at))
         return await self._producer.flush(left)
 

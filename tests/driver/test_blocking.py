@@ -171,6 +171,30 @@ def test_a_flush_with_a_timeout_returns_and_says_so():
     assert (report.accepted, report.failed_total, report.complete) == (3, 3, False)
 
 
+class PutInto(BlockingProducer):
+    """Another thread puts a user record between a flush's look into the inbox and its wait."""
+
+    others = 1
+
+    def _drain(self) -> None:
+        super()._drain()
+        if self.others and threading.current_thread().name == "kpl-producer":
+            self.others -= 1
+            in_threads(1, lambda _: self.put_nowait(STREAM, partition_key="k", data=b"x"))
+
+
+def test_a_flush_with_nothing_to_wait_for_lets_the_loop_have_what_another_thread_put_meanwhile():
+    orders = PutInto(Config(record_max_buffered_time_ms=5), transport=transport())
+    reports: list[ProducerReport] = []
+    # A daemon, and no `with`: the loop that never turned would hold the whole test run.
+    flushing = threading.Thread(target=lambda: reports.append(orders.__enter__().flush()), daemon=True)
+    flushing.start()
+    flushing.join(timeout=30)
+
+    assert [(report.accepted, report.delivered) for report in reports] == [(1, 1)]
+    orders.close()
+
+
 def test_results_and_reports_can_be_read_after_the_end():
     with blocking(transport()) as orders:
         deliveries = put(orders, 3)
