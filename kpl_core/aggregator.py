@@ -11,6 +11,8 @@ Different from the KPL: sizes are exact before a user record is added, so
 nothing is ever taken out again. (`reducer.h` estimates, sorts and trims.)
 """
 
+import sys
+
 from kpl_core.generations import Generations
 from kpl_core.kinesis_record import KinesisRecord
 from kpl_core.lane import AggregatingLane, Lane, SingleLane
@@ -55,11 +57,11 @@ class Aggregator:
         """Return a lane of a predicted shard that nobody else will find: for user records that must stay together."""
         return AggregatingLane(self.output, shard_id, tier)
 
-    def close_due(self, now: float) -> None:
-        """Close every open aggregated record whose deadline is reached."""
+    def close_due(self, by: float, most: int = sys.maxsize) -> None:
+        """Close the open aggregated records whose deadline is reached by then; `most` of them, if there are more."""
         deadlines = self.output.deadlines
-        for lane in deadlines.take_due(now):
-            if lane.deadline <= now:
+        for lane in deadlines.take_due(by, most):
+            if lane.deadline <= by:
                 lane.close()
             elif lane.user_record_count:
                 deadlines.schedule(lane, lane.deadline)

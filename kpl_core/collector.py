@@ -193,6 +193,12 @@ class Collector:
         """Say whether `next_records` would return a request."""
         return bool(self._full) or (self._count > 0 and self._deadline <= now)
 
+    def room_beside(self, now: float) -> int:
+        """Return how many more records the next request has room for if it is due and not full; else 0."""
+        if self._full or self._deadline > now:
+            return 0
+        return self._count_limit - self._count
+
     def next_wakeup(self, *, may_send: bool = True) -> float:
         """Return when the next request is due or a record expires: `-math.inf` for at once."""
         if not may_send:

@@ -40,6 +40,12 @@ class Departures:
         """Say whether `next_records` would return a request."""
         return self._pause.ready_at <= now and (self._bisection.is_due or self._collector.is_due(now))
 
+    def room_beside(self, now: float) -> int:
+        """Return how many more records a request would take along that leaves now although it is not full."""
+        if self._pause.is_failing or self._pause.ready_at > now or self._bisection.is_due:
+            return 0
+        return self._collector.room_beside(now)
+
     def stopped_until(self, now: float, *, may_send: bool) -> float:
         """Return until when nothing should be admitted (`math.inf`: until there is news; in the past: it should).
 

@@ -182,6 +182,8 @@ class StreamPipeline(StreamStages):
     def next_request(self, now: float) -> PutRecordsRequest | None:
         """Return the next request that is full or due, None if there is none now."""
         self.advance(now)
+        self._close_company(now)
+        self._limit_closed(now)
         records = self._departures.next_records(now)
         if records is None:
             return None

@@ -25,6 +25,7 @@ LONGEST_EXTENSION_SECONDS: Final = 0.05
 EXTENSION_SHARE: Final = 0.2
 RUN_SHARE: Final = 0.25
 PATIENT_SHARE: Final = 0.5
+COMPANY_SHARE: Final = 0.5
 
 
 class AggregationRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,8 @@ class AggregationRules(msgspec.Struct, frozen=True, kw_only=True):
     # Single user records go on so many together, or after so long.
     run_count: int = 1
     run_seconds: float = 0.0
+    # With so much of its time left, or less, an open aggregated record goes along with a request that leaves anyway.
+    company_seconds: float = 0.0
 
 
 class ShardRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,8 @@ def aggregation_rules(config: Config) -> AggregationRules:
         first_partition_key=config.aggregate_partition_key == "first",
         run_count=1 if one_by_one else config.collection_max_count,
         run_seconds=min(LONGEST_RUN_SECONDS, RUN_SHARE * buffered_seconds),
+        # In arrival order only one Kinesis record of a shard travels at a time, so it had better be a large one.
+        company_seconds=0.0 if config.ordering == "per_key" else COMPANY_SHARE * buffered_seconds,
     )
 
 

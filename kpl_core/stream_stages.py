@@ -182,6 +182,16 @@ class StreamStages:
         self._lanes_output.closed[-1].sequence = record.sequence
         return []
 
+    def _close_company(self, now: float) -> None:
+        """Close what can go along with a request that leaves although it is not full.
+
+        Otherwise each shard's aggregated record, due at an instant of its own, would soon want a request: at a few
+        thousand records a second that is most of what they cost. Those that left together are due together again.
+        """
+        room = self._departures.room_beside(now)
+        if room > 0:
+            self._aggregator.close_due(now + self._lanes_output.rules.company_seconds, room)
+
     @property
     def failed(self) -> Mapping[str, int]:
         """Return how many user records failed, by error code; the counts go on."""

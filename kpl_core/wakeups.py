@@ -7,6 +7,7 @@ what becomes earlier costs a push.
 """
 
 import math
+import sys
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
@@ -32,11 +33,11 @@ class Wakeups(Generic[T]):
             self._serial += 1
             heappush(self._heap, (at, self._serial, member))
 
-    def take_due(self, now: float) -> list[T]:
-        """Remove and return all members that are due, earliest first."""
-        due = []
+    def take_due(self, now: float, most: int = sys.maxsize) -> list[T]:
+        """Remove and return the members that are due, earliest first; `most` of them, if there are more."""
+        due: list[T] = []
         heap = self._heap
-        while heap and heap[0][0] <= now:
+        while heap and heap[0][0] <= now and len(due) < most:
             at, _, member = heappop(heap)
             if self._at.get(member) == at:
                 del self._at[member]
