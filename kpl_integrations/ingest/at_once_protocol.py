@@ -101,7 +101,7 @@ class AtOnceProtocol(BoundedProtocol):
         if self.transport.is_closing():
             # Its client could not be told what became of it, and sends it again.
             return
-        if self.asked_first is None:
+        if self.asked_first is None or self.parser.should_upgrade():
             super().on_headers_complete()
         elif self._may_be_held():
             self._end_head()
@@ -117,7 +117,6 @@ class AtOnceProtocol(BoundedProtocol):
             parser.get_method() == b"POST"
             and parser.should_keep_alive()
             and parser.get_http_version() == "1.1"
-            and not parser.should_upgrade()
             and not self.expect_100_continue
             # Nobody is before it.
             and (cycle is None or cycle.response_complete)
@@ -134,6 +133,7 @@ class AtOnceProtocol(BoundedProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
+        self._body_within = True
         if self._held is not None:
             self._held.append(body)
         elif not self.transport.is_closing():

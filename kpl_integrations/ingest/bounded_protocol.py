@@ -3,11 +3,16 @@
 A client that sends its header fields a byte at a time would hold its connection for ever, and one that never
 stops sending them would fill the memory. Both are looked at only when a head does not come in one piece, so a
 usual request pays nothing. (The body has bounds of its own, in `body.py`.)
+
+Fields behind a chunked body are bounded too, and read by nobody: they must not stand for what was in the head
+(RFC 9110, section 6.5.1). And nobody is upgraded: such a request is answered as if it had not asked.
 """
 
 import asyncio
+import sys
 from typing import Any, ClassVar, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["BoundedProtocol"]
@@ -36,6 +41,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ends_within = False
         # Whether it holds the beginning of one.
         self._begins_within = False
+        # Whether it holds something of a body.
+        self._body_within = False
+        # Whether what is being parsed asks for an upgrade, and where in its piece the parser stopped because of that.
+        self._asks_upgrade = False
+        self._stopped_at: int | None = None
         self._head_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -56,12 +66,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; afterwards see whether a head is unfinished, or nobody waits for one any more."""
-        self._ends_within = self._begins_within = False
+        self._ends_within = self._begins_within = self._body_within = False
         idle = self.timeout_keep_alive_task
         super().data_received(data)
+        while self._stopped_at is not None:
+            data = self._without_upgrade(data[self._stopped_at :])
+            super().data_received(data)
         if self.transport.is_closing():
             return
         if not self._in_head:
+            # Neither a head nor of a body: fields behind it, or what stands between chunks.
+            is_beside = not (self._body_within or self._begins_within or self._ends_within)
+            self._head_bytes = self._head_bytes + len(data) if is_beside else 0
+            if self._head_bytes > self.max_header_bytes:
+                self._refuse(_TOO_LARGE)
+                return
             if idle is not None and not self._begins_within:
                 self._stay_idle(idle.when())
             return
@@ -77,15 +96,48 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin_head()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of a head."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """End it."""
         self._end_head()
-        super().on_headers_complete()
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._asks_upgrade = True
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._body_within = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request."""
+        """End a request; one that asks for an upgrade has not begun."""
         self._ends_within = True
-        super().on_message_complete()
+        if not self._asks_upgrade:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Take note of where the parser stopped; uvicorn calls this while it handles the parser's exception."""
+        stopped = sys.exc_info()[1]
+        if self._asks_upgrade and isinstance(stopped, httptools.HttpParserUpgrade):
+            self._stopped_at = stopped.args[0]
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """Return what the client would have sent had it asked for no upgrade, for a new parser.
+
+        The parser takes such a request for one without a body, and its body for something that is no HTTP. But a
+        server may ignore what it is asked (RFC 9110, section 7.8), and Java's client asks with its first request.
+        """
+        version = self.parser.get_http_version().encode()
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
+        self._asks_upgrade, self._stopped_at = False, None
+        self.parser = httptools.HttpRequestParser(self)
+        return head + rest
 
     def _stay_idle(self, until: float) -> None:
         """Wait for the next request no longer than before: what came belongs to none that is still to be answered.
