@@ -110,7 +110,7 @@ class FakeAccount:
             message = f"Stream {stream_name} under account {self.account_id} already exists."
             raise KinesisError(RESOURCE_IN_USE, message)
         count = _ON_DEMAND_SHARDS if shard_count is None else shard_count
-        self.check_room(count)
+        self.check_room(count, now)
         stream = FakeStream(
             stream_name,
             arn=self.arn(stream_name),
@@ -178,24 +178,27 @@ class FakeAccount:
             message = f"NextToken expired: it was issued {age_ms} milliseconds ago and lives for {LIFETIME_MS}."
             raise KinesisError(EXPIRED_NEXT_TOKEN, message)
 
-    def open_shard_count(self) -> int:
+    def open_shard_count(self, now: float) -> int:
         """Return how many shards are open in the account."""
+        for name in list(self._streams):
+            # Forgets what is deleted by now, asked for since or not.
+            self.find(name, now)
         return sum(len(stream.shards.open) for stream in self._streams.values())
 
-    def room(self) -> int:
+    def room(self, now: float) -> int:
         """Return how many shards the account may still open."""
-        return self.limits.shards_per_account - self.open_shard_count()
+        return self.limits.shards_per_account - self.open_shard_count(now)
 
-    def check_room(self, additional: int) -> None:
+    def check_room(self, additional: int, now: float) -> None:
         """Refuse more shards than the account may have.
 
         Raises:
             KinesisError: LimitExceededException.
         """
-        if additional > self.room():
+        if additional > self.room(now):
             message = (
                 f"This request would exceed the shard limit for the account {self.account_id} in {self.region}. "
-                f"Current shard count for the account: {self.open_shard_count()}. "
+                f"Current shard count for the account: {self.open_shard_count(now)}. "
                 f"Limit: {self.limits.shards_per_account}. "
                 f"Number of additional shards that would have resulted from this request: {additional}."
             )

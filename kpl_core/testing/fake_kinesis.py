@@ -209,7 +209,7 @@ class FakeKinesis:
         self.calls["SplitShard"] += 1
         found = self._account.active(stream, now, provisioned=True)
         shard = checked_split(found, shard_id, new_starting_hash_key)
-        self._account.check_room(1)
+        self._account.check_room(1, now)
         self._account.change(found, lambda now_ms: found.shards.split(shard, new_starting_hash_key, now_ms), now)
 
     def merge_shards(self, stream: str, *, shard_id: str, adjacent_shard_id: str, now: float) -> None:
@@ -224,7 +224,7 @@ class FakeKinesis:
         self.calls["UpdateShardCount"] += 1
         found = self._account.active(stream, now, provisioned=True)
         current = len(found.shards.open)
-        checked_shard_count(found, target_shard_count, room=self._account.room())
+        checked_shard_count(found, target_shard_count, room=self._account.room(now))
         self._account.change(found, lambda now_ms: found.shards.rescale(target_shard_count, now_ms), now)
         return ShardCountChange(found.name, found.arn, current, target_shard_count)
 
@@ -305,7 +305,12 @@ class FakeKinesis:
             )
             raise KinesisError(EXPIRED_ITERATOR, message)
         found = self._account.find(iterator.stream_name, now)
-        if found is None or iterator.shard_index >= len(found.shards.all):
+        # An iterator of a deleted stream is none of the stream that has its name now.
+        if (
+            found is None
+            or iterator.issued_ms < found.created_ms
+            or not found.shards.has_position(iterator.shard_index, iterator.position)
+        ):
             message = _NO_SUCH_SHARD.format(
                 shard_id=shard_id_of(iterator.shard_index),
                 stream=f"stream {iterator.stream_name} under account {self._account.account_id}",

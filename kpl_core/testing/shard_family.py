@@ -38,6 +38,10 @@ class ShardFamily:
         """Return the open shard whose range holds a hash key given as 16 bytes."""
         return self.open[bisect_left(self.end_digests, digest)]
 
+    def has_position(self, index: int, position: int) -> bool:
+        """Say whether there is a shard number `index`, and a reader of it can stand at `position`."""
+        return 0 <= index < len(self.all) and 0 <= position <= self.all[index].log.end
+
     def children(self, shard: FakeShard) -> list[FakeShard]:
         """Return the shards that were made from `shard`, none while it is open."""
         return [

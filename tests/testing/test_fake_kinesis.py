@@ -296,6 +296,16 @@ def test_an_account_has_only_so_many_shards() -> None:
         kinesis.split_shard("orders", shard_id=SECOND, new_starting_hash_key=2**127 + 5, now=0.0)
 
 
+def test_the_shards_of_a_deleted_stream_count_no_more_although_nobody_asked_for_it_since() -> None:
+    limits, durations = ServiceLimits(shards_per_account=3), ServiceDurations(deleting_seconds=2.0)
+    kinesis = FakeKinesis({"orders": 2}, limits=limits, durations=durations)
+    kinesis.delete_stream("orders", now=0.0)
+    with pytest.raises(KinesisError, match="LimitExceededException"):
+        kinesis.create_stream("other", shard_count=3, now=1.9)
+    kinesis.create_stream("other", shard_count=3, now=2.0)
+    assert [stream.stream_name for stream in kinesis.list_streams(now=2.0).streams] == ["other"]
+
+
 def test_changes_take_as_long_as_they_are_told_to() -> None:
     durations = ServiceDurations(creating_seconds=1.0, updating_seconds=2.0, deleting_seconds=3.0)
     kinesis = FakeKinesis({"ready": 1}, durations=durations)

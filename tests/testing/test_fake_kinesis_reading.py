@@ -4,6 +4,7 @@ import pytest
 
 from kpl_core.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecord
+from kpl_core.testing.list_token import ShardIterator, encode_token
 
 ZERO, ONE, TWO = (f"shardId-{index:012d}" for index in range(3))
 
@@ -133,6 +134,28 @@ def test_an_iterator_of_a_deleted_stream_finds_no_shard() -> None:
     message = f"Shard {ZERO} in stream orders under account 000000000000 does not exist"
     with pytest.raises(KinesisError, match=message):
         kinesis.get_records(iterator, now=1.0)
+
+
+@pytest.mark.parametrize(("recreated_at", "records_since"), [(1.0, 0), (2.0, 0), (2.0, 10)])
+def test_an_iterator_of_a_deleted_stream_reads_nothing_of_the_stream_that_has_its_name_now(
+    recreated_at: float, records_since: int
+) -> None:
+    kinesis = filled()
+    iterator = kinesis.get_shard_iterator("orders", shard_id=ZERO, iterator_type="LATEST", now=1.0)
+    kinesis.delete_stream("orders", now=1.0)
+    kinesis.create_stream("orders", shard_count=1, now=recreated_at)
+    if records_since:
+        kinesis.put_records("orders", [("k", None, b"new")] * records_since, now=recreated_at)
+    message = f"Shard {ZERO} in stream orders under account 000000000000 does not exist"
+    with pytest.raises(KinesisError, match=message):
+        kinesis.get_records(iterator, now=recreated_at)
+
+
+@pytest.mark.parametrize(("index", "position"), [(-1, 0), (-2, 0), (1, 0), (0, -1), (0, 6)])
+def test_an_iterator_that_was_made_up_finds_no_shard(index: int, position: int) -> None:
+    made_up = encode_token(ShardIterator("orders", index, position, 0))
+    with pytest.raises(KinesisError, match="ResourceNotFoundException"):
+        filled().get_records(made_up, now=0.0)
 
 
 OTHER = FakeKinesis({"orders": 3}).list_shards("orders", now=0.0).shards[2].starting_sequence_number
