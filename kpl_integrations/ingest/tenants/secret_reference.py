@@ -47,8 +47,12 @@ class SecretReference(msgspec.Struct, frozen=True):
                 status = os.fstat(descriptor)
                 self._require_private(status)
                 return opened.read(_LONGEST).decode().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:
+            is_text = isinstance(error, UnicodeDecodeError)
+            # A name with a NUL in it is no path at all.
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8" if is_text else str(error)
             message = f"{self.what} cannot be read from {self.file}: {reason}"
             raise ConfigError(message) from None
 

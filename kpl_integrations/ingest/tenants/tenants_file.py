@@ -95,11 +95,15 @@ def parse_tenants(
     """
     try:
         content = msgspec.convert(tomllib.loads(text), _TenantsFile)
-    except tomllib.TOMLDecodeError as error:
-        message = f"it is no TOML: {error}"
-        raise ConfigError(message) from None
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
+    except ValueError as error:
+        # Mostly a TOMLDecodeError; a number of thousands of digits is Python's own.
+        message = f"it is no TOML: {error}"
+        raise ConfigError(message) from None
+    except RecursionError:
+        message = "its values stand too deep in one another; no tenant needs that"
+        raise ConfigError(message) from None
     if len(content.tenant) > MOST_TENANTS:
         message = f"it has {len(content.tenant):,} tenants; a gateway serves at most {MOST_TENANTS:,}"
         raise ConfigError(message)

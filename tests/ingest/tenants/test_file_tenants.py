@@ -94,6 +94,8 @@ FAULTS: list[tuple[str, str]] = [
     ("[[tenant]]\nid = 'a'", "lets nobody in"),
     ("tenant = 3", r"Expected `array`"),
     ("[[tenant]", "no TOML"),
+    ("x = " + "9" * 5_000, "no TOML"),
+    ("x = " + "[" * 100_000, "too deep"),
     ("x = 1", "unknown field `x`"),
     (one(more="wieght = 3"), r"unknown field `wieght`"),
     (one(more="weight = 0"), "weight of tenant a"),
@@ -107,6 +109,7 @@ FAULTS: list[tuple[str, str]] = [
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'NONE'"), "NONE holds nothing"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'none'"), "No such file"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '.'"), "is no file|Is a directory"),
+    (one(more='[[tenant.sigv4]]\naccess_key_id = "K"\nsecret_file = "\\u0000"'), "null byte"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'open'"), "mode 0640, which others may read"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2), "there twice"),
 ]
