@@ -13,7 +13,7 @@ selecting loop: every stream is read by a task of its own into a bounded buffer,
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Generic, NoReturn, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -25,6 +25,9 @@ from kpl_core.streams.description import AnyStream, ScopedStream, opened, requir
 __all__ = ["fair_merge"]
 
 T = TypeVar("T")
+
+# Whatever the block raises, but a cancellation: `sys.exit` in it ends the process with its own status, too.
+_OF_THE_BLOCK: Final = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 def fair_merge(
@@ -59,13 +62,14 @@ def fair_merge(
     @asynccontextmanager
     async def merged() -> AsyncIterator[AsyncIterator[T]]:
         merge = _Merge(named, obeyed)
-        raised: Exception | None = None
+        raised: BaseException | None = None
         async with anyio.create_task_group() as tasks:
             for place in range(len(named)):
                 tasks.start_soon(merge.read, place)
             try:
                 yield merge
-            except Exception as error:  # noqa: BLE001 - raised below: the task group would wrap it in a group
+            except _OF_THE_BLOCK as error:
+                # Raised below: the task group would wrap it in a group.
                 raised = error
             finally:
                 merge.close()

@@ -1,7 +1,7 @@
 """fair_merge in virtual time: who comes when, and that nobody is delayed, lost or left open."""
 
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -260,18 +260,34 @@ async def test_a_source_that_does_not_close_is_left_after_five_seconds():
     assert anyio.current_time() == 5.0
 
 
-async def test_an_error_of_the_consumer_comes_out_as_it_is():
+@pytest.mark.parametrize(
+    "mine", [KeyError("mine"), SystemExit(3), KeyboardInterrupt(), ExceptionGroup("", [OSError()])]
+)
+async def test_what_the_consumer_raises_comes_out_as_it_is(mine):
     source = Source(range(100))
-    mine = KeyError("mine")
 
     async def consume() -> None:
         async with fair_merge([source])() as items:
             await anext(items)
             raise mine
 
-    with pytest.raises(KeyError) as raised:
+    with pytest.raises(type(mine)) as raised:
         await consume()
     assert raised.value is mine
+    assert source.closed == 1
+
+
+async def test_a_generator_that_merges_is_closed_without_a_word():
+    source = Source(range(100))
+
+    async def merged() -> AsyncGenerator[int]:
+        async with fair_merge([source])() as items:
+            async for item in items:
+                yield item
+
+    generator = merged()
+    assert await anext(generator) == 0
+    await generator.aclose()
     assert source.closed == 1
 
 
