@@ -26,10 +26,10 @@ class StoredAnswer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, frozen=True):
     fingerprint: bytes
     expires_at: float
-    answer: StoredAnswer | None = None
+    answer: StoredAnswer
 
 
 def parse_key(value: bytes) -> str:
@@ -60,21 +60,25 @@ def fingerprint(*parts: bytes) -> bytes:
 
 
 class IdempotencyWindow:
-    """One tenant's keys: the latest `most_keys` of the last `seconds`, answers of `most_bytes` together at most.
+    """One tenant's keys: the latest `most_keys` answered in the last `seconds`, of `most_bytes` of answers at most.
 
     Pure; time is an argument. When it is full the oldest answered key is forgotten, and a repetition of its
-    request would be a new one.
+    request would be a new one. A key whose request is worked on is kept until that ends: there are no more of these
+    than requests.
     """
 
     def __init__(self, *, most_keys: int, seconds: float, most_bytes: int = 1 << 20) -> None:
         self._most_keys = most_keys
         self._seconds = seconds
         self._most_bytes = most_bytes
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        # Fingerprints by key.
+        self._working: dict[str, bytes] = {}
+        # The first answered first.
+        self._answered: OrderedDict[str, _Entry] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._working) + len(self._answered)
 
     def begin(self, key: str, request: bytes, now: float) -> StoredAnswer | None:
         """Return the answer the same request had before; None: it is new and yours to `finish` or `forget`.
@@ -83,43 +87,34 @@ class IdempotencyWindow:
             Refused: the first request with the key is not answered, or was another request.
         """
         self._expire(now)
-        entry = self._entries.get(key)
-        if entry is None:
-            self._entries[key] = _Entry(request, now + self._seconds)
-            self._shrink()
+        entry = self._answered.get(key)
+        before = self._working.get(key) if entry is None else entry.fingerprint
+        if before is None:
+            self._working[key] = request
             return None
-        if entry.fingerprint != request:
+        if before != request:
             detail = "this Idempotency-Key came with another request before; use a new key for a new request"
             raise Refused(Refusal.KEY_REUSED, detail)
-        if entry.answer is None:
+        if entry is None:
             detail = "the first request with this Idempotency-Key is still being worked on"
             raise Refused(Refusal.KEY_IN_USE, detail)
         return entry.answer
 
-    def finish(self, key: str, answer: StoredAnswer) -> None:
+    def finish(self, key: str, answer: StoredAnswer, now: float) -> None:
         """Keep the answer for those who ask again."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            entry.answer = answer
-            self._bytes += len(answer.body)
-            self._shrink()
+        self._answered[key] = _Entry(self._working.pop(key), now + self._seconds, answer)
+        self._bytes += len(answer.body)
+        while len(self._answered) > self._most_keys or self._bytes > self._most_bytes:
+            self._drop_oldest()
 
     def forget(self, key: str) -> None:
         """Take a key back, because its request was not accepted."""
-        self._drop(key)
+        self._working.pop(key, None)
 
     def _expire(self, now: float) -> None:
-        while self._entries:
-            key, entry = next(iter(self._entries.items()))
-            if entry.expires_at > now:
-                return
-            self._drop(key)
+        while self._answered and next(iter(self._answered.values())).expires_at <= now:
+            self._drop_oldest()
 
-    def _shrink(self) -> None:
-        while len(self._entries) > self._most_keys or self._bytes > self._most_bytes:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: str) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None and entry.answer is not None:
-            self._bytes -= len(entry.answer.body)
+    def _drop_oldest(self) -> None:
+        _, entry = self._answered.popitem(last=False)
+        self._bytes -= len(entry.answer.body)

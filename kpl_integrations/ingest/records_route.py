@@ -4,7 +4,7 @@ Everything a request needs stands in one method, read downwards: who, what, deco
 `Intake.take` nothing has happened; after it nothing the client does can undo it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kpl_core import Delivery, InvalidUserRecord, Producer
@@ -40,6 +40,7 @@ _STATUS: Final = {
     415: Refusal.UNSUPPORTED,
 }
 _NO_HEADERS: Final[Mapping[str, str]] = {}
+_DECIDING: Final = frozenset({b"content-type", b"content-encoding", b"x-partition-key", b"x-explicit-hash-key"})
 
 Headers = Mapping[bytes, bytes]
 
@@ -94,7 +95,7 @@ class RecordsRoute:
                 body = await read_body(receive, most_bytes=most, seconds=seconds, first=first, room=self._intake.bodies)
             key_header = headers.get(b"idempotency-key")
             if key_header is not None:
-                parts = (stream.encode(), query, headers.get(b"content-type", b""), ack.encode(), body)
+                parts = (stream.encode(), query, ack.encode(), *_deciding(headers), body)
                 key, request = parse_key(key_header), fingerprint(*parts)
                 return await self._once(key, request, head, body, ack, account, stream), account
             if ack == "queued":
@@ -169,7 +170,7 @@ class RecordsRoute:
         except BaseException:
             account.keys.forget(key)
             raise
-        account.keys.finish(key, StoredAnswer(*acknowledged))
+        account.keys.finish(key, StoredAnswer(*acknowledged), self._intake.now())
         return acknowledged
 
     def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> list[Delivery]:
@@ -217,6 +218,14 @@ class RecordsRoute:
             return decode(content_type, body, limits=self._limits, headers=texts)
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal) from None
+
+
+def _deciding(headers: Headers) -> Iterable[bytes]:
+    """Return names and values of the fields by which two requests with one body hold different records."""
+    for name in sorted(headers):
+        if name in _DECIDING or name.startswith(b"ce-"):
+            yield name
+            yield headers[name]
 
 
 def _no_spool() -> Refused:

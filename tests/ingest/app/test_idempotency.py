@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest import Refusal, Refused
 from kpl_integrations.ingest.idempotency import IdempotencyWindow, StoredAnswer, fingerprint, parse_key
-from tests.ingest.app.scene import Client, kinesis, open_gateway, records
+from tests.ingest.app.scene import JSON, STREAM, Client, kinesis, open_gateway, records
 
 ONE = {"partition_key": "k", "data": "x"}
 
@@ -17,14 +17,14 @@ def window(**options):
 def test_a_repetition_gets_the_first_answer():
     keys = window()
     assert keys.begin("a", b"1", 0.0) is None
-    keys.finish("a", StoredAnswer(202, b"first"))
+    keys.finish("a", StoredAnswer(202, b"first"), 0.0)
     assert keys.begin("a", b"1", 9.0) == StoredAnswer(202, b"first")
 
 
 def test_a_key_is_forgotten_when_its_time_is_over():
     keys = window()
     assert keys.begin("a", b"1", 0.0) is None
-    keys.finish("a", StoredAnswer(202, b""))
+    keys.finish("a", StoredAnswer(202, b""), 0.0)
     assert keys.begin("a", b"2", 10.0) is None
 
 
@@ -46,6 +46,21 @@ def test_a_key_in_use_and_a_key_of_another_request_are_told_apart():
     assert refused.value.refusal is Refusal.KEY_REUSED
 
 
+def test_what_is_worked_on_is_not_forgotten_for_others_nor_for_its_age():
+    keys = window()
+    assert keys.begin("slow", b"1", 0.0) is None
+    for key in "abcdef":
+        assert keys.begin(key, b"1", 1.0) is None
+        keys.finish(key, StoredAnswer(202, b""), 1.0)
+    for request, refusal in ((b"1", Refusal.KEY_IN_USE), (b"2", Refusal.KEY_REUSED)):
+        with pytest.raises(Refused) as refused:
+            keys.begin("slow", request, 60.0)
+        assert refused.value.refusal is refusal
+    keys.finish("slow", StoredAnswer(200, b"at last"), 60.0)
+    assert keys.begin("slow", b"1", 69.0) == StoredAnswer(200, b"at last")
+    assert keys.begin("slow", b"1", 70.0) is None
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.floats(0, 5), st.integers(0, 200))))
 def test_it_never_holds_more_than_its_bounds(steps):
     keys = IdempotencyWindow(most_keys=5, seconds=10.0, most_bytes=500)
@@ -54,11 +69,11 @@ def test_it_never_holds_more_than_its_bounds(steps):
         now += passed
         try:
             if keys.begin(str(key), bytes([request]), now) is None:
-                keys.finish(str(key), StoredAnswer(200, bytes(size)))
+                keys.finish(str(key), StoredAnswer(200, bytes(size)), now)
         except Refused:
             pass
         assert len(keys) <= 5
-        assert sum(len(entry.answer.body) for entry in keys._entries.values() if entry.answer) <= 500  # noqa: SLF001
+        assert sum(len(entry.answer.body) for entry in keys._answered.values()) <= 500  # noqa: SLF001
 
 
 @pytest.mark.parametrize(
@@ -98,3 +113,29 @@ async def test_a_key_of_a_refused_request_can_be_used_again():
         client = Client(gateway)
         assert (await client.post(records(11), idempotency_key="one")).status == 503
         assert (await client.post(ONE, idempotency_key="one")).status == 202
+
+
+BINARY = "application/octet-stream"
+EVENT = {"content-type": JSON, "ce-specversion": "1.0", "ce-type": "t", "ce-source": "s", "ce-id": "1"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("headers", "other"),
+    [
+        ({"content-type": BINARY, "x-partition-key": "a"}, {"x-partition-key": "b"}),
+        ({"content-type": BINARY, "x-partition-key": "a"}, {"x-explicit-hash-key": "0"}),
+        ({"content-type": BINARY, "x-partition-key": "a"}, {"content-encoding": "gzip"}),
+        ({"content-type": BINARY}, {"content-type": JSON}),
+        (EVENT, {"ce-id": "2"}),
+    ],
+)
+async def test_the_same_body_with_another_field_that_decides_its_record_is_another_request(headers, other):
+    async with open_gateway() as gateway:
+        client = Client(gateway)
+        path, key = f"/v1/streams/{STREAM}/records", {"idempotency-key": "one"}
+        assert (await client.call("POST", path, b"{}", headers={**headers, **key})).status == 202
+        again = {**headers, **key, "user-agent": "another", "traceparent": "00-1"}
+        assert (await client.call("POST", path, b"{}", headers=again)).status == 202
+        assert (await client.call("POST", path, b"{}", headers={**headers, **other, **key})).status == 422
+        assert gateway.producer.report().accepted == 1
