@@ -65,6 +65,13 @@ class BufferLimit:
         least_records, least_bytes = self._floors[tier]
         return self.free_records - records >= least_records and self.free_bytes - size_bytes >= least_bytes
 
+    def could_hold(self, *, size_bytes: int, records: int, tier: Tier) -> bool:
+        """Say whether there would be room for so many user records together if nothing were outstanding."""
+        least_records, least_bytes = self._floors[tier]
+        return records == 1 or (
+            self._normal_records - records >= least_records and self._normal_bytes - size_bytes >= least_bytes
+        )
+
     def free_for(self, tier: Tier) -> tuple[int, int]:
         """Return how many records and bytes of this tier would still fit: below zero for a tier that must wait."""
         least_records, least_bytes = self._floors[tier]

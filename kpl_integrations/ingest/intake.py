@@ -186,6 +186,13 @@ class Intake:
         limit = self._producer.buffer_limit
         if limit.has_room(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
             return self._over_share(account, count, now)
+        if not limit.could_hold(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
+            # Told to come back, it would for ever.
+            detail = (
+                f"the request has {count:,} records of {size_bytes:,} bytes, more than the gateway can ever hold at "
+                f"once for tenant {account.tenant.id}; send fewer in a request"
+            )
+            return Refused(Refusal.TOO_LARGE, detail)
         seconds = self._drain.seconds_for(count)
         wait = self._room_slots.next_slot(seconds, ready_in=seconds, now=now)
         detail = (
@@ -216,8 +223,12 @@ def _count(account: TenantAccount, records: int, now: float) -> None:
 
 
 def _bytes_of_records(records: Sequence[UserRecord]) -> int:
-    return sum([len(record.data) + len(record.partition_key) for record in records])
+    return sum([len(record.data) + _key_bytes(record.partition_key) for record in records])
 
 
 def _bytes_of_pairs(pairs: Sequence[tuple[str, bytes]]) -> int:
-    return sum([len(key) + len(data) for key, data in pairs])
+    return sum([_key_bytes(key) + len(data) for key, data in pairs])
+
+
+def _key_bytes(key: str) -> int:
+    return len(key) if key.isascii() else len(key.encode())

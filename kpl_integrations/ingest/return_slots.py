@@ -96,7 +96,8 @@ class ReturnSlots:
         """Return after how many whole seconds, 1 or more, a refused request should come back."""
         end = max(now + ready_in, self._end + SLACK * cost_seconds)
         if end - now > LONGEST_SECONDS or len(self._due) >= MOST_SLOTS:
-            return math.ceil(LONGEST_SECONDS * (1.0 + 0.25 * self._chance()))
+            # What takes longer by itself is not to be asked for before.
+            return math.ceil(max(ready_in, LONGEST_SECONDS) * (1.0 + 0.25 * self._chance()))
         self._end = end
         # Upwards only: nobody is asked to come before there is anything for him.
         wait = max(1, math.ceil(end - now + 0.5 * self._chance()))

@@ -10,7 +10,7 @@ import pytest
 
 from kpl_core import Config, FairnessPolicy
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.app.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway
+from tests.ingest.app.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
 from tests.virtual_time import virtual_time_backend as backend_in_virtual_time
 
 pytestmark = [
@@ -69,3 +69,38 @@ async def test_a_client_that_obeys_a_full_queue_is_taken_at_its_first_return():
     seen = await run(Tenant(id="t"), clients=20, seconds=40, config=config)
     assert seen["429"] + seen["503"] > 20
     assert seen["taken"] / (seen["taken"] + seen["refused again"]) >= 0.95
+
+
+async def test_a_tenant_deep_in_debt_is_not_told_to_come_back_before_it_is_out_of_it():
+    """A request larger than the whole burst passes, and is paid for by what comes after it."""
+    directory = KnownTenants(Tenant(id="t", records_per_second=1))
+    async with open_gateway(kinesis(), directory) as gateway:
+        client = Client(gateway, "t")
+        assert (await client.post(records(500))).status == 202
+        refused = await client.post(records(1))
+        wait = int(refused.headers["retry-after"])
+        assert refused.status == 429
+        assert 500 <= wait <= 626
+        [(_, parameters)] = http_sf.parse(refused.headers["ratelimit"].encode(), tltype="list")
+        assert parameters["t"] == wait
+        await anyio.sleep(wait)
+        assert (await client.post(records(1))).status == 202
+
+
+async def test_what_never_fits_is_too_large_and_nobody_is_told_to_come_back_with_it():
+    directory = KnownTenants(Tenant(id="t"), Tenant(id="b", tier="bulk"), Tenant(id="c", tier="critical"))
+    async with open_gateway(kinesis(), directory, max_outstanding_records=100) as gateway:
+        for tenant, most in (("b", 45), ("t", 90), ("c", 100)):
+            client = Client(gateway, tenant)
+            refused = await client.post(records(most + 1))
+            assert (refused.status, "retry-after" in refused.headers) == (413, False)
+            assert (await client.post(records(most), ack="delivered")).status == 200
+
+
+async def test_a_quota_of_bytes_counts_a_keys_bytes_not_its_characters():
+    async with open_gateway(kinesis(), KnownTenants(Tenant(id="t", bytes_per_second=1_000))) as gateway:
+        client = Client(gateway, "t")
+        for data in ("x", {"not": "plain"}):
+            assert (await client.post({"partition_key": "\U0001f600" * 250, "data": data})).status == 202
+            assert (await client.post({"partition_key": "k", "data": "x"})).status == 429
+            await anyio.sleep(120)
