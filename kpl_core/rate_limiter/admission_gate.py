@@ -132,7 +132,13 @@ class AdmissionGate:
                     verdict = verdict if is_kept else "refused"
             self._verdicts[verdict] += 1
             self._evicted += evicted is not None
-            self._tell(granted=granted)
+            try:
+                self._tell(granted=granted)
+            except BaseException:
+                # Whoever submitted this work hears of the error and still has it; what it evicted has nobody else.
+                if evicted is not None:
+                    self._on_refused(RefusedWork(evicted))
+                raise
         if evicted is not None:
             self._on_refused(RefusedWork(evicted))
         if verdict == "refused":

@@ -210,6 +210,20 @@ def test_the_monitor_hears_of_every_decision_about_new_work_and_may_call_the_gat
     assert storm.limiter.get_metrics()["total_rejections"] == 2
 
 
+def test_what_was_evicted_is_handed_over_although_the_monitors_callback_raises():
+    def raises(_is_raised: bool) -> None:
+        raise ZeroDivisionError
+
+    storm = Storm(max_waiting=1, monitor=RejectionMonitor(raise_above=0.6, on_change=raises))
+    storm.gate.submit(work("granted"))
+    storm.empty()
+    assert storm.gate.submit(work("evicted", "bulk")) == "queued"
+    with pytest.raises(ZeroDivisionError):
+        storm.gate.submit(work("newest", "critical"))
+
+    assert [refused.work.payload for refused in storm.refused] == ["evicted"]
+
+
 def test_handlers_may_call_the_gate():
     storm = Storm(overflow="fallback")
     verdicts: list[Verdict] = []
