@@ -45,6 +45,9 @@ class LocalKinesis:
         durations: ServiceDurations | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        if isinstance(streams, str):
+            message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"
+            raise TypeError(message)
         self._streams = dict(streams) if isinstance(streams, Mapping) else dict.fromkeys(streams, shards)
         self._host = host
         self._port = port

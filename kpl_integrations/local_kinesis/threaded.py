@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Self, TypeVar
 
-from kpl_core.testing import FakeKinesis, KinesisError
+from kpl_core.testing import FakeKinesis
 from kpl_integrations.local_kinesis.server import LocalKinesis
 
 __all__ = ["ThreadedLocalKinesis"]
@@ -35,7 +35,7 @@ class ThreadedLocalKinesis:
         return self._endpoint_url
 
     def __enter__(self) -> Self:
-        """Start it; OSError if its port is taken, KinesisError if a stream cannot be made."""
+        """Start it; OSError if its port is taken, KinesisError if a stream cannot be made, or what else fails."""
         started: Future[str] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._run(started)), name="local-kinesis", daemon=True
@@ -66,7 +66,7 @@ class ThreadedLocalKinesis:
         self._left = asyncio.Event()
         try:
             await self._server.__aenter__()
-        except (OSError, KinesisError) as error:
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that entered, which waits for an answer
             started.set_exception(error)
             return
         self._loop = asyncio.get_running_loop()

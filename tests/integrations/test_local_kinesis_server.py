@@ -260,6 +260,33 @@ def test_a_stream_that_cannot_be_made_is_an_error_at_the_start() -> None:
         ThreadedLocalKinesis(LocalKinesis({"bad name!": 1})).__enter__()
 
 
+def test_whatever_keeps_it_from_starting_is_raised_where_it_was_entered() -> None:
+    raised: list[OverflowError] = []
+
+    def enter() -> None:
+        try:
+            ThreadedLocalKinesis(LocalKinesis(port=70_000)).__enter__()
+        except OverflowError as error:
+            raised.append(error)
+
+    # A daemon: who waited for ever here would hold the test run too.
+    entering = threading.Thread(target=enter, daemon=True)
+    entering.start()
+    entering.join(timeout=30)
+    assert len(raised) == 1
+
+
+def test_a_name_alone_is_not_taken_for_a_stream_for_each_of_its_letters() -> None:
+    with pytest.raises(TypeError, match="'orders'"):
+        LocalKinesis("orders")
+
+
+def test_a_server_that_runs_already_is_not_started_in_a_thread_too() -> None:
+    server = LocalKinesis({"orders": 1})
+    with ThreadedLocalKinesis(server), pytest.raises(RuntimeError, match="already running"):
+        ThreadedLocalKinesis(server).__enter__()
+
+
 def test_it_runs_in_a_process_of_its_own_and_leaves_no_trace() -> None:
     with LocalKinesisProcess({"orders": 2}, "--no-limits") as kinesis:
         client = boto3.client("kinesis", region_name="us-east-1", endpoint_url=kinesis.endpoint_url)
