@@ -98,7 +98,8 @@ class FakeAccount:
         """Create a stream.
 
         Raises:
-            KinesisError: the name is taken or impossible, the shard count does not fit the mode or the account.
+            KinesisError: the name is taken or impossible, the shard count is below 1 or does not fit the mode or the
+                account.
         """
         if _STREAM_NAME.fullmatch(stream_name) is None:
             pattern = "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+"
@@ -110,6 +111,9 @@ class FakeAccount:
             message = f"Stream {stream_name} under account {self.account_id} already exists."
             raise KinesisError(RESOURCE_IN_USE, message)
         count = _ON_DEMAND_SHARDS if shard_count is None else shard_count
+        if count < 1:
+            least = "Member must have value greater than or equal to 1"
+            raise constraint_violated(path="shardCount", constraint=least, value=str(count))
         self.check_room(count, now)
         stream = FakeStream(
             stream_name,

@@ -285,6 +285,12 @@ def test_an_impossible_stream_name_is_refused(name: str) -> None:
         FakeKinesis().create_stream(name, shard_count=1, now=0.0)
 
 
+@pytest.mark.parametrize("shards", [0, -1])
+def test_a_stream_without_a_shard_is_refused(shards: int) -> None:
+    with pytest.raises(KinesisError, match="at 'shardCount' failed to satisfy constraint: Member must have value"):
+        FakeKinesis({"orders": shards})
+
+
 def test_an_account_has_only_so_many_shards() -> None:
     kinesis = FakeKinesis({"orders": 2}, limits=ServiceLimits(shards_per_account=3))
     with pytest.raises(KinesisError, match=r"Current shard count for the account: 2. Limit: 3."):
