@@ -288,7 +288,8 @@ class ReliableStreamPipeline(StreamPipeline):
             self._paused.add(record, min(at, record.expires_at))
         elif decision in {Decision.WAIT, Decision.REFUSE}:
             self._limiter.finished(record, now)
-            text = f"the circuit breaker of {record.predicted_shard or 'the stream'} is open"
+            shard_id = breakers.stopping(record.predicted_shard, now)
+            text = f"the circuit breaker of {f'shard {shard_id}' if shard_id else f'stream {self.stream}'} is open"
             self._books.fail(record, Attempt(False, BREAKER_OPEN, text, now, now))  # noqa: FBT003
             self.attention = True
         else:

@@ -62,6 +62,12 @@ class ShardBreakers:
         at = now + _MOMENT
         return max(at, *(self._next_at(name, tier, now) for name in self._names(shard_id)))
 
+    def stopping(self, shard_id: str | None, now: float) -> str:
+        """Return whose breaker keeps a Kinesis record of this shard: the shard's, else the whole stream's."""
+        if shard_id is not None and shard_id in self.breakers:
+            return WHOLE_STREAM if self.breakers[shard_id].state(now) is BreakerState.CLOSED else shard_id
+        return WHOLE_STREAM
+
     def _next_at(self, name: str, tier: Tier, now: float) -> float:
         """Return when this breaker lets a Kinesis record of this tier pass, as a probe or in reserved capacity."""
         breaker = self.breakers[name]

@@ -4,14 +4,14 @@ queued: the records are in memory. spooled: the spool has committed them. delive
 each, and the answer says what, record by record and in the request's order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
 from kpl_core import Delivery, NotSpooled, Producer, RecordResult
-from kpl_core.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, UNKNOWN
+from kpl_core.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, UNKNOWN, Place
 from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
 from kpl_integrations.ingest.tenants import Ack
@@ -47,6 +47,8 @@ class RequestAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     accepted: int
     delivered: int | None = None
     failed: int | None = None
+    # How many of `failed` the gateway holds on to: whoever sends those again sends them twice.
+    kept: int | None = None
     records: list[RecordAnswer] | None = None
     rejected: list[RejectedRecord] | None = None
 
@@ -68,6 +70,11 @@ NOTHING_DELIVERED: Final[tuple[tuple[str, Refusal], ...]] = (
     (RATE_LIMITED, Refusal.NO_ROOM),
     (EXPIRED, Refusal.EXPIRED),
 )
+
+_KEPT: Final[Mapping[Place, str]] = {
+    "spooled": "not delivered yet, but in the spool: the gateway delivers it later, so do not send it again",
+    "dead_lettered": "in the gateway's dead letters, from where its operator can send it: ask before you send it again",
+}
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -120,6 +127,7 @@ async def answer_delivered(
         accepted=len(deliveries),
         delivered=delivered,
         failed=len(results) - delivered,
+        kept=sum(result.kept is not None for result in results) or None,
         records=answers,
         rejected=_rejected(problems),
     )
@@ -129,7 +137,10 @@ async def answer_delivered(
 def _record_answer(result: RecordResult) -> RecordAnswer:
     if result.successful:
         return RecordAnswer(result.sequence_number, result.shard_id)
-    return RecordAnswer(None, result.shard_id, result.error_code or "Unknown", result.error_message, result.kept)
+    said = result.error_message
+    if result.kept is not None:
+        said = f"{said}; {_KEPT[result.kept]}" if said else _KEPT[result.kept]
+    return RecordAnswer(None, result.shard_id, result.error_code or "Unknown", said, result.kept)
 
 
 def _in_request_order(

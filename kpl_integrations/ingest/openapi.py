@@ -143,6 +143,7 @@ def _schemas(settings: IngestSettings) -> Document:
                 "accepted": {"type": "integer"},
                 "delivered": {"type": "integer"},
                 "failed": {"type": "integer"},
+                "kept": {"type": "integer", "description": "how many of `failed` must not be sent again"},
                 "records": {"type": "array", "items": {"$ref": "#/components/schemas/RecordAnswer"}},
                 "rejected": {"type": "array", "items": {"$ref": "#/components/schemas/RejectedRecord"}},
             },

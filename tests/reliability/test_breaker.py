@@ -126,3 +126,17 @@ async def test_a_break_ends_by_time_alone_although_nothing_is_left_that_waits_fo
         assert all([(await delivery).successful for delivery in await steadily(each, 1.0)])
         assert facts[-1][1] == "closed"
     assert_invariant(each.report())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_refused_record_says_whose_breaker_stopped_it(is_whole):
+    transport = service(shards=2)
+    fault = (ErrorAnswer("InternalFailure"), When()) if is_whole else (RecordError(), When(shard_id=SHARD))
+    transport.kinesis.faults.add(*fault)
+    key = keys_in(even_shards(2)[0], 1)[0]
+    async with producer(transport, **OPTIONS) as each:
+        await steadily(each, 3.0, key=key)
+        results = [await delivery for delivery in await steadily(each, 1.0, key=key, first=1_000, tier="bulk")]
+        transport.kinesis.faults.clear()
+    said = {result.error_message for result in results if result.error_code == "BreakerOpen"}
+    assert said == {f"the circuit breaker of {f'stream {STREAM}' if is_whole else f'shard {SHARD}'} is open"}

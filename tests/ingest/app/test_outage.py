@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from kpl_core.testing import ErrorAnswer, When
-from tests.ingest.app.scene import Client, kinesis, open_gateway, records
+from tests.ingest.app.scene import STREAM, Client, kinesis, open_gateway, records
 
 pytestmark = pytest.mark.anyio
 
@@ -25,3 +25,35 @@ async def test_a_gateway_whose_records_have_all_expired_takes_new_ones_when_kine
         transport.kinesis.faults.remove(outage)
         await anyio.sleep(6.0)
         assert (await client.post(records(20), ack="delivered")).status == 200
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_who_waits_for_delivery_hears_whose_breaker_it_was_and_that_the_spool_has_his_records(tmp_path) -> None:
+    transport = kinesis()
+    outage = transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
+    async with open_gateway(
+        transport, spool=tmp_path / "spool.db", record_ttl_ms=300, aggregation_enabled=False
+    ) as gateway:
+        client = Client(gateway)
+        refused: list[dict[str, str]] = []
+        with anyio.fail_after(30):
+            while not any(each["error_code"] == "BreakerOpen" for each in refused):
+                answer = await client.post(records(20), ack="delivered")
+                document = answer.json()
+                counts = {name: document[name] for name in ("accepted", "delivered", "failed", "kept")}
+                assert (answer.status, counts) == (200, {"accepted": 20, "delivered": 0, "failed": 20, "kept": 20})
+                refused += document["records"]
+        assert {each["kept"] for each in refused} == {"spooled"}
+        assert all(each["error_message"].endswith("so do not send it again") for each in refused)
+        stopped = {each["error_message"] for each in refused if each["error_code"] == "BreakerOpen"}
+        assert all(
+            said.startswith(f"the circuit breaker of stream {STREAM} is open; not delivered yet") for said in stopped
+        )
+        transport.kinesis.faults.remove(outage)
+        # The count is there only where there is something to count.
+        with anyio.fail_after(30):
+            while True:
+                answer = await client.post(records(1), ack="delivered")
+                if not answer.json()["failed"]:
+                    break
+        assert "kept" not in answer.json()
