@@ -40,7 +40,7 @@ class LetterBox:
             while self._bundles:
                 letters, future = self._bundles.popleft()
                 try:
-                    report = await self._sink.send(letters)
+                    report = _require_report(await self._sink.send(letters), len(letters))
                 except Exception as error:  # noqa: BLE001 - the caller's own code must not end the producer; told in the log
                     _log.exception("the dead-letter sink failed; %d user records have failed with it", len(letters))
                     future.set_exception(error)
@@ -54,3 +54,18 @@ class LetterBox:
             return set()
         refused = {refusal.letter.id for refusal in future.result().refused}
         return {index for index, letter in enumerate(letters) if letter.id in refused}
+
+
+def _require_report(report: object, letters: int) -> SinkReport:
+    """Return what a sink answered, if it says what became of the letters.
+
+    Raises:
+        TypeError: it is no report; a sink that forgets to return one would never be heard to have answered.
+    """
+    if not isinstance(report, SinkReport):
+        message = (
+            f"the dead-letter sink's send returned a {type(report).__name__} for {letters} letters; "
+            f"return SinkReport(stored, refused)"
+        )
+        raise TypeError(message)
+    return report
