@@ -42,6 +42,12 @@ async def over_the_rate(gateway: IngestGateway) -> Answer:
 
 
 async def no_room(gateway: IngestGateway) -> Answer:
+    client = Client(gateway, "acme")
+    assert (await client.post(records(50))).status == 202
+    return await client.post(records(60))
+
+
+async def never_room(gateway: IngestGateway) -> Answer:
     return await Client(gateway, "acme").post(records(101))
 
 
@@ -158,6 +164,7 @@ ROWS: list[tuple[Refusal, dict[str, Any], Callable[[IngestGateway], Awaitable[An
     (Refusal.UNKNOWN_PATH, {}, call("GET", "/v2")),
     (Refusal.METHOD, {}, call("GET", PATH)),
     (Refusal.METHOD, {}, call("POST", "/livez")),
+    (Refusal.TOO_LARGE, {"max_outstanding_records": 110}, never_room),
     (Refusal.TOO_LARGE, {"max_body_bytes": 1_024}, call("POST", PATH, b"x" * 1_025, headers=typed(JSON))),
     (
         Refusal.TOO_LARGE,
@@ -231,7 +238,7 @@ async def test_nothing_of_a_refused_request_is_put():
     async with open_gateway(directory=KnownTenants(*TENANTS), max_outstanding_records=100) as gateway:
         for body in ([ONE, {"partition_key": ""}], records(101), [ONE, {"data": None}]):
             answer = await Client(gateway, "acme").post(body)
-            assert answer.status in {400, 503}
+            assert answer.status in {400, 413}
         assert gateway.producer.report().accepted == 0
 
 
