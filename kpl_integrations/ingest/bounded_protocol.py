@@ -12,7 +12,6 @@ import asyncio
 import sys
 from typing import Any, ClassVar, Final
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["BoundedProtocol"]
@@ -121,9 +120,9 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Take note of where the parser stopped; uvicorn calls this while it handles the parser's exception."""
+        """Take note of where the parser stopped; uvicorn calls this while it handles its HttpParserUpgrade."""
         stopped = sys.exc_info()[1]
-        if self._asks_upgrade and isinstance(stopped, httptools.HttpParserUpgrade):
+        if self._asks_upgrade and stopped is not None:
             self._stopped_at = stopped.args[0]
 
     def _without_upgrade(self, rest: bytes) -> bytes:
@@ -136,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
         self._asks_upgrade, self._stopped_at = False, None
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = type(self.parser)(self)
         return head + rest
 
     def _stay_idle(self, until: float) -> None:

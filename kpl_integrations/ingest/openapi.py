@@ -140,9 +140,7 @@ def _schemas(settings: IngestSettings) -> Document:
         "Delivered": _object(
             {
                 "ack": {"const": "delivered"},
-                "accepted": {"type": "integer"},
-                "delivered": {"type": "integer"},
-                "failed": {"type": "integer"},
+                **{count: {"type": "integer"} for count in ("accepted", "delivered", "failed")},
                 "kept": {"type": "integer", "description": "how many of `failed` must not be sent again"},
                 "records": {"type": "array", "items": {"$ref": "#/components/schemas/RecordAnswer"}},
                 "rejected": {"type": "array", "items": {"$ref": "#/components/schemas/RejectedRecord"}},
