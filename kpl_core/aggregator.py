@@ -12,6 +12,7 @@ nothing is ever taken out again. (`reducer.h` estimates, sorts and trims.)
 """
 
 import sys
+from collections.abc import Container
 
 from kpl_core.generations import Generations
 from kpl_core.kinesis_record import KinesisRecord
@@ -71,6 +72,12 @@ class Aggregator:
         for lane in self._lanes.values():
             lane.close()
         self.output.deadlines.clear()
+
+    def close_lanes(self, shard_ids: Container[str | None]) -> None:
+        """Close every open aggregated record of these shards."""
+        for (shard_id, _), lane in self._lanes.items():
+            if shard_id in shard_ids:
+                lane.close()
 
     def close_lanes_except(self, shard_ids: set[str]) -> None:
         """Close and forget the lanes of all other shards."""

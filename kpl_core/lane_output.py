@@ -45,11 +45,16 @@ class LaneOutput:
         self.news = False
         # Asked by each Kinesis record that opens, in the context of the put that opens it; None: nobody wants to know.
         self.opening_context: Callable[[], object] | None = None
-        # How many Kinesis records were ever closed, and how many user records in them came from a put.
+        # The place of the Kinesis record closed last, and how many user records in closed ones came from a put.
         self.closed_count = 0
         self.fresh_count = 0
         # How many of `closed` hold a single user record from a put: they hold their generation, and count, together.
         self.single_count = 0
+
+    def next_sequence(self) -> int:
+        """Return the place of one more Kinesis record, behind all that were ever closed."""
+        self.closed_count += 1
+        return self.closed_count
 
     def take_closed(self, now: float = math.inf) -> list[KinesisRecord]:
         """Remove and return the closed Kinesis records, in the order they were closed."""

@@ -8,7 +8,7 @@ which, so a shard begins with no more tokens than it has.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kpl_core.kinesis_record import KinesisRecord
@@ -30,7 +30,8 @@ class Limiter:
         self._rules = rules
         self._shards: dict[str | None, ShardLimiter] = {}
         self._wakeups: Wakeups[str | None] = Wakeups()
-        self._forced = False
+        # Nothing is limited any more.
+        self.is_forced = False
         # Nothing is admitted, because it could not leave.
         self.is_held = False
         self._held_until = -math.inf
@@ -55,7 +56,7 @@ class Limiter:
 
     def put(self, record: KinesisRecord, now: float) -> Drained | None:
         """Let a record wait, and drain its own shard at once. None: it was admitted, alone, and nothing else moved."""
-        if self._forced and record.expires_at > now:
+        if self.is_forced and record.expires_at > now:
             return None
         shard = self._shards.get(record.predicted_shard)
         if shard is None:
@@ -65,9 +66,15 @@ class Limiter:
         shard.put(record)
         return self._drain(record.predicted_shard, shard, now)
 
+    def put_back(self, record: KinesisRecord, now: float) -> None:
+        """Let a record wait in the place it has, and drain nothing yet: others may come back to theirs."""
+        shard = self.shard(record.predicted_shard, now)
+        shard.put(record)
+        self._wakeups.schedule(record.predicted_shard, shard.wakeup_at(now))
+
     def admit_run(self, records: Sequence[KinesisRecord], now: float) -> int:
         """Admit the first of these records of one shard, as many as can go at once; return how many. Put the others."""
-        if self._forced or self.is_held:
+        if self.is_forced or self.is_held:
             return 0
         return self.shard(records[0].predicted_shard, now).admit_run(records, now)
 
@@ -91,7 +98,7 @@ class Limiter:
 
         Used when closing runs out of time.
         """
-        self._forced = True
+        self.is_forced = True
         return [shard.drain_force(now) for shard in self._shards.values() if shard]
 
     def hold(self, until: float, now: float) -> None:
@@ -137,7 +144,11 @@ class Limiter:
 
     def take_all(self) -> list[KinesisRecord]:
         """Remove and return everything that waits, in the order it was closed."""
-        records = [record for shard in self._shards.values() for record in shard.take_all()]
+        return self.take(self._shards)
+
+    def take(self, shard_ids: Iterable[str | None]) -> list[KinesisRecord]:
+        """Remove and return everything that waits for these shards, in the order it was closed."""
+        records = [record for id_ in shard_ids if id_ in self._shards for record in self._shards[id_].take_all()]
         records.sort(key=lambda record: record.sequence)
         return records
 

@@ -17,7 +17,7 @@ import msgspec
 
 from kpl_core.hash_key import parse_explicit_hash_key
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
-from kpl_core.kinesis_record import KinesisRecord, MovingUserRecord
+from kpl_core.kinesis_record import KinesisRecord
 from kpl_core.outcome import Delivery, Note, Origin
 from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
 from kpl_core.record_result import SHUTDOWN, UNKNOWN, Attempt
@@ -273,6 +273,10 @@ class StreamPipeline(StreamStages):
         self.attention = True
 
     def _retry(self, retries: Retries, now: float) -> None:
+        if retries.apart and self._in_order:
+            self._aggregate_ahead(retries, now)
+        else:
+            self._aggregate_again(retries.apart, now)
         for record in retries.gone:
             self._limiter.finished(record, now)
         open_shards = {None, *self.shard_map.open_shards} if retries.whole else set()
@@ -282,7 +286,6 @@ class StreamPipeline(StreamStages):
             else:
                 # Its shard closed while it was away; sent as it is, it would be stored where no consumer wants it.
                 self._route_apart(record, now)
-        self._aggregate_again(retries.apart, now)
 
     def _route_apart(self, record: KinesisRecord, now: float) -> None:
         """Aggregate the user records of a Kinesis record again, because its prediction no longer holds."""
@@ -290,31 +293,19 @@ class StreamPipeline(StreamStages):
         self._aggregate_again(record.take_apart(), now)
         self._ledger.leave(record)
 
-    def _aggregate_again(self, moving: Iterable[MovingUserRecord], now: float) -> None:
-        """Aggregate user records a second time, each with its arrival and its attempts."""
-        for mover in moving:
-            record = mover.user_record
-            key = encode_partition_key(record.partition_key)
-            digest = self._digest(key, record.explicit_hash_key)
-            shard_id = self.shard_map.predict(digest)
-            if self._misses_again(mover):
-                lane = self._aggregator.single_lane(shard_id, mover.tier)
-            else:
-                lane = self._aggregator.lane(shard_id, mover.tier)
-            # What a flush waits for waits for no company.
-            patience = 0.0 if mover.generation < self._generations.current else self._retry_delay_seconds
-            delivery = lane.add_any(
-                record.partition_key,
-                lane.entry(key, digest),
-                record.data,
-                mover.size_bytes,
-                mover.arrived_at,
-                explicit_hash_key=record.explicit_hash_key,
-                moving=mover,
-                deadline=min(now + patience, mover.arrived_at + self._ttl_seconds),
-            )
-            self._ledger.move(mover, delivery)
-            mover.outcome.wake()
+    def _aggregate_ahead(self, retries: Retries, now: float) -> None:
+        """Aggregate user records again ahead of what waits for the same shards: behind it, they would be overtaken."""
+        shard_ids = {record.predicted_shard for record in retries.gone}.intersection(self.shard_map.open_shards)
+        # What they leave is not finished yet, so all that is closed here waits for it.
+        self._aggregator.close_lanes(shard_ids)
+        self._limit_closed(now)
+        waiting = self._limiter.take(shard_ids)
+        self._aggregate_again(retries.apart, now)
+        self._aggregator.close_lanes(shard_ids)
+        self._limit_closed(now)
+        for record in waiting:
+            record.sequence = self._lanes_output.next_sequence()
+            self._limit(record, now)
 
     # Rare
 

@@ -189,9 +189,8 @@ class Retrier:
         row = classify(case, self._config)
         if row.refresh:
             # Once for the Kinesis record, however many user records it carries. A shard that the map does not have
-            # is news of when the answer came, however long before the last update the request began.
-            attempt = held.attempt
-            self._shard_map.invalidate(seen_at=attempt.started_at if case.range_known else attempt.ended_at)
+            # is news, whenever the request began: also when the map came after the answer, listed before the shard was.
+            self._shard_map.invalidate(seen_at=held.attempt.started_at if case.range_known else math.inf)
         if row.action is Action.FINISH:
             self._ledger.deliver(record, entry, held.attempt)
             retries.gone.append(record)

@@ -119,7 +119,7 @@ class ShardLimiter:
         return 1.0 if self._rate is None else self._rate.fraction
 
     def put(self, record: KinesisRecord) -> None:
-        """Let a Kinesis record wait for its tokens. Call `drain` next."""
+        """Let a Kinesis record wait for its tokens, until `drain` finds them."""
         self._queue.add(record)
         self._expiring.add(record)
         self._earliest_expiration = self._expiring[0].expires_at

@@ -26,7 +26,7 @@ from kpl_core.sending_pause import SendingPause
 from kpl_core.shard_limiter import ShardUsage
 from kpl_core.shard_map import Shard, ShardMap
 from kpl_core.stage_rules import aggregation_rules, collection_rules, shard_rules
-from kpl_core.user_record import UserRecord
+from kpl_core.user_record import UserRecord, encode_partition_key
 
 __all__ = ["StreamStages"]
 
@@ -145,6 +145,32 @@ class StreamStages:
         sent = [request.records for request in self._in_flight] + [list(self._bisection)]
         return any(record.predicted_shard not in valid for records in sent for record in records)
 
+    def _aggregate_again(self, moving: Iterable[MovingUserRecord], now: float) -> None:
+        """Aggregate user records a second time, each with its arrival and its attempts."""
+        for mover in moving:
+            record = mover.user_record
+            key = encode_partition_key(record.partition_key)
+            digest = self._digest(key, record.explicit_hash_key)
+            shard_id = self.shard_map.predict(digest)
+            if self._misses_again(mover):
+                lane = self._aggregator.single_lane(shard_id, mover.tier)
+            else:
+                lane = self._aggregator.lane(shard_id, mover.tier)
+            # What a flush waits for waits for no company.
+            patience = 0.0 if mover.generation < self._generations.current else self._retry_delay_seconds
+            delivery = lane.add_any(
+                record.partition_key,
+                lane.entry(key, digest),
+                record.data,
+                mover.size_bytes,
+                mover.arrived_at,
+                explicit_hash_key=record.explicit_hash_key,
+                moving=mover,
+                deadline=min(now + patience, mover.arrived_at + self._ttl_seconds),
+            )
+            self._ledger.move(mover, delivery)
+            mover.outcome.wake()
+
     def _misses_again(self, mover: MovingUserRecord) -> bool:
         """Say whether a user record missed its shard under a map that is still in use, for want of a newer one.
 
@@ -158,10 +184,11 @@ class StreamStages:
         """Return what is left of an expired Kinesis record, to be aggregated again.
 
         In arrival order nothing is: closed behind what waits already, it would be overtaken. It becomes a Kinesis
-        record of its own, in the place of the expired one.
+        record of its own, and waits in the place of the expired one before another of its shard is looked at.
         """
         shard_id = record.predicted_shard
-        if not left or not self._in_order or shard_id is None or shard_id not in self.shard_map.open_shards:
+        has_place = self._in_order and not self._limiter.is_forced and shard_id in self.shard_map.open_shards
+        if not left or not has_place or shard_id is None:
             return left
         lane = self._aggregator.lane_apart(shard_id, record.tier)
         for mover in left:
@@ -179,7 +206,9 @@ class StreamStages:
             self._ledger.move(mover, delivery)
             mover.outcome.wake()
         lane.close()
-        self._lanes_output.closed[-1].sequence = record.sequence
+        rest = self._lanes_output.closed.pop()
+        rest.sequence = record.sequence
+        self._limiter.put_back(rest, now)
         return []
 
     def _close_company(self, now: float) -> None:

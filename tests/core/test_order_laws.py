@@ -30,6 +30,8 @@ LANDS_IN_A_CHILD = (
     "wait 0.1,stored,put k5,stored,wait 0.3,wait 0.3,wait 0.3,put k3,put k6,wait 0.3,wait 0.3,wait 0.1,stored,wait 0.1,"
     "put k0,wait 0.3,stored,wait 0.3,wait 0.3,put k2,stored,put k5"
 )
+# A map comes, and at once another split makes it old: the answer tells of a shard that even this map does not have.
+SPLIT_TWICE = "split,put k3,wait 0.3,put k1,wait 0.3,refresh,put k1,split"
 STEPS = [*["put k0", "wait 0.3"] * 4, "put k1", "wait 0.1", *ANSWERS, "split", "refresh"]
 
 
@@ -147,6 +149,7 @@ class Ordered:
     collection_max_count=500,
     seed=1,
 )
+@example(steps=SPLIT_TWICE.split(","), ttl_ms=30_000, collection_max_count=500, seed=1)
 @settings(max_examples=100, derandomize=True)
 def test_a_reader_sees_each_key_in_the_order_of_its_puts(
     aggregation, consumer, steps, ttl_ms, collection_max_count, seed
@@ -164,3 +167,31 @@ def test_a_reader_sees_each_key_in_the_order_of_its_puts(
     ordered.finish()
     for numbers in ordered.first_seen().values():
         assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("consumer", ["kcl", "per_user_record"])
+def test_what_is_decided_without_a_map_travels_again_before_what_waited_for_it(consumer):
+    """It was aggregated again behind what had been put after it."""
+    ordered = Ordered(random.Random(1), consumer=consumer, record_max_buffered_time_ms=400)
+    for step in ["put k5", "put k4", "wait 0.6", "split", "split", "put k5", "stored", "wait 9.9"]:
+        ordered.step(step)
+    assert ordered.pipeline.statistics().held == 2
+    ordered.step("wait 0.2")
+    assert ordered.pipeline.statistics().held == 0
+    ordered.finish()
+    assert ordered.first_seen() == {"k5": [0, 2], "k4": [1]}
+
+
+def test_what_is_left_of_an_aggregate_that_expires_between_two_shards_keeps_its_place():
+    """The one behind it was closed at the same instant, and admitted before what was left came back."""
+    ordered = Ordered(
+        random.Random(1), aggregation_max_count=3, record_ttl_ms=1_000, record_max_buffered_time_ms=0, consumer="kcl"
+    )
+    for step in ["put k0", *["wait 0.1", "put k0"] * 5, "wait 0.55"]:
+        ordered.step(step)
+    request = ordered.in_flight.pop()
+    ordered.kinesis.reshard("s", SplitDuringRequest(), now=ordered.now)
+    ordered.pipeline.request_completed(request, ordered.answer("throttled", request), ordered.now)
+    ordered.refresh()
+    ordered.finish()
+    assert ordered.first_seen() == {"k0": [1, 2, 3, 4, 5]}

@@ -20,7 +20,7 @@ def test_a_single_record_on_another_shard_is_right_by_construction():
     books.answer(record, stored(1))
     assert [result.successful for result in results(record) if result] == [True]
     assert books.shard_map.refresh_wanted
-    assert books.refreshes == [2.0]
+    assert books.refreshes == [math.inf]
 
 
 def test_a_shard_that_the_map_does_not_have_is_news_although_the_map_came_after_the_request_left():
@@ -32,6 +32,17 @@ def test_a_shard_that_the_map_does_not_have_is_news_although_the_map_came_after_
     books.shard_map.update(CHILDREN, 2.5)
     books.answer(books.record(*LOWER), stored(1), started_at=2.2, now=3.0)
     assert not books.shard_map.refresh_wanted
+
+
+def test_a_map_that_came_without_the_shard_is_asked_for_again():
+    """It was listed before the shard was; taken for the newest, it led what had missed astray once more."""
+    books = Books()
+    books.answer(books.record(*LOWER), stored(1), now=2.0)
+    books.shard_map.update(PARENT, 2.5)
+    assert books.retrier.shards_changed(2.5).gone == []
+    assert not books.shard_map.refresh_wanted
+    assert len(books.retrier.overdue(4.0).apart) == 8
+    assert books.shard_map.refresh_wanted
 
 
 @pytest.mark.parametrize("mode", EVERY)
