@@ -156,8 +156,10 @@ class StreamStages:
                 lane = self._aggregator.single_lane(shard_id, mover.tier)
             else:
                 lane = self._aggregator.lane(shard_id, mover.tier)
-            # What a flush waits for waits for no company.
-            patience = 0.0 if mover.generation < self._generations.current else self._retry_delay_seconds
+            # It leaves while it can still be sent. What a flush waits for waits for no company.
+            patience = min(self._retry_delay_seconds, (mover.arrived_at + self._ttl_seconds - now) / 2)
+            if mover.generation < self._generations.current:
+                patience = 0.0
             delivery = lane.add_any(
                 record.partition_key,
                 lane.entry(key, digest),
@@ -166,7 +168,7 @@ class StreamStages:
                 mover.arrived_at,
                 explicit_hash_key=record.explicit_hash_key,
                 moving=mover,
-                deadline=min(now + patience, mover.arrived_at + self._ttl_seconds),
+                deadline=now + patience,
             )
             self._ledger.move(mover, delivery)
             mover.outcome.wake()

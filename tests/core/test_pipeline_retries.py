@@ -220,6 +220,21 @@ def test_the_kpls_preset_aggregates_even_then():
 # Expiry
 
 
+def test_who_has_less_time_left_than_he_would_wait_for_company_leaves_while_he_can():
+    """Aggregated again 0.3 s before the end of his life, he waited 0.5 s, and was never sent."""
+    stream = Stream(PARENT, record_max_buffered_time_ms=1_000, record_ttl_ms=1_000)
+    deliveries = [stream.put(key) for key in (LOWER[0], UPPER[0])]
+    request = stream.only(0.6)
+    stream.shards = CHILDREN
+    stream.pipeline.request_completed(request, stream.stored(request), 0.65)
+    stream.pipeline.shards_changed(CHILDREN, 0.7)
+    stream.finish(0.7)
+    for delivery in deliveries:
+        result = delivery.peek()
+        assert result is not None
+        assert [attempt.error_code for attempt in result.attempts] == ["Wrong Shard", None]
+
+
 def test_what_waits_for_tokens_expires_and_its_neighbours_go_on():
     stream = Stream(
         PARENT, rate_limit_records_per_sec_per_shard=0.1, burst_seconds=10.0, record_ttl_ms=2_000, adaptive_rate=False
