@@ -87,7 +87,10 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
         return [user_record_digest(record.partition_key, record.explicit_hash_key) for record in self.user_records()]
 
     def take_apart(self) -> list[MovingUserRecord]:
-        """Return its user records, each with its past. Those that moved away before are gone."""
+        """Return all its user records, each with its past: call it once, then settle or move each of them, and `leave`.
+
+        None has gone before, so a second call would send those that moved on a second time.
+        """
         outcome = self.outcome
         return [
             MovingUserRecord(
