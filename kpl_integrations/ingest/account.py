@@ -12,15 +12,15 @@ from kpl_integrations.ingest.tenants import Tenant, TenantQuota
 
 __all__ = ["TenantAccount", "TenantAccounts"]
 
-# Twice the tenants a gateway may have: those that were renamed or removed go first.
+# Twice the tenants a gateway may have: what is forgotten is mostly of those that were renamed or removed.
 MOST_ACCOUNTS: Final = 20_000
 
 
 class TenantAccount:
     """One tenant; made anew when its settings change, with the counts and keys it had."""
 
-    __slots__ = ("accepted_bytes", "accepted_records", "admitted", "flow", "keys", "quota", "refused", "requests",
-                 "share_slots", "slots", "tenant", "wants_pairs")  # fmt: skip
+    __slots__ = ("accepted_records", "admitted", "flow", "keys", "quota", "refused", "requests", "share_slots", "slots",
+                 "tenant", "wants_pairs")  # fmt: skip
 
     def __init__(self, tenant: Tenant, *, keys: IdempotencyWindow, chance: Callable[[], float], now: float) -> None:
         self.tenant = tenant
@@ -35,7 +35,6 @@ class TenantAccount:
         self.keys = keys
         self.requests = 0
         self.accepted_records = 0
-        self.accepted_bytes = 0
         self.refused: Counter[Refusal] = Counter()
 
     def seconds_of_quota(self, records: int, size_bytes: int) -> float:
@@ -54,12 +53,12 @@ class TenantAccount:
         """Return the account under the tenant's new settings."""
         account = TenantAccount(tenant, keys=self.keys, chance=chance, now=now)
         account.requests, account.refused = self.requests, self.refused
-        account.accepted_records, account.accepted_bytes = self.accepted_records, self.accepted_bytes
+        account.accepted_records = self.accepted_records
         return account
 
 
 class TenantAccounts:
-    """The accounts of those who have asked lately; the longest silent ones are forgotten first."""
+    """The accounts of those who have asked; beyond `most_accounts`, those opened first are forgotten."""
 
     def __init__(
         self,
