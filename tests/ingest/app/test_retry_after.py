@@ -81,7 +81,8 @@ async def test_a_tenant_deep_in_debt_is_not_told_to_come_back_before_it_is_out_o
         wait = int(refused.headers["retry-after"])
         assert refused.status == 429
         assert 500 <= wait <= 626
-        [(_, parameters)] = http_sf.parse(refused.headers["ratelimit"].encode(), tltype="list")
+        fields: Any = http_sf.parse(refused.headers["ratelimit"].encode(), tltype="list")
+        [(_, parameters)] = fields
         assert parameters["t"] == wait
         await anyio.sleep(wait)
         assert (await client.post(records(1))).status == 202
