@@ -113,7 +113,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
                 delivery.remark(note)
         return deliveries
 
-    def put_pairs_together(self, pairs: Sequence[tuple[str, bytes]], now: float, *, flow: str | None) -> None:
+    def put_pairs_together(self, pairs: Sequence[Any], now: float, *, flow: str | None) -> None:
         """Accept pairs of partition key and data, all or none, as `put_together` does; nobody asks what became of each.
 
         Without deliveries and places of their own they cost half of it. Where what cannot be delivered is kept, each
@@ -124,7 +124,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
         """
         rules = self._rules
         if rules.write_ahead or rules.spool or rules.dead_letters:
-            self.put_together([UserRecord(key, data) for key, data in pairs], now, flow=flow, tier="normal")
+            self.put_together([UserRecord(key, as_bytes(data)) for key, data in pairs], now, flow=flow, tier="normal")
             return
         runs, size_bytes = self._runs_by_lane(pairs)
         self._waiting.require_share(flow, size_bytes, records=len(pairs))
@@ -144,7 +144,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
                 if output.news:
                     self._attend(now)
 
-    def _runs_by_lane(self, pairs: Sequence[tuple[str, bytes]]) -> tuple[dict[Lane, list[Placed]], int]:
+    def _runs_by_lane(self, pairs: Sequence[Any]) -> tuple[dict[Lane, list[Placed]], int]:
         """Return what goes into which lane, in the order of `pairs`, and the bytes of it all."""
         runs: dict[Lane, list[Placed]] = {}
         routes, find, most = self._routes, self._router.find, self.max_record_bytes
@@ -174,8 +174,6 @@ class FairStreamPipeline(ReliableStreamPipeline):
                 continue
             key, data = record.partition_key, record.data
             lane, key_entry, key_bytes = routes.get(key) or find(key)
-            if data.__class__ is not bytes:
-                data = as_bytes(data)
             size = len(data) + key_bytes
             if size > most:
                 require_size(key_bytes, len(data), max_record_bytes=most)
@@ -187,10 +185,9 @@ class FairStreamPipeline(ReliableStreamPipeline):
         digest = self._digest(key, record.explicit_hash_key)
         shard_id = self.shard_map.predict(digest)
         lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
-        data = as_bytes(record.data)
-        size = len(data) + len(key)
-        require_size(len(key), len(data), max_record_bytes=self.max_record_bytes)
-        return lane, record.partition_key, lane.entry(key, digest), data, size, record.explicit_hash_key
+        size = len(record.data) + len(key)
+        require_size(len(key), len(record.data), max_record_bytes=self.max_record_bytes)
+        return lane, record.partition_key, lane.entry(key, digest), record.data, size, record.explicit_hash_key
 
     def _enter_together(
         self, records: Sequence[UserRecord], placed: list[_Place], now: float, flow: str | None, tier: Tier
@@ -206,10 +203,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
                 shard_id = lane.shard_id
                 gate = is_open[lane] = self._goes_straight_on(shard_id)
             if not gate:
-                record = records[index]
-                if record.data is not data:
-                    record = msgspec.structs.replace(record, data=data)
-                deliveries.append(self._queue(lane.shard_id, record, now, flow, tier))
+                deliveries.append(self._queue(lane.shard_id, records[index], now, flow, tier))
                 continue
             if explicit_hash_key is None:
                 delivery = lane.add(key, key_entry, data, size, now)

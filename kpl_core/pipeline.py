@@ -13,8 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from kpl_core.hash_key import parse_explicit_hash_key
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.kinesis_record import KinesisRecord
@@ -128,14 +126,14 @@ class StreamPipeline(StreamStages):
         if explicit_hash_key is not None and not isinstance(explicit_hash_key, str):
             # Refused here, in our words: compiled code would refuse to read it from the record, in its own.
             parse_explicit_hash_key(explicit_hash_key)
+        if data.__class__ is not bytes:
+            data = as_bytes(data)
         return self._accept(UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata), now)
 
     def _accept(self, record: UserRecord, now: float, origin: Origin | None = None) -> Delivery:
         key = encode_partition_key(record.partition_key)
         digest = self._digest(key, record.explicit_hash_key)
         require_tier(record.tier)
-        if record.data.__class__ is not bytes:
-            record = msgspec.structs.replace(record, data=as_bytes(record.data))
         size = len(key) + len(record.data)
         require_size(len(key), len(record.data), max_record_bytes=self.max_record_bytes)
         self._reserve(record, size)

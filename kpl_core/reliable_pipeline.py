@@ -88,7 +88,7 @@ class ReliableStreamPipeline(StreamPipeline):
     def put(self, partition_key: Any, data: Any, now: float) -> Delivery:  # noqa: ANN401 - as the base class
         """Accept a user record; raises like the base class."""
         if self._rules.write_ahead:
-            return self._accept(UserRecord(partition_key, data), now)
+            return self._accept(UserRecord(partition_key, as_bytes(data)), now)
         return super().put(partition_key, data, now)
 
     def put_pairs(self, records: Iterator[Any], now: float, deliveries: list[Delivery]) -> Any:  # noqa: ANN401 - a record

@@ -27,6 +27,7 @@ __all__ = [
     "require_notes",
     "require_stream",
     "user_record_digest",
+    "with_bytes",
 ]
 
 # API_PutRecords: StreamName and StreamARN.
@@ -162,6 +163,14 @@ def require_size(key_bytes: int, data_bytes: int, *, max_record_bytes: int) -> N
             f"{max_record_bytes:,} a record, so split the data or raise the stream's limit (UpdateMaxRecordSize)"
         )
         raise InvalidUserRecord(message)
+
+
+def with_bytes(record: UserRecord) -> UserRecord:
+    """Return a user record whose data is bytes themselves; raises like `as_bytes`.
+
+    Not for compiled code: from a record that says it holds bytes, that reads nothing else.
+    """
+    return record if type(record.data) is bytes else msgspec.structs.replace(record, data=as_bytes(record.data))
 
 
 def check_user_record(record: UserRecord, *, max_record_bytes: int) -> int:

@@ -18,7 +18,7 @@ from kpl_core.errors import BufferFull, ConfigError, NotSpooled
 from kpl_core.fair_pipeline import FairStreamPipeline
 from kpl_core.record_result import NOT_SPOOLED
 from kpl_core.reliable_pipeline import ReliableStreamPipeline
-from kpl_core.user_record import Tier, UserRecord, check_user_record
+from kpl_core.user_record import Tier, UserRecord, as_bytes, check_user_record, with_bytes
 
 __all__ = ["Producer"]
 
@@ -74,7 +74,7 @@ class Producer(ProducerLife):
                     metadata=metadata,
                 )
         except BufferFull as full:
-            record = UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata)
+            record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
             if not isinstance(pipeline, ReliableStreamPipeline) or not pipeline.puts_aside(record):
                 raise
             delivery = pipeline.put_aside(record, str(full), self._clock())
@@ -111,6 +111,8 @@ class Producer(ProducerLife):
             self._require_own_loop()
         if not isinstance(pipeline, FairStreamPipeline):
             raise _no_fair_queue()
+        if any(type(record.data) is not bytes for record in records):
+            records = [with_bytes(record) for record in records]
         deliveries = pipeline.put_together(records, self._clock(), flow=flow, tier=tier, aggregate=aggregate, keep=keep)
         if pipeline.attention:
             self._own_streams().wake(stream)

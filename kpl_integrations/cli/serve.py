@@ -57,8 +57,6 @@ class Serve:
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept."""
         self._streams = _wanted_streams(self._wanted)
-        for name in ("kpl_integrations", "kpl_core"):
-            logging.getLogger(name).setLevel(logging.INFO)
         try:
             with noted("kpl_integrations", logging.INFO), noted("uvicorn.error", logging.ERROR):
                 report = await self._run()

@@ -100,8 +100,12 @@ class _NoteHandler(logging.Handler):
 def noted(logger_name: str, level: int) -> Iterator[None]:
     """Say what a logger logs while the block lasts, such as the producer's warning of shards that cannot be listed."""
     logger, handler = logging.getLogger(logger_name), _NoteHandler(level)
+    before = logger.level
     logger.addHandler(handler)
+    if logger.getEffectiveLevel() > level:
+        logger.setLevel(level)
     try:
         yield
     finally:
+        logger.setLevel(before)
         logger.removeHandler(handler)

@@ -115,10 +115,11 @@ def test_the_largest_record_the_stream_takes_passes():
     assert [record.size_bytes for record in stream.only(0.2).records] == [1024 * 1024]
 
 
-def test_a_bytearray_may_be_reused_after_the_put():
+@pytest.mark.parametrize("others", [{}, {"explicit_hash_key": "5"}, {"tier": "bulk"}, {"flow": "f"}], ids=repr)
+def test_a_bytearray_may_be_reused_after_the_put(others: dict[str, Any]):
     stream = Stream(PARENT)
     buffer = bytearray(b"before")
-    stream.put("k", buffer)  # type: ignore[arg-type] # bytes-like is documented
+    stream.put("k", buffer, **others)  # type: ignore[arg-type] # bytes-like is documented
     buffer[:] = b"after!"
     (record,) = stream.only(0.2).records
     assert record.data == b"before"
