@@ -2,7 +2,8 @@
 
 A shard's breaker counts what the service says of single Kinesis records, so an HTTP 200 full of
 throttles counts as failures. The stream's counts whole requests that failed, by their records: no
-connection, a 500, a timeout say nothing about a shard. What is the caller's mistake (an error no retry
+connection, a 500, a timeout say nothing about a shard. One alone counts for nothing, however many records it
+carried: it may be all that was sent in the window. What is the caller's mistake (an error no retry
 can cure), what expired here, and what is stored on another shard than predicted counts for neither.
 """
 
@@ -13,6 +14,7 @@ from typing import Final
 from kpl_core.circuit_breaker import ADMISSIONS, BreakerState, CircuitBreaker, Decision
 from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.reliability import BreakerPolicy
+from kpl_core.sending_pause import FAILURES_IN_A_ROW
 from kpl_core.token_bucket import TokenBucket
 from kpl_core.user_record import Tier
 
@@ -37,6 +39,9 @@ class ShardBreakers:
         self.breakers: dict[str, CircuitBreaker] = {WHOLE_STREAM: CircuitBreaker(policy)}
         self._reserved: dict[str, TokenBucket] = {}
         self._told: dict[str, BreakerState] = {}
+        # Requests that failed as a whole since the last answer, and the records of those that do not count yet.
+        self._failures = 0
+        self._not_counted = 0
 
     def allows(self, shard_id: str | None, tier: Tier, now: float) -> Decision:
         """Decide about a Kinesis record of this tier: SEND, PROBE, WAIT (see `ready_at`) or REFUSE."""
@@ -95,8 +100,13 @@ class ShardBreakers:
         whole = self.breakers[WHOLE_STREAM]
         if isinstance(answer, RequestFailure) or len(answer) != sent:
             if not isinstance(answer, RequestFailure) or self._is_retryable(answer.code):
-                whole.record_outcomes(succeeded=0, failed=sent, now=now, started_at=started_at)
+                self._failures += 1
+                self._not_counted += sent
+                if self._failures >= FAILURES_IN_A_ROW or whole.state(now) is not BreakerState.CLOSED:
+                    whole.record_outcomes(succeeded=0, failed=self._not_counted, now=now, started_at=started_at)
+                    self._not_counted = 0
             return
+        self._failures = self._not_counted = 0
         counts: dict[str, list[int]] = {WHOLE_STREAM: [0, 0]}
         for record, entry in zip(request.records, answer, strict=True):
             count = counts.setdefault(record.predicted_shard or WHOLE_STREAM, [0, 0])

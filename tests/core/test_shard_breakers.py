@@ -5,11 +5,13 @@ import pytest
 from kpl_core.circuit_breaker import Decision
 from kpl_core.put_records import PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.reliability import BreakerPolicy
+from kpl_core.sending_pause import FAILURES_IN_A_ROW
 from kpl_core.shard_breakers import WHOLE_STREAM, ShardBreakers
 from tests.core.material import kinesis_record, shard_id
 from tests.core.stream import THROTTLED
 
 LEFT, RIGHT = shard_id(0), shard_id(1)
+NO_CONNECTION = RequestFailure("Internal", "no connection")
 POLICY = BreakerPolicy(probe_records=4, open_seconds=1.0, probe_timeout_seconds=3.0)
 
 
@@ -22,7 +24,8 @@ def all_open() -> ShardBreakers:
     breakers = ShardBreakers(POLICY, reserved_per_second=2.0, is_retryable=lambda _: True)
     for shard in (LEFT, RIGHT):
         breakers.answered(request(shard, 20, 0.9), [THROTTLED] * 20, 1.0)
-    breakers.answered(request(LEFT, 100, 0.9), RequestFailure("Internal", "no connection"), 1.0)
+    for _ in range(FAILURES_IN_A_ROW):
+        breakers.answered(request(LEFT, 100, 0.9), NO_CONNECTION, 1.0)
     assert {breaker.known_state for breaker in breakers.breakers.values()} == {"open"}
     assert set(breakers.breakers) == {WHOLE_STREAM, LEFT, RIGHT}
     return breakers
@@ -53,3 +56,15 @@ def test_who_must_wait_is_told_an_instant_at_which_he_may_go():
     at = breakers.ready_at(LEFT, "normal", 1.5)
     assert at == 2.0
     assert breakers.allows(LEFT, "normal", at) is Decision.PROBE
+
+
+def test_one_failed_request_stops_nothing_however_many_records_it_carried():
+    """A connection that was closed while nobody used it fails the only request of a quiet second."""
+    breakers = ShardBreakers(POLICY, reserved_per_second=2.0, is_retryable=lambda _: True)
+    for second in range(10):
+        breakers.answered(request(LEFT, 500, second), NO_CONNECTION, second + 0.1)
+        assert breakers.allows(LEFT, "normal", second + 0.1) is Decision.SEND
+        breakers.answered(request(LEFT, 1, second + 0.1), [PutRecordsEntry("1", LEFT)], second + 0.2)
+    breakers.answered(request(LEFT, 1, 10.0), NO_CONNECTION, 10.5)
+    breakers.answered(request(LEFT, 500, 10.0), NO_CONNECTION, 10.6)
+    assert breakers.allows(LEFT, "normal", 10.6) is Decision.WAIT
