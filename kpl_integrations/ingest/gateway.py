@@ -48,6 +48,7 @@ from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tally import Tally
 from kpl_integrations.ingest.tenants import TenantDirectory
+from kpl_integrations.ingest.tenants.reload_trouble import ReloadTrouble
 from kpl_integrations.ingest.totals import Alone, Whole
 from kpl_integrations.ingest.wire_protocol import WireProtocol
 from kpl_integrations.ingest.workers.membership import Membership
@@ -201,11 +202,17 @@ class IngestGateway:
         self._closing_scope.cancel()
 
     async def _reload(self) -> None:
+        trouble = ReloadTrouble()
         while True:
             await anyio.sleep(self.settings.reload_seconds)
-            # In a thread: ten thousand tenants take half a second to read.
-            if await anyio.to_thread.run_sync(self.directory.reload_if_changed):
-                _log.info("the tenants were read anew: %d", sum(1 for _ in self.directory.tenants()))
+            try:
+                # In a thread: ten thousand tenants take half a second to read.
+                if await anyio.to_thread.run_sync(self.directory.reload_if_changed):
+                    _log.info("the tenants were read anew: %d", sum(1 for _ in self.directory.tenants()))
+            except Exception as error:  # noqa: BLE001 - an application's directory may raise anything
+                trouble.failed(error, anyio.current_time())
+            else:
+                trouble.worked(anyio.current_time())
 
     def _told(self, fact: Any) -> None:  # noqa: ANN401 - any fact; only the intake looks
         if self._entered:

@@ -53,7 +53,10 @@ class TenantDirectory(Protocol):
         """Return all known ones, `unknown` not among them."""
 
     def reload_if_changed(self) -> bool:
-        """Read what the directory stands on anew if it changed; say whether other tenants hold now."""
+        """Read what the directory stands on anew if it changed; say whether other tenants hold now.
+
+        It runs in a thread of its own, every `reload_seconds`. Whatever it raises is logged, and it is called again.
+        """
 
 
 class OpenTenants:
