@@ -4,6 +4,7 @@ Reading takes no lock, so it works beside the process that owns the spool. Purgi
 file, so it needs the spool itself.
 """
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from kpl_core.spool.envelope import Reason, letter_to_json
 from kpl_core.spool.folder import sync_folder
 from kpl_core.spool.schema import require_readable
 from kpl_core.spool.spool_error import SpoolUnavailable, as_spool_error
+from kpl_core.spool.store import require_its_file
 
 __all__ = ["Exported", "LetterReader", "purge"]
 
@@ -52,11 +54,12 @@ class LetterReader:
 
         Raises:
             SpoolUnavailable: there is no such file, or it cannot be read.
-            SpoolCorrupt: it is no spool, or of a later version.
+            SpoolCorrupt: it is no spool, of a later version, or was emptied beside its log.
         """
         if not self._path.is_file():
             message = f"spool {self._path}: there is no such file; give the path that the producer's spool has"
             raise SpoolUnavailable(message)
+        require_its_file(self._path)
         try:
             self._connection = sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True, isolation_level=None)
             require_readable(self._connection, name=str(self._path))
@@ -101,8 +104,11 @@ class LetterReader:
         The destination appears complete or not at all: an interrupted export leaves what was there.
 
         Raises:
-            OSError: the destination cannot be written.
+            OSError: the destination cannot be written, or must not be replaced: the spool, a folder, a pipe.
         """
+        if destination.exists() and (not destination.is_file() or destination.samefile(self._path)):
+            # Renaming onto them would delete the spool, or put a file where others expect the device.
+            raise FileExistsError(errno.EEXIST, "only a file of its own may be replaced", str(destination))
         partial = destination.with_name(f"{destination.name}.{os.getpid()}.partial")
         written = damaged = 0
         try:

@@ -22,7 +22,7 @@ from kpl_core.spool.process_lock import ProcessLock
 from kpl_core.spool.schema import migrate
 from kpl_core.spool.spool_error import SpoolCorrupt, SpoolUnavailable, as_spool_error
 
-__all__ = ["Changes", "LetterRow", "RecordRow", "Removed", "SpoolStore", "Totals"]
+__all__ = ["Changes", "LetterRow", "RecordRow", "Removed", "SpoolStore", "Totals", "require_its_file"]
 
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty, and 16 KiB pages were written a third faster.
 _PAGE_BYTES: Final = 16_384
@@ -93,7 +93,8 @@ class SpoolStore:
     def __init__(self, options: SpoolOptions) -> None:
         self._options = options
         self._path = options.path
-        self._lock = ProcessLock(options.path.with_name(options.path.name + ".lock"))
+        # SQLite follows a link to the file, and so must the lock: two names of one file are one spool.
+        self._lock = ProcessLock(Path(f"{os.path.realpath(self._path)}.lock"))
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
 
@@ -117,6 +118,7 @@ class SpoolStore:
             raise SpoolUnavailable(message)
         self._lock.acquire()
         try:
+            require_its_file(self._path)
             self._connect()
             self._file = _identity(self._path)
             self._check()
@@ -267,6 +269,28 @@ class SpoolStore:
                 f"what is in it with `sqlite3 FILE .recover`, and start afresh"
             )
             raise SpoolCorrupt(message)
+
+
+def require_its_file(path: Path) -> None:
+    """Refuse a write-ahead log without the file it belongs to: SQLite would delete it, and what was acknowledged in it.
+
+    Raises:
+        SpoolCorrupt: somebody moved or emptied the file alone.
+    """
+    log = Path(f"{os.path.realpath(path)}-wal")
+    if _size_bytes(log) and not _size_bytes(path):
+        message = (
+            f"spool {path}: the file is missing or empty and its log {log} has records; "
+            f"put back the file that the log belongs to, or move the log to where the file was moved"
+        )
+        raise SpoolCorrupt(message)
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """What an operator does with dead letters, beside the process that owns them and without it."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,35 @@ def test_an_interrupted_export_leaves_what_was_there(queue: DeadLetterQueue, pat
         reader.export(LetterFilter(), destination, on_progress=interrupt)
     assert destination.read_text() == "yesterday's"
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("out")] == ["out.jsonl"]
+
+
+def test_an_export_replaces_no_spool_no_folder_and_no_pipe(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
+    bury(queue, 2)
+    folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(path)
+    names = {each.name for each in tmp_path.iterdir()}
+    for destination in (path, link, folder, pipe):
+        with LetterReader(path) as reader, pytest.raises(FileExistsError, match="only a file of its own"):
+            reader.export(LetterFilter(), destination)
+    assert {each.name for each in tmp_path.iterdir()} == names
+    assert pipe.is_fifo()
+    with LetterReader(path) as reader:
+        assert sum(reader.count(LetterFilter()).values()) == 2
+
+
+def test_looking_at_a_file_that_was_emptied_leaves_its_log(path: Path, tmp_path: Path) -> None:
+    emptied = tmp_path / "emptied.db"
+    log = tmp_path / "emptied.db-wal"
+    with Spool(SpoolOptions(path=path)) as spool:
+        bury(DeadLetterQueue(spool), 3)
+        log.write_bytes(path.with_name(f"{path.name}-wal").read_bytes())
+    emptied.touch()
+    before = log.read_bytes()
+    with pytest.raises(SpoolCorrupt, match="put back the file that the log belongs to"):
+        LetterReader(emptied).__enter__()
+    assert log.read_bytes() == before
 
 
 def test_a_purge_deletes_what_matches_and_goes_on_after_an_interruption(queue: DeadLetterQueue) -> None:

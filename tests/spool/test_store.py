@@ -90,6 +90,18 @@ def test_a_second_spool_on_the_same_file_is_refused_and_told_who_owns_it(options
     store.close()
 
 
+def test_two_names_of_one_file_are_one_spool(options: SpoolOptions) -> None:
+    link = options.path.with_name("link.db")
+    link.symlink_to(options.path.name)
+    first, second = SpoolStore(options), SpoolStore(SpoolOptions(path=link))
+    first.open()
+    with pytest.raises(SpoolLocked, match=str(os.getpid())):
+        second.open()
+    first.close()
+    second.open()
+    second.close()
+
+
 def test_a_second_process_is_refused_until_the_first_ends(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
@@ -225,6 +237,29 @@ def test_a_file_removed_while_in_use_acknowledges_nothing_more(options: SpoolOpt
     with pytest.raises(SpoolUnavailable, match="removed or replaced while in use"):
         store.commit(Changes(records=rows(1)))
     store.close()
+
+
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_log_whose_file_was_moved_or_emptied_is_not_thrown_away(
+    options: SpoolOptions, tmp_path: Path, left: bytes | None
+) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=rows(1, 2, 3)))
+    # As kill -9 leaves them: what was committed since the last checkpoint is in the log alone.
+    killed = tmp_path / "killed.db"
+    log = tmp_path / "killed.db-wal"
+    log.write_bytes(options.path.with_name("spool.db-wal").read_bytes())
+    file = options.path.read_bytes()
+    store.close()
+    if left is not None:
+        killed.write_bytes(left)
+    again = SpoolStore(SpoolOptions(path=killed))
+    with pytest.raises(SpoolCorrupt, match="put back the file that the log belongs to"):
+        again.open()
+    killed.write_bytes(file)
+    assert again.open().records == 3
+    again.close()
 
 
 def test_an_emptied_file_gives_the_disk_back_when_it_is_opened(options: SpoolOptions) -> None:
