@@ -105,6 +105,9 @@ class Retrier:
                 stored.append((record, entry))
                 if self._in_order:
                     retries.gone.append(record)
+                if shard is None and self._shard_map.known and not self._shard_map.knows(entry.shard_id or ""):
+                    # The map has a gap: listed while the stream was made, or resharded. It would stay for good.
+                    self._shard_map.invalidate(seen_at=request.started_at)
             else:
                 self._stored_elsewhere(Held(record, entry, success), now, retries, waited=False)
         self._ledger.deliver_all(stored, success)

@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 
 from kpl_core.driver.background_backoff import BackgroundBackoff
-from kpl_core.driver.transport import KinesisTransport
+from kpl_core.driver.transport import KinesisTransport, as_record_limit
 from kpl_core.pipeline import StreamPipeline
 from kpl_core.put_records import RequestFailure
 
@@ -31,7 +31,7 @@ class RecordLimit:
         """Return when the limit is known. Cancelled by the producer."""
         told: str | None = None
         while True:
-            limit = await self._transport.max_record_bytes(self._pipeline.stream)
+            limit = as_record_limit(await self._transport.max_record_bytes(self._pipeline.stream))
             if not isinstance(limit, RequestFailure):
                 self._pipeline.max_record_bytes = limit
                 return

@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 
 from kpl_core.driver.background_backoff import BackgroundBackoff
-from kpl_core.driver.transport import KinesisTransport
+from kpl_core.driver.transport import KinesisTransport, as_shards
 from kpl_core.pipeline import StreamPipeline
 from kpl_core.put_records import RequestFailure
 
@@ -64,7 +64,7 @@ class ShardMapRefresher:
     async def _refresh(self) -> None:
         backoff = BackgroundBackoff(self._chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
         while True:
-            shards = await self._transport.list_shards(self._pipeline.stream)
+            shards = as_shards(await self._transport.list_shards(self._pipeline.stream))
             if not isinstance(shards, RequestFailure):
                 self._warned = None
                 self._pipeline.shards_changed(shards, self._clock())

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from kpl_core.driver.in_flight import InFlightRequests
 from kpl_core.driver.shard_map_refresher import ShardMapRefresher
-from kpl_core.driver.transport import KinesisTransport
+from kpl_core.driver.transport import KinesisTransport, as_answer
 from kpl_core.driver.trouble_log import TroubleLog
 from kpl_core.pipeline import StreamPipeline
 from kpl_core.put_records import PutRecordsRequest
@@ -86,7 +86,7 @@ class StreamRunner:
 
     async def _send(self, request: PutRecordsRequest) -> None:
         try:
-            answer = await self._transport.put_records(request)
+            answer = as_answer(await self._transport.put_records(request))
         finally:
             self._call(self._in_flight.release(self))
         now = self._clock()
