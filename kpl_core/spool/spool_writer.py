@@ -165,7 +165,7 @@ class SpoolWriter:
             result = question(self._store)
         except sqlite3.Error as error:
             answer.set_exception(self._note(error))
-        except SpoolError as error:
+        except Exception as error:  # noqa: BLE001 - whoever asked something impossible is told, and nobody else
             answer.set_exception(error)
         else:
             answer.set_result(result)

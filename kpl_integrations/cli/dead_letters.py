@@ -2,18 +2,23 @@
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
+from rich.progress import Progress, TaskID
 
 from kpl_core import Producer, RecordResult, SpoolOptions
 from kpl_core.driver.result_callback import ResultCallback
 from kpl_core.spool import (
     AsyncSpool,
+    DeadLetter,
     DeadLetterQueue,
     DeliveryPace,
     LetterFilter,
@@ -23,13 +28,13 @@ from kpl_core.spool import (
     Spool,
     SpooledRecord,
     SpoolError,
-    StoredLetter,
     letter_to_json,
     purge,
 )
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.record_text import harmless
 from kpl_integrations.cli.signals import exit_code_of, until_signal
 from kpl_integrations.cli.terminal import Figure, note, print_figures, progress
 
@@ -43,7 +48,7 @@ _LOOK_THROUGH: Final = 100
 
 async def count(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
     """Print how many letters match, by reason."""
-    with _Letters(path) as letters:
+    with _opened(path) as letters:
         counts = letters.count(wanted)
     figures = [Figure(reason, number, f"{number:,}") for reason, number in counts.items()]
     total = sum(counts.values())
@@ -53,9 +58,15 @@ async def count(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
 
 async def list_letters(path: Path, wanted: LetterFilter, limit: int, as_json: bool) -> ExitCode:
     """Print a line for each letter that matches, critical first."""
-    with _Letters(path) as letters:
+    with _opened(path) as letters:
         for page in letters.pages(wanted, limit=limit):
-            sys.stdout.write("".join(_line(stored, as_json=as_json) for stored in page))
+            for stored in page:
+                if stored.letter is None:
+                    note(f"letter {stored.number} is damaged, and left out")
+                else:
+                    sys.stdout.write(_line(stored.letter, as_json=as_json))
+            # Else a Ctrl-C would not be heard before the last of them.
+            await anyio.lowlevel.checkpoint()
         total = sum(letters.count(wanted).values())
     sys.stdout.flush()
     if total > limit:
@@ -63,19 +74,17 @@ async def list_letters(path: Path, wanted: LetterFilter, limit: int, as_json: bo
     return ExitCode.DONE
 
 
-def _line(stored: StoredLetter, *, as_json: bool) -> str:
-    letter = stored.letter
-    if letter is None:
-        return f"# letter {stored.number} is damaged\n"
+def _line(letter: DeadLetter, *, as_json: bool) -> str:
     if as_json:
         return letter_to_json(letter).decode() + "\n"
     said = f"{letter.error_code or '-'}: {letter.error_message or '-'}"
-    return f"{letter.id}  {letter.tier:8}  {letter.reason:17}  {letter.stream}  {letter.partition_key}  {said}\n"
+    line = f"{letter.id}  {letter.tier:8}  {letter.reason:17}  {letter.stream}  {letter.partition_key}  {said}"
+    return harmless(line) + "\n"
 
 
 async def show(path: Path, letter_id: str) -> ExitCode:
     """Print one letter as JSON, its data in base64."""
-    with _Letters(path) as letters:
+    with _opened(path) as letters:
         stored = letters.find(letter_id)
     if stored is None or stored.letter is None:
         message = f"there is no letter {letter_id!r} in {path}; `kpl dlq list {path} --letters` shows the ids"
@@ -86,10 +95,22 @@ async def show(path: Path, letter_id: str) -> ExitCode:
 
 async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
     """Write the letters that match as JSON lines; the file appears complete or not at all."""
-    with _Letters(path) as letters, progress() as bar:
-        shown = bar.add_task("export", total=sum(letters.count(wanted).values()))
-        exported = letters.export(wanted, destination, on_progress=lambda done: bar.update(shown, completed=done))
-    written, damaged = exported
+    written = damaged = 0
+
+    def work() -> None:
+        nonlocal written, damaged
+        with _opened(path) as letters, progress() as bar:
+            shown = bar.add_task("export", total=sum(letters.count(wanted).values()))
+            try:
+                written, damaged = letters.export(wanted, destination, on_progress=partial(_advanced, bar, shown))
+            except OSError as error:
+                message = f"{destination} cannot be written ({error.strerror}); check its path, permissions and disk"
+                raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT) from error
+
+    ended = await until_signal(partial(_in_a_thread, work))
+    if isinstance(ended, signal.Signals):
+        note(f"interrupted; {destination} was not touched")
+        return exit_code_of(ended)
     figures = [
         Figure("exported", written, f"{written:,}", f"to {destination}"),
         Figure("damaged", damaged, f"{damaged:,}"),
@@ -102,19 +123,40 @@ async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: b
 
 async def purge_letters(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
     """Delete the letters that match, for good. Interrupted, it has deleted some; run it again."""
+    purged = 0
 
-    def work() -> int:
+    def work() -> None:
         with Spool(_options(path)) as spool, progress() as bar:
             queue = DeadLetterQueue(spool)
             shown = bar.add_task("purge", total=sum(queue.count_nowait(wanted).result().values()))
-            return purge(queue, wanted, on_progress=lambda done: bar.update(shown, completed=done))
+
+            def advanced(done: int) -> None:
+                nonlocal purged
+                purged = done
+                _advanced(bar, shown, done)
+
+            purge(queue, wanted, on_progress=advanced)
 
     try:
-        purged = await anyio.to_thread.run_sync(work)
+        ended = await until_signal(partial(_in_a_thread, work))
     except SpoolError as error:
         raise CommandFailure(str(error)) from error
     print_figures([Figure("purged", purged, f"{purged:,}")], as_json=as_json)
+    if isinstance(ended, signal.Signals):
+        note("interrupted; run it again for the rest")
+        return exit_code_of(ended)
     return ExitCode.DONE
+
+
+async def _in_a_thread(work: Callable[[], None]) -> ExitCode:
+    """Do blocking work that calls `_advanced` from time to time, and is stopped there by a signal."""
+    await anyio.to_thread.run_sync(work)
+    return ExitCode.DONE
+
+
+def _advanced(bar: Progress, shown: TaskID, done: int) -> None:
+    bar.update(shown, completed=done)
+    anyio.from_thread.check_cancelled()
 
 
 async def redrive(
@@ -209,11 +251,11 @@ def _options(path: Path) -> SpoolOptions:
     return SpoolOptions(path=path, max_bytes=1 << 44, max_dead_letter_bytes=1 << 44)
 
 
-class _Letters(LetterReader):
-    """Says what a spool file says, as a failure of the command."""
-
-    def __enter__(self) -> Self:
-        try:
-            return super().__enter__()
-        except SpoolError as error:
-            raise CommandFailure(str(error), exit_code=ExitCode.BAD_INPUT) from error
+@contextmanager
+def _opened(path: Path) -> Iterator[LetterReader]:
+    """Read a spool file; what it says against that is a failure of the command."""
+    try:
+        with LetterReader(path) as letters:
+            yield letters
+    except SpoolError as error:
+        raise CommandFailure(str(error), exit_code=ExitCode.BAD_INPUT) from error

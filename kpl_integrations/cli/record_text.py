@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kpl_integrations.cli.consumer_view import ReadRecord
 
-__all__ = ["as_json", "as_text"]
+__all__ = ["as_json", "as_text", "harmless"]
 
 
 def as_json(record: ReadRecord) -> str:
@@ -36,7 +36,7 @@ def as_text(record: ReadRecord) -> Text:
         "  ",
         (f"shard {record.shard_id.removeprefix('shardId-').lstrip('0') or '0'}", "cyan"),
         "  ",
-        (_harmless(record.partition_key), "bold"),
+        (harmless(record.partition_key), "bold"),
         "  ",
         _data(record.data),
     )
@@ -44,12 +44,13 @@ def as_text(record: ReadRecord) -> Text:
 
 def _data(data: bytes) -> Text:
     try:
-        return Text(_harmless(data.decode()))
+        return Text(harmless(data.decode()))
     except UnicodeDecodeError:
         return Text.assemble((f"{len(data):,} bytes, base64 ", "dim"), b64encode(data).decode())
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
+    """Return one line of text that cannot steer a terminal."""
     if text.isprintable():
         return text
     return "".join(

@@ -61,6 +61,10 @@ def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: objec
         status = ExitCode.INTERRUPTED
     except BrokenPipeError:
         status = ExitCode.NOBODY_READS
+    except UnicodeEncodeError as error:
+        # An argument or a line that is no UTF-8. It may be a key, so it is not shown.
+        complain(CommandFailure(f"something given is no UTF-8 ({error.reason}); give it as UTF-8"))
+        status = ExitCode.BAD_INPUT
     except OSError as error:
         message = f"this machine cannot go on: {error}; check its disks and the limits of the process"
         complain(CommandFailure(message))

@@ -1,15 +1,29 @@
 """`kpl dlq` as a process of its own: what it counts, shows, sends again, exports and deletes."""
 
 import json
+import os
 import signal
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kpl_core.spool import DeadLetterQueue, Spool, SpooledRecord, SpoolOptions
+from kpl_core.spool import (
+    DeadLetterQueue,
+    Exported,
+    LetterFilter,
+    LetterReader,
+    Spool,
+    SpooledRecord,
+    SpoolOptions,
+    purge,
+)
 from kpl_core.testing import ErrorAnswer, When
 from kpl_core.user_record import Tier
+from kpl_integrations.cli import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started
@@ -29,6 +43,17 @@ def file(tmp_path: Path) -> Path:
                 STREAM, f"key-{number}", b"%d" % number, 1_700_000_000.0, tier=tier, metadata={"severity": "major"}
             )
             queue.bury_nowait([queue.letter(record, "rate_limited" if number < 20 else "ttl")]).result()
+    return path
+
+
+@pytest.fixture
+def large_file(tmp_path: Path) -> Path:
+    """A spool file with more letters than a command reads at once."""
+    path = tmp_path / "large.spool"
+    with Spool(SpoolOptions(path=path)) as spool:
+        queue = DeadLetterQueue(spool)
+        record = SpooledRecord(STREAM, "key", b"data", 1_700_000_000.0)
+        queue.bury_nowait([queue.letter(record, "ttl") for _ in range(1_100)]).result()
     return path
 
 
@@ -156,3 +181,95 @@ def test_nobody_is_asked_about_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert outcome.status == 4
     assert "is no file" in outcome.err
     assert "for good?" not in outcome.err
+
+
+def test_a_line_is_a_letter_whatever_is_in_it(kpl: Callable[..., Outcome], file: Path) -> None:
+    with Spool(SpoolOptions(path=file)) as spool:
+        queue = DeadLetterQueue(spool)
+        record = SpooledRecord(STREAM, "two\nlines \x1b[2J", b"", 1_700_000_000.0, flow="odd")
+        letter = queue.letter(record, "throttled")
+        queue.bury_nowait([msgspec.structs.replace(letter, error_code="Slow", error_message="\x1b]0;\r\n")]).result()
+    (line,) = kpl("dlq", "list", file, "--letters", "--tenant", "odd").out.splitlines()
+    assert line.endswith("two\\nlines \\x1b[2J  Slow: \\x1b]0;\\r\\n")
+
+
+def test_a_damaged_letter_is_remarked_and_its_neighbours_are_json(kpl: Callable[..., Outcome], file: Path) -> None:
+    connection = sqlite3.connect(file)
+    with connection:
+        connection.execute("UPDATE dead_letters SET checksum = checksum + 1 WHERE number = 21")
+    connection.close()
+    outcome = kpl("dlq", "list", file, "--letters", "--json")
+    assert len([json.loads(line) for line in outcome.out.splitlines()]) == 29
+    assert (outcome.status, "letter 21 is damaged" in outcome.err) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["list", "export", "show"])
+def test_a_file_that_turns_out_to_be_damaged_is_one_sentence(
+    kpl: Callable[..., Outcome], file: Path, tmp_path: Path, command: str
+) -> None:
+    connection = sqlite3.connect(file)
+    pages = connection.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = 'dead_letters'").fetchall()
+    connection.close()
+    with file.open("r+b") as opened:
+        for (page,) in pages:
+            opened.seek(16_384 * (page - 1))
+            opened.write(b"\xa5" * 16_384)
+    arguments = {"list": (), "export": (tmp_path / "out",), "show": ("0193",)}[command]
+    outcome = kpl("dlq", command, file, *arguments)
+    assert (outcome.status, outcome.err.count("\n"), "the file is damaged" in outcome.err) == (4, 1, True)
+
+
+@pytest.mark.parametrize(
+    "command", [("list",), ("purge", "--yes"), ("redrive", "--endpoint-url", "http://127.0.0.1:9")]
+)
+def test_a_filter_that_is_no_utf_8_is_one_sentence(file: Path, command: tuple[str, ...]) -> None:
+    outcome = run("dlq", command[0], str(file), *command[1:], "--tenant", "a\udcff")
+    assert (outcome.status, outcome.err.count("\n"), "no UTF-8" in outcome.err) == (4, 1, True)
+    assert counts(file)["total"] == 30
+
+
+def interrupted(advanced: Callable[[int], object]) -> Callable[[int], None]:
+    """Return what reports progress and is then interrupted, as by Ctrl-C: it goes on reporting until that is heard."""
+
+    def told(done: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        give_up_at = time.monotonic() + 30
+        while time.monotonic() < give_up_at:
+            advanced(done)
+            time.sleep(0.001)
+
+    return told
+
+
+def test_a_purge_that_is_interrupted_deletes_no_more(
+    kpl: Callable[..., Outcome], large_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted_purge(queue: DeadLetterQueue, wanted: LetterFilter, *, on_progress: Callable[[int], object]) -> int:
+        return purge(queue, wanted, on_progress=interrupted(on_progress))
+
+    monkeypatch.setattr(dead_letters, "purge", interrupted_purge)
+    outcome = kpl("dlq", "purge", large_file, "--yes", "--json")
+    assert (outcome.status, json.loads(outcome.out)) == (130, {"purged": 500})
+    assert counts(large_file)["total"] == 600
+
+
+def test_an_export_that_is_interrupted_leaves_nothing(
+    kpl: Callable[..., Outcome], large_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = LetterReader.export
+
+    def interrupted_export(
+        reader: LetterReader, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], object]
+    ) -> Exported:
+        return export(reader, wanted, destination, on_progress=interrupted(on_progress))
+
+    monkeypatch.setattr(LetterReader, "export", interrupted_export)
+    outcome = kpl("dlq", "export", large_file, tmp_path / "out.jsonl")
+    assert (outcome.status, outcome.out) == (130, "")
+    assert not [each.name for each in tmp_path.iterdir() if each.name.startswith("out")]
+
+
+def test_an_export_onto_the_spool_is_refused_in_one_sentence(kpl: Callable[..., Outcome], file: Path) -> None:
+    outcome = kpl("dlq", "export", file, file)
+    assert (outcome.status, outcome.err.count("\n"), "cannot be written" in outcome.err) == (4, 1, True)
+    assert counts(file)["total"] == 30

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from kpl_core.spool import (
+    DeadLetterQueue,
+    LetterFilter,
     Spool,
     SpoolClosed,
     SpoolCorrupt,
@@ -345,13 +347,12 @@ def test_a_refusal_inside_a_question_reaches_who_asked(spool: Spool) -> None:
     assert spool.append_nowait([spooled()], claim=True).result(SECONDS) == range(1, 2)
 
 
-def test_a_bug_in_a_question_leaves_nobody_waiting(options: SpoolOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    spool = Spool(options).open()
-    answer = spool.ask(lambda _: 1 / 0)
-    with pytest.raises(SpoolClosed, match="ended unexpectedly"):
-        answer.result(SECONDS)
-    assert spool.close(SECONDS)
+def test_a_bug_in_a_question_harms_nobody_but_who_asked(spool: Spool) -> None:
+    with pytest.raises(ZeroDivisionError):
+        spool.ask(lambda _: 1 / 0).result(SECONDS)
+    with pytest.raises(UnicodeEncodeError):
+        DeadLetterQueue(spool).count_nowait(LetterFilter(tenant="\udcff")).result(SECONDS)
+    assert spool.append_nowait([spooled()], claim=True).result(SECONDS) == range(1, 2)
 
 
 def test_marks_on_a_closed_spool_are_refused_and_change_nothing(options: SpoolOptions) -> None:
