@@ -1,7 +1,12 @@
-"""What can be seen of a producer from outside: where its user records are, and whether it is well."""
+"""What can be seen of a producer from outside: where its user records are, and whether it is well.
+
+Counts may be asked for by any thread, as a metrics server does. The loop changes what is counted meanwhile, so from
+another thread they are of no single instant.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +26,21 @@ if TYPE_CHECKING:
     from kpl_core.spool import DeadLetterQueue, Spool
 
 __all__ = ["ProducerView"]
+
+_TRIES: Final = 100
+
+T = TypeVar("T")
+
+
+def _counted(count: Callable[[], T]) -> T:
+    """Return what `count` returns, in whatever thread: the loop may add a stream or a request while it counts."""
+    for _ in range(_TRIES):
+        try:
+            return count()
+        except RuntimeError:
+            # "dictionary changed size during iteration"; to count takes less time than there is between two changes.
+            continue
+    return count()
 
 
 class ProducerView:
@@ -44,7 +64,7 @@ class ProducerView:
         """Say where every accepted user record is now."""
         if self._streams is None:
             return ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
-        report = self._streams.report(complete=self._complete)
+        report = _counted(partial(self._streams.report, complete=self._complete))
         keeping = self._keeping
         if keeping is None:
             return report
@@ -74,25 +94,28 @@ class ProducerView:
 
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""
-        return {} if self._streams is None else self._streams.statistics()
+        return {} if self._streams is None else _counted(self._streams.statistics)
 
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
         """Return how many user records, of how many bytes, each flow has in the fair queue; empty without one."""
-        return {} if self._streams is None else self._streams.waiting_by_flow()
+        return {} if self._streams is None else _counted(self._streams.waiting_by_flow)
 
     def waits_by_flow(self) -> dict[str | None, float]:
         """Return how many seconds the oldest user record of each flow has waited in the fair queue."""
-        return {} if self._streams is None else self._streams.waits_by_flow()
+        return {} if self._streams is None else _counted(self._streams.waits_by_flow)
 
     def breakers(self) -> Mapping[tuple[str, str], CircuitBreaker]:
         """Return the circuit breakers by stream and shard; shard "" is the stream as a whole."""
-        if self._streams is None:
+        streams = self._streams
+        if streams is None:
             return {}
-        return {
-            (pipeline.stream, shard_id): breaker
-            for pipeline in self._streams.reliable_pipelines()
-            for shard_id, breaker in pipeline.breakers.items()
-        }
+        return _counted(
+            lambda: {
+                (pipeline.stream, shard_id): breaker
+                for pipeline in streams.reliable_pipelines()
+                for shard_id, breaker in pipeline.breakers.items()
+            }
+        )
 
     def unready(self) -> list[str]:
         """Return the reasons, each a sentence, for which traffic should go elsewhere; none: this producer is ready."""

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from kpl_core import InvalidUserRecord, KplError, Producer, ProducerClosed, ProducerReport
+from kpl_core import InvalidUserRecord, KplError, Producer, ProducerClosed
 from kpl_integrations.logging_handler.counts import EVICTED, NOT_KEPT, SENDER_FAILED, SHUTDOWN, LogCounts
 from kpl_integrations.logging_handler.drop_notices import DropNotices, NoticeMaker
 from kpl_integrations.logging_handler.entry import Entry
@@ -44,7 +44,6 @@ _END_SHARE: Final = 0.25
 _JOIN_GRACE_SECONDS: Final = 0.3
 # A handler that dictConfig replaces is still logged to, for a moment.
 _LINGER_SECONDS: Final = 0.3
-_COUNTING_TRIES: Final = 100
 
 # Makes the producer; with False one that keeps nothing on disk.
 ProducerMaker = Callable[[bool], Producer]
@@ -180,7 +179,7 @@ class Sender:
         if self._producer is not None and self._putter is not None:
             special = self._putter.special
             special.settle()
-            report = _report_of(self._producer)
+            report = self._producer.report()
             # What the files held before is not ours; once it is delivered there is less in them than there was.
             kept = report.spooled + report.dead_lettered - self._found - special.kept
             delivered = report.delivered - special.delivered + min(0, kept)
@@ -352,15 +351,6 @@ class Sender:
         while special is not None and special.has_pending_letters and time.monotonic() < deadline:  # noqa: ASYNC110 - the spool's threads tell no loop
             await asyncio.sleep(_POLL_SECONDS / 4)
         return is_flushed
-
-
-def _report_of(producer: Producer) -> ProducerReport:
-    """Return the counts, asked for by whatever thread."""
-    for _ in range(_COUNTING_TRIES):
-        # The sender may add a stream or a reason while they are counted.
-        with contextlib.suppress(RuntimeError):
-            return producer.report()
-    return producer.report()
 
 
 def say(stream: str, words: str) -> None:
