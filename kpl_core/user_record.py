@@ -19,6 +19,7 @@ from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
 
 __all__ = [
     "TIERS",
+    "BytesLike",
     "Tier",
     "UserRecord",
     "as_bytes",
@@ -35,6 +36,9 @@ _STREAM: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:aws.*:kinesis:.*:\d{12}:
 
 Tier = Literal["critical", "normal", "bulk"]
 TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
+
+# What a put takes as data; it is bytes from then on, so the caller may fill its buffer anew.
+BytesLike = bytes | bytearray | memoryview
 
 
 class UserRecord(msgspec.Struct, frozen=True, gc=False):

@@ -35,7 +35,7 @@ from kpl_core.driver.transport import KinesisTransport
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, require_hooks
 from kpl_core.record_result import INTERNAL, SHUTDOWN
-from kpl_core.user_record import Tier, UserRecord, as_bytes, check_user_record
+from kpl_core.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record
 
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
@@ -115,7 +115,7 @@ class BlockingProducer:
         stream: str,
         *,
         partition_key: str,
-        data: bytes,
+        data: BytesLike,
         explicit_hash_key: str | None = None,
         flow: str | None = None,
         tier: Tier = "normal",
@@ -132,7 +132,7 @@ class BlockingProducer:
         stream: str,
         *,
         partition_key: str,
-        data: bytes,
+        data: BytesLike,
         explicit_hash_key: str | None = None,
         flow: str | None = None,
         tier: Tier = "normal",
@@ -156,7 +156,7 @@ class BlockingProducer:
             return self._handed_over([self._wait_for(lambda: self._put_in_time(stream, record, timeout))])[0]
         return self._put(stream, record, wait_until=math.inf if timeout is None else monotonic() + timeout)
 
-    def put_many(self, stream: str, records: Iterable[tuple[str, bytes] | UserRecord]) -> list[BlockingDelivery]:
+    def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> list[BlockingDelivery]:
         """Accept many user records in their order, waiting for room; all are checked before any is put."""
         self._require_open()
         checked = checked_records(records, max_record_bytes=self._producer.max_record_bytes(stream))

@@ -5,15 +5,25 @@ from typing import Any
 
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
-from kpl_core.user_record import UserRecord, as_bytes, check_user_record, encode_partition_key, require_size
+from kpl_core.user_record import (
+    BytesLike,
+    UserRecord,
+    as_bytes,
+    check_user_record,
+    encode_partition_key,
+    require_size,
+    with_bytes,
+)
 
 __all__ = ["checked_records"]
 
 Puttable = tuple[str, bytes] | UserRecord
 
 
-def checked_records(records: Iterable[Puttable], *, max_record_bytes: int) -> list[Puttable]:
-    """Return the records as a list, all of which a put would accept.
+def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, max_record_bytes: int) -> list[Puttable]:
+    """Return the records as a list, all of which a put would accept, with bytes of their own as data.
+
+    Some wait for room; whoever filled a bytearray may fill it anew before they are taken.
 
     Raises:
         TypeError, InvalidUserRecord: one would not; the message begins with its index.
@@ -33,19 +43,21 @@ def checked_records(records: Iterable[Puttable], *, max_record_bytes: int) -> li
             ):
                 continue
         try:
-            _check(record, max_record_bytes)
+            checked[index] = _checked(record, max_record_bytes)
         except (TypeError, InvalidUserRecord) as error:
             message = f"records[{index}]: {error}"
             raise type(error)(message) from error
     return checked
 
 
-def _check(record: object, max_record_bytes: int) -> None:
+def _checked(record: object, max_record_bytes: int) -> Puttable:
     if isinstance(record, UserRecord):
         check_user_record(record, max_record_bytes=max_record_bytes)
-    elif isinstance(record, tuple) and len(record) == 2:  # noqa: PLR2004 - a pair
+        return with_bytes(record)
+    if isinstance(record, tuple) and len(record) == 2:  # noqa: PLR2004 - a pair
         key, data = record
-        require_size(len(encode_partition_key(key)), len(as_bytes(data)), max_record_bytes=max_record_bytes)
-    else:
-        message = f"it must be a (partition_key, data) pair or a UserRecord, not {type(record).__name__}"
-        raise TypeError(message)
+        as_they_are = as_bytes(data)
+        require_size(len(encode_partition_key(key)), len(as_they_are), max_record_bytes=max_record_bytes)
+        return key, as_they_are
+    message = f"it must be a (partition_key, data) pair or a UserRecord, not {type(record).__name__}"
+    raise TypeError(message)

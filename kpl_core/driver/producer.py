@@ -18,7 +18,7 @@ from kpl_core.errors import BufferFull, ConfigError, NotSpooled
 from kpl_core.fair_pipeline import FairStreamPipeline
 from kpl_core.record_result import NOT_SPOOLED
 from kpl_core.reliable_pipeline import ReliableStreamPipeline
-from kpl_core.user_record import Tier, UserRecord, as_bytes, check_user_record, with_bytes
+from kpl_core.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record, with_bytes
 
 __all__ = ["Producer"]
 
@@ -39,7 +39,7 @@ class Producer(ProducerLife):
         stream: str,
         *,
         partition_key: str,
-        data: bytes,
+        data: BytesLike,
         explicit_hash_key: str | None = None,
         flow: str | None = None,
         tier: Tier = "normal",
@@ -152,7 +152,7 @@ class Producer(ProducerLife):
         stream: str,
         *,
         partition_key: str,
-        data: bytes,
+        data: BytesLike,
         explicit_hash_key: str | None = None,
         flow: str | None = None,
         tier: Tier = "normal",
@@ -189,7 +189,7 @@ class Producer(ProducerLife):
                 if self._writes_ahead:
                     await self._acknowledged(delivery)
                 return delivery
-        record = UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata)
+        record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
         delivery = await self._put_in_turn(stream, record)
         if self._writes_ahead:
             await self._acknowledged(delivery)
@@ -216,7 +216,7 @@ class Producer(ProducerLife):
                 return self.put_record_nowait(stream, record)
         return await self._put_in_turn(stream, record)
 
-    def _has_room(self, partition_key: str, data: bytes, tier: Tier) -> bool:
+    def _has_room(self, partition_key: str, data: BytesLike, tier: Tier) -> bool:
         return self._buffer_limit.has_room(size_bytes=len(partition_key) + len(data), tier=tier)
 
     @staticmethod
@@ -243,7 +243,7 @@ class Producer(ProducerLife):
                 with contextlib.suppress(BufferFull):
                     return self.put_record_nowait(stream, record)
 
-    async def put_many(self, stream: str, records: Iterable[tuple[str, bytes] | UserRecord]) -> list[Delivery]:
+    async def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> list[Delivery]:
         """Accept many user records in their order, waiting for room; return a delivery for each.
 
         All are checked before any is put. If it is cancelled, or the producer closes meanwhile, the

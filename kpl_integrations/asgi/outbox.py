@@ -22,7 +22,7 @@ from kpl_core import (
     WrongEventLoop,
 )
 from kpl_core.pipeline_statistics import PipelineStatistics
-from kpl_core.user_record import Tier, as_bytes, check_user_record
+from kpl_core.user_record import BytesLike, Tier, as_bytes, check_user_record
 
 __all__ = ["OutboxDelivery", "OutboxProducer", "ResultBeforeResponse"]
 
@@ -96,6 +96,10 @@ class OutboxDelivery:
         return self._delivery
 
 
+def _paired(partition_key: str, data: BytesLike) -> UserRecord:
+    return UserRecord(partition_key, as_bytes(data))
+
+
 def _published(delivery: Delivery) -> OutboxDelivery:
     published = OutboxDelivery()
     published.published(delivery)
@@ -124,7 +128,7 @@ class OutboxProducer:
         stream: str,
         *,
         partition_key: str,
-        data: bytes,
+        data: BytesLike,
         **options: Unpack[PutOptions],
     ) -> OutboxDelivery:
         """Keep a user record until the response begins; options and errors are `Producer.put_nowait`'s."""
@@ -139,7 +143,7 @@ class OutboxProducer:
         stream: str,
         *,
         partition_key: str,
-        data: bytes,
+        data: BytesLike,
         **options: Unpack[PutOptions],
     ) -> OutboxDelivery:
         """Keep a user record; raises `BufferFull` where the producer's own put would wait.
@@ -151,14 +155,16 @@ class OutboxProducer:
             return _published(after)
         return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
 
-    async def put_many(self, stream: str, records: Iterable[tuple[str, bytes] | UserRecord]) -> list[OutboxDelivery]:
+    async def put_many(
+        self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]
+    ) -> list[OutboxDelivery]:
         """Keep many user records, all or, if one is invalid or there is no room, none of them.
 
         After `publish` it is the producer's own `put_many`.
         """
         if self._fate == "published":
             return [_published(after) for after in await self._producer.put_many(stream, records)]
-        checked = [record if isinstance(record, UserRecord) else UserRecord(*record) for record in records]
+        checked = [record if isinstance(record, UserRecord) else _paired(*record) for record in records]
         for record in checked:
             self._checked_size(stream, record)
         before = len(self._kept)

@@ -109,6 +109,19 @@ def test_a_put_waits_for_room():
         assert_books_close(orders.flush(), deliveries)
 
 
+@pytest.mark.parametrize("made", [lambda buffer: ("k", buffer), lambda buffer: UserRecord("k", buffer)])
+@pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data))])
+def test_what_many_are_put_from_may_be_filled_anew(made, kind):
+    kinesis = transport()
+    with blocking(kinesis, max_outstanding_records=50) as orders:
+        # Far more than there is room for: most wait in the inbox, or for their turn.
+        buffers = [kind(b"first") for _ in range(200)]
+        orders.put_many(STREAM, [made(buffer) for buffer in buffers])
+        for buffer in buffers:
+            buffer[:] = b"later"
+    assert stored(kinesis) == [("k", b"first")] * 200
+
+
 def test_put_many_checks_all_and_then_puts_all():
     with blocking(transport(latency_seconds=0.01), max_outstanding_records=20) as orders:
         with pytest.raises(InvalidUserRecord, match=r"records\[1\]: partition_key"):

@@ -14,6 +14,8 @@ async def puts(producer: Producer) -> None:
     assert_type(await delivery, RecordResult)
     assert_type((await delivery).shard_id, str | None)
     assert_type(await producer.put_many("orders", [("42", b"..."), UserRecord("42", b"...")]), list[Delivery])
+    assert_type(await producer.put("orders", partition_key="42", data=bytearray(b"...")), Delivery)
+    assert_type(await producer.put_many("orders", [("42", memoryview(b"..."))]), list[Delivery])
     assert_type(await producer.flush(timeout=1.0), ProducerReport)
     producer.put_nowait("orders", "42", b"...")  # wrong: by keyword
     producer.put_nowait("orders", partition_key="42", data="text")  # wrong: bytes
