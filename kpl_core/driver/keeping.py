@@ -126,14 +126,17 @@ class Keeping:
     def start(
         self,
         *,
-        pipelines: Callable[[], Sequence[ReliableStreamPipeline]],
+        progressed: Callable[[], Sequence[ReliableStreamPipeline]],
         pipeline: Callable[[str], ReliableStreamPipeline],
         wake: Callable[[str], None],
         clock: Callable[[], float],
         progress: Callable[[], None],
     ) -> list[Callable[[], Any]]:
-        """Begin to serve the pipelines; return the tasks that must run beside them."""
-        self._pipelines = pipelines
+        """Begin to serve the pipelines; return the tasks that must run beside them.
+
+        `progressed` returns those in which something happened since it was last called.
+        """
+        self._progressed = progressed
         self._pipeline = pipeline
         self._wake = wake
         self._clock = clock
@@ -155,7 +158,7 @@ class Keeping:
 
     def collect(self) -> None:
         """Take from the pipelines what the disk must know; called after every change."""
-        for pipeline in self._pipelines():
+        for pipeline in self._progressed():
             if pipeline.has_work_for_the_disk:
                 if writes := pipeline.take_writes():
                     self._write_ahead(pipeline, writes)

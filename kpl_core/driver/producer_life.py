@@ -125,7 +125,7 @@ class ProducerLife(ProducerView):
             await host.start(self._run_streams)
             if keeping is not None:
                 for task in keeping.start(
-                    pipelines=self._streams.reliable_pipelines,
+                    progressed=self._streams.take_progressed,
                     pipeline=self._reliable_pipeline,
                     wake=self._streams.wake,
                     clock=self._clock,

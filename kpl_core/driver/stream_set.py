@@ -52,7 +52,9 @@ class StreamSet:
         self._progress = progress
         self._in_flight = InFlightRequests(config.max_in_flight_requests)
         self._runners: dict[str, StreamRunner] = {}
+        # Streams in which something happened since the hooks were told, and since the disk was.
         self._with_facts: set[str] = set()
+        self._with_work: set[str] = set()
         self._starting: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._added = anyio.Event()
         self._tasks: TaskGroup
@@ -121,6 +123,12 @@ class StreamSet:
         pipelines = (runner.pipeline for runner in self._runners.values())
         return [pipeline for pipeline in pipelines if isinstance(pipeline, ReliableStreamPipeline)]
 
+    def take_progressed(self) -> list[ReliableStreamPipeline]:
+        """Return those in which something happened since the last time: of a thousand streams, few are looked at."""
+        streams, self._with_work = self._with_work, set()
+        pipelines = (self._runners[stream].pipeline for stream in streams)
+        return [pipeline for pipeline in pipelines if isinstance(pipeline, ReliableStreamPipeline)]
+
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
         """Return the user records and bytes that each flow has waiting, in front of whatever stream."""
         total: dict[str | None, tuple[int, int]] = {}
@@ -161,6 +169,7 @@ class StreamSet:
     def abandon(self, now: float) -> None:
         """Give every user record that is left its result, or let it leave for where it is kept."""
         self._with_facts.update(self._runners)
+        self._with_work.update(self._runners)
         for runner in self._runners.values():
             # What it gives up itself, the producer tells.
             runner.trouble.tell_losses(runner.pipeline.failed)
@@ -173,6 +182,7 @@ class StreamSet:
     def _progressed(self, stream: str) -> None:
         if self._hooks:
             self._with_facts.add(stream)
+        self._with_work.add(stream)
         self._progress()
 
     def tell_hooks(self) -> None:
