@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="kpl")
     except SystemExit as end:
+        # Of a help text that nobody reads typer makes the status 1.
+        if isinstance(end.__context__, BrokenPipeError):
+            return ExitCode.NOBODY_READS
         return _flushed(end.code if isinstance(end.code, int) else 0)
+    except OSError as error:
+        return _unwritten(error)  # a help text
     return _flushed(ExitCode.DONE)
 
 
@@ -46,6 +52,19 @@ def _flushed(status: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return ExitCode.NOBODY_READS
+    except OSError as error:
+        _discard_output()
+        return _unwritten(error)
     return status
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwritten(error: OSError) -> ExitCode:
+    with suppress(OSError):
+        print(f"kpl: the output cannot be written ({error.strerror}); make room for it", file=sys.stderr)  # noqa: T201 - as above
+    return ExitCode.UNUSABLE

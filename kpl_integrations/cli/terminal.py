@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -80,14 +80,16 @@ def print_figures(figures: Sequence[Figure], *, as_json: bool) -> None:
 
 def note(text: str) -> None:
     """Say something on stderr that is neither a result nor an error."""
-    remarks().print(text, style="dim", soft_wrap=True)
+    with suppress(OSError):  # a log on a full disk, or that nobody reads, must not end who only remarks something
+        remarks().print(text, style="dim", soft_wrap=True)
 
 
 def complain(failure: CommandFailure) -> None:
     """Say on stderr why the command cannot go on."""
     console = remarks()
-    console.print("kpl:", style="bold red", end=" ")
-    console.print(str(failure), soft_wrap=True)
+    with suppress(OSError):  # the exit status says it too
+        console.print("kpl:", style="bold red", end=" ")
+        console.print(str(failure), soft_wrap=True)
 
 
 class _NoteHandler(logging.Handler):
