@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from kpl_core import Fact
 from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.gateway_sources import tenant_wait_source
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from kpl_integrations.metrics.sources import breaker_source, dead_letter_source, producer_source, spool_source
@@ -59,22 +60,25 @@ class GatewayMetrics(Collector):
         opened = self._opened
         if opened is None:
             return
-        requests = CounterMetricFamily("kinesis_ingest_requests_total", "Requests answered.", labels=["code"])
+        requests = _counter("kinesis_ingest_requests_total")
         for status, count in sorted(opened.answers.items()):
             requests.add_metric([str(status)], count)
-        rejected = CounterMetricFamily(
-            "kinesis_ingest_rejected_total", "Requests refused, by row of the admission table.", labels=["reason"]
-        )
+        rejected = _counter("kinesis_ingest_rejected_total")
         for refusal, count in sorted(opened.refusals.items(), key=lambda each: each[0].value):
             rejected.add_metric([refusal.value.replace(" ", "_")], count)
-        waiting = GaugeMetricFamily("kinesis_ingest_waiting_records", "User records in the fair queue.")
         tenants = opened.producer.waiting_by_flow()
-        waiting.add_metric([], sum(records for records, _ in tenants.values()))
-        flows = GaugeMetricFamily("kinesis_ingest_waiting_tenants", "Tenants with records in the fair queue.")
-        flows.add_metric([], len(tenants))
-        is_open = GaugeMetricFamily("kinesis_ingest_open", "1 while requests are taken and the gateway is ready.")
-        is_open.add_metric([], float(opened.intake.state == "open"))
-        yield from (requests, rejected, waiting, flows, is_open)
+        waiting = sum(records for records, _ in tenants.values())
+        yield from (requests, rejected, _gauge("kinesis_ingest_waiting_records", waiting))
+        yield _gauge("kinesis_ingest_waiting_tenants", len(tenants))
+        yield _gauge("kinesis_ingest_open", float(opened.intake.state == "open"))
+
+
+def _counter(name: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, METRICS[name].meaning, labels=METRICS[name].labels)
+
+
+def _gauge(name: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, METRICS[name].meaning, value)
 
 
 class _Read(CollectorRegistry):

@@ -29,6 +29,7 @@ from kpl_integrations.metrics.sources import (
     spool_source,
     token_bucket_source,
 )
+from kpl_integrations.metrics.translation import Sample
 from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
 from tests.frameworks.running_program import wait_until
 from tests.integrations.test_metrics_cloudwatch import EXPIRED, finished, request
@@ -138,6 +139,9 @@ async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_ten
     metrics.watch(request_source(lambda: {202: 5, 429: 1}, lambda: {"over_quota": 1}))
     metrics.watch(tenant_wait_source(lambda: {f"tenant-{number}": float(number) for number in range(TENANTS)}))
     metrics.watch(coordinator_source(lambda: 1.0, lambda: {"orders": 0.25}))
+    # What only a gateway tells of itself.
+    alone = ("waiting_records", "waiting_tenants", "open", "workers", "lost_records")
+    metrics.watch(lambda: [Sample(f"kinesis_ingest_{name}", (), 1.0) for name in alone])
     with served(metrics) as target, prometheus(target, logs) as url:
         wait_until(
             # Rates need a few scrapes.

@@ -14,6 +14,7 @@ from kpl_integrations.ingest.stats import Stats
 from kpl_integrations.ingest.totals import Totals
 from kpl_integrations.ingest.workers.past import GROWING, Past, WorkerPast, added
 from kpl_integrations.ingest.workers.snapshot import FamilySnapshot, Snapshot
+from kpl_integrations.metrics.catalogue import METRICS
 
 __all__ = ["sum_of"]
 
@@ -180,10 +181,13 @@ def _set(sums: Mapping[str, dict[tuple[str, _Labels], float]], family: str, valu
 
 
 def _of_the_workers(stats: Stats) -> list[Family]:
-    alive = Family("kinesis_ingest_workers", "Gateway processes that take part.", "gauge")
-    alive.add_sample(alive.name, {}, len(stats.workers))
-    lost = Family(
-        "kinesis_ingest_lost_records", "User records accepted by a worker that died, not found since.", "gauge"
-    )
-    lost.add_sample(lost.name, {}, stats.records.lost)
-    return [alive, lost]
+    return [
+        _gauge("kinesis_ingest_workers", len(stats.workers)),
+        _gauge("kinesis_ingest_lost_records", stats.records.lost),
+    ]
+
+
+def _gauge(name: str, value: float) -> Family:
+    family = Family(name, METRICS[name].meaning, "gauge")
+    family.add_sample(name, {}, value)
+    return family
