@@ -141,7 +141,6 @@ class Keeping:
         self._wake = wake
         self._clock = clock
         self._progress = progress
-        self._wall_offset = self._wall_clock() - clock()
         if self.queue is not None:
             # Not before there is somebody to tell.
             self.queue.watch_depth()
@@ -176,7 +175,8 @@ class Keeping:
         def refused(why: str) -> None:
             self._not_written(pipeline, writes, why)
 
-        records = [as_spooled(pipeline.stream, moving, wall_offset=self._wall_offset) for moving in writes]
+        wall_offset = self._wall_offset()
+        records = [as_spooled(pipeline.stream, moving, wall_offset=wall_offset) for moving in writes]
         try:
             stored = self.spool.spool.append_nowait(records, claim=True)
         except SpoolError as error:
@@ -256,7 +256,8 @@ class Keeping:
 
     def _spool_nowait(self, pipeline: ReliableStreamPipeline, group: list[Leaving]) -> "Future[Any]":
         assert self.spool is not None  # noqa: S101 - the rules name no place that is not there
-        records = [as_spooled(pipeline.stream, each.moving, wall_offset=self._wall_offset) for each in group]
+        wall_offset = self._wall_offset()
+        records = [as_spooled(pipeline.stream, each.moving, wall_offset=wall_offset) for each in group]
         return self.spool.spool.append_nowait(records, claim=False)
 
     def _bury_nowait(self, pipeline: ReliableStreamPipeline, group: list[Leaving]) -> "Future[Any]":
@@ -267,14 +268,19 @@ class Keeping:
         return self.queue.bury_nowait(letters)
 
     def _letter(self, stream: str, leaving: Leaving) -> DeadLetter:
+        wall_offset = self._wall_offset()
         return dead_letter_of(
-            as_spooled(stream, leaving.moving, wall_offset=self._wall_offset),
+            as_spooled(stream, leaving.moving, wall_offset=wall_offset),
             id=letter_id(self._wall_clock(), os.urandom(8)),
             reason=leaving.reason,
             producer_version=self._version,
             result=as_result(leaving),
-            wall_offset=self._wall_offset,
+            wall_offset=wall_offset,
         )
+
+    def _wall_offset(self) -> float:
+        """Return Unix time minus the loop's, as of now: the clock of a process that runs for weeks is set meanwhile."""
+        return self._wall_clock() - self._clock()
 
     def _when(self, future: "Future[Any]", answered: Callable[[], None], silent: Callable[[], None]) -> None:
         self._pending[future] = (answered, silent)

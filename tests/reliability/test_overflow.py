@@ -1,11 +1,13 @@
 """The spool as overflow: what would have failed is on disk instead, and arrives when the outage is over."""
 
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from kpl_core import BufferFull, Fact, RecordsFinished
+from kpl_core.driver.keeping import Keeping
 from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.reliability import DeadLetterOptions, SpoolMode, SpoolOptions
 from kpl_core.spool import LetterFilter
@@ -102,6 +104,26 @@ async def test_what_can_never_be_delivered_becomes_a_dead_letter_with_all_that_w
     report = each.report()
     assert (report.accepted, report.dead_lettered, report.failed_total) == (1, 1, 0)
     assert_invariant(report)
+
+
+async def test_a_clock_that_is_set_right_dates_what_is_kept_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # It starts an hour behind, on a machine that boots before its clock is synchronised.
+    behind = 3_600.0
+    defaults = Keeping.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "wall_clock", lambda: time.time() - behind)
+    letters = DeadLetterOptions(path=tmp_path / "letters.db", redrive=False)
+    transport = service()
+    transport.kinesis.faults.add(ErrorAnswer("InvalidArgumentException"), When(operation="PutRecords"))
+    async with producer(transport, dead_letters=letters) as each:
+        assert each.dead_letters is not None
+        behind = 0.0
+        await each.put_nowait(STREAM, partition_key="k", data=b"")
+        (stored,) = each.dead_letters.select_nowait(LetterFilter(), 10).result()
+    assert stored.letter is not None
+    assert stored.letter.last_attempt is not None
+    for date in (stored.letter.first_seen, stored.letter.last_attempt):
+        assert abs(date - time.time()) < 600
 
 
 async def test_a_note_that_cannot_be_shown_costs_no_record_and_no_neighbour(spool: SpoolOptions):
