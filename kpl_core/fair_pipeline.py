@@ -8,7 +8,7 @@ gate lets user records in, in fair order, until it closes again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -26,12 +26,10 @@ from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.record_result import SHUTDOWN, Attempt
 from kpl_core.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.retrier import expired_attempt
+from kpl_core.shard_gates import ShardGates
 from kpl_core.user_record import Tier, UserRecord, as_bytes, encode_partition_key, require_notes, require_size
 
 __all__ = ["FairStreamPipeline"]
-
-# How much of a shard's capacity may be sent and not answered: what is there waits for nobody's turn.
-UNANSWERED_SECONDS: Final = 0.25
 
 # Of one user record that enters with others: lane, key, the lane's entry for it, data, bytes of both, hash key.
 _Place = tuple[Lane, str, bytes, bytes, int, str | None]
@@ -55,9 +53,9 @@ class FairStreamPipeline(ReliableStreamPipeline):
         policy = self._policy = FairnessPolicy() if config.fairness is None else config.fairness
         self._waiting = FairShards(policy, buffer_limit, ttl_seconds=self._ttl_seconds)
         self._queued = 0
-        self._unanswered_bytes: dict[str | None, int] = {}
-        self._unanswered_limit = UNANSWERED_SECONDS * config.rate_limit_bytes_per_sec_per_shard
-        self._forced = False
+        self.gates = ShardGates(
+            self._limiter, self._backing_off, self._waiting, bytes_per_second=config.rate_limit_bytes_per_sec_per_shard
+        )
         # The flows whose user records are not aggregated.
         self._travel_alone: set[str | None] = set()
 
@@ -132,17 +130,19 @@ class FairStreamPipeline(ReliableStreamPipeline):
         if self._travel_alone:
             self._travel_alone.discard(flow)
         output = self._lanes_output
+        # A gate can only close when a lane closes something, which is news.
+        all_let_pass = self.gates.all_let_pass()
         for lane, run in runs.items():
             position, end = 0, len(run)
             while position < end:
-                # The gate can only have closed when the lane closed something, which is when a run stops.
-                if not self._goes_straight_on(lane.shard_id):
+                if not (all_let_pass or self.gates.lets_pass(lane.shard_id)):
                     for key, _, data, _ in run[position:]:
                         self._queue(lane.shard_id, UserRecord(key, data), now, flow, "normal")
                     break
                 position = lane.add_run(run, position, now)
                 if output.news:
                     self._attend(now)
+                    all_let_pass = self.gates.all_let_pass()
 
     def _runs_by_lane(self, pairs: Sequence[Any]) -> tuple[dict[Lane, list[Placed]], int]:
         """Return what goes into which lane, in the order of `pairs`, and the bytes of it all."""
@@ -201,7 +201,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
             gate = is_open.get(lane)
             if gate is None:
                 shard_id = lane.shard_id
-                gate = is_open[lane] = self._goes_straight_on(shard_id)
+                gate = is_open[lane] = self.gates.lets_pass(shard_id)
             if not gate:
                 deliveries.append(self._queue(lane.shard_id, records[index], now, flow, tier))
                 continue
@@ -246,7 +246,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
 
     def _enter(self, record: UserRecord, key: bytes, digest: bytes, now: float) -> Delivery:
         shard_id = self.shard_map.predict(digest)
-        if self._goes_straight_on(shard_id):
+        if self.gates.lets_pass(shard_id):
             return super()._enter(record, key, digest, now)
         self._queued += 1
         outcome = Outcome()
@@ -256,7 +256,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
     def _admit(self, moving: MovingUserRecord, now: float) -> None:
         record = moving.user_record
         shard_id = self.shard_map.predict(self._digest(record.partition_key.encode(), record.explicit_hash_key))
-        if self._goes_straight_on(shard_id):
+        if self.gates.lets_pass(shard_id):
             super()._admit(moving, now)
         else:
             self._waiting.put(shard_id, moving, moving.size_bytes)
@@ -275,36 +275,18 @@ class FairStreamPipeline(ReliableStreamPipeline):
         )
         self._waiting.put(shard_id, waiting, waiting.size_bytes)
 
-    def _goes_straight_on(self, shard_id: str | None) -> bool:
-        return not self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id)
-
-    def _gate_is_open(self, shard_id: str | None) -> bool:
-        if self._forced:
-            return True
-        if self._limiter.is_waiting(shard_id) or self._backing_off.holds(shard_id):
-            return False
-        return self._unanswered_bytes.get(shard_id, 0) < self._unanswered_limit
-
     # Per request
 
     def next_request(self, now: float) -> PutRecordsRequest | None:
         """Return the next request, and count what each shard has not answered."""
         request = super().next_request(now)
         if request is not None:
-            for record in request.records:
-                shard_id = record.predicted_shard
-                self._unanswered_bytes[shard_id] = self._unanswered_bytes.get(shard_id, 0) + record.size_bytes
+            self.gates.sent(request.records)
         return request
 
     def request_completed(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
         """Finish, retry or fail what the request carried; then let in who waited for it."""
-        for record in request.records:
-            shard_id = record.predicted_shard
-            left = self._unanswered_bytes.get(shard_id, 0) - record.size_bytes
-            if left > 0:
-                self._unanswered_bytes[shard_id] = left
-            else:
-                self._unanswered_bytes.pop(shard_id, None)
+        self.gates.answered(request.records)
         super().request_completed(request, answer, now)
         self._let_in(now)
 
@@ -321,7 +303,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
             # First those leave whose time is over; `advance` sees to it.
             return
         for shard_id in self._waiting.waiting_shards:
-            while self._waiting.is_waiting(shard_id) and self._gate_is_open(shard_id):
+            while self._waiting.is_waiting(shard_id) and self.gates.is_open(shard_id):
                 waiting = self._waiting.take(shard_id)
                 self._aggregate_again([waiting], now)
                 self._generations.release(waiting.generation)
@@ -334,7 +316,7 @@ class FairStreamPipeline(ReliableStreamPipeline):
 
     def drain_force(self, now: float) -> None:
         """Let everything leave that is not expired, tokens or not, gates or not."""
-        self._forced = True
+        self.gates.force()
         super().drain_force(now)
         self._let_in(now)
         super().drain_force(now)

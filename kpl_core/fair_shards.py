@@ -44,6 +44,10 @@ class FairShards:
         # Never later than the earliest expiration in here.
         self._earliest_expiration = math.inf
 
+    def __bool__(self) -> bool:
+        """Say whether anything waits, for whatever shard."""
+        return bool(self._queues)
+
     def is_waiting(self, shard_id: str | None) -> bool:
         """Say whether anything waits for this shard."""
         return shard_id in self._queues

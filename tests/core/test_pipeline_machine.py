@@ -363,6 +363,12 @@ class AnyOrderWithFlows(AnyOrder):
     def flow_of(self, key: str) -> str | None:
         return f"flow {len(key + key[-1]) % 2 + int(key[1:]) % 3}"
 
+    @invariant()
+    def every_gate_is_open_where_all_are_said_to_be(self) -> None:
+        pipeline = getattr(self, "pipeline", None)
+        if isinstance(pipeline, FairStreamPipeline) and pipeline.gates.all_let_pass():
+            assert all(pipeline.gates.lets_pass(shard_id) for shard_id in (None, *pipeline.shard_map.open_shards))
+
     def may_refuse(self, size: int) -> bool:
         # A flow may hold as much as is free, times its weight: a full house is not needed to refuse it.
         return self.pipeline.statistics().queueing > 0 or super().may_refuse(size)
