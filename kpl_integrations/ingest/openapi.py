@@ -1,6 +1,7 @@
 """The gateway's description (OpenAPI 3.1): what it takes, and each answer it gives, read from the admission table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from kpl_integrations.ingest.admission import ADMISSION, Refusal
@@ -8,12 +9,22 @@ from kpl_integrations.ingest.openapi_protocols import protocol_paths
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.tenants import ACKS
 
-__all__ = ["openapi_document"]
+__all__ = ["FINER_CODES", "openapi_document"]
 
 # What can keep records out; the others are answers to paths and methods.
 _RECORD_REFUSALS: Final = tuple(each for each in Refusal if each is not Refusal.UNKNOWN_PATH)
+# Codes that stand in the row's place where a decoder knows more.
+FINER_CODES: Final[Mapping[Refusal, tuple[str, ...]]] = MappingProxyType(
+    {
+        Refusal.MALFORMED: ("truncated", "encoding", "too-deep"),
+        Refusal.TOO_LARGE: ("too-many-records",),
+        Refusal.UNSUPPORTED: ("unsupported-content-encoding",),
+    }
+)
 _KEY_PATTERN: Final = "^[!#-~]([ !#-~]{0,253}[!#-~])?$"
 _STREAM_PATTERN: Final = "^[a-zA-Z0-9_.-]{1,128}$"
+# 39 digits are below 2**128 as well, but not all of them.
+_HASH_KEY_PATTERN: Final = "^(0|[1-9][0-9]{0,37})$"
 
 Document = dict[str, Any]
 
@@ -82,6 +93,12 @@ def _records(settings: IngestSettings) -> Document:
                 "schema": {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[!-~]+$"},
                 "description": "The key of application/octet-stream; without it, one is made up.",
             },
+            {
+                "name": "X-Explicit-Hash-Key",
+                "in": "header",
+                "schema": {"type": "string", "pattern": _HASH_KEY_PATTERN},
+                "description": "The explicit hash key of application/octet-stream.",
+            },
         ],
         "requestBody": {"required": True, "content": _content(settings)},
         "responses": {
@@ -115,7 +132,7 @@ def _content(settings: IngestSettings) -> Document:
 
 def _schemas(settings: IngestSettings) -> Document:
     key = {"type": "string", "minLength": 1, "maxLength": 256}
-    hash_key = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,37})$"}
+    hash_key = {"type": "string", "pattern": _HASH_KEY_PATTERN}
     common = {"partition_key": key, "explicit_hash_key": hash_key}
     data = {"not": {"type": "null"}, "description": "A string's UTF-8 bytes; of anything else, its JSON text."}
     return {
@@ -169,6 +186,24 @@ def _schemas(settings: IngestSettings) -> Document:
                 "status": {"type": "integer"},
                 "detail": {"type": "string"},
                 "code": {"type": "string"},
+                "field": {"type": "string", "description": "the parameter or the member that is meant"},
+                "index": {"type": "integer", "description": "of the record, from 0, where one is meant"},
+                "errors": {
+                    "type": "array",
+                    "description": "of bad-records: what is wrong, and where; the first hundred",
+                    "items": {"$ref": "#/components/schemas/RejectedRecord"},
+                },
+                "error_count": {"type": "integer", "description": "how many there are in all"},
+                "records": {
+                    "type": "array",
+                    "description": "where none was delivered: what became of each",
+                    "items": {"$ref": "#/components/schemas/RecordAnswer"},
+                },
+                "violated-policies": {
+                    "type": "array",
+                    "description": "of quota-exceeded: the tenant's rates that are used up",
+                    "items": {"enum": ["records", "bytes"]},
+                },
             },
         },
     }
@@ -211,8 +246,15 @@ def _problem(refusals: list[Refusal]) -> Document:
         headers["Retry-After"] = {"$ref": "#/components/headers/Retry-After"}
     if any(row.shows_quota for row in rows):
         headers |= _QUOTA_HEADERS
+    if Refusal.NO_CREDENTIALS in refusals:
+        headers["WWW-Authenticate"] = {"$ref": "#/components/headers/WWW-Authenticate"}
+    if Refusal.METHOD in refusals:
+        headers["Allow"] = {"$ref": "#/components/headers/Allow"}
     response: Document = {
-        "description": "; ".join(f"{row.title} ({row.code})" for row in rows),
+        "description": "; ".join(
+            f"{ADMISSION[each].title} ({', '.join((ADMISSION[each].code, *FINER_CODES.get(each, ())))})"
+            for each in refusals
+        ),
         "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
     return {**response, "headers": headers} if headers else response
@@ -223,6 +265,8 @@ def _headers() -> Document:
         "Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$"}, "description": "Seconds."},
         "RateLimit": {"schema": {"type": "string"}, "description": "draft-ietf-httpapi-ratelimit-headers"},
         "RateLimit-Policy": {"schema": {"type": "string"}, "description": "draft-ietf-httpapi-ratelimit-headers"},
+        "WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer."},
+        "Allow": {"schema": {"type": "string"}, "description": "The methods there are."},
     }
 
 

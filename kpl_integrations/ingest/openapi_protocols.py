@@ -8,7 +8,7 @@ from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
 from kpl_integrations.ingest.otlp import OTLP_PATHS
 from kpl_integrations.ingest.tenants import ACKS
 from kpl_integrations.ingest.upstream import PASSED_ON
-from kpl_integrations.ingest.wire_protocol import WIRE_ANSWERS
+from kpl_integrations.ingest.wire_protocol import UNAVAILABLE_ANSWER, WIRE_ANSWERS, WIRE_CODES
 from kpl_integrations.kinesis_protocol import JSON_CONTENT_TYPE, TARGET_PREFIX
 
 __all__ = ["protocol_paths"]
@@ -36,6 +36,7 @@ OTLP_REFUSALS: Final = (
 )
 _BINARY: Final[Document] = {"schema": {"type": "string", "format": "binary"}}
 _OBJECT: Final[Document] = {"schema": {"type": "object"}}
+_COMES_AGAIN: Final[Document] = {"headers": {"Retry-After": {"$ref": "#/components/headers/Retry-After"}}}
 _STATUS: Final[Document] = {
     "schema": {
         "type": "object",
@@ -104,11 +105,7 @@ def _refused(refusals: Iterable[Refusal]) -> Document:
         str(status): {
             "description": "; ".join(titles),
             "content": {JSON: _STATUS, PROTOBUF: _BINARY},
-            **(
-                {"headers": {"Retry-After": {"$ref": "#/components/headers/Retry-After"}}}
-                if status in comes_again
-                else {}
-            ),
+            **(_COMES_AGAIN if status in comes_again else {}),
         }
         for status, titles in sorted(by_status.items())
     }
@@ -116,12 +113,14 @@ def _refused(refusals: Iterable[Refusal]) -> Document:
 
 def _wire() -> Document:
     operations = sorted(["PutRecord", "PutRecords", *PASSED_ON])
-    by_status: dict[int, set[str]] = {500: {"InternalFailure"}}
+    by_status: dict[int, set[str]] = {400: set(WIRE_CODES), 500: {"InternalFailure"}}
     for answer in WIRE_ANSWERS.values():
         by_status.setdefault(answer.status, set()).add(answer.code)
     return {
         "operationId": "kinesis",
         "summary": "The Kinesis API, signed with SigV4, for AWS SDKs and agents",
+        "description": "The Kinesis API, signed with SigV4, for AWS SDKs and agents; in JSON, or in CBOR "
+        "(application/x-amz-cbor-1.1), which is answered in CBOR.",
         "externalDocs": {"url": "https://docs.aws.amazon.com/kinesis/latest/APIReference/"},
         "parameters": [
             {
@@ -138,6 +137,7 @@ def _wire() -> Document:
                 str(status): {
                     "description": ", ".join(sorted(codes)),
                     "content": {JSON_CONTENT_TYPE: _AWS_ERROR},
+                    **(_COMES_AGAIN if status == UNAVAILABLE_ANSWER.status else {}),
                 }
                 for status, codes in sorted(by_status.items())
             },

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kpl_integrations.ingest.call_turns import CallTurns
 from kpl_integrations.kinesis_protocol import RequestRefused, Timestamp
 
-__all__ = ["PASSED_ON", "AiobotocoreUpstream", "Upstream"]
+__all__ = ["FAILED", "PASSED_ON", "TOO_OFTEN", "UNAVAILABLE", "AiobotocoreUpstream", "Upstream"]
 
 # Operation, and the method of an AWS client.
 PASSED_ON: Final[Mapping[str, str]] = {
@@ -35,7 +35,7 @@ LONGEST_WAIT_SECONDS: Final = 2.0
 
 FAILED: Final = "InternalFailure"
 UNAVAILABLE: Final = "ServiceUnavailable"
-_TOO_OFTEN: Final = "LimitExceededException"
+TOO_OFTEN: Final = "LimitExceededException"
 _FORBIDDEN: Final = "AccessDeniedException"
 _UNKNOWN: Final = "UnknownOperationException"
 # About whoever signed, and that was the gateway (API Reference, "Common Error Types", and `sigv4`).
@@ -116,7 +116,7 @@ class AiobotocoreUpstream:
 
 
 def _too_often() -> RequestRefused:
-    return RequestRefused(_TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
+    return RequestRefused(TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
 
 
 def _refusal(operation: str, error: ClientError) -> RequestRefused:

@@ -25,7 +25,7 @@ from kpl_integrations.ingest.body import ClientGone, read_body, require_length
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.tenants import AccessKey
-from kpl_integrations.ingest.upstream import FAILED, PASSED_ON, UNAVAILABLE, AiobotocoreUpstream, Upstream
+from kpl_integrations.ingest.upstream import FAILED, PASSED_ON, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream, Upstream
 from kpl_integrations.kinesis_protocol import (
     REFUSED_CREDENTIALS,
     PutRecord,
@@ -42,8 +42,9 @@ from kpl_integrations.kinesis_protocol import (
     require_signature,
     wire_of,
 )
+from kpl_integrations.kinesis_protocol.refusal import UNKNOWN_OPERATION
 
-__all__ = ["WIRE_ANSWERS", "WireAnswer", "WireProtocol"]
+__all__ = ["UNAVAILABLE_ANSWER", "WIRE_ANSWERS", "WIRE_CODES", "WireAnswer", "WireProtocol"]
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 _UNKNOWN_KEY: Final = "UnrecognizedClientException"
@@ -53,6 +54,8 @@ _OPERATIONS: Final = ("PutRecord", "PutRecords", *PASSED_ON)
 # 10 MiB of data are 13.4 MiB of base64.
 _MOST_BODY_BYTES: Final = 16 * MIB
 _SEND_SECONDS: Final = 30.0
+# When Kinesis could not be asked: as long as a new connection may take.
+_ASK_AGAIN_SECONDS: Final = 1.0
 # Of ours: the record waited for room or rate until its time was up.
 _THROTTLED_CODES: Final = frozenset({THROTTLED, EXPIRED, RATE_LIMITED, BREAKER_OPEN})
 
@@ -65,16 +68,16 @@ class WireAnswer(NamedTuple):
     per_record: bool = False
 
 
-_UNAVAILABLE: Final = WireAnswer(UNAVAILABLE, 503)
+UNAVAILABLE_ANSWER: Final = WireAnswer(UNAVAILABLE, 503)
 
 WIRE_ANSWERS: Final[Mapping[Refusal, WireAnswer]] = MappingProxyType(
     {
         Refusal.QUOTA: WireAnswer(THROTTLED, per_record=True),
         Refusal.QUEUE_SHARE: WireAnswer(THROTTLED, per_record=True),
         Refusal.NO_ROOM: WireAnswer(THROTTLED, per_record=True),
-        Refusal.BREAKER_OPEN: _UNAVAILABLE,
-        Refusal.DRAINING: _UNAVAILABLE,
-        Refusal.STREAM_UNCERTAIN: _UNAVAILABLE,
+        Refusal.BREAKER_OPEN: UNAVAILABLE_ANSWER,
+        Refusal.DRAINING: UNAVAILABLE_ANSWER,
+        Refusal.STREAM_UNCERTAIN: UNAVAILABLE_ANSWER,
         Refusal.BAD_CREDENTIALS: WireAnswer(_UNKNOWN_KEY),
         Refusal.FORBIDDEN: WireAnswer("AccessDeniedException"),
         Refusal.UNKNOWN_STREAM: WireAnswer("ResourceNotFoundException"),
@@ -84,6 +87,8 @@ WIRE_ANSWERS: Final[Mapping[Refusal, WireAnswer]] = MappingProxyType(
         Refusal.BAD_RECORDS: WireAnswer("ValidationException"),
     }
 )
+# Said with status 400 where no row of the admission table is meant.
+WIRE_CODES: Final = REFUSED_CREDENTIALS | {_INVALID_ARGUMENT, TOO_OFTEN, UNKNOWN_OPERATION}
 
 
 class _NotStored(NamedTuple):
@@ -122,11 +127,12 @@ class WireProtocol:
             if refused.code in REFUSED_CREDENTIALS:
                 self._gateway.refusals[Refusal.BAD_CREDENTIALS] += 1
             status, body = refused.status, error_body(wire, refused.code, refused.message)
+            retry_after = _ASK_AGAIN_SECONDS if refused.code == UNAVAILABLE else None
         except Refused as refused:
             self._gateway.refusals[refused.refusal] += 1
             answer = WIRE_ANSWERS.get(refused.refusal, WireAnswer(FAILED, 500))
             status, body = answer.status, error_body(wire, answer.code, refused.detail)
-            retry_after = refused.retry_after if answer is _UNAVAILABLE else None
+            retry_after = refused.retry_after if answer is UNAVAILABLE_ANSWER else None
         except ClientGone:
             return
         self._gateway.answers[status] += 1

@@ -21,7 +21,9 @@ from kpl_core import BlockingProducer, Config as ProducerConfig, UserRecord, enc
 from kpl_core.testing import RecordError, When
 from kpl_integrations.ingest.admission import ADMISSION, Refusal
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
+from kpl_integrations.ingest.upstream import UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.wire_protocol import WIRE_ANSWERS
+from kpl_integrations.kinesis_protocol import RequestRefused
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 
 SECRET = "a-secret-of-the-tenant"
@@ -236,6 +238,17 @@ def test_a_gateway_that_shuts_down_is_503_which_every_sdk_retries(gateway, clien
     answered = raised.value.response
     assert (answered["Error"]["Code"], answered["ResponseMetadata"]["HTTPStatusCode"]) == ("ServiceUnavailable", 503)
     assert answered["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "1"
+
+
+def test_who_asks_while_kinesis_cannot_be_asked_is_told_when_to_come_again(client, monkeypatch):
+    async def call(*_: object, **__: object) -> None:
+        raise RequestRefused(UNAVAILABLE, "Kinesis could not be asked", status=503)
+
+    monkeypatch.setattr(AiobotocoreUpstream, "call", call)
+    with pytest.raises(ClientError) as raised:
+        client.list_shards(StreamName=STREAM)
+    answered = raised.value.response["ResponseMetadata"]
+    assert (answered["HTTPStatusCode"], answered["HTTPHeaders"]["retry-after"]) == (503, "1")
 
 
 def test_an_answer_is_true_for_each_record_when_kinesis_fails_some(gateway):

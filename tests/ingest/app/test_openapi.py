@@ -1,7 +1,9 @@
 """The description says what the gateway does: every answer it gives is in it, and schemathesis finds nothing."""
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,12 +11,13 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings as hypothesis_settings
 
-from kpl_integrations.ingest import ADMISSION, Refusal, load_settings
-from kpl_integrations.ingest.openapi import openapi_document
+from kpl_integrations.ingest import ADMISSION, Refusal, decoding, load_settings
+from kpl_integrations.ingest.openapi import FINER_CODES, openapi_document
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.running_gateway import RunningGateway, running_gateway
 
 DOCUMENT = openapi_document(load_settings())
+DECODERS = Path(decoding.__file__).parent
 # The other protocols are tested by test_openapi_protocols.py.
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT).exclude(path_regex="^/$|^/v1/(logs|traces|metrics)$")
 
@@ -36,6 +39,18 @@ def test_every_refusal_of_a_record_is_described():
     described = set(DOCUMENT["paths"]["/v1/streams/{stream}/records"]["post"]["responses"])
     answers = {str(row.status) for refusal, row in ADMISSION.items() if refusal is not Refusal.UNKNOWN_PATH}
     assert described == answers | {"200", "202"}
+
+
+def test_every_code_of_a_decoder_is_described():
+    said: dict[int, set[str]] = {}
+    for module in DECODERS.glob("*.py"):
+        for status, code in re.findall(r"DecodeRefusal\((\d{3}), \"([a-z-]+)\"", module.read_text(encoding="utf-8")):
+            said.setdefault(int(status), set()).add(code)
+    described = {ADMISSION[refusal].status: {ADMISSION[refusal].code, *codes} for refusal, codes in FINER_CODES.items()}
+    assert said == described
+    answers = DOCUMENT["paths"]["/v1/streams/{stream}/records"]["post"]["responses"]
+    for status, codes in described.items():
+        assert set(re.findall(r"[a-z-]+", answers[str(status)]["description"])) >= codes
 
 
 @SCHEMA.parametrize()
