@@ -234,7 +234,9 @@ class SpoolStore:
         (free_pages,) = self.connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         if free_pages * _PAGE_BYTES >= _RECLAIM_BYTES and free_pages >= pages * 0.9:
-            self.connection.execute("VACUUM")
+            # It writes all that is left twice. Where there is no room for that, the free pages are used as they are.
+            with contextlib.suppress(sqlite3.OperationalError):
+                self.connection.execute("VACUUM")
 
     def _connect(self) -> None:
         # Created by hand for its mode: envelopes hold other people's data. SQLite copies it to -wal and -shm.

@@ -1,6 +1,7 @@
 """The file: its schema, its migrations, its lock, and what is not a spool."""
 
 import os
+import resource
 import sqlite3
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from kpl_core.errors import ConfigError
 from kpl_core.reliability import SpoolOptions
+from kpl_core.spool import store as store_module
 from kpl_core.spool.process_lock import ProcessLock
 from kpl_core.spool.schema import APPLICATION_ID, MIGRATIONS, migrate
 from kpl_core.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
@@ -260,6 +262,31 @@ def test_a_log_whose_file_was_moved_or_emptied_is_not_thrown_away(
     killed.write_bytes(file)
     assert again.open().records == 3
     again.close()
+
+
+def test_a_disk_without_room_to_give_back_the_rest_keeps_no_spool_from_opening(
+    options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_RECLAIM_BYTES", MIB)
+    store = SpoolStore(options)
+    store.open()
+    large = [RecordRow(record_id, 0, bytes(MIB)) for record_id in range(1, 41)]
+    store.commit(Changes(records=large))
+    store.commit(Changes(confirmed_ids=list(range(1, 38))))
+    store.close()
+    # Nine tenths of the file are free, and no file may grow to what the last tenth needs.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, hard))
+    try:
+        assert store.open().records == 3
+        store.commit(Changes(records=rows(100)))
+        store.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    before = options.path.stat().st_size
+    assert store.open().records == 4
+    store.close()
+    assert options.path.stat().st_size < before / 5
 
 
 def test_an_emptied_file_gives_the_disk_back_when_it_is_opened(options: SpoolOptions) -> None:
