@@ -185,10 +185,12 @@ class ProducerLife(ProducerView):
         return await stack.enter_async_context(self._coordinating)
 
     async def _run_streams(self, *, task_status: TaskStatus[None]) -> None:
+        has_ended = False
         try:
             await self._own_streams().run(task_status=task_status)
+            has_ended = True
         finally:
-            if self._state == "open" and (left := self._buffer_limit.outstanding_records):
+            if self._state == "open" and not has_ended and (left := self._buffer_limit.outstanding_records):
                 # Its loop ends while nobody closes it: these have no result, and nobody is left to give them one.
                 _logger.warning(
                     "the event loop ended before its producer was closed, with %d records outstanding; "
@@ -196,6 +198,13 @@ class ProducerLife(ProducerView):
                     left,
                     self.report(),
                 )
+        if self._state in {"open", "closing"}:
+            # Nothing would be sent any more, and whoever waits would wait for ever.
+            message = (
+                "somebody cancelled a task of this producer, which ended it; cancel the tasks that are your own, "
+                "not all of asyncio.all_tasks()"
+            )
+            raise ProducerClosed(message)
 
     def _tell(self, fact: Fact) -> None:
         self._own_streams().tell(fact)
@@ -328,7 +337,7 @@ class ProducerLife(ProducerView):
         for listener in self._listeners:
             try:
                 listener()
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 # Somebody else's code, called in the middle of ours. It may be right again the next time.
                 _logger.exception("a listener to the producer's progress failed: %r", listener)
         if self._progress_waiters:

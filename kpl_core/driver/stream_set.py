@@ -1,6 +1,7 @@
 """All streams of a producer: their pipelines, and the tasks that drive them."""
 
 import logging
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -85,7 +86,7 @@ class StreamSet:
             delivery=Delivery,
             listening=bool(self._hooks),
         )
-        pipeline.on_opening(next((each.opening_context for each in self._hooks if isinstance(each, OpeningHook)), None))
+        pipeline.on_opening(self._opening_context())
         refresher = ShardMapRefresher(
             pipeline,
             self._transport,
@@ -199,13 +200,35 @@ class StreamSet:
         for hook in self._hooks:
             self._tell(hook, fact)
 
+    # Somebody else's metrics must not cost anybody's records. A hook that fails is told once in the log, and never
+    # called again. What is no task of ours cannot be cancelled: a future that was has told the hook.
+
     def _tell(self, hook: Hook, fact: Fact) -> None:
         try:
             hook(fact)
-        except Exception:
-            # Somebody else's metrics must not cost anybody's records. Told once, and never again.
-            self._hooks = tuple(other for other in self._hooks if other is not hook)
-            _logger.exception("hook %r failed and is told no more facts", hook)
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
+            self._dismiss(hook, error)
+
+    def _opening_context(self) -> Callable[[], object] | None:
+        """Return what asks the hook that wants to know where Kinesis records come from, None if there is none."""
+        hook = next((each for each in self._hooks if isinstance(each, OpeningHook)), None)
+        if hook is None:
+            return None
+
+        def opening_context() -> object:
+            try:
+                return hook.opening_context()
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
+                self._dismiss(hook, error)
+                return None
+
+        return opening_context
+
+    def _dismiss(self, hook: Hook, error: BaseException) -> None:
+        self._hooks = tuple(other for other in self._hooks if other is not hook)
+        for runner in self._runners.values():
+            runner.pipeline.on_opening(self._opening_context())
+        _logger.error("hook %r failed and is told no more facts", hook, exc_info=error)
 
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""
