@@ -18,9 +18,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.compiled import DIRECTORY, why_not_built
 from benchmarks.machine import cores, describe_machine, pin_to
 from benchmarks.sink_process import REPOSITORY, running_sink
 from benchmarks.trial import call_sink
@@ -43,6 +45,8 @@ class Row:
     content_type: str = "application/json"
     query: str = ""
     reaches_the_sink: bool = True
+    #: Where its server's packages are imported from.
+    directory: Path = REPOSITORY
 
 
 def rows(scale: float) -> list[Row]:
@@ -59,6 +63,9 @@ def rows(scale: float) -> list[Row]:
         Row("gateway, NDJSON of 100, delivered", "gateway", 100, bulks, ndjson, query="?ack=delivered"),
         Row("gateway, JSON of 100, queued", "gateway", 100, bulks),
         Row("FastAPI + pydantic, JSON of 100", "fastapi", 100, bulks // 4),
+        # The same with the wheel whose hot path is compiled (`benchmarks.compiled`).
+        Row("gateway compiled, 1 record, queued", "gateway", 1, singles, directory=DIRECTORY),
+        Row("gateway compiled, NDJSON of 100, queued", "gateway", 100, bulks, ndjson, directory=DIRECTORY),
     ]
 
 
@@ -78,7 +85,7 @@ def measure(row: Row, endpoint_url: str, placed_on: tuple[int | None, int | None
     call_sink(endpoint_url, "/open", {"workload": workload.fields()})
     warm_up = requests_of(row, workload, count, count + 200 * row.records_per_request)
     measured = requests_of(row, workload, 0, count)
-    with running_server(row.app, endpoint_url, placed_on[0]) as (port, pid):
+    with running_server(row.app, endpoint_url, placed_on[0], row.directory) as (port, pid):
         asyncio.run(send(port, warm_up))
         time.sleep(0.5)
         call_sink(endpoint_url, "/start", {})
@@ -180,12 +187,14 @@ class Connection(asyncio.Protocol):
 
 
 @contextlib.contextmanager
-def running_server(app: str, endpoint_url: str, cpu: int | None) -> Iterator[tuple[int, int]]:
+def running_server(
+    app: str, endpoint_url: str, cpu: int | None, directory: Path = REPOSITORY
+) -> Iterator[tuple[int, int]]:
     """Run a server on a core of its own; yield its port and process id."""
     command = [sys.executable, "-m", "benchmarks.ingest_server", app, endpoint_url]
     if cpu is not None:
         command += ["--cpu", str(cpu)]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         try:
@@ -218,6 +227,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name contains the words")
     arguments = parser.parse_args()
     wanted = [row for row in rows(arguments.scale) if arguments.only.lower() in row.name.lower()]
+    missing = why_not_built()
+    if missing:
+        print(f"The compiled gateway is left out: {missing}.", file=sys.stderr)
+        wanted = [row for row in wanted if row.directory == REPOSITORY]
     placed_on, placement = cores()
     pin_to(placed_on[1])
     figures: dict[str, list[Figures]] = {row.name: [] for row in wanted}
