@@ -175,6 +175,11 @@ class AiobotocoreTransport:
             return RequestFailure(INTERNAL, without_passwords(f"the answer to {method} cannot be read: {error!r}"))
         except _BROKEN as error:
             return RequestFailure(INTERNAL, without_passwords(str(error)) or type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - a session's credentials and event handlers are anybody's code
+            return RequestFailure(
+                INTERNAL,
+                without_passwords(f"{method} was not called, because the session's own code failed: {error!r}"),
+            )
 
 
 def _entries(answer: Any) -> list[PutRecordsEntry]:  # noqa: ANN401 - botocore has no types

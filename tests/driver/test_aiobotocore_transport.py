@@ -9,6 +9,7 @@ from typing import Any
 
 import botocore
 import pytest
+from aiobotocore.credentials import AioDeferredRefreshableCredentials
 from aiobotocore.session import AioSession
 
 from kpl_core import Config, ConfigError, Producer
@@ -201,6 +202,38 @@ async def test_missing_credentials_are_a_value_that_says_so(monkeypatch):
     assert answer.code == "NoCredentials"
     assert "configure credentials" in answer.message
     assert not Config().is_retryable(answer.code)
+
+
+class _Vault:
+    """Gives credentials, which cannot be had at first."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.asked = 0
+        self._error = error
+
+    async def fetch(self) -> dict[str, str]:
+        self.asked += 1
+        if self.asked <= 4:
+            message = "the vault is sealed"
+            raise self._error(message)
+        return {"access_key": "a", "secret_key": "s", "token": "t", "expiry_time": "2999-01-01T00:00:00Z"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [RuntimeError, OSError, EOFError, LookupError, AssertionError])
+async def test_credentials_that_raise_whatever_they_like_are_asked_again_and_end_nothing(error, monkeypatch):
+    session, vault = AioSession(), _Vault(error)
+    monkeypatch.setattr(session, "_credentials", AioDeferredRefreshableCredentials(vault.fetch, "vault"))
+    async with LocalKinesis({"s": 1}) as kinesis:
+        transport = AiobotocoreTransport(config(kinesis.endpoint_url), session=session)
+        async with transport.open():
+            failure = await transport.put_records(request_of(*THREE))
+            assert isinstance(failure, RequestFailure)
+            assert (failure.code, "the vault is sealed" in failure.message) == ("Internal", True)
+        async with Producer(config(kinesis.endpoint_url, retry_backoff_base_ms=5), session=session) as producer:
+            delivery = producer.put_nowait("s", partition_key="k", data=b"x")
+            assert (await delivery).successful
+    assert vault.asked > 4
 
 
 @pytest.mark.anyio
