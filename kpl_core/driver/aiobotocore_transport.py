@@ -178,7 +178,7 @@ class AiobotocoreTransport:
         except Exception as error:  # noqa: BLE001 - a session's credentials and event handlers are anybody's code
             return RequestFailure(
                 INTERNAL,
-                without_passwords(f"{method} was not called, because the session's own code failed: {error!r}"),
+                without_passwords(f"{method} was not called: the session's own code failed with {error!r}"),
             )
 
 
