@@ -1,8 +1,11 @@
 """Two producers, as if in two processes, share one shard: each is held to its part, and nobody is throttled.
 
+    pip install 'kpl-integrations[local]'
+    python examples/coordinated_producers.py
+
 They meet in a folder. In production, where several machines share a stream, name a bucket instead:
 
-    KPL_COORDINATION_STORE='s3://my-bucket/kpl/orders/?region=eu-central-1' python coordinated_producers.py
+    KPL_COORDINATION_STORE='s3://my-bucket/kpl/orders/?region=eu-central-1' python examples/coordinated_producers.py
 
 KPL_ENDPOINT_URL names a Kinesis; without it a local one is started.
 """

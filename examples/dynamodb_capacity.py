@@ -3,7 +3,7 @@
 In production every process has a `DistributedRateWorker` and one has a `DistributedRateAggregator`; they meet in S3:
 
     pip install kpl-integrations boto3
-    TABLE=my-table BUCKET=my-bucket python dynamodb_capacity.py
+    TABLE=my-table BUCKET=my-bucket python examples/dynamodb_capacity.py
 
 Without TABLE nothing is sent: the answers are made up here, each write costs one unit.
 """

@@ -33,7 +33,7 @@ ELSEWHERE = {
     r"make \w+.*": ".ci/run",
     r"python3 -m venv .*": "tests/packaging/environment.py",
     r"pip install '(?:kpl-integrations|\.)\[.*\]'.*": "tests/packaging/test_each_extra.py",
-    r"export .*|uvicorn app:app .*|curl .*/orders .*": "tests/docs/test_tutorial.py",
+    r"export .*|uvicorn (?:app|stored):app .*|curl .*/orders[/ ].*": "tests/docs/test_tutorial.py",
     r"python -m benchmarks.*": "benchmarks",
     r"opentelemetry-instrument .*": "tests/otel/test_programs.py",
     r"kpl top .*": "tests/cli/test_top.py",
