@@ -7,7 +7,7 @@ interval, however many there are, and there is no driver to die.
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -170,8 +170,10 @@ async def compute(
     if claimed.version is None:
         return None
     listing = await store.read_all(REPORT_PREFIX)
-    reports = _readable(listing.bodies, complain)
     previous = await _whole(store, head, complain)
+    oldest = listing.at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * rules.interval_seconds
+    gone: list[str] = []
+    reports = _reports(listing.bodies, complain, gone, oldest=oldest)
     summary = next_summary(previous, reports, rules, at=listing.at)
     # The version of the claim is nobody else's, so no parts are written over by one who is overtaken.
     summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
@@ -181,20 +183,23 @@ async def compute(
     written = await store.write(SUMMARY_NAME, encode(written_head), expected=claimed.version)
     if written.version is None:
         return None
-    await _remove_old(store, head, reports, rules, at=listing.at)
+    await _remove_old(store, head, gone)
     return summary
 
 
-def _readable(bodies: Mapping[str, bytes], complain: Complain) -> dict[str, WorkerReport]:
-    reports: dict[str, WorkerReport] = {}
+def _reports(
+    bodies: Mapping[str, bytes], complain: Complain, gone: list[str], *, oldest: float
+) -> Iterator[WorkerReport]:
+    """Read one report after the other; add to `gone` who left, or wrote none since `oldest`."""
     for name, body in bodies.items():
         try:
             report = decode_report(body)
         except UnreadableObject as error:
             complain(error.reason, f"{name}: {error}")
-        else:
-            reports[report.worker_id] = report
-    return reports
+            continue
+        if report.leaving or report.written_at < oldest:
+            gone.append(report.worker_id)
+        yield report
 
 
 async def _whole(store: CoordinationStore, head: Summary | None, complain: Complain) -> Summary | None:
@@ -215,21 +220,12 @@ async def _whole(store: CoordinationStore, head: Summary | None, complain: Compl
     return msgspec.structs.replace(head, members=members, resources=parts[0].resources(), part_count=0)
 
 
-async def _remove_old(
-    store: CoordinationStore,
-    head: Summary | None,
-    reports: dict[str, WorkerReport],
-    rules: TableRules,
-    *,
-    at: float,
-) -> None:
+async def _remove_old(store: CoordinationStore, head: Summary | None, gone: list[str]) -> None:
     """Remove the parts of the summary before the last, and reports of workers long gone."""
     if head is not None and head.old_part_count:
         # Not the parts of `head` itself: somebody may just have read it, and look for his part.
         for number in range(head.old_part_count):
             await store.delete(f"{head.old_part_prefix}{number}.json")
-    oldest = at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * rules.interval_seconds
-    gone = [worker_id for worker_id, report in reports.items() if report.written_at < oldest or report.leaving]
     for worker_id in gone[:REMOVALS]:
         await store.delete(_report_name(worker_id))
 

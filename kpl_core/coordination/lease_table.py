@@ -16,7 +16,11 @@ what it held before (a replica that missed the latest writes takes over) is beli
 the workers: what a report says it holds counts, if that is more than the table grants.
 """
 
-from collections.abc import Mapping
+import math
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import starmap
 from typing import Final
 
 import msgspec
@@ -41,7 +45,7 @@ FORGOTTEN_INTERVALS: Final = 120.0
 RESERVE: Final = 0.04
 # What may be missing or too much, of the limit, in a table that is called settled.
 SETTLED: Final = 0.02
-NO_RATES: Final[Pair] = (0.0, 0.0)
+NO_LIMITS: Final[Pair] = (math.inf, math.inf)
 
 
 class TableRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,24 +56,41 @@ class TableRules(msgspec.Struct, frozen=True, kw_only=True):
     dedicated: bool = False
 
 
-class _Row(msgspec.Struct, gc=False):
-    """A member and its claim on the resource at hand."""
+class _Claimants:
+    """Who wants a resource, and what their claims come to: a large fleet passes here a hundred thousand times.
 
-    worker_id: str
-    weight: float
-    tier: int
-    claim: Claim
-    ceiling: Pair
+    Arrays, so that no report need be kept: those of a large fleet lie all over tens of megabytes.
+    """
+
+    __slots__ = ("ceilings", "demands", "limits", "members", "sent", "throttled")
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        # By dimension.
+        self.demands = (array("d"), array("d"))
+        self.ceilings = (array("d"), array("d"))
+        self.limits = NO_LIMITS
+        self.sent = self.throttled = 0.0
+
+    def add(self, member: Member, claim: Claim, ceiling: Pair) -> None:
+        """Add a member, what it claims, and the most it may be using."""
+        self.members.append(member)
+        self.demands[0].append(claim.demand[0])
+        self.demands[1].append(claim.demand[1])
+        self.ceilings[0].append(ceiling[0])
+        self.ceilings[1].append(ceiling[1])
+        if claim.limit != self.limits:
+            self.limits = (min(self.limits[0], claim.limit[0]), min(self.limits[1], claim.limit[1]))
+        self.sent += claim.sent
+        self.throttled += claim.throttled
 
 
-def next_summary(
-    previous: Summary | None, reports: Mapping[str, WorkerReport], rules: TableRules, *, at: float
-) -> Summary:
+def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rules: TableRules, *, at: float) -> Summary:
     """Return the summary that follows.
 
     Args:
         previous: the latest, None if there is none that can be read.
-        reports: by worker; each at most once.
+        reports: read once, one after the other, and not kept; of each worker the first one counts.
         rules: intervals and bounds.
         at: the store's clock, seconds since 1970.
     """
@@ -86,39 +107,41 @@ def next_summary(
     summary = Summary(
         generation=generation, computed_at=at, began_at=began_at, settled=is_warm, dedicated=rules.dedicated
     )
-    rows: dict[str, list[_Row]] = {}
-    max_workers = rules.max_workers
-    for worker_id, report in reports.items():
-        if report.leaving or abs(at - report.written_at) > lifetime:
+    claimants: defaultdict[str, _Claimants] = defaultdict(_Claimants)
+    # Those whose reports do not count now were planned for, and are there all the same.
+    max_workers = rules.max_workers if previous is None or is_warm else max(rules.max_workers, previous.max_workers)
+    leaving: set[str] = set()
+    for report in reports:
+        worker_id = report.worker_id
+        if report.leaving:
+            leaving.add(worker_id)
+            continue
+        if worker_id in summary.members or abs(at - report.written_at) > lifetime:
             continue
         max_workers = max(max_workers, report.max_workers)
         known = old.get(worker_id)
         # It has applied the latest summary: it holds what that one granted, and no more.
         is_heard = previous is not None and (report.generation, report.token) == (previous.generation, previous.token)
-        summary.members[worker_id] = Member(report.written_at, report.weight, report.tier, {})
-        _claim_rows(rows, worker_id, report, known, is_heard=is_heard)
+        member = summary.members[worker_id] = Member(report.written_at, report.weight, report.tier, {})
+        _add_claims(claimants, member, report, known, is_heard=is_heard)
     if not is_warm:
         # Their reports are as old as the gap; who is really gone loses its lease when this table is warm.
-        for worker_id, member in old.items():
-            report_or_none = reports.get(worker_id)
-            if worker_id not in summary.members and not (report_or_none and report_or_none.leaving):
-                summary.members[worker_id] = Member(member.reported_at, member.weight, member.tier, {})
-                _silent_rows(rows, worker_id, member, previous)
+        for worker_id, silent in old.items():
+            if worker_id not in summary.members and worker_id not in leaving:
+                member = summary.members[worker_id] = Member(silent.reported_at, silent.weight, silent.tier, {})
+                _add_silent(claimants, member, silent, previous)
 
     intervals = 0.0 if previous is None else (at - previous.computed_at) / interval
-    for resource, members in rows.items():
+    for resource, among in claimants.items():
         plan = None if previous is None else previous.resources.get(resource)
-        estimate = next_estimate(
-            1.0 if plan is None else plan.estimate,
-            sent=sum([row.claim.sent for row in members]),
-            throttled=sum([row.claim.throttled for row in members]),
-            intervals=intervals,
-        )
-        summary.resources[resource], grants, settled = _divide(members, estimate, max_workers, is_warm=is_warm)
-        for row, grant in zip(members, grants, strict=True):
-            summary.members[row.worker_id].grants[resource] = grant
+        before = 1.0 if plan is None else plan.estimate
+        estimate = next_estimate(before, sent=among.sent, throttled=among.throttled, intervals=intervals)
+        summary.resources[resource], grants, settled = _divide(among, estimate, max_workers, is_warm=is_warm)
+        for member, grant in zip(among.members, grants, strict=True):
+            member.grants[resource] = grant
         summary.settled = summary.settled and settled
     summary.member_count = len(summary.members)
+    summary.max_workers = max_workers
     return summary
 
 
@@ -131,8 +154,13 @@ def is_claimed(head: Summary, interval_seconds: float, *, at: float) -> bool:
     return 0.0 < head.claimed_until - at <= LIFETIME_INTERVALS * interval_seconds
 
 
-def _claim_rows(
-    rows: dict[str, list[_Row]], worker_id: str, report: WorkerReport, known: Member | None, *, is_heard: bool
+def _add_claims(
+    claimants: defaultdict[str, _Claimants],
+    member: Member,
+    report: WorkerReport,
+    known: Member | None,
+    *,
+    is_heard: bool,
 ) -> None:
     grants = {} if known is None else known.grants
     for resource, claim in report.claims.items():
@@ -141,87 +169,67 @@ def _claim_rows(
         if grant is not None:
             granted = grant.share if is_heard else grant.ceiling
             # It holds more only if the store forgot a summary that it has applied.
-            ceiling = (
-                granted[0] if granted[0] > ceiling[0] else ceiling[0],
-                granted[1] if granted[1] > ceiling[1] else ceiling[1],
-            )
-        row = _Row(worker_id, report.weight, report.tier, claim, ceiling)
-        if resource in rows:
-            rows[resource].append(row)
-        else:
-            rows[resource] = [row]
+            if ceiling[0] <= granted[0] and ceiling[1] <= granted[1]:
+                ceiling = granted
+            else:
+                ceiling = (max(granted[0], ceiling[0]), max(granted[1], ceiling[1]))
+        claimants[resource].add(member, claim, ceiling)
 
 
-def _silent_rows(rows: dict[str, list[_Row]], worker_id: str, member: Member, previous: Summary | None) -> None:
+def _add_silent(
+    claimants: defaultdict[str, _Claimants], member: Member, silent: Member, previous: Summary | None
+) -> None:
     """Let a member that could not report keep what it has; it wants just that."""
-    for resource, grant in member.grants.items():
+    for resource, grant in silent.grants.items():
         plan = None if previous is None else previous.resources.get(resource)
         if plan is not None:
-            claim = Claim(grant.share, grant.ceiling, plan.limit)
-            rows.setdefault(resource, []).append(_Row(worker_id, member.weight, member.tier, claim, grant.ceiling))
+            claimants[resource].add(member, Claim(grant.share, grant.ceiling, plan.limit), grant.ceiling)
 
 
 def _divide(
-    members: list[_Row], estimate: float, max_workers: int, *, is_warm: bool
+    among: _Claimants, estimate: float, max_workers: int, *, is_warm: bool
 ) -> tuple[ResourcePlan, list[Grant], bool]:
     """Divide one resource; return its plan, the grants in the members' order, and whether nothing is left to do."""
-    weights = [row.weight for row in members]
-    tiers = [row.tier for row in members]
-    # Lists, not generators, and comparisons instead of max: a large fleet passes here a hundred thousand times.
-    limits = tuple(min([row.claim.limit[dimension] for row in members]) for dimension in (0, 1))
-    absent = max(0, max_workers - len(members))
+    weights = [member.weight for member in among.members]
+    tiers = [member.tier for member in among.members]
+    absent = max(0, max_workers - len(weights))
     columns: list[tuple[list[float], list[float]]] = []
     newcomer: list[float] = []
     settled = True
-    for dimension in (0, 1):
-        limit = limits[dimension] * estimate
+    for reported, demands, ceilings in zip(among.limits, among.demands, among.ceilings, strict=True):
+        limit = reported * estimate
         planned = limit * (1.0 - RESERVE * absent / max_workers)
-        ceilings = [row.ceiling[dimension] for row in members]
-        targets = shares(planned, [row.claim.demand[dimension] for row in members], weights, tiers)
+        targets = shares(planned, demands, weights, tiers)
         if not is_warm:
             # What a newcomer may have anyway.
             most = limit / max_workers
-            targets = [min(target, max(most, ceiling)) for target, ceiling in zip(targets, ceilings, strict=True)]
+            bounds = [ceiling if ceiling > most else most for ceiling in ceilings]
+            targets = [target if target < bound else bound for target, bound in zip(targets, bounds, strict=True)]
         granted, highest, wrong = _safely(targets, ceilings, planned)
         columns.append((granted, highest))
-        outstanding = sum(highest)
         settled = settled and wrong <= SETTLED * limit
-        newcomer.append(_newcomer(limits[dimension], limit - outstanding, absent, max_workers))
-    grants = [
-        Grant((share0, share1), (most0, most1))
-        for share0, most0, share1, most1 in zip(*columns[0], *columns[1], strict=True)
-    ]
-    plan = ResourcePlan(
-        (limits[0], limits[1]), (newcomer[0], newcomer[1]), estimate, _fair(members, columns, limits, estimate)
-    )
-    return plan, grants, settled
+        newcomer.append(_newcomer(reported, limit - sum(highest), absent, max_workers))
+    (share0, most0), (share1, most1) = columns
+    pairs = zip(zip(share0, share1, strict=True), zip(most0, most1, strict=True), strict=True)
+    grants = list(starmap(Grant, pairs))
+    fair = _fair(weights, tiers, (share0, share1), [limit * estimate for limit in among.limits])
+    return ResourcePlan(among.limits, (newcomer[0], newcomer[1]), estimate, fair), grants, settled
 
 
-def _safely(targets: list[float], ceilings: list[float], planned: float) -> tuple[list[float], list[float], float]:
+def _safely(
+    targets: Sequence[float], ceilings: Sequence[float], planned: float
+) -> tuple[list[float], list[float], float]:
     """Return what can be granted now, the new ceilings, and how far all that is from the targets.
 
     The sum of the ceilings grows only into what is nobody's.
     """
-    wanted = 0.0
-    for target, ceiling in zip(targets, ceilings, strict=True):
-        if target > ceiling:
-            wanted += target - ceiling
-    free = planned - sum(ceilings)
-    fraction = 0.0 if wanted <= 0.0 or free <= 0.0 else min(1.0, free / wanted)
-    granted: list[float] = []
-    highest: list[float] = []
-    wrong = 0.0
-    for target, ceiling in zip(targets, ceilings, strict=True):
-        if target <= ceiling:
-            granted.append(target)
-            highest.append(ceiling)
-            wrong += ceiling - target
-        else:
-            share = ceiling + (target - ceiling) * fraction
-            granted.append(share)
-            highest.append(share)
-            wrong += target - share
-    return granted, highest, wrong
+    rises = [target - ceiling if target > ceiling else 0.0 for target, ceiling in zip(targets, ceilings, strict=True)]
+    wanted, held = sum(rises), sum(ceilings)
+    fraction = min(1.0, max(0.0, planned - held) / wanted) if wanted > 0.0 else 0.0
+    highest = [ceiling + rise * fraction for ceiling, rise in zip(ceilings, rises, strict=True)]
+    granted = [target if target < most else most for target, most in zip(targets, highest, strict=True)]
+    falls = wanted + held - sum(targets)
+    return granted, highest, falls + wanted * (1.0 - fraction)
 
 
 def _newcomer(limit: float, nobodys: float, absent: int, max_workers: int) -> float:
@@ -231,15 +239,15 @@ def _newcomer(limit: float, nobodys: float, absent: int, max_workers: int) -> fl
 
 
 def _fair(
-    members: list[_Row], columns: list[tuple[list[float], list[float]]], limits: tuple[float, ...], estimate: float
+    weights: list[float], tiers: list[int], granted: tuple[list[float], list[float]], left: list[float]
 ) -> dict[int, Pair]:
-    """Return what a unit of weight of each tier may claim: what higher tiers leave, divided."""
+    """Return what a unit of weight of each tier may claim: what higher tiers leave of `left`, divided."""
     fair: dict[int, Pair] = {}
-    left = [limit * estimate for limit in limits]
-    for tier in sorted({row.tier for row in members}):
-        weights = [row.weight for row in members if row.tier == tier]
-        fair[tier] = (fair_level(left[0], weights), fair_level(left[1], weights))
-        for dimension in (0, 1):
-            taken = sum(share for row, share in zip(members, columns[dimension][0], strict=True) if row.tier == tier)
-            left[dimension] = max(0.0, left[dimension] - taken)
+    for tier in sorted(set(tiers)):
+        of_tier = [weight for weight, rank in zip(weights, tiers, strict=True) if rank == tier]
+        fair[tier] = (fair_level(left[0], of_tier), fair_level(left[1], of_tier))
+        if len(of_tier) < len(tiers):
+            for dimension in (0, 1):
+                taken = sum([share for share, rank in zip(granted[dimension], tiers, strict=True) if rank == tier])
+                left[dimension] = max(0.0, left[dimension] - taken)
     return fair

@@ -11,6 +11,7 @@ textbook, because demand is measured and moves between two measurements:
 """
 
 from collections.abc import Sequence
+from operator import truediv
 from typing import Final
 
 __all__ = ["HEADROOM", "TRICKLE", "fair_level", "shares", "water_level"]
@@ -25,7 +26,11 @@ def water_level(wants: Sequence[float], weights: Sequence[float], limit: float) 
 
     O(n log n) in the number of wants.
     """
-    marks = sorted((want / weight, want, weight) for want, weight in zip(wants, weights, strict=True))
+    if not wants:
+        return 0.0
+    if weights.count(weights[0]) == len(weights):
+        return _level_of_equals(wants, weights[0], limit)
+    marks = sorted(zip(map(truediv, wants, weights), wants, weights, strict=True))
     left, heavy = limit, sum(weights)
     level = 0.0
     for mark, want, weight in marks:
@@ -36,6 +41,17 @@ def water_level(wants: Sequence[float], weights: Sequence[float], limit: float) 
         heavy -= weight
         level = mark
     return level
+
+
+def _level_of_equals(wants: Sequence[float], weight: float, limit: float) -> float:
+    """Return the same for wants of one weight, which most fleets have, in half the time."""
+    left, heads = limit, len(wants)
+    for want in sorted(wants):
+        if want * heads >= left:
+            return left / (heads * weight)
+        left -= want
+        heads -= 1
+    return max(wants) / weight
 
 
 def shares(
@@ -58,36 +74,28 @@ def shares(
         want if (want := demand * HEADROOM - trickle * weight) > 0.0 else 0.0
         for demand, weight in zip(demands, weights, strict=True)
     ]
-    granted = [trickle * weight for weight in weights]
     left = limit * (1.0 - TRICKLE)
-    if tiers is None or len(set(tiers)) == 1:
-        left = _pour(left, range(len(wants)), wants, weights, granted)
+    if tiers is None or tiers.count(tiers[0]) == len(tiers):
+        poured, left = _poured(left, wants, weights)
     else:
+        poured = [0.0] * len(wants)
         for tier in sorted(set(tiers)):
             members = [index for index, rank in enumerate(tiers) if rank == tier]
-            left = _pour(left, members, wants, weights, granted)
-    if left > 0.0:
-        spare = left / total_weight
-        return [share + spare * weight for share, weight in zip(granted, weights, strict=True)]
-    return granted
+            of_tier, left = _poured(left, [wants[index] for index in members], [weights[index] for index in members])
+            for index, share in zip(members, of_tier, strict=True):
+                poured[index] = share
+    # To all alike by weight: the trickle, and what nobody wanted.
+    alike = trickle + left / total_weight
+    return [share + alike * weight for share, weight in zip(poured, weights, strict=True)]
 
 
-def _pour(
-    left: float, members: Sequence[int], wants: Sequence[float], weights: Sequence[float], granted: list[float]
-) -> float:
-    """Raise `granted` of the members to the water level; return what is left."""
-    if left <= 0.0:
-        return 0.0
-    total = sum([wants[index] for index in members])
+def _poured(left: float, wants: Sequence[float], weights: Sequence[float]) -> tuple[Sequence[float], float]:
+    """Divide `left` up to the water level; return what each gets of it, and what is left then."""
+    total = sum(wants)
     if total <= left:
-        for index in members:
-            granted[index] += wants[index]
-        return left - total
-    level = water_level([wants[index] for index in members], [weights[index] for index in members], left)
-    for index in members:
-        want, most = wants[index], weights[index] * level
-        granted[index] += want if want < most else most
-    return 0.0
+        return wants, left - total
+    level = water_level(wants, weights, left)
+    return [want if want < (most := weight * level) else most for want, weight in zip(wants, weights, strict=True)], 0.0
 
 
 def fair_level(limit: float, weights: Sequence[float]) -> float:

@@ -85,6 +85,7 @@ class Summary(msgspec.Struct, kw_only=True):
         old_part_prefix: the names of the parts before these, which may go when the next summary is there.
         old_part_count: as many.
         member_count: all workers, in parts or not.
+        max_workers: the most that were planned for; 0 if an older release wrote it.
     """
 
     generation: int
@@ -100,6 +101,7 @@ class Summary(msgspec.Struct, kw_only=True):
     old_part_prefix: str = ""
     old_part_count: int = 0
     member_count: int = 0
+    max_workers: int = 0
     version: int = VERSION
 
 

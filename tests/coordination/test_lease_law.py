@@ -1,7 +1,9 @@
 """The one law of the lease table, under whatever interleaving Hypothesis finds."""
 
+from typing import Any
+
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from kpl_core.coordination.lease_meeting import SUMMARY_NAME
 from tests.coordination.stepping import LIMIT, SteppedWorker, SteppingStore
@@ -94,7 +96,17 @@ class Fleet:
         return self.workers[index % len(self.workers)]
 
 
+# A third one joins, and the store's clock is set on twice, so that for both summaries it is of another time.
+TWO_STEPS: list[Any] = [
+    (4.5, {}, [], [(0, 1)], None),
+    (0.5, {}, [], [], 400.0),
+    (2.0, {}, [], [(0, 1)], 400.0),
+    (1.0, {}, [], [], None),
+]
+
+
 @given(st.integers(1, MAX_WORKERS), st.booleans(), st.lists(rounds, min_size=5, max_size=40))
+@example(3, True, TWO_STEPS)
 @settings(max_examples=100)
 def test_whatever_the_order_all_shares_together_are_within_the_limit(count, is_cold, actions):
     fleet = Fleet(count)

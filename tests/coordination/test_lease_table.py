@@ -1,5 +1,7 @@
 """The lease table on its own, and summaries so large that they come in parts."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from benchmarks.coordination_fleet import finished
@@ -38,7 +40,7 @@ def grown(throttled: float, *, steps: int = 10, workers: int = 4) -> Summary:
         generation = 0 if summary is None else summary.generation
         names = [f"w{index}" for index in range(workers)]
         summary = next_summary(
-            summary, {name: report(name, generation, at, throttled=throttled) for name in names}, RULES, at=at
+            summary, [report(name, generation, at, throttled=throttled) for name in names], RULES, at=at
         )
     assert summary is not None
     return summary
@@ -90,10 +92,10 @@ def test_what_a_worker_may_hold_is_known_by_the_very_summary_it_goes_by(generati
     previous = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, members=members, resources=plans)
     claim = Claim((0.0, 0.0), (holding, holding * 1e3), LIMIT)
     theirs = Claim((5_000.0, 5e6), (50.0, 5e4), LIMIT)
-    reports = {
-        name: WorkerReport(worker_id=name, written_at=1_001.0, generation=each, token=word, claims={RESOURCE: said})
+    reports = [
+        WorkerReport(worker_id=name, written_at=1_001.0, generation=each, token=word, claims={RESOURCE: said})
         for name, each, word, said in (("w0", generation, token, claim), ("w1", 0, "", theirs))
-    }
+    ]
     summary = next_summary(previous, reports, RULES, at=1_002.0)
     assert summary.members["w0"].grants[RESOURCE].ceiling[0] == pytest.approx(highest)
     assert summary.members["w1"].grants[RESOURCE].share[0] <= max(50.0, 1_000.0 - highest)
@@ -103,7 +105,7 @@ def test_when_nobody_is_throttled_any_more_the_limit_comes_back():
     summary = grown(throttled=10.0)
     for step in range(20):
         at = summary.computed_at + 2.5
-        reports = {name: report(name, summary.generation, at) for name in summary.members}
+        reports = [report(name, summary.generation, at) for name in summary.members]
         summary = next_summary(summary, reports, RULES, at=at)
         assert step < 19 or total(summary) == pytest.approx(1_000.0)
 
@@ -115,7 +117,7 @@ def test_who_leaves_or_is_silent_for_two_intervals_has_no_lease():
     reports["w0"] = report("w0", summary.generation, at, leaving=True)
     reports["w1"] = report("w1", summary.generation, at - 10.1)
     reports["w2"] = report("w2", summary.generation, at - 9.9)
-    assert set(next_summary(summary, reports, RULES, at=at).members) == {"w2", "w3"}
+    assert set(next_summary(summary, reports.values(), RULES, at=at).members) == {"w2", "w3"}
 
 
 def test_more_workers_than_planned_for_still_keep_the_limit():
@@ -128,7 +130,28 @@ def test_the_smallest_limit_that_anybody_was_told_holds_for_all():
     reports = {name: report(name, 0, 1_000.0) for name in ("w0", "w1")}
     claim = Claim((5_000.0, 5e6), (0.0, 0.0), (400.0, 1e6))
     reports["w1"] = WorkerReport(worker_id="w1", written_at=1_000.0, generation=0, claims={RESOURCE: claim})
-    assert next_summary(None, reports, RULES, at=1_000.0).resources[RESOURCE].limit == (400.0, 1e6)
+    assert next_summary(None, reports.values(), RULES, at=1_000.0).resources[RESOURCE].limit == (400.0, 1e6)
+
+
+@pytest.mark.parametrize("seconds", [60.0, 400.0, -400.0], ids=["outage", "clock set on", "clock set back"])
+def test_when_nobody_s_report_counts_nobody_has_more_than_before_for_others_are_there_too(seconds):
+    reports = [report(name, 0, 1_000.0) for name in ("w0", "w1")]
+    before = next_summary(None, reports, RULES, at=1_000.0)
+    after = next_summary(before, reports, RULES, at=1_000.0 + seconds)
+    assert [member.grants[RESOURCE] for member in after.members.values()] == [Grant((250.0, 2.5e5), (250.0, 2.5e5))] * 2
+    # The other two of four, who may have joined meanwhile.
+    assert after.resources[RESOURCE].newcomer == (250.0, 2.5e5)
+
+
+def test_reports_are_read_as_they_come_and_of_each_worker_the_first_one_counts():
+    def one_after_the_other() -> Iterator[WorkerReport]:
+        for _ in range(2):
+            yield report("w0", 0, 1_000.0)
+        yield report("w1", 0, 1_000.0)
+
+    summary = next_summary(None, one_after_the_other(), RULES, at=1_000.0)
+    assert set(summary.members) == {"w0", "w1"}
+    assert summary == next_summary(None, [report(name, 0, 1_000.0) for name in ("w0", "w1")], RULES, at=1_000.0)
 
 
 def test_a_large_fleet_reads_its_summary_in_parts_and_old_parts_are_removed():
