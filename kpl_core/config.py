@@ -161,7 +161,7 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, kinds):
                 # Of what type it is, never what it is: it may be a secret.
-                message = f"{name} is a {type(value).__name__}; it must be {wanted}"
+                message = f"{name} is of type {type(value).__name__}; it must be {wanted}"
                 raise ConfigError(message)
         for name, allowed in _CHOICES.items():
             _require_choice(name, getattr(self, name), allowed)
@@ -180,7 +180,7 @@ class Config:
             raise ConfigError(message)
         for stream, overrides in self.streams.items():
             if not isinstance(overrides, StreamConfig):
-                message = f"streams[{stream!r}] is a {type(overrides).__name__}; it must be a StreamConfig"
+                message = f"streams[{stream!r}] is of type {type(overrides).__name__}; it must be a StreamConfig"
                 raise ConfigError(message)
             self.for_stream(stream)
         # What was checked stays as it was, whatever becomes of the caller's own.
@@ -193,7 +193,7 @@ class Config:
         for name, kind in _PARTS.items():
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):
-                message = f"{name} is a {type(part).__name__}; it must be a {kind.__name__}, or None for none"
+                message = f"{name} is of type {type(part).__name__}; it must be a {kind.__name__}, or None for none"
                 raise ConfigError(message)
         if self.spool is not None and self.dead_letters is not None and self.dead_letters.path is not None:
             message = (

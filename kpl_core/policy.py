@@ -72,7 +72,7 @@ class FairnessPolicy:
 
     def __post_init__(self) -> None:
         if not isinstance(self.weights, Mapping):
-            message = f"weights is a {type(self.weights).__name__}; it must map flows to weights"
+            message = f"weights is of type {type(self.weights).__name__}; it must map flows to weights"
             raise ConfigError(message)
         for flow, weight in self.weights.items():
             require_weight(f"weights[{flow!r}]", weight)

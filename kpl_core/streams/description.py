@@ -39,7 +39,9 @@ def require_description(name: str, stream: object) -> None:
         TypeError: it cannot be called; the usual slip is a running generator in place of its function.
     """
     if not callable(stream):
-        message = f"{name} is a {type(stream).__name__}; give the callable that starts the stream, not what it returns"
+        message = (
+            f"{name} is of type {type(stream).__name__}; give the callable that starts the stream, not what it returns"
+        )
         raise TypeError(message)
 
 

@@ -274,7 +274,7 @@ def test_an_override_out_of_bounds_is_refused_at_once_and_names_its_stream():
 
 
 def test_an_override_of_a_wrong_type_is_refused():
-    with pytest.raises(ConfigError, match=r"streams\['orders'\] is a dict; it must be a StreamConfig"):
+    with pytest.raises(ConfigError, match=r"streams\['orders'\] is of type dict; it must be a StreamConfig"):
         made(streams={"orders": {"record_ttl_ms": 5_000}})
 
 
@@ -354,6 +354,6 @@ def test_the_longest_time_to_live_does_not_overflow():
     ],
 )
 def test_an_option_of_a_wrong_type_is_named_and_its_value_is_not_repeated(name, value):
-    with pytest.raises(ConfigError, match=rf"^{name} is a {type(value).__name__}; it must be ") as caught:
+    with pytest.raises(ConfigError, match=rf"^{name} is of type {type(value).__name__}; it must be ") as caught:
         Config(**{name: value})
     assert "hidden" not in str(caught.value)

@@ -52,7 +52,7 @@ def test_a_buffer_must_be_a_whole_number_above_zero(bad):
 
 
 def test_weights_must_be_a_mapping():
-    with pytest.raises(ConfigError, match="weights is a list"):
+    with pytest.raises(ConfigError, match="weights is of type list"):
         FairnessPolicy(weights=[1, 2])  # type: ignore[arg-type]
 
 

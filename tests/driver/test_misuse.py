@@ -53,8 +53,8 @@ WRONG_TIMEOUTS: list[tuple[Any, type[Exception], str]] = [
     (math.nan, ValueError, "timeout is nan s; it must be 0 or more"),
     (-1, ValueError, "timeout is -1 s; it must be 0 or more"),
     (-math.inf, ValueError, "timeout is -inf s; it must be 0 or more"),
-    ("5", TypeError, "timeout is a str; it must be a number of seconds"),
-    (True, TypeError, "timeout is a bool; it must be a number of seconds"),
+    ("5", TypeError, "timeout is of type str; it must be a number of seconds"),
+    (True, TypeError, "timeout is of type bool; it must be a number of seconds"),
 ]
 
 

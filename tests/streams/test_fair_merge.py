@@ -342,7 +342,7 @@ async def test_a_scoped_source_is_closed_by_its_scope():
 
 @pytest.mark.parametrize("bad", [None, 5, "ab"])
 def test_what_is_no_description_is_refused_at_once(bad):
-    with pytest.raises(TypeError, match="stream 1 is a"):
+    with pytest.raises(TypeError, match="stream 1 is of type"):
         fair_merge([Source([]), bad])
 
 

@@ -206,6 +206,6 @@ async def test_a_bad_cost_ends_the_stream_and_closes_it(cost):
 async def test_a_running_generator_is_no_description():
     started = Source([])()
 
-    with pytest.raises(TypeError, match="stream is a async_generator; give the callable that starts the stream"):
+    with pytest.raises(TypeError, match="stream is of type async_generator; give the callable that starts the stream"):
         rate_limited(started, RateLimitPolicy())  # type: ignore[call-overload]
     await started.aclose()
