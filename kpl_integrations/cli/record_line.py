@@ -23,6 +23,10 @@ class _Envelope(msgspec.Struct):
     data: str | None = None
     data_base64: str | None = None
     explicit_hash_key: str | None = None
+    # What only a dead letter has, as `kpl dlq export` writes it: there `data` is base64.
+    reason: Any = None
+    first_seen: Any = None
+    producer_version: Any = None
 
 
 _envelope = msgspec.json.Decoder(_Envelope)
@@ -57,6 +61,8 @@ def _checked_object(line: bytes, key: str) -> UserRecord:
 
 def _enveloped(line: bytes, _: int) -> UserRecord:
     envelope: _Envelope = _decoded(_envelope, line)
+    if None not in (envelope.reason, envelope.first_seen, envelope.producer_version):
+        envelope.data, envelope.data_base64 = envelope.data_base64, envelope.data
     if (envelope.data is None) == (envelope.data_base64 is None):
         message = "it must have either data (text) or data_base64; --key-field NAME sends the line as it is"
         raise InvalidUserRecord(message)

@@ -3,6 +3,8 @@
 import pytest
 
 from kpl_core import InvalidUserRecord, UserRecord
+from kpl_core.spool import SpooledRecord, letter_to_json
+from kpl_core.spool.envelope import dead_letter_of
 from kpl_integrations.cli.input_format import InputFormat
 from kpl_integrations.cli.record_line import reader_of
 
@@ -56,3 +58,12 @@ def test_a_line_that_is_no_record_says_why(line, options, words):
     with pytest.raises(InvalidUserRecord, match=words) as caught:
         says(line, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"\xff\x00", b"text", b"", b"true"])
+def test_an_exported_dead_letter_is_the_record_that_was_not_delivered(data):
+    record = SpooledRecord("orders", "k", data, 1_700_000_000.0, explicit_hash_key="5", flow="tenant")
+    letter = dead_letter_of(record, id="0193", reason="ttl", producer_version="unknown")
+    assert says(letter_to_json(letter)) == UserRecord("k", data, "5")
+    # Its words alone make no letter.
+    assert says(b'{"partition_key": "k", "data": "d", "reason": "ttl"}') == UserRecord("k", b"d")
