@@ -75,7 +75,7 @@ class BlockingProducer:
             self._config.spool is not None or self._config.dead_letters is not None or self._config.fairness is not None
         )
         # Guards the inbox and its counts; notified when results or room have come.
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(lock := threading.RLock())
         self._inbox: deque[Parcel] = deque()
         self._inbox_bytes = 0
         self._drain_scheduled = False
@@ -83,7 +83,7 @@ class BlockingProducer:
         self._refused: Counter[str] = Counter()
         self._is_open = False
         self._ready = threading.Event()
-        self._thread = LoopThread(self._main, name="kpl-producer", ended=self._ended)
+        self._thread = LoopThread(self._main, name="kpl-producer", ended=self._ended, lock=lock)
         self._was_entered = False
         self._report: ProducerReport | None = None
 
@@ -193,13 +193,10 @@ class BlockingProducer:
             handle.handed_over(delivery)
         return handles
 
-    def _size(self, stream: str, record: UserRecord) -> int:
-        return check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
-
     def _put(self, stream: str, record: UserRecord, *, wait_until: float | None) -> BlockingDelivery:
         """Leave a checked user record in the inbox; `wait_until` None: only if there is room now."""
         self._require_open()
-        size = self._size(stream, record)
+        size = check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
         with self._changed:
             if not self._has_room(size, record.tier):
                 self._wait_for_room(size, record.tier, wait_until)
@@ -210,6 +207,10 @@ class BlockingProducer:
             if not self._drain_scheduled:
                 self._drain_scheduled = True
                 self._thread.run_soon(self._drain)
+            if self._thread.has_ended and parcel in self._inbox:
+                # Closed by a signal's handler in the middle of this put.
+                self._inbox.remove(parcel)
+                raise self._closed()
         return parcel.delivery
 
     def _require_open(self) -> None:
@@ -223,7 +224,8 @@ class BlockingProducer:
 
     def begin_child(self) -> None:
         """Be closed, in a fork's child: the loop's thread is the parent's, and whoever held the lock may be."""
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(lock := threading.RLock())
+        self._thread.begin_child(lock)
         self._inbox = deque()
         self._is_open = False
         self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
@@ -306,8 +308,7 @@ class BlockingProducer:
                 except ProducerClosed as error:
                     self._refuse(parcel, SHUTDOWN, str(error))
                 except (InvalidUserRecord, TypeError) as error:
-                    # The stream's record limit became known, and lower, after the put; or a flow is no
-                    # flow. Whatever it is, it must not stay in the way of those behind it.
+                    # The record limit became known after the put, and lower; or a flow is none. Others wait behind it.
                     self._refuse(parcel, INTERNAL, str(error))
                 else:
                     parcel.delivery.handed_over(delivery)

@@ -2,13 +2,18 @@
 
 A call whose loop ends before it is answered fails with `LoopEnded`; one from the loop's own thread, which
 would wait for itself, is refused.
+
+A signal's handler may call too, though it interrupts a thread in the middle of a call: the one lock is reentrant, and
+whoever waits lets go of it, the interrupted call's hold included.
 """
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any, TypeVar
 
 from kpl_core.errors import WrongEventLoop
@@ -25,18 +30,29 @@ class LoopEnded(Exception):  # noqa: N818 - reads as a sentence where it is caug
 class LoopThread:
     """Runs `main` with asyncio; used by any number of threads. `ended` is called last, in that thread.
 
+    `lock` is that of those who call; who holds it may call.
     `failure` is what `main` raised: an exception has nobody else to go to at the end of a thread.
     """
 
-    def __init__(self, main: Callable[[], Coroutine[Any, Any, None]], *, name: str, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        main: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        name: str,
+        ended: Callable[[], None],
+        lock: "threading.RLock",
+    ) -> None:
         self._main = main
         self._ended = ended
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         # Guards both: a call is either pending when the loop ends, and told so, or refused.
-        self._lock = threading.Lock()
-        self._pending: set[Future[Any]] = set()
-        self._has_ended = False
+        self._lock = lock
+        # With each, what its thread waits with.
+        self._pending: dict[Future[Any], threading.Condition] = {}
+        self.has_ended = False
+        self._over = threading.Condition(lock)
+        self._is_over = False
         self._is_ending = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failure: BaseException | None = None
@@ -47,7 +63,17 @@ class LoopThread:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the end of the thread, `timeout` seconds at most (None, or infinite: however long)."""
-        self._thread.join(None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout)
+        timeout = min(threading.TIMEOUT_MAX, math.inf if timeout is None else timeout)
+        deadline = monotonic() + timeout
+        with self._over:
+            # Not yet in `Thread.join`, which lets go of nothing.
+            self._over.wait_for(lambda: self._is_over or not self._thread.is_alive(), timeout)
+        self._thread.join(max(0.0, deadline - monotonic()))
+
+    def begin_child(self, lock: "threading.RLock") -> None:
+        """Be at the end, in a fork's child, which has no such thread; whoever held the lock may be the parent's."""
+        self._lock, self._over = lock, threading.Condition(lock)
+        self.has_ended = self._is_over = True
 
     @property
     def is_current(self) -> bool:
@@ -57,7 +83,7 @@ class LoopThread:
     def run_soon(self, callback: Callable[[], object]) -> None:
         """Let the loop call `callback`; nothing happens if the loop has ended, or ends before."""
         with self._lock:
-            if not self._has_ended and self._loop is not None:
+            if not self.has_ended and self._loop is not None:
                 # Closed, and about to say so.
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(callback)
@@ -113,25 +139,27 @@ class LoopThread:
                 begin()
 
         with self._lock:
-            if self._has_ended or self._loop is None:
+            if self.has_ended or self._loop is None:
                 raise LoopEnded
             try:
                 self._loop.call_soon_threadsafe(begin_unless_ending)
             except RuntimeError as error:
                 # Closed, and about to say so.
                 raise LoopEnded from error
-            self._pending.add(future)
+            self._pending[future] = answered = threading.Condition(self._lock)
+            answered.wait_for(future.done)
         return future.result()
 
     def _settle(self, future: "Future[Any]", error: BaseException | None, result: object = None) -> None:
         with self._lock:
-            if future not in self._pending:
+            answered = self._pending.pop(future, None)
+            if answered is None:
                 return
-            self._pending.remove(future)
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            answered.notify()
 
     def _run(self) -> None:
         try:
@@ -140,11 +168,15 @@ class LoopThread:
             self.failure = error
         finally:
             with self._lock:
-                self._has_ended = True
-                pending, self._pending = self._pending, set()
+                self.has_ended = True
+                pending, self._pending = self._pending, {}
             self._ended()
-            for future in pending:
-                future.set_exception(LoopEnded())
+            with self._lock:
+                for future, answered in pending.items():
+                    future.set_exception(LoopEnded())
+                    answered.notify()
+                self._is_over = True
+                self._over.notify_all()
 
     async def _enter(self) -> None:
         self._loop = asyncio.get_running_loop()

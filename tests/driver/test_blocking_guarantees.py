@@ -1,9 +1,11 @@
 """The producer for threads promises what the other one does, where more than room decides about a put."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from kpl_core import BlockingProducer, BufferFull, Config, NotSpooled, ProducerClosed, WrongEventLoop
+from kpl_core.buffer_limit import BufferLimit
+from kpl_core.driver.blocking_delivery import BlockingDelivery
 from kpl_core.driver.loop_thread import LoopEnded, LoopThread
 from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.policy import FairnessPolicy
@@ -230,6 +234,66 @@ def test_no_call_hangs_when_the_loop_ends_meanwhile() -> None:
         assert outcomes == [True] * 4
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
+@pytest.mark.parametrize("timeout", [30.0, None])
+@pytest.mark.parametrize(
+    ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (LoopThread, "run_soon")]
+)
+def test_a_signals_handler_may_close_in_the_middle_of_a_put(
+    place: type, method: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted, reports = getattr(place, method), []
+
+    def interrupting(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.setattr(place, method, interrupted)
+            signal.raise_signal(signal.SIGUSR1)
+        return interrupted(*args, **options)
+
+    with blocking(transport()) as orders:
+        before = signal.signal(signal.SIGUSR1, lambda *_: reports.append(orders.close(timeout)))
+        try:
+            deliveries = [put(orders)]
+            assert deliveries[0].result(30).successful
+            monkeypatch.setattr(place, method, interrupting)
+            # Nothing that was refused is in the report.
+            with contextlib.suppress(ProducerClosed):
+                deliveries.append(put(orders))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        with pytest.raises(ProducerClosed):
+            put(orders)
+    assert all(delivery.result(30).successful for delivery in deliveries)
+    assert [(report.accepted, report.delivered, report.buffered) for report in reports] == [
+        (len(deliveries),) * 2 + (0,)
+    ]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
+def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted, others = LoopThread.run_soon, []
+
+    def interrupting(thread: LoopThread, callback: Callable[[], object]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.setattr(LoopThread, "run_soon", interrupted)
+            signal.raise_signal(signal.SIGUSR1)
+        interrupted(thread, callback)
+
+    def put_and_flush(*_: object) -> None:
+        others.append(put(orders))
+        assert orders.flush(30).complete
+
+    with blocking(transport()) as orders:
+        before = signal.signal(signal.SIGUSR1, put_and_flush)
+        try:
+            monkeypatch.setattr(LoopThread, "run_soon", interrupting)
+            others.append(put(orders))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert [delivery.result(30).successful for delivery in others] == [True, True]
+    assert orders.close().delivered == 2
+
+
 FORKING = """
 import os
 from kpl_core import BlockingProducer, Config, ProducerClosed
@@ -276,7 +340,7 @@ def _started() -> tuple[LoopThread, Any]:
         ready.set()
         await stopped.wait()
 
-    thread = LoopThread(main, name="test-loop", ended=lambda: None)
+    thread = LoopThread(main, name="test-loop", ended=lambda: None, lock=threading.RLock())
     thread.start()
     assert ready.wait(10)
     return thread, lambda: loops[0].call_soon_threadsafe(stopped.set)
