@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from kpl_integrations.cli.dlq import dlq
+from kpl_integrations.cli.help_texts import Commands
 from kpl_integrations.cli.input_format import InputFormat
 from kpl_integrations.cli.keys import keys
 from kpl_integrations.cli.running import EXIT_CODES, EndpointUrl, Json, Region, needing_extra, run
 
 __all__ = ["app"]
 
-app = typer.Typer(
+app = Commands(
     help="Put records into Amazon Kinesis, read them back, or try it all without an account.",
     epilog=EXIT_CODES,
     no_args_is_help=True,

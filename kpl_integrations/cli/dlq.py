@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from kpl_integrations.cli.help_texts import Commands
 from kpl_integrations.cli.running import EXIT_CODES, EndpointUrl, Json, Region, run
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dlq"]
 
-dlq = typer.Typer(
+dlq = Commands(
     help="Look at dead letters, send them again, export or delete them.",
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from kpl_integrations.cli.exit_code import ExitCode
+from kpl_integrations.cli.help_texts import Commands
 from kpl_integrations.cli.running import EXIT_CODES, Json, needing_extra, run
 
 __all__ = ["keys"]
 
-keys = typer.Typer(
+keys = Commands(
     help="Make and check the credentials of the ingest gateway's tenants.",
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -34,3 +34,9 @@ def test_the_guide_names_every_option(kpl, command):
 def test_the_guide_has_the_table_of_exit_codes():
     rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|$", GUIDE.read_text(), re.MULTILINE))
     assert {int(status) for status in rows} == set(ExitCode)
+
+
+@pytest.mark.parametrize("command", [(), ("demo",), ("dlq", "list"), ("keys", "new")])
+def test_help_gives_a_flag_no_type(kpl, command):
+    outcome = kpl(*command, "--help")
+    assert (outcome.status, "--help" in outcome.out, "bool" in outcome.out) == (0, True, False)

@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"python -m benchmarks.*": "benchmarks",
     r"opentelemetry-instrument .*": "tests/otel/test_programs.py",
     r"kpl top .*": "tests/cli/test_top.py",
+    r"umask 077|sqlite3 (?:MOVED|RECOVERED) .*": "tests/docs/test_runbook.py",
 }
 # They go on until somebody ends them.
 LASTING = r"kpl (?:local|serve|top|coordinate)\b|kpl tail (?!.*--no-follow)|tail -F "
