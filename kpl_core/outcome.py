@@ -113,7 +113,8 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         """Wake everybody who waits, so that they look again."""
         waiters, self.waiters = self.waiters, None
         if waiters is not None:
-            for waiter in waiters:
+            # A copy: who stops to wait in another thread leaves the list meanwhile, and the next would be passed by.
+            for waiter in tuple(waiters):
                 waiter.set()
 
     def history_of(self, index: int) -> History | None:

@@ -6,6 +6,7 @@ user records in it part company.
 """
 
 import asyncio
+import contextlib
 import threading
 from asyncio import _get_running_loop
 from collections.abc import Generator
@@ -88,9 +89,10 @@ class _FutureAlarm:
         loop = self._future.get_loop()
         if _get_running_loop() is loop:
             self._wake()
-        elif not loop.is_closed():
-            # Awaited in another loop than the producer's: only that loop may touch its future.
-            loop.call_soon_threadsafe(self._wake)
+        else:
+            # Awaited in another loop than the producer's: only that loop may touch its future. It may be closed.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         # Cancelled, but not yet gone: the task has not run since.

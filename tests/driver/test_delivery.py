@@ -1,5 +1,8 @@
+import asyncio
 import gc
 import threading
+from collections.abc import Generator
+from typing import Any
 
 import anyio
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from kpl_core import Delivery, ResultPending
 from kpl_core.driver import delivery as module
 from kpl_core.outcome import Outcome
-from kpl_core.record_result import Attempt
+from kpl_core.record_result import Attempt, RecordResult
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +127,46 @@ def test_loops_in_many_threads_are_all_told():
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+
+
+class _Leaving:
+    """A waiter that leaves the list when it is told, as one does that another thread cancels at that moment."""
+
+    def __init__(self, waiters: list[Any]) -> None:
+        self._waiters = waiters
+        self.was_told = False
+        waiters.append(self)
+
+    def set(self) -> None:
+        self.was_told = True
+        self._waiters.remove(self)
+
+
+def test_whoever_stops_to_wait_while_all_are_told_makes_nobody_miss_it():
+    waiters: list[Any] = []
+    outcome = Outcome(waiters=waiters)
+    leaving = [_Leaving(waiters) for _ in range(4)]
+    settle(outcome)
+    assert all(each.was_told for each in leaving)
+
+
+def test_a_loop_that_is_closed_while_its_waiters_are_told_harms_no_producer(monkeypatch):
+    outcome = Outcome()
+    loop = asyncio.new_event_loop()
+    # As it is when the loop closes between the question and the call.
+    monkeypatch.setattr(loop, "is_closed", lambda: False)
+    delivery = Delivery(outcome, 0)
+
+    async def begin_to_wait() -> Generator[Any, Any, RecordResult]:
+        waiting = delivery.__await__()
+        next(waiting)
+        return waiting
+
+    waiting = loop.run_until_complete(begin_to_wait())
+    loop.close()
+    settle(outcome)
+    waiting.close()
+    assert delivery.result().successful
 
 
 async def test_being_cancelled_at_the_very_moment_of_the_result_is_no_error():
