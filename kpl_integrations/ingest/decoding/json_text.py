@@ -1,6 +1,7 @@
 """Questions about JSON text that the decoder leaves open, and its errors in words of our own."""
 
 import re
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -12,7 +13,11 @@ __all__ = ["MALFORMED", "is_deeper_than", "malformed", "mismatch", "printable", 
 # What the decoder raises for a text that is no JSON, or not of the wanted shape.
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A piece of this size may fall into as many parts.
+_PIECE_BYTES: Final = 65_536
+# What a bracket adds to the level.
+_STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(_STEPS))
 _AT: Final = re.compile(r" - at `(.*)`$", re.DOTALL)
 _FIELD_NAMED: Final = re.compile(r"field `(.*?)`", re.DOTALL)
 _MOST_SAID: Final = 200
@@ -41,15 +46,17 @@ def is_deeper_than(depth: int, text: bytes) -> bool:
     """Say whether objects and arrays of a valid JSON text stand more than `depth` deep."""
     if text.count(b"[") + text.count(b"{") <= depth:
         return False
-    level = 0
-    for found in _STRING_OR_BRACKET.finditer(text):
-        bracket = found.group()
-        if bracket in {b"[", b"{"}:
-            level += 1
-            if level > depth:
-                return True
-        elif bracket in {b"]", b"}"}:
-            level -= 1
+    # Without those that are escaped, every other quotation mark ends a string.
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    level = in_string = 0
+    for start in range(0, len(unescaped), _PIECE_BYTES):
+        parts = unescaped[start : start + _PIECE_BYTES].split(b'"')
+        brackets = b"".join(parts[in_string::2]).translate(None, _NO_BRACKETS)
+        in_string = (in_string + len(parts) - 1) % 2
+        levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=level))
+        if max(levels) > depth:
+            return True
+        level = levels[-1]
     return False
 
 
