@@ -10,7 +10,7 @@ shuts down providers it is given: so it is told not to configure, and the end of
 import importlib.util
 import time
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
@@ -28,6 +28,9 @@ from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
 from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
 from kpl_integrations.otel.options import ExporterArguments, Signal, resolve_options
 from kpl_integrations.otel.span_exporter import KinesisSpanExporter
+
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
 
 __all__ = ["KinesisTelemetry", "kinesis_telemetry"]
 
@@ -57,7 +60,7 @@ class KinesisTelemetry:
         self._told_losses = self._losses()
         take_part(self)
 
-    def for_fastapi(self) -> dict[str, Any]:
+    def for_fastapi(self) -> "TelemetryConfig":
         """Return what `FastAPI(telemetry=...)` takes; more settings of FastAPI's can be added to it.
 
         Raises:

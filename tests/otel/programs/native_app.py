@@ -1,15 +1,12 @@
 """An application with FastAPI's own telemetry, given our providers; KPL_OTEL_* say where they send."""
 
-from typing import cast
-
 from fastapi import FastAPI
-from fastapi.telemetry import TelemetryConfig
 from opentelemetry._logs import SeverityNumber
 
 from kpl_integrations.otel import kinesis_telemetry
 
 telemetry = kinesis_telemetry(service_name="orders")
-app = FastAPI(telemetry=cast("TelemetryConfig", telemetry.for_fastapi()))
+app = FastAPI(telemetry=telemetry.for_fastapi())
 
 
 @app.get("/orders/{number}")

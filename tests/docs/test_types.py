@@ -1,0 +1,55 @@
+"""The Python on the pages is what editors and type checkers accept: what a reader copies is not underlined."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kpl_core
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python(?: title=\"(?P<title>.*?)\")?\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
+SECONDS = 280
+
+
+def programs(folder: Path) -> list[str]:
+    """Write each block to a module; blocks of one title follow one another, as the page says."""
+    names: list[str] = []
+    for page in PAGES:
+        place = re.sub(r"\W", "_", str(page.relative_to(ROOT)))
+        for number, block in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
+            title = block["title"] or ""
+            name = title if title.endswith(".py") else f"{place}_{number}.py"
+            with (folder / name).open("a", encoding="utf-8") as file:
+                file.write(block["code"])
+            names.append(name)
+    return sorted(set(names))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(SECONDS + 10)
+def test_mypy_strict_finds_nothing_in_what_a_reader_copies(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    names = programs(tmp_path)
+    assert len(names) > 40
+    (tmp_path / "mypy.ini").write_text(
+        # What they publish no types for.
+        "[mypy]\n[mypy-aiobotocore.*]\nignore_missing_imports = True\n[mypy-boto3.*]\nignore_missing_imports = True\n",
+        encoding="utf-8",
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", *names],
+        cwd=tmp_path,
+        # Of what is installed it knows by itself, and refuses to be told.
+        env=os.environ | ({} if "site-packages" in PACKAGES else {"MYPYPATH": PACKAGES}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
