@@ -24,6 +24,7 @@ from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_record
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.decoding.partition_keys import random_partition_key
+from kpl_integrations.ingest.header_fields import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.records_route import account_of, refused_decoding
 from kpl_integrations.ingest.request_options import ACK_HEADER, request_options
@@ -49,11 +50,12 @@ class OtlpRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one export request."""
-        headers: Headers = dict(scope["headers"])
-        media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-        is_protobuf = media_type == PROTOBUF
+        is_protobuf = False
         extra: list[tuple[bytes, bytes]] = []
         try:
+            headers: Headers = header_fields(scope["headers"])
+            media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+            is_protobuf = media_type == PROTOBUF
             await self._take(media_type, headers, receive)
             status, body = 200, b"" if is_protobuf else b"{}"
         except Refused as refused:

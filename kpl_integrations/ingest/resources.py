@@ -8,6 +8,7 @@ import msgspec
 from kpl_core import Producer
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessAnswer, readiness_body
 from kpl_integrations.asgi.protocol import Scope
+from kpl_integrations.ingest.header_fields import header_fields
 from kpl_integrations.ingest.http_answer import Headers
 from kpl_integrations.ingest.metrics import EXPOSITION_TYPE, exposition
 from kpl_integrations.ingest.open_gateway import OpenGateway
@@ -55,7 +56,7 @@ class Resources:
 
     async def _stats(self, scope: Scope) -> tuple[int, Headers, bytes]:
         opened = self._opened
-        headers = dict(scope["headers"])
+        headers = header_fields(scope["headers"])
         if opened.admin_key.is_shown(headers) or not opened.directory.verifies:
             document = (await self._whole.look()).stats.document()
         else:

@@ -23,6 +23,7 @@ from kpl_integrations.ingest.account import TenantAccount
 from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body import ClientGone, read_body, require_length
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
+from kpl_integrations.ingest.header_fields import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.tenants import AccessKey
 from kpl_integrations.ingest.upstream import FAILED, PASSED_ON, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream, Upstream
@@ -120,7 +121,8 @@ class WireProtocol:
         retry_after: float | None = None
         try:
             headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-            by_name = dict(headers)
+            fields = header_fields(scope["headers"])
+            by_name = {name.decode("latin-1"): value.decode("latin-1") for name, value in fields.items()}
             wire = wire_of(by_name.get("content-type"))
             status, body = 200, await self._answer(scope, receive, wire, headers, by_name)
         except RequestRefused as refused:

@@ -18,6 +18,8 @@ _ZSTD_LEAST_PIECE: Final = 64
 # One is usual, some tools write several; each costs a decoder of its own.
 _MOST_MEMBERS: Final = 100
 _GZIP: Final = "gzip"
+# "A recipient SHOULD consider x-gzip to be equivalent to gzip" (RFC 9110, section 8.4.1.3).
+_GZIPS: Final = frozenset({_GZIP, "x-gzip"})
 _ZSTD: Final = "zstd"
 _TOO_EARLY: Final = "it ends too early"
 _TOO_MANY: Final = f"it has more than {_MOST_MEMBERS} members"
@@ -27,6 +29,9 @@ _NOT_ENCODED: Final = frozenset({"", "identity"})
 def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: int) -> bytes:
     """Return the decoded body of a request with that `Content-Encoding`: none, gzip or zstd.
 
+    It is a list (RFC 9110, sections 5.6.1 and 8.4): empty elements count for nothing, as `identity` does. More than
+    one coding is refused, never half undone: nobody packs a packed body on purpose.
+
     Memory is bounded by twice `max_inflated_bytes`, whatever the body claims. Several gzip members or
     zstd frames may follow one another.
 
@@ -34,16 +39,18 @@ def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: in
         DecodeRefusal: 413 for more bytes than that, 415 for another encoding, 400 for a body that is
             truncated, damaged or followed by something else.
     """
-    encoding = (content_encoding or "").strip().lower()
-    if encoding in _NOT_ENCODED:
+    listed = [coding.strip().lower() for coding in (content_encoding or "").split(",")]
+    codings = [coding for coding in listed if coding not in _NOT_ENCODED]
+    if not codings:
         if len(body) > max_inflated_bytes:
             raise _too_large(max_inflated_bytes)
         return body
-    if encoding in {_GZIP, "x-gzip"}:
+    if len(codings) == 1 and codings[0] in _GZIPS:
         return _gunzip(body, max_inflated_bytes)
-    if encoding == _ZSTD:
+    if codings == [_ZSTD]:
         return _unzstd(body, max_inflated_bytes)
-    detail = f"Content-Encoding is {encoding[:40]!r}; send gzip, zstd or none, and only one of them"
+    said = ", ".join(codings)
+    detail = f"Content-Encoding is {said[:40]!r}; send gzip, zstd or none, and only one of them"
     raise DecodeRefusal(415, "unsupported-content-encoding", detail)
 
 

@@ -78,7 +78,12 @@ def test_a_body_of_many_members_is_refused_before_it_costs_a_decoder_for_each():
     assert refused("zstd", zstandard.compress(b"") * 10_000).code == "encoding"
 
 
-@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "gzip\r\n"])
+@pytest.mark.parametrize("encoding", ["gzip,", ", gzip", "identity, gzip", "gzip,\tidentity,,"])
+def test_what_is_no_coding_in_the_list_counts_for_nothing(encoding):
+    assert inflate(encoding, gzip.compress(b"x"), max_inflated_bytes=10) == b"x"
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "gzip, zstd", "gzip, br, identity", "gzip\r\n"])
 def test_another_encoding_is_unsupported(encoding):
     if encoding.strip() == "gzip":
         assert inflate(encoding, gzip.compress(b"x"), max_inflated_bytes=10) == b"x"
