@@ -15,6 +15,7 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -33,7 +34,7 @@ from kpl_core.driver.report import ProducerReport
 from kpl_core.driver.timeout import require_timeout
 from kpl_core.driver.transport import KinesisTransport
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed, WrongEventLoop
-from kpl_core.hooks import Hook, require_hooks
+from kpl_core.hooks import Hook, OpeningHook, require_hooks
 from kpl_core.record_result import INTERNAL, SHUTDOWN
 from kpl_core.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record
 
@@ -74,6 +75,7 @@ class BlockingProducer:
         self._is_made_in_the_loop = (
             self._config.spool is not None or self._config.dead_letters is not None or self._config.fairness is not None
         )
+        self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
         # Guards the inbox and its counts; notified when results or room have come.
         self._changed = threading.Condition(lock := threading.RLock())
         self._inbox: deque[Parcel] = deque()
@@ -201,7 +203,8 @@ class BlockingProducer:
             if not self._has_room(size, record.tier):
                 self._wait_for_room(size, record.tier, wait_until)
             self._require_open()
-            parcel = Parcel(stream, record, size, BlockingDelivery(self._changed))
+            context = copy_context() if self._asks_for_context else None
+            parcel = Parcel(stream, record, size, BlockingDelivery(self._changed), context)
             self._inbox.append(parcel)
             self._inbox_bytes += size
             if not self._drain_scheduled:
@@ -291,17 +294,8 @@ class BlockingProducer:
             self._drain_scheduled = False
             while self._inbox:
                 parcel = self._inbox[0]
-                record = parcel.user_record
                 try:
-                    delivery = self._producer.put_nowait(
-                        parcel.stream,
-                        partition_key=record.partition_key,
-                        data=record.data,
-                        explicit_hash_key=record.explicit_hash_key,
-                        flow=record.flow,
-                        tier=record.tier,
-                        metadata=record.metadata,
-                    )
+                    delivery = parcel.put_into(self._producer)
                 except BufferFull:
                     # `_progressed` comes back when there is room.
                     return

@@ -1,6 +1,8 @@
 """The handle of a user record put from a thread, and what it waits in until the loop takes it."""
 
 import threading
+from contextvars import Context
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -8,6 +10,9 @@ from kpl_core.driver.delivery import Delivery
 from kpl_core.driver.timeout import require_timeout
 from kpl_core.record_result import Attempt, RecordResult
 from kpl_core.user_record import UserRecord
+
+if TYPE_CHECKING:
+    from kpl_core.driver.producer import Producer
 
 __all__ = ["BlockingDelivery", "Parcel"]
 
@@ -68,3 +73,11 @@ class Parcel(msgspec.Struct, frozen=True):
     user_record: UserRecord
     size_bytes: int
     delivery: BlockingDelivery
+    # The context of the put, where a hook asks for it: the loop takes over what many threads put.
+    context: Context | None
+
+    def put_into(self, producer: "Producer") -> Delivery:
+        """Hand it over; raises as `Producer.put_nowait`."""
+        if self.context is None:
+            return producer.put_record_nowait(self.stream, self.user_record)
+        return self.context.run(producer.put_record_nowait, self.stream, self.user_record)

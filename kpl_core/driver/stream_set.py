@@ -4,8 +4,9 @@ import logging
 from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -28,6 +29,9 @@ from kpl_core.reliable_pipeline import ReliableStreamPipeline
 __all__ = ["StreamSet"]
 
 _logger = logging.getLogger("kpl_core")
+
+# Set in the tasks of all producers. They have the context in which theirs was entered, and nothing put there is meant.
+_in_own_task: Final[ContextVar[bool]] = ContextVar("kpl_core_in_own_task", default=False)
 
 
 class StreamSet:
@@ -65,6 +69,7 @@ class StreamSet:
 
         Its group is not the block's, whose host is the caller's task: to stop must cancel ours only.
         """
+        _ = _in_own_task.set(True)
         async with anyio.create_task_group() as self._tasks:
             task_status.started()
             while True:
@@ -217,7 +222,7 @@ class StreamSet:
 
         def opening_context() -> object:
             try:
-                return hook.opening_context()
+                return None if _in_own_task.get() else hook.opening_context()
             except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
                 self._dismiss(hook, error)
                 return None

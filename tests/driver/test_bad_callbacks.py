@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 
 import anyio
 import pytest
 
 from kpl_core import Config, Producer, ProducerClosed
-from kpl_core.hooks import Fact
+from kpl_core.hooks import Fact, RequestCompleted
 from tests.driver.scene import STREAM, Facts, assert_books_close, put, reasons, unmetered
 
 pytestmark = pytest.mark.anyio
@@ -47,6 +48,35 @@ async def test_a_hook_that_cannot_say_where_a_record_comes_from_refuses_none_and
     assert failing.asked == 1
     assert other.asked > 0
     assert [record.levelno for record in caplog.records if "is told no more facts" in record.message] == [logging.ERROR]
+
+
+WHERE: ContextVar[str] = ContextVar("where", default="nowhere")
+
+
+class _Placed(Facts):
+    """A hook that remembers in which context each Kinesis record opened."""
+
+    def opening_context(self) -> object:
+        return WHERE.get()
+
+    def places(self) -> list[object]:
+        return [place for fact in self if isinstance(fact, RequestCompleted) for place in fact.opened_in]
+
+
+async def test_what_opens_by_no_put_is_not_taken_for_what_was_put_where_the_producer_was_entered() -> None:
+    placed = _Placed()
+    before = WHERE.set("startup")
+    async with Producer(transport=unmetered(2), hooks=[placed]) as orders:
+        WHERE.reset(before)
+        # Aggregated as soon as the shards are known, by no put.
+        put(orders, 10)
+        await orders.flush()
+        assert set(placed.places()) <= {"nowhere"}
+        _ = WHERE.set("request")
+        put(orders, 10)
+        await orders.flush()
+    assert set(placed.places()) <= {"nowhere", "request"}
+    assert "request" in placed.places()
 
 
 async def test_a_hook_that_meets_a_cancelled_future_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kpl_core import BlockingProducer, BufferFull, Config, NotSpooled, ProducerC
 from kpl_core.buffer_limit import BufferLimit
 from kpl_core.driver.blocking_delivery import BlockingDelivery
 from kpl_core.driver.loop_thread import LoopEnded, LoopThread
-from kpl_core.hooks import Fact, RecordsFinished
+from kpl_core.hooks import Fact, RecordsFinished, RequestCompleted
 from kpl_core.policy import FairnessPolicy
 from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.reliability import DeadLetterOptions, SpoolOptions
@@ -292,6 +293,41 @@ def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch:
             signal.signal(signal.SIGUSR1, before)
         assert [delivery.result(30).successful for delivery in others] == [True, True]
     assert orders.close().delivered == 2
+
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+class _Asking(list[RequestCompleted]):
+    """A hook that remembers who opened what."""
+
+    def __call__(self, fact: Fact) -> None:
+        if isinstance(fact, RequestCompleted):
+            self.append(fact)
+
+    def opening_context(self) -> object:
+        return WHO.get()
+
+
+@pytest.mark.parametrize("fairness", [None, FairnessPolicy()])
+def test_a_hook_that_asks_where_a_record_comes_from_is_told_of_the_thread_that_put_it(
+    fairness: FairnessPolicy | None,
+) -> None:
+    asking = _Asking()
+    names = [f"stream-{number}" for number in range(40)]
+    kinesis = FakeTransport(FakeKinesis(dict.fromkeys(names, 1), enforce_limits=False))
+    with BlockingProducer(Config(fairness=fairness), transport=kinesis, hooks=[asking]) as orders:
+        for name in names:
+            assert orders.put_nowait(name, partition_key="k", data=b"x").result(30).successful
+        asking.clear()
+
+        def work(number: int) -> None:
+            for name in names[number::4]:
+                _ = WHO.set(name)
+                orders.put_nowait(name, partition_key="k", data=b"x")
+
+        in_threads(4, work)
+    assert {fact.stream: fact.opened_in for fact in asking} == {name: (name,) for name in names}
 
 
 FORKING = """
