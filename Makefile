@@ -141,7 +141,7 @@ dist: $(BUILT)
 	@ls dist
 
 extras: $(BUILT)
-	@DIST=$(abspath dist) $(RUN) pytest --quiet tests/packaging $(ARGS)
+	@DIST=$(abspath dist) $(RUN) pytest --quiet -o cache_dir=$(abspath $(VENV))/.extras-cache tests/packaging $(ARGS)
 
 clean:
 	@rm -rf build dist site htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
