@@ -16,10 +16,11 @@ from kpl_integrations.asgi.responses import PROBLEM_JSON, send_json
 
 __all__ = ["REFUSALS", "BackpressureMiddleware"]
 
-# What the core raises: the problem's code, and its detail for the client.
+# What the core raises: the problem's code, and its detail for the client. What the request had put before is known to the
+# outbox, if there is one, and not here.
 REFUSALS: Final = {
-    BufferFull: ("buffer-full", "The service holds as many records as it may; nothing of this request was kept."),
-    ProducerClosed: ("shutting-down", "The service is shutting down; nothing of this request was kept."),
+    BufferFull: ("buffer-full", "The service holds as many records as it may; send this request again later."),
+    ProducerClosed: ("shutting-down", "The service is shutting down; send this request again later."),
 }
 _SERVICE_UNAVAILABLE: Final = 503
 # RFC 6455's registry: Try Again Later.

@@ -97,6 +97,23 @@ def test_a_full_buffer_is_known_at_the_put_and_becomes_503(kinesis_double: Kines
     assert stored(kinesis_double) == []
 
 
+def test_without_an_outbox_a_refusal_does_not_say_that_nothing_was_put(kinesis_double: KinesisDouble) -> None:
+    async def route(request: Request) -> Response:
+        put_two(producer_of(request.scope))
+        return Response()
+
+    app = Starlette(
+        routes=[Route("/", route)],
+        middleware=[Middleware(BackpressureMiddleware)],
+        lifespan=KinesisLifespan(Config(max_outstanding_records=1)),
+    )
+    with TestClient(app) as client:
+        answer = client.get("/")
+    assert answer.status_code == 503
+    assert answer.json()["detail"] == "The service holds as many records as it may; send this request again later."
+    assert stored(kinesis_double) == [b"first"]
+
+
 def test_what_was_reserved_always_finds_room(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
