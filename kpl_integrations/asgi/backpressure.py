@@ -16,8 +16,8 @@ from kpl_integrations.asgi.responses import PROBLEM_JSON, send_json
 
 __all__ = ["REFUSALS", "BackpressureMiddleware"]
 
-# What the core raises: the problem's code, and its detail for the client. What the request had put before is known to the
-# outbox, if there is one, and not here.
+# What the core raises: the problem's code, and its detail for the client. What the request had put before is not
+# known here.
 REFUSALS: Final = {
     BufferFull: ("buffer-full", "The service holds as many records as it may; send this request again later."),
     ProducerClosed: ("shutting-down", "The service is shutting down; send this request again later."),
