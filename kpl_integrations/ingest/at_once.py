@@ -54,7 +54,7 @@ def head_at_once(target: bytes, headers: Headers) -> RecordsHead | None:
     if place is None:
         return None
     fields = dict(headers)
-    if b"idempotency-key" in fields or b"content-length" not in fields:
+    if len(fields) != len(headers) or b"idempotency-key" in fields or b"content-length" not in fields:
         return None
     try:
         return records_head(*place, fields)

@@ -21,6 +21,7 @@ from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body import first_body, read_body, require_length, require_size
 from kpl_integrations.ingest.decoding import Decoded, DecodeRefusal, decode, decode_plain, inflate
 from kpl_integrations.ingest.first_step import FirstStep
+from kpl_integrations.ingest.header_fields import header_fields
 from kpl_integrations.ingest.idempotency import StoredAnswer, fingerprint, parse_key
 from kpl_integrations.ingest.intake import Intake
 from kpl_integrations.ingest.records_head import BODY_ALONE, RecordsHead, records_head
@@ -76,7 +77,7 @@ class RecordsRoute:
         """
         settings = self._settings
         self._intake.require_open()
-        headers: Headers = dict(scope["headers"])
+        headers: Headers = header_fields(scope["headers"])
         account = account_of(headers, self._directory, self._accounts)
         account.requests += 1
         try:

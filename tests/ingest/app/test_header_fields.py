@@ -110,3 +110,28 @@ async def test_nobody_sees_numbers_who_says_in_two_ways_who_he_is():
         a, b = ((b"authorization", b"Bearer " + name) for name in (b"a", b"b"))
         assert (await answered(gateway, "/v1/stats", b"", a, a, method="GET"))[0] == 200
         assert (await answered(gateway, "/v1/stats", b"", a, b, method="GET"))[0] == 400
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (b"content-encoding", (b"gzip", b"gzip")),
+        (b"content-type", (b"application/json", b"application/x-ndjson")),
+        (b"x-ack", (b"queued", b"delivered")),
+        (b"authorization", (b"Bearer one", b"Bearer two")),
+        (b"idempotency-key", (b'"one"', b'"two"')),
+    ],
+)
+async def test_records_are_not_taken_by_the_last_of_two_fields(name, values):
+    body = b'{"partition_key": "k", "data": "d"}'
+    fields = [(name, value) for value in values]
+    async with open_gateway(directory=OpenTenants(Tenant(id="local"))) as gateway:
+        length = (b"content-length", str(len(body)).encode())
+        target = f"/v1/streams/{STREAM}/records"
+        assert gateway.head_at_once(target.encode(), [(b"host", b"x"), length, *fields]) is None
+        status, answer = await answered(gateway, target, body, length, *fields)
+        report = gateway.producer.report()
+    assert status == (415 if name == b"content-encoding" else 400), answer
+    assert report.accepted == 0
+    assert b"Bearer" not in answer
