@@ -21,7 +21,8 @@ class JsonLinesSink:
     """Appends to `path` (mode 0600), and waits for the disk (`fsync`) before it reports. Processes may share a file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        # Where it is now, whatever folder the process goes to later.
+        self._path = path.absolute()
         self._writing = anyio.Lock()
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:

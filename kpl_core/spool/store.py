@@ -92,7 +92,8 @@ class SpoolStore:
 
     def __init__(self, options: SpoolOptions) -> None:
         self._options = options
-        self._path = options.path
+        # Where it is now, whatever folder the process goes to later, as a daemon does.
+        self._path = options.path.absolute()
         # SQLite follows a link to the file, and so must the lock: two names of one file are one spool.
         self._lock = ProcessLock(Path(f"{os.path.realpath(self._path)}.lock"))
         self._connection: sqlite3.Connection | None = None

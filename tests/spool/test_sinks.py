@@ -100,6 +100,17 @@ async def test_lines_of_json_are_appended_for_their_owner_only(tmp_path: Path) -
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+async def test_the_letters_of_a_process_that_changes_its_folder_stay_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sink = JsonLinesSink(Path("letters.jsonl"))
+    await sink.send(LETTERS[:1])
+    monkeypatch.chdir("/")
+    await sink.send(LETTERS[1:2])
+    assert len((tmp_path / "letters.jsonl").read_text().splitlines()) == 2
+
+
 async def test_a_file_that_cannot_be_written_refuses_all_and_is_left_as_it_was(tmp_path: Path) -> None:
     report = await JsonLinesSink(tmp_path / "missing" / "letters.jsonl").send(LETTERS)
     assert report.stored == 0

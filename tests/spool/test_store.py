@@ -241,6 +241,18 @@ def test_a_file_removed_while_in_use_acknowledges_nothing_more(options: SpoolOpt
     store.close()
 
 
+def test_a_process_may_go_to_another_folder_as_a_daemon_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SpoolStore(SpoolOptions(path=Path("spool.db")))
+    store.open()
+    monkeypatch.chdir("/")
+    store.commit(Changes(records=rows(1)))
+    store.close()
+    assert store.open().records == 1
+    store.close()
+    assert (tmp_path / "spool.db").exists()
+
+
 @pytest.mark.parametrize("left", [None, b""])
 def test_a_log_whose_file_was_moved_or_emptied_is_not_thrown_away(
     options: SpoolOptions, tmp_path: Path, left: bytes | None
