@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.help_texts import Commands
 from kpl_integrations.cli.running import EXIT_CODES, EndpointUrl, Json, Region, run
 
@@ -122,6 +123,8 @@ def _confirmed(question: str) -> bool:
     try:
         return typer.confirm(question, err=True)
     except typer.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
         if sys.stdin is not None and sys.stdin.isatty():
             raise
         typer.echo(err=True)

@@ -26,7 +26,7 @@ from kpl_core.user_record import Tier
 from kpl_integrations.cli import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
-from tests.cli.kpl_process import Outcome, run, started
+from tests.cli.kpl_process import Outcome, in_a_terminal, run, started
 
 STREAM = "orders"
 
@@ -140,6 +140,12 @@ def test_a_reason_is_taken_as_list_prints_it(file: Path) -> None:
 def test_a_purge_that_nobody_can_answer_for_names_the_option(file: Path) -> None:
     outcome = run("dlq", "purge", str(file), stdin="")
     assert (outcome.status, "--yes" in outcome.err) == (2, True)
+    assert counts(file)["total"] == 30
+
+
+@pytest.mark.parametrize(("typed", "status"), [("\x03", 130), ("\x04", 1), ("n\r", 1)])
+def test_a_purge_that_is_not_agreed_to_deletes_nothing(file: Path, typed: str, status: int) -> None:
+    assert in_a_terminal("dlq", "purge", str(file), after="[y/N]", typed=typed).status == status
     assert counts(file)["total"] == 30
 
 
