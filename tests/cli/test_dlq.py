@@ -1,9 +1,11 @@
 """`kpl dlq` as a process of its own: what it counts, shows, sends again, exports and deletes."""
 
+import io
 import json
 import os
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,7 @@ from kpl_core.user_record import Tier
 from kpl_integrations.cli import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
-from tests.cli.kpl_process import Outcome, in_a_terminal, run, started
+from tests.cli.kpl_process import Outcome, run, started
 
 STREAM = "orders"
 
@@ -143,9 +145,18 @@ def test_a_purge_that_nobody_can_answer_for_names_the_option(file: Path) -> None
     assert counts(file)["total"] == 30
 
 
-@pytest.mark.parametrize(("typed", "status"), [("\x03", 130), ("\x04", 1), ("n\r", 1)])
-def test_a_purge_that_is_not_agreed_to_deletes_nothing(file: Path, typed: str, status: int) -> None:
-    assert in_a_terminal("dlq", "purge", str(file), after="[y/N]", typed=typed).status == status
+class _Interrupted(io.StringIO):
+    """A terminal at which somebody presses Ctrl-C instead of an answer."""
+
+    def readline(self, *_: object) -> str:
+        raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_for_an_answer_is_status_130_and_deletes_nothing(
+    kpl: Callable[..., Outcome], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", _Interrupted())
+    assert kpl("dlq", "purge", file).status == 130
     assert counts(file)["total"] == 30
 
 
