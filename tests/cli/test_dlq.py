@@ -145,8 +145,11 @@ def test_a_purge_that_nobody_can_answer_for_names_the_option(file: Path) -> None
     assert counts(file)["total"] == 30
 
 
-class _Interrupted(io.StringIO):
-    """A terminal at which somebody presses Ctrl-C instead of an answer."""
+class _Interrupted:
+    """An input at which somebody presses Ctrl-C instead of an answer."""
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation
 
     def readline(self, *_: object) -> str:
         raise KeyboardInterrupt
