@@ -245,7 +245,11 @@ class Retrier:
     def shards_changed(self, now: float) -> Retries:
         """Decide the held outcomes, because the shard map was refreshed."""
         # In arrival order nothing may be held while others go on: a shard still unknown counts as outside at once.
-        return self._release(lambda held: self._in_order or self._shard_map.knows(held.entry.shard_id or ""), now)
+        retries = self._release(lambda held: self._in_order or self._shard_map.knows(held.entry.shard_id or ""), now)
+        if self._held:
+            # Their shard is newer than this map, or the service has not listed it yet: nothing else may ask again.
+            self._shard_map.invalidate(seen_at=math.inf)
+        return retries
 
     def overdue(self, now: float) -> Retries:
         """Decide the outcomes held too long: the map did not come, so nobody can say they are inside."""

@@ -40,9 +40,22 @@ def test_a_map_that_came_without_the_shard_is_asked_for_again():
     books.answer(books.record(*LOWER), stored(1), now=2.0)
     books.shard_map.update(PARENT, 2.5)
     assert books.retrier.shards_changed(2.5).gone == []
+    assert books.shard_map.refresh_wanted, "else it waited for 2 s in vain, and all of it was stored twice"
+    books.shard_map.update(CHILDREN, 2.75)
+    retries = books.retrier.shards_changed(2.75)
+    assert (len(retries.gone), retries.apart) == (1, [])
     assert not books.shard_map.refresh_wanted
+
+
+def test_a_map_that_still_lacks_the_shard_when_the_time_is_over_is_asked_for_again():
+    books = Books()
+    books.answer(books.record(*LOWER), stored(1), now=2.0)
+    books.shard_map.update(PARENT, 2.5)
     assert len(books.retrier.overdue(4.0).apart) == 8
     assert books.shard_map.refresh_wanted
+    books.shard_map.update(PARENT, 4.5)
+    books.retrier.shards_changed(4.5)
+    assert not books.shard_map.refresh_wanted, "nothing waits for it any more"
 
 
 @pytest.mark.parametrize("mode", EVERY)

@@ -1,13 +1,17 @@
 """Splits and merges under load, read by a consumer that drops what a KCL drops: lost 0."""
 
 import random
+from collections.abc import Sequence
 
 import anyio
 import pytest
 
 from kpl_core import Delivery
+from kpl_core.put_records import RequestFailure
+from kpl_core.shard_map import Shard
 from kpl_core.testing import (
     ErrorAnswer,
+    FakeKinesis,
     Latency,
     MergeDuringRequest,
     RecordError,
@@ -15,6 +19,8 @@ from kpl_core.testing import (
     SplitDuringRequest,
     When,
 )
+from kpl_core.testing.fake_transport import FakeTransport
+from tests.core.material import even_shards, keys_in
 from tests.driver.scene import STREAM, assert_books_close, producer, put, reasons, seen_by_kcl, stored, unmetered
 
 pytestmark = pytest.mark.anyio
@@ -153,3 +159,29 @@ async def test_the_rate_grows_with_the_shards():
         put(orders, 1_000)
         await orders.flush()
         assert anyio.current_time() - began < slow / 1.8
+
+
+class ListsLate(FakeTransport):
+    """Lists a reshard only when it was asked once before, as a service that is only eventually consistent does."""
+
+    def __init__(self, kinesis: FakeKinesis) -> None:
+        super().__init__(kinesis, latency_seconds=0.02)
+        self._before: Sequence[Shard] | RequestFailure = ()
+
+    async def list_shards(self, stream: str) -> Sequence[Shard] | RequestFailure:
+        listed, self._before = self._before, await super().list_shards(stream)
+        return listed or self._before
+
+
+async def test_a_child_that_is_listed_late_delays_its_first_record_by_one_more_listing_and_doubles_nothing():
+    transport = ListsLate(FakeKinesis({STREAM: 1}, enforce_limits=False))
+    transport.kinesis.faults.add(SplitDuringRequest(), When(operation="PutRecords", times=1))
+    lower = keys_in(even_shards(2)[0], 20)
+    async with producer(transport) as orders:
+        await anyio.sleep(0.5)
+        put_at = anyio.current_time()
+        deliveries = [orders.put_nowait(STREAM, partition_key=key, data=b"x") for key in lower]
+        assert (await deliveries[0]).successful
+        assert anyio.current_time() - put_at < 1.0
+        assert_books_close(await orders.close(), deliveries)
+    assert len(transport.requests) == 1
