@@ -177,33 +177,38 @@ def _schemas(settings: IngestSettings) -> Document:
             {"index": {"type": "integer"}, "field": {"type": "string"}, "detail": {"type": "string"}},
             required=["index", "field", "detail"],
         ),
-        "Problem": {
-            "type": "object",
-            "required": ["type", "title", "status", "detail", "code"],
-            "properties": {
-                "type": {"type": "string"},
-                "title": {"type": "string"},
-                "status": {"type": "integer"},
-                "detail": {"type": "string"},
-                "code": {"type": "string"},
-                "field": {"type": "string", "description": "the parameter or the member that is meant"},
-                "index": {"type": "integer", "description": "of the record, from 0, where one is meant"},
-                "errors": {
-                    "type": "array",
-                    "description": "of bad-records: what is wrong, and where; the first hundred",
-                    "items": {"$ref": "#/components/schemas/RejectedRecord"},
-                },
-                "error_count": {"type": "integer", "description": "how many there are in all"},
-                "records": {
-                    "type": "array",
-                    "description": "where none was delivered: what became of each",
-                    "items": {"$ref": "#/components/schemas/RecordAnswer"},
-                },
-                "violated-policies": {
-                    "type": "array",
-                    "description": "of quota-exceeded: the tenant's rates that are used up",
-                    "items": {"enum": ["records", "bytes"]},
-                },
+        "Problem": _problem_schema(),
+    }
+
+
+def _problem_schema() -> Document:
+    """Return what every refusal says (RFC 9457), and what some say beside it."""
+    return {
+        "type": "object",
+        "required": ["type", "title", "status", "detail", "code"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "code": {"type": "string"},
+            "field": {"type": "string", "description": "the parameter or the member that is meant"},
+            "index": {"type": "integer", "description": "of the record, from 0, where one is meant"},
+            "errors": {
+                "type": "array",
+                "description": "of bad-records: what is wrong, and where; the first hundred",
+                "items": {"$ref": "#/components/schemas/RejectedRecord"},
+            },
+            "error_count": {"type": "integer", "description": "how many there are in all"},
+            "records": {
+                "type": "array",
+                "description": "where none was delivered: what became of each",
+                "items": {"$ref": "#/components/schemas/RecordAnswer"},
+            },
+            "violated-policies": {
+                "type": "array",
+                "description": "of quota-exceeded: the tenant's rates that are used up",
+                "items": {"enum": ["records", "bytes"]},
             },
         },
     }
