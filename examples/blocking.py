@@ -9,7 +9,7 @@ takes them.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -41,7 +41,7 @@ def produce(config: Config) -> None:
 
 
 @contextmanager
-def kinesis() -> Iterator[Config]:
+def kinesis() -> Generator[Config]:
     """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:

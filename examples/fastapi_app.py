@@ -10,7 +10,7 @@ In your project the application is a module of its own: `uvicorn orders.app:app 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import httpx2
@@ -68,7 +68,7 @@ async def be_a_client(port: int) -> None:
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[int]:
+async def served(app: FastAPI) -> AsyncGenerator[int]:
     """Serve the application on a free port as long as the block lasts."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="websockets-sansio"))
     serving = asyncio.create_task(server.serve())
@@ -80,7 +80,7 @@ async def served(app: FastAPI) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def kinesis() -> AsyncIterator[Config]:
+async def kinesis() -> AsyncGenerator[Config]:
     """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:

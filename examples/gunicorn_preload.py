@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def application(config: Config) -> FastAPI:
 
 
 @contextmanager
-def served(endpoint_url: str) -> Iterator[str]:
+def served(endpoint_url: str) -> Generator[str]:
     """Run gunicorn on a free port as long as the block lasts; yield the application's URL."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

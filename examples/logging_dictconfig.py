@@ -12,7 +12,7 @@ names another one, which has a stream `orders`.
 import logging
 import logging.config
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,7 +69,7 @@ def configuration(endpoint_url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def kinesis() -> Iterator[str]:
+def kinesis() -> Generator[str]:
     """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:

@@ -11,7 +11,7 @@ then the limit. A tenant with ten times the documents waits for itself.
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal, NamedTuple
@@ -61,7 +61,7 @@ class EmbeddingApi:
 
 
 @asynccontextmanager
-async def embedded(api: EmbeddingApi, tenant: str) -> AsyncIterator[AsyncIterator[Embedded]]:
+async def embedded(api: EmbeddingApi, tenant: str) -> AsyncGenerator[AsyncIterator[Embedded]]:
     """Work on a tenant's documents, some at a time. A stream with tasks of its own has a scope."""
     results, receiver = anyio.create_memory_object_stream[Embedded](max_buffer_size=0)
     documents = iter(range(DOCUMENTS[tenant]))

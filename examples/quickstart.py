@@ -10,7 +10,7 @@ takes them.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from kpl_core import Config, Producer
@@ -44,7 +44,7 @@ async def produce(config: Config) -> None:
 
 
 @asynccontextmanager
-async def kinesis() -> AsyncIterator[Config]:
+async def kinesis() -> AsyncGenerator[Config]:
     """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:

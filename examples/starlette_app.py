@@ -8,7 +8,7 @@ It starts a Kinesis of its own on this machine and speaks to itself without a se
 """
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 from starlette.applications import Starlette
@@ -26,7 +26,7 @@ STREAM = "orders"
 
 
 @asynccontextmanager
-async def own_lifespan(app: Starlette) -> AsyncIterator[dict[str, str]]:  # noqa: ARG001 - as Starlette calls it
+async def own_lifespan(app: Starlette) -> AsyncGenerator[dict[str, str]]:  # noqa: ARG001 - as Starlette calls it
     """Open what else the application needs; the producer is open before and closes after it."""
     yield {"greeting": "hello"}
 
@@ -48,7 +48,7 @@ def application(lifespan: KinesisLifespan) -> Starlette:
 
 
 @contextmanager
-def kinesis() -> Iterator[Config]:
+def kinesis() -> Generator[Config]:
     """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:

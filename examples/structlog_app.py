@@ -9,7 +9,7 @@ names another one, which has a stream `orders`.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import structlog
@@ -37,7 +37,7 @@ def configure(handler: logging.Handler) -> None:
 
 
 @contextmanager
-def kinesis() -> Iterator[Config]:
+def kinesis() -> Generator[Config]:
     """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:
