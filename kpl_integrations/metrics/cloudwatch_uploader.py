@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import get_session
 
 from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics, Datum
@@ -90,7 +89,7 @@ class CloudWatchUploader:
                 for part in _parts(data):
                     self._send(part)
                     sent += len(part)
-            except (BotoCoreError, ClientError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a client, and its credentials, may be anybody's; the thread goes on
                 self._metrics.give_back(data[sent:])
                 if not self._has_failed:
                     _logger.warning(

@@ -210,6 +210,27 @@ def test_what_could_not_be_sent_is_in_the_next_upload_and_said_once(caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError])
+def test_a_client_that_raises_whatever_it_likes_ends_no_uploads_and_loses_nothing(error, monkeypatch):
+    metrics, client = CloudWatchMetrics(granularity="global"), Client()
+    failed, sent = threading.Event(), threading.Event()
+    take = client.put_metric_data
+
+    def put_metric_data(**parameters):
+        if not failed.is_set():
+            failed.set()
+            raise error
+        take(**parameters)
+        sent.set()
+
+    monkeypatch.setattr(client, "put_metric_data", put_metric_data)
+    metrics(finished())
+    with CloudWatchUploader(metrics, client=client, interval=0.01):
+        assert sent.wait(30)
+    named = {datum["MetricName"] for call in client.calls for datum in call["MetricData"]}
+    assert "UserRecordsPut" in named
+
+
 def test_leaving_the_block_uploads_what_is_left_and_ends_the_thread():
     metrics, client = CloudWatchMetrics(), Client()
     with CloudWatchUploader(metrics, client=client):
