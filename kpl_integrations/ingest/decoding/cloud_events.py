@@ -178,7 +178,9 @@ def _record(text: bytes, index: int, limits: DecodeLimits, keys: NeighbourKeys) 
         return RecordProblem(index, "specversion", detail)
     if event.data_base64 is not None and bytes(event.data):
         return RecordProblem(index, "data_base64", "the event has data and data_base64; send one of them")
-    if is_deeper_than(limits.max_depth, text):
-        return RecordProblem(index, "$", f"the event stands more than {limits.max_depth} deep; flatten it")
     key = keys.deal() if event.partitionkey is None else event.partitionkey
-    return checked_record(UserRecord(key, text), index, limits, key_field="partitionkey")
+    made = checked_record(UserRecord(key, text), index, limits, key_field="partitionkey")
+    # Only of what is not too large: to look takes a while.
+    if isinstance(made, UserRecord) and is_deeper_than(limits.max_depth, text):
+        return RecordProblem(index, "$", f"the event stands more than {limits.max_depth} deep; flatten it")
+    return made

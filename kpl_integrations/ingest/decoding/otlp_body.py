@@ -123,13 +123,13 @@ def _json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
         raise DecodeRefusal(400, "malformed", detail, field="$") from None
     except MALFORMED as error:
         raise malformed(error) from None
+    _require_count(len(texts), limits)
     if is_deeper_than(limits.max_depth, body):
         raise DecodeRefusal(400, "too-deep", f"the JSON stands more than {limits.max_depth} deep; flatten it")
     if members and name not in members:
         # Of another signal, or with names of another spelling: it would be stored and never found.
         detail = f"{name} is missing; the body has {printable(', '.join(sorted(members)))}"
         raise DecodeRefusal(400, "malformed", detail, field=name)
-    _require_count(len(texts), limits)
     parts = [bytes(text) for text in texts]
     for index, part in enumerate(parts):
         if not part.startswith(b"{"):

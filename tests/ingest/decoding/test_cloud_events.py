@@ -136,3 +136,9 @@ def test_a_binary_event_that_cannot_be_written_as_json_is_refused(headers, body)
     with pytest.raises(DecodeRefusal) as raised:
         decoded("application/json", body, {**HEADERS, **headers})
     assert raised.value.status == 400
+
+
+def test_an_event_that_is_too_large_is_not_asked_how_deep_it_is():
+    too_large = {**EVENT, "data": ["x" * 5_000, json.loads("[" * 20 + "]" * 20)]}
+    (problem,) = decoded(STRUCTURED, json.dumps(too_large).encode()).problems
+    assert problem.field == "data"

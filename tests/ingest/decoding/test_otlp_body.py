@@ -118,3 +118,9 @@ def test_what_protobuf_itself_can_parse_is_never_refused_and_the_rest_never_cras
         assert parsed is None or not parsed.resource_logs or any(byte & 7 in {3, 4} for byte in body)
     else:
         assert bool(stored) or parsed is None or not parsed.resource_logs
+
+
+def test_a_request_of_too_many_resources_is_not_asked_how_deep_it_is():
+    with pytest.raises(DecodeRefusal) as raised:
+        parts(JSON, b'{"resourceLogs":[' + b"{}," * 100 + b'{"a":' + b"[" * 30 + b"]" * 30 + b"}]}")
+    assert (raised.value.status, raised.value.code) == (413, "too-many-records")
