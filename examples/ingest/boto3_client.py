@@ -1,4 +1,4 @@
-"""boto3 through the gateway: nothing is changed but endpoint_url. What was throttled is sent again, as AWS says.
+"""boto3 through the gateway: endpoint_url is changed, and with tenants the keys. What was throttled is sent again.
 
     kpl serve --local
     python examples/ingest/boto3_client.py http://127.0.0.1:8080 demo
