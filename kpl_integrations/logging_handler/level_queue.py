@@ -103,7 +103,11 @@ class LevelQueue:
 
     def put(self, entry: Entry, size: int, level: int) -> bool:
         """Accept an entry of `size` bytes (`entry_size`), evicting what the rule gives up; say if it was accepted."""
-        mine = self._class_of[level]
+        try:
+            mine = self._class_of[level]
+        except TypeError:
+            # No number, as in `logging.makeLogRecord` of what came over a wire without one.
+            mine = self._classes[0]
         if (self.free_records <= 0 or size > self.free_bytes) and not self._make_room(size, mine):
             self.dropped[FULL] += 1
             return False

@@ -1,5 +1,6 @@
 import logging
 
+import pytest
 from hypothesis import given, strategies as st
 
 from kpl_integrations.logging_handler.counts import EVICTED, FULL
@@ -91,3 +92,12 @@ def test_errors_are_taken_first():
     put(queue, b"error", logging.ERROR)
     assert queue.take(1) == [(True, b"error")]
     assert queue.take(1) == [(False, b"info")]
+
+
+@pytest.mark.parametrize("level", [None, "INFO", [], {}])
+def test_a_record_without_a_level_is_of_the_lowest_class(level):
+    queue = queue_of("drop_oldest", max_records=2)
+    assert put(queue, b"no level", level)
+    assert put(queue, b"error", logging.ERROR)
+    assert put(queue, b"another", logging.ERROR)
+    assert taken(queue) == [b"error", b"another"]
