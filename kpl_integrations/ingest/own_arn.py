@@ -2,8 +2,7 @@
 
 from typing import Any, Final
 
-import aiohttp
-from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+from botocore.exceptions import ClientError, ParamValidationError
 
 from kpl_integrations.ingest.admission import Refusal, Refused
 
@@ -25,6 +24,7 @@ async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botoc
         return None
     try:
         answer = await client.describe_stream_summary(StreamName=name)
+        arn: str = answer["StreamDescriptionSummary"]["StreamARN"]
     except ParamValidationError:
         return None
     except ClientError as error:
@@ -32,9 +32,9 @@ async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botoc
         if code in _ABSENT_CODES or code.startswith("AccessDenied"):
             return None
         raise _uncertain(name, code or type(error).__name__) from error
-    except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError) as error:
+    except Exception as error:
+        # Out of reach, or answering nonsense; or what a session's credentials and event handlers raise.
         raise _uncertain(name, type(error).__name__) from error
-    arn: str = answer["StreamDescriptionSummary"]["StreamARN"]
     return arn
 
 

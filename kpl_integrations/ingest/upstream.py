@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-import aiohttp
 import anyio
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from kpl_integrations.ingest.call_turns import CallTurns
 from kpl_integrations.kinesis_protocol import RequestRefused, Timestamp
@@ -86,7 +85,7 @@ class AiobotocoreUpstream:
                 answer = await getattr(client, PASSED_ON[operation])(**arguments)
         except ClientError as error:
             raise _refusal(operation, error) from None
-        except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError):
+        except Exception:  # noqa: BLE001 - out of reach, or what a session's credentials and event handlers raise
             raise _unavailable(operation) from None
         return {name: _wire_value(value) for name, value in answer.items() if name != "ResponseMetadata"}
 

@@ -116,6 +116,9 @@ FAILURES = [
     (BotoCoreError(), False),
     (TimeoutError(), False),
     (ConnectionResetError(), False),
+    # From the application's own provider of credentials, and of an answer in which everything is missing.
+    (LookupError("the vault is away"), False),
+    (KeyError("StreamDescriptionSummary"), False),
 ]
 
 

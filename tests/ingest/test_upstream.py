@@ -72,6 +72,7 @@ async def test_an_answer_comes_back_without_what_botocore_adds_and_with_instants
         (EndpointConnectionError(endpoint_url="http://inside.example"), "ServiceUnavailable", 503),
         (TimeoutError(), "ServiceUnavailable", 503),
         (ConnectionResetError(), "ServiceUnavailable", 503),
+        (LookupError("the vault of role/gateway is away"), "ServiceUnavailable", 503),
     ],
 )
 async def test_a_failure_has_a_code_of_kinesis_and_tells_nothing_of_the_gateway(raised, code, status):
