@@ -17,6 +17,7 @@ _ONCE: Final = frozenset(
         b"authorization",
         b"content-length",
         b"content-type",
+        b"host",
         b"idempotency-key",
         b"x-ack",
         b"x-amz-date",

@@ -39,6 +39,7 @@ def test_a_list_in_several_fields_is_one_list_and_a_value_said_twice_is_that_val
         "authorization",
         "content-length",
         "content-type",
+        "host",
         "idempotency-key",
         "x-ack",
         "x-amz-date",
@@ -51,7 +52,7 @@ def test_a_list_in_several_fields_is_one_list_and_a_value_said_twice_is_that_val
 )
 def test_two_values_of_what_may_stand_there_once_are_refused_without_repeating_them(name):
     with pytest.raises(Refused) as raised:
-        header_fields([(name.encode(), b"secret-1"), (b"host", b"x"), (name.encode(), b"secret-2")])
+        header_fields([(name.encode(), b"secret-1"), (b"accept", b"x"), (name.encode(), b"secret-2")])
     assert raised.value.refusal is Refusal.BAD_PARAMETER
     assert raised.value.detail == f"the header field {name} stands there twice, with different values; send it once"
     assert "secret" not in str(raised.value)
