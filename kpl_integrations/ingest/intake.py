@@ -171,7 +171,8 @@ class Intake:
             for rate, unit in ((tenant.records_per_second, "records"), (tenant.bytes_per_second, "bytes"))
             if rate is not None
         )
-        detail = f"{count:,} records are more than tenant {tenant.id} may send now; it has {rates}"
+        said = "1 record is" if count == 1 else f"{count:,} records are"
+        detail = f"{said} more than tenant {tenant.id} may send now; it has {rates}"
         raise Refused(
             Refusal.QUOTA,
             detail,

@@ -20,6 +20,8 @@ _STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(_STEPS))
 _AT: Final = re.compile(r" - at `(.*)`$", re.DOTALL)
 _FIELD_NAMED: Final = re.compile(r"field `(.*?)`", re.DOTALL)
+_UNKNOWN: Final = "Object contains unknown field"
+_LEAVE_IT_OUT: Final = "; leave it out, or spell it as /openapi.json does"
 _MOST_SAID: Final = 200
 
 
@@ -83,4 +85,5 @@ def mismatch(error: msgspec.ValidationError) -> tuple[str, str]:
     named = _FIELD_NAMED.search(said)
     if named is not None:
         path = f"{path}.{named.group(1)}" if path else named.group(1)
-    return printable(path) or "$", printable(said)
+    advice = _LEAVE_IT_OUT if said.startswith(_UNKNOWN) else ""
+    return printable(path) or "$", printable(said) + advice

@@ -60,7 +60,11 @@ FAULTS: list[tuple[str, str, str]] = [
     ('{"partition_key":"","data":"x"}', "partition_key", "0 characters"),
     ('{"partition_key":"' + "k" * 257 + '","data":"x"}', "partition_key", "257 characters"),
     ('{"partition_key":7,"data":"x"}', "partition_key", "Expected `str | null`, got `int`"),
-    ('{"partitionKey":"k","data":"x"}', "partitionKey", "unknown field"),
+    (
+        '{"partitionKey":"k","data":"x"}',
+        "partitionKey",
+        "unknown field `partitionKey`; leave it out, or spell it as /openapi.json does",
+    ),
     ('{"data":"x","explicit_hash_key":"01"}', "explicit_hash_key", "decimal"),
     ('{"data":"x","explicit_hash_key":"340282366920938463463374607431768211456"}', "explicit_hash_key", "largest"),
     ('{"partition_key":"k","data":"' + "x" * 4096 + '"}', "data", "4,097 bytes"),
