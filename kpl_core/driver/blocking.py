@@ -26,7 +26,7 @@ from kpl_core.config import Config
 from kpl_core.driver.blocking_delivery import BlockingDelivery, Parcel
 from kpl_core.driver.checked_records import checked_records
 from kpl_core.driver.delivery import Delivery
-from kpl_core.driver.loop_thread import LoopEnded, LoopThread
+from kpl_core.driver.loop_thread import LoopEnded, LoopStuck, LoopThread
 from kpl_core.driver.process_end import take_part
 from kpl_core.driver.producer import Producer
 from kpl_core.driver.producer_life import DEFAULT_CLOSE_SECONDS
@@ -48,6 +48,8 @@ __all__ = ["BlockingDelivery", "BlockingProducer"]
 _logger: Final = logging.getLogger("kpl_core")
 # How long past its timeout a close waits for the loop's thread to come to its end.
 _JOIN_GRACE_SECONDS: Final = 0.4
+# How long past its timeout a flush or close waits for an answer; a loop on a machine that is merely busy is in time.
+_STUCK_SECONDS: Final = 5.0
 
 T = TypeVar("T")
 
@@ -325,7 +327,7 @@ class BlockingProducer:
         require_timeout(timeout)
         if self._report is not None:
             return self._report
-        return self._report_of(lambda: self._flush(timeout))
+        return self._report_of(lambda: self._flush(timeout), timeout)
 
     async def _flush(self, timeout: float | None) -> ProducerReport:
         self._drain()
@@ -357,7 +359,7 @@ class BlockingProducer:
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
-        report = self._report if self._report is not None else self._report_of(lambda: self._close(timeout))
+        report = self._report if self._report is not None else self._report_of(lambda: self._close(timeout), timeout)
         self._thread.join(timeout=None if timeout is None else timeout + _JOIN_GRACE_SECONDS)
         return report
 
@@ -378,10 +380,13 @@ class BlockingProducer:
         self._stopped.set()
         return self._report
 
-    def _report_of(self, work: Callable[[], Coroutine[Any, Any, ProducerReport]]) -> ProducerReport:
+    def _report_of(self, ask: Callable[[], Coroutine[Any, Any, ProducerReport]], wait: float | None) -> ProducerReport:
         """Run a coroutine on the loop; if that ends meanwhile, its last report is the answer."""
         try:
-            return self._thread.wait_for(work)
+            return self._thread.wait_for(ask, math.inf if wait is None else wait + _STUCK_SECONDS)
+        except LoopStuck:
+            _logger.warning("the producer's thread is held up, by a hook or a callback that does not return")
+            return msgspec.structs.replace(self._producer.report(), complete=False)
         except LoopEnded as ended:
             if self._report is not None:
                 return self._report

@@ -18,13 +18,17 @@ from typing import Any, TypeVar
 
 from kpl_core.errors import WrongEventLoop
 
-__all__ = ["LoopEnded", "LoopThread"]
+__all__ = ["LoopEnded", "LoopStuck", "LoopThread"]
 
 T = TypeVar("T")
 
 
 class LoopEnded(Exception):  # noqa: N818 - reads as a sentence where it is caught
     """The loop ended before it answered."""
+
+
+class LoopStuck(Exception):  # noqa: N818 - as above
+    """The loop did not answer in time: somebody's code in it does not return."""
 
 
 class LoopThread:
@@ -107,8 +111,12 @@ class LoopThread:
 
         return self._answer_of(future, run)
 
-    def wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the loop and return its result; raises as `call`."""
+    def wait_for(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float = math.inf) -> T:
+        """Run a coroutine in the loop and return its result; raises as `call`.
+
+        Raises:
+            LoopStuck: there is no answer after `timeout` seconds.
+        """
         future: Future[T] = Future()
 
         def begin() -> None:
@@ -123,9 +131,9 @@ class LoopThread:
                 error = task.exception()
                 self._settle(future, error, None if error is not None else task.result())
 
-        return self._answer_of(future, begin)
+        return self._answer_of(future, begin, timeout)
 
-    def _answer_of(self, future: "Future[T]", begin: Callable[[], None]) -> T:
+    def _answer_of(self, future: "Future[T]", begin: Callable[[], None], timeout: float = math.inf) -> T:
         if self.is_current:
             message = (
                 "this call waits for the producer's thread and was made in it, by a hook or a callback; "
@@ -147,7 +155,9 @@ class LoopThread:
                 # Closed, and about to say so.
                 raise LoopEnded from error
             self._pending[future] = answered = threading.Condition(self._lock)
-            answered.wait_for(future.done)
+            if not answered.wait_for(future.done, min(timeout, threading.TIMEOUT_MAX)):
+                del self._pending[future]
+                raise LoopStuck
         return future.result()
 
     def _settle(self, future: "Future[Any]", error: BaseException | None, result: object = None) -> None:

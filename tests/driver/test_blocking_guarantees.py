@@ -295,6 +295,32 @@ def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch:
     assert orders.close().delivered == 2
 
 
+def test_a_hook_that_does_not_return_holds_up_no_flush_and_no_close_beyond_their_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kpl_core.driver.blocking._STUCK_SECONDS", 0.1)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hook(_: Fact) -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    orders = BlockingProducer(Config(), transport=transport(), hooks=[hook])
+    try:
+        with orders:
+            delivery = put(orders)
+            assert reached.wait(30)
+            for ask in (orders.flush, orders.close):
+                report = ask(0.05)
+                assert (report.complete, report.accepted) == (False, 1)
+            assert caplog.text.count("is held up") == 2
+            go_on.set()
+    finally:
+        go_on.set()
+    assert delivery.result(30).successful
+    assert orders.close().delivered == 1
+
+
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
 
