@@ -14,7 +14,7 @@ from kpl_integrations.ingest.account import TenantAccount
 from kpl_integrations.ingest.admission import Refusal, Refused
 from kpl_integrations.ingest.body_room import BodyRoom
 from kpl_integrations.ingest.last_room import LastRoom
-from kpl_integrations.ingest.rate_limit_headers import rate_limit_headers
+from kpl_integrations.ingest.rate_limit_headers import QUEUE_SHARE, queue_share_headers, rate_limit_headers
 from kpl_integrations.ingest.return_slots import DrainRate, ReturnSlots
 
 __all__ = ["Intake", "IntakeState"]
@@ -208,7 +208,13 @@ class Intake:
         wait = account.share_slots.next_slot(seconds, ready_in=seconds, now=now)
         tenant = account.tenant.id
         detail = f"tenant {tenant} has used up its share of the queue: its records come faster than they leave"
-        return Refused(Refusal.QUEUE_SHARE, detail, retry_after=wait)
+        return Refused(
+            Refusal.QUEUE_SHARE,
+            detail,
+            retry_after=wait,
+            extensions={"violated-policies": [QUEUE_SHARE]},
+            headers=queue_share_headers(wait),
+        )
 
     def _progressed(self) -> None:
         now = self._clock()

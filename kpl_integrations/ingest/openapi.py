@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kpl_integrations.ingest.admission import ADMISSION, Refusal
 from kpl_integrations.ingest.openapi_protocols import protocol_paths
+from kpl_integrations.ingest.rate_limit_headers import QUEUE_SHARE
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.tenants import ACKS
 
@@ -207,8 +208,8 @@ def _problem_schema() -> Document:
             },
             "violated-policies": {
                 "type": "array",
-                "description": "of quota-exceeded: the tenant's rates that are used up",
-                "items": {"enum": ["records", "bytes"]},
+                "description": "of quota-exceeded: the tenant's rates that are used up, or its share of the queue",
+                "items": {"enum": ["records", "bytes", QUEUE_SHARE]},
             },
         },
     }

@@ -5,14 +5,22 @@
 
 draft-ietf-httpapi-ratelimit-headers (2025): q quota, w window in seconds, qu its unit, r what remains, t after
 how many seconds more of it is there.
+
+A share of the queue is as large as the others leave it, so it has no policy: "Situations where throttling constraints
+are highly dynamic are better served using the RateLimit field" (section 3).
+
+    RateLimit: "queue-share";r=0;t=3
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from kpl_integrations.ingest.tenants import QuotaState
 
-__all__ = ["rate_limit_headers"]
+__all__ = ["QUEUE_SHARE", "queue_share_headers", "rate_limit_headers"]
+
+QUEUE_SHARE: Final = "queue-share"
 
 
 def rate_limit_headers(
@@ -27,6 +35,11 @@ def rate_limit_headers(
         reset = state.reset_seconds if retry_after_seconds is None else max(state.reset_seconds, retry_after_seconds)
         limits.append(f'"{state.name}";r={state.remaining}' + (f";t={reset}" if reset else ""))
     return ((b"ratelimit-policy", _policy(policies)), (b"ratelimit", ", ".join(limits).encode()))
+
+
+def queue_share_headers(retry_after_seconds: int) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the one field for a tenant whose share of the queue is used up."""
+    return ((b"ratelimit", f'"{QUEUE_SHARE}";r=0;t={retry_after_seconds}'.encode()),)
 
 
 @lru_cache(maxsize=1_024)

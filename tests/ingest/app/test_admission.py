@@ -260,6 +260,15 @@ async def test_the_fields_of_a_quota_parse_as_structured_fields_and_agree_with_r
         assert parsed(good, "ratelimit")[0][1]["r"] <= 10
 
 
+async def test_a_share_of_the_queue_that_is_used_up_says_so_and_when_there_is_more_of_it():
+    settings = next(settings for refusal, settings, _ in ROWS if refusal is Refusal.QUEUE_SHARE)
+    async with open_gateway(kinesis(), KnownTenants(*TENANTS), close_seconds=0.5, **settings) as gateway:
+        answer = await queue_share(gateway)
+        ((name, parameters),) = parsed(answer, "ratelimit")
+        assert (name, parameters) == ("queue-share", {"r": 0, "t": int(answer.headers["retry-after"])})
+        assert answer.json()["violated-policies"] == ["queue-share"]
+
+
 async def test_bad_records_are_named_by_index_and_field():
     async with open_gateway() as gateway:
         answer = await Client(gateway).post([ONE, {"partition_key": "", "data": "x"}, ONE, {"partition_key": "k"}])
