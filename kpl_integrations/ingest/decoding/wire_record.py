@@ -99,7 +99,8 @@ def _user_record(
         return RecordProblem(index, "data", "the record has no data; send data or data_base64")
     elif raw[0] == _QUOTE:
         data = _STRING.decode(raw).encode()
-    elif is_deeper_than(limits.max_depth, raw):
+    # A size that is refused anyway is not worth the look.
+    elif len(raw) <= limits.max_record_bytes and is_deeper_than(limits.max_depth, raw):
         return RecordProblem(
             index, "data", f"data stands more than {limits.max_depth} deep; flatten it or send a string"
         )
