@@ -10,6 +10,7 @@ module or folder whose tests wait asks for virtual time by
 and one that speaks through sockets of asyncio only returns "asyncio" there.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -36,6 +37,12 @@ _NO_ACCOUNT = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
 }
+
+
+def pytest_collection_finish() -> None:
+    """Keep thousands of tests and their modules out of every full collection to come: they stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
