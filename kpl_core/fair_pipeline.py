@@ -275,6 +275,9 @@ class FairStreamPipeline(ReliableStreamPipeline):
         )
         self._waiting.put(shard_id, waiting, waiting.size_bytes)
 
+    def _goes_straight_on(self, shard_id: str | None) -> bool:
+        return self.gates.lets_pass(shard_id)
+
     # Per request
 
     def next_request(self, now: float) -> PutRecordsRequest | None:
