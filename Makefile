@@ -76,7 +76,7 @@ coverage: $(COVERED)
 
 # What fails is told by `make test`; here it runs once more, so that its lines count.
 TRACED = -m pytest --quiet -o cache_dir=$(abspath $(VENV))/.coverage-cache -m 'not long' -k 'not trio' \
-    $(wildcard $(addprefix tests/,core driver reliability spool streams rate_limiter testing coordination))
+    $(wildcard $(addprefix tests/,options records pipeline fairness durability limits producer transport background testing coordination))
 
 $(COVERED): $(READY_TO_DEV) $(SOURCES)
 	@HYPOTHESIS_PROFILE=coverage $(RUN) coverage run $(TRACED) || \
@@ -121,7 +121,7 @@ compiled: $(READY_TO_DEV)
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
 	    cp -R kpl_core kpl_integrations pyproject.toml README.md LICENSE "$$copy" && \
 	    HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(PIP) wheel --no-deps --wheel-dir build/compiled "$$copy"
-	$(call on_the_wheel,build/compiled,tests/core tests/driver)
+	$(call on_the_wheel,build/compiled,tests/options tests/records tests/pipeline tests/fairness tests/durability tests/producer tests/transport tests/background)
 	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; assert COMPILED, "nothing was compiled"'
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)

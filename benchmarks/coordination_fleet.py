@@ -15,7 +15,7 @@ from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import initial_limit, scaled_limit
 from kpl_core.coordination.store import Listing, Reading, StoreFailed, Written
 from kpl_core.coordination.stores.memory import MemoryStore
-from kpl_core.token_bucket import TokenBucket
+from kpl_core.pipeline.token_bucket import TokenBucket
 
 __all__ = ["BURST_SECONDS", "Fleet", "Leased", "Scaled", "SimulatedStore"]
 

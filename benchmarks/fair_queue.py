@@ -18,7 +18,7 @@ from random import Random
 from statistics import median
 from typing import Protocol
 
-from kpl_core.fair_queue import FairQueue, QueueBounds
+from kpl_core.fairness import FairQueue, QueueBounds
 
 __all__ = ["main", "measure"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.line_chart import Chart, Line, draw_charts
-from kpl_core.fair_queue import FairQueue, QueueBounds
+from kpl_core.fairness import FairQueue, QueueBounds
 
 _PICTURE = Path(__file__).parents[1] / "docs" / "explanation" / "fairness.svg"
 _SERVED_PER_SECOND = 1_000

@@ -11,7 +11,7 @@ _STATEMENTS = {
     "nothing": "pass",
     "kpl_core": "import kpl_core",
     "aiobotocore": "import aiobotocore.session",
-    "kpl_core and its transport": "import kpl_core, kpl_core.driver.aiobotocore_transport",
+    "kpl_core and its transport": "import kpl_core, kpl_core.transport.aiobotocore_transport",
     "kpl_integrations.logging_handler": "import kpl_integrations.logging_handler",
     "kpl_integrations.fastapi": "import kpl_integrations.fastapi",
     "fastapi": "import fastapi",

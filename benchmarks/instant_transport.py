@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import anyio
 
 from benchmarks.ledger import ShardRanges
-from kpl_core.put_records import PutRecordsEntry, PutRecordsRequest
-from kpl_core.shard_map import Shard
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 
 __all__ = ["InstantTransport"]
 

@@ -25,7 +25,7 @@ from benchmarks.machine import calibration_ms, cores, describe_machine, pin_to
 from benchmarks.trial import REGION, peak_rss_bytes
 from benchmarks.watched_kinesis import STREAM_NAME, WatchedKinesis, watched_kinesis
 from kpl_core import Config, Producer
-from kpl_core.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB, RECORDS_PER_SECOND_PER_SHARD
+from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB, RECORDS_PER_SECOND_PER_SHARD
 
 __all__ = ["SCENARIOS", "Scenario", "main"]
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks.ledger import ShardRanges
 from benchmarks.workload import STREAM_NAME, Keys, Workload
-from kpl_core.buffer_limit import BufferLimit
-from kpl_core.config import Config
-from kpl_core.outcome import Delivery
-from kpl_core.pipeline import StreamPipeline
-from kpl_core.put_records import PutRecordsEntry, PutRecordsRequest
-from kpl_core.shard_map import Shard
+from kpl_core.options.config import Config
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.records.outcome import Delivery
+from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 
 __all__ = ["PROFILES", "Journey", "costs", "counted_instructions"]
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from kpl_core.rate_limiter import TokenBucketLimiter
-from kpl_core.token_bucket import TokenBucket
-from kpl_core.user_record import TIERS, Tier
+from kpl_core.limits import TokenBucketLimiter
+from kpl_core.pipeline.token_bucket import TokenBucket
+from kpl_core.records.user_record import TIERS, Tier
 
 __all__ = ["cost_of", "main", "storm"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.machine import calibration_ms, describe_machine
-from kpl_core.spool import Spool, SpooledRecord, SpoolOptions
+from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions
 
 RECORDS = 60_000
 PER_COMMIT = 500

@@ -20,7 +20,7 @@ from benchmarks.steady_load import RECORDS_PER_SECOND, SHARDS, config_for, put_s
 from benchmarks.trial import peak_rss_bytes
 from benchmarks.watched_kinesis import watched_kinesis
 from kpl_core import Producer
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
 
 __all__ = ["main"]
 

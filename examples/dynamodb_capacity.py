@@ -17,7 +17,7 @@ from typing import Any
 import boto3
 from botocore.awsrequest import AWSResponse, HeadersDict
 
-from kpl_integrations.botocore_limits import DistributedRateAggregator, DistributedRateWorker, SessionLimiter
+from kpl_integrations.dynamodb_limits import DistributedRateAggregator, DistributedRateWorker, SessionLimiter
 
 WRITES_PER_SECOND = 100
 SECONDS = 3.0

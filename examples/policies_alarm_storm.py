@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
-from kpl_core.circuit_breaker import CircuitBreaker
-from kpl_core.rate_limiter import (
+from kpl_core.durability.circuit_breaker import CircuitBreaker
+from kpl_core.limits import (
     AdmissionGate,
     Overflow,
     RefusedWork,
@@ -26,8 +26,8 @@ from kpl_core.rate_limiter import (
     metric_samples,
     refill_for,
 )
-from kpl_core.reliability import BreakerPolicy
-from kpl_core.user_record import TIERS, Tier
+from kpl_core.options.reliability import BreakerPolicy
+from kpl_core.records.user_record import TIERS, Tier
 
 SAFE_RATE = 20.0
 STORM_SECONDS = 30

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from kpl_core.policy import RateLimitPolicy
-from kpl_core.streams import rate_limited
+from kpl_core.limits import rate_limited
+from kpl_core.options.policy import RateLimitPolicy
 
 REQUESTS = 40
 # A little generosity: two clocks never agree to the last digit.

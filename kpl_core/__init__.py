@@ -7,15 +7,7 @@ async with Producer(Config(region="us-east-1")) as producer:
 
 from typing import Final
 
-from kpl_core import lane
-from kpl_core.aggregated_record import decode, encode
-from kpl_core.config import Config, StreamConfig
-from kpl_core.coordination_options import CoordinationOptions
-from kpl_core.driver.blocking import BlockingDelivery, BlockingProducer
-from kpl_core.driver.delivery import Delivery
-from kpl_core.driver.producer import Producer
-from kpl_core.driver.report import ProducerReport
-from kpl_core.driver.transport import KinesisTransport
+from kpl_core.background.blocking import BlockingDelivery, BlockingProducer
 from kpl_core.errors import (
     BufferFull,
     ConfigError,
@@ -28,12 +20,20 @@ from kpl_core.errors import (
     WrongEventLoop,
 )
 from kpl_core.hooks import Fact, Hook, RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
-from kpl_core.policy import FairnessPolicy, RateLimitPolicy
-from kpl_core.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
-from kpl_core.record_result import Attempt, RecordResult
-from kpl_core.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
-from kpl_core.shard_map import Shard
-from kpl_core.user_record import UserRecord
+from kpl_core.options.config import Config, StreamConfig
+from kpl_core.options.coordination_options import CoordinationOptions
+from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
+from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
+from kpl_core.pipeline import lane
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.producer.delivery import Delivery
+from kpl_core.producer.producer import Producer
+from kpl_core.producer.report import ProducerReport
+from kpl_core.records.aggregated_record import decode, encode
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
+from kpl_core.records.record_result import Attempt, RecordResult
+from kpl_core.records.user_record import UserRecord
+from kpl_core.transport.transport import KinesisTransport
 
 # Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
 COMPILED: Final = not lane.__file__.endswith(".py")

@@ -14,11 +14,11 @@ __all__ = ["import_early"]
 
 def import_early(config: Config) -> None:
     """Import what a producer of `config` imports when it is opened, on asyncio and over the network."""
-    import_module("kpl_core.driver.aiobotocore_transport")
+    import_module("kpl_core.transport.aiobotocore_transport")
     if config.spool is not None or config.dead_letters is not None:
-        import_module("kpl_core.driver.keeping")
+        import_module("kpl_core.producer.keeping")
     if config.coordination is not None:
-        import_module("kpl_core.driver.coordinating")
+        import_module("kpl_core.producer.coordinating")
     # What anyio and the resolution of names import when they are first used.
     import_module("anyio._backends._asyncio")
     import_module("encodings.idna")

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from kpl_integrations.cli.gateway_stats import GatewayStats
-from kpl_integrations.cli.gateway_view import Watch
-from kpl_integrations.cli.top_screen import screen
+from kpl_integrations.cli.top.gateway_stats import GatewayStats
+from kpl_integrations.cli.top.gateway_view import Watch
+from kpl_integrations.cli.top.top_screen import screen
 
 PICTURE = Path(__file__).parent / "kpl-top.svg"
 LOOKS = 48

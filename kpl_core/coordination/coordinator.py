@@ -11,7 +11,7 @@ from kpl_core.coordination.proportional_meeting import sum_up
 from kpl_core.coordination.report import UnreadableObject
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.summary import decode_summary
-from kpl_core.coordination_options import CoordinationPolicy
+from kpl_core.options.coordination_options import CoordinationPolicy
 
 __all__ = ["Coordinator"]
 

@@ -19,7 +19,7 @@ from kpl_core.coordination.demand import DemandMeter, Usage
 from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, LIFETIME_INTERVALS, is_claimed
 from kpl_core.coordination.report import Claim, Pair, WorkerReport
 from kpl_core.coordination.summary import ResourcePlan, Summary, SummaryPart
-from kpl_core.coordination_options import ALONE_SHARE
+from kpl_core.options.coordination_options import ALONE_SHARE
 
 __all__ = ["HolderRules", "LeaseState", "Leaseholder"]
 

@@ -15,7 +15,7 @@ and bursts with it, and a summary that nobody renews is applied again and again.
 
 from typing import Final
 
-from kpl_core.coordination_options import PROPORTIONAL_FIRST_SHARE
+from kpl_core.options.coordination_options import PROPORTIONAL_FIRST_SHARE
 
 __all__ = ["SMOOTHING", "initial_limit", "scaled_limit"]
 

@@ -1,7 +1,7 @@
 """How much of a resource's limit is really there, learnt from what any worker was refused; pure.
 
 All workers together keep the limit, so a refusal means that somebody writes who is not among
-them. As in `kpl_core.adaptive_rate`, but for all at once: decrease by 15 % an interval while
+them. As in `kpl_core.pipeline.adaptive_rate`, but for all at once: decrease by 15 % an interval while
 more than 1 % is refused, else increase by 10 points an interval (Chiu and Jain, 1989).
 """
 

@@ -22,8 +22,8 @@ from kpl_core.coordination.proportional_meeting import ProportionalMeeting
 from kpl_core.coordination.report import Pair
 from kpl_core.coordination.scaled_limits import ScaledLimits
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
-from kpl_core.coordination_options import CoordinationOptions, WorkerTier
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
+from kpl_core.options.coordination_options import CoordinationOptions, WorkerTier
 
 __all__ = ["CoordinationWorker"]
 

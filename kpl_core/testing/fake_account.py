@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from kpl_core.kinesis_limits import KIB
+from kpl_core.options.kinesis_limits import KIB
 from kpl_core.testing.fake_stream import ACTIVE, CREATING, DELETING, PROVISIONED, UPDATING, FakeStream
 from kpl_core.testing.kinesis_answers import StreamPage, StreamSummary
 from kpl_core.testing.kinesis_error import (

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from kpl_core.kinesis_limits import KIB, SHARDS_PER_PAGE
+from kpl_core.options.kinesis_limits import KIB, SHARDS_PER_PAGE
 from kpl_core.testing.fake_account import FakeAccount
 from kpl_core.testing.fake_shard import shard_id_of
 from kpl_core.testing.fake_stream import CREATING, PROVISIONED

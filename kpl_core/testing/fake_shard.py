@@ -1,6 +1,6 @@
 """One shard: a range of hash keys, a capacity, a log, and its place in the family tree."""
 
-from kpl_core.hash_key import hash_key_to_digest
+from kpl_core.records.hash_key import hash_key_to_digest
 from kpl_core.testing.sequence_number import LAST_COUNTER, format_sequence_number, shard_bits
 from kpl_core.testing.service_limits import ServiceLimits
 from kpl_core.testing.shard_capacity import ShardCapacity

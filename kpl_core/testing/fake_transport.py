@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import anyio
 
-from kpl_core.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
-from kpl_core.record_result import INTERNAL
-from kpl_core.shard_map import Shard
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
+from kpl_core.records.record_result import INTERNAL
 from kpl_core.testing.fake_kinesis import FakeKinesis
 from kpl_core.testing.fault_effects import RequestPlan
 from kpl_core.testing.kinesis_error import KinesisError

@@ -7,8 +7,8 @@ and a request too large as InvalidArgumentException.
 from collections.abc import Sequence
 from typing import Final
 
-from kpl_core.hash_key import hash_key_digest, hash_key_to_digest
-from kpl_core.kinesis_limits import MAX_HASH_KEY, MIB, PARTITION_KEY_CHARACTERS
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB, PARTITION_KEY_CHARACTERS
+from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest
 from kpl_core.testing.kinesis_error import INVALID_ARGUMENT, SERIALIZATION, KinesisError, constraint_violated
 from kpl_core.testing.service_limits import ServiceLimits
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from kpl_core.kinesis_limits import (
+from kpl_core.options.kinesis_limits import (
     BYTES_PER_SECOND_PER_SHARD,
     DEFAULT_MAX_RECORD_BYTES,
     MAX_RECORD_BYTES,

@@ -1,6 +1,6 @@
 """One shard's write capacity as the service meters it.
 
-Written apart from `kpl_core.token_bucket` on purpose: the producer's bucket and the service's
+Written apart from `kpl_core.pipeline.token_bucket` on purpose: the producer's bucket and the service's
 judge one another in the tests, so they share no code. This one counts tokens; a record above
 the burst passes when the byte bucket is full and leaves it in debt, so that records up to 10 MiB
 move at the shard's average rate (AWS, "Large records").

@@ -7,7 +7,7 @@ their children in one step; nothing stored moves.
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from kpl_core.kinesis_limits import MAX_HASH_KEY
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.testing.fake_shard import FakeShard
 from kpl_core.testing.service_limits import ServiceLimits
 

@@ -1,6 +1,6 @@
 """ListShards: the pages of one listing, each carrying the whole listing in its token."""
 
-from kpl_core.kinesis_limits import SHARDS_PER_PAGE
+from kpl_core.options.kinesis_limits import SHARDS_PER_PAGE
 from kpl_core.testing.fake_shard import FakeShard
 from kpl_core.testing.fake_stream import FakeStream
 from kpl_core.testing.kinesis_answers import ShardDescription, ShardPage

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing.fake_shard import FakeShard, shard_id_of
 from kpl_core.testing.fake_stream import FakeStream
 from kpl_core.testing.kinesis_answers import ChildShard, RecordsPage, StoredRecord

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from kpl_core import BufferFull, ConfigError, ProducerClosed
-from kpl_core.rate_limiter import RejectionMonitor
+from kpl_core.limits import RejectionMonitor
 from kpl_integrations.asgi.protocol import ASGIApp, Message, Receive, Scope, Send
 from kpl_integrations.asgi.responses import PROBLEM_JSON, send_json
 

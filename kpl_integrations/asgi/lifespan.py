@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from kpl_core import Config, ConfigError, Hook, Producer, ProducerReport
-from kpl_core.driver.transport import KinesisTransport
+from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.connection_state import HEALTH_KEY, STATE_KEY
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.startup import Startup, check_streams
@@ -169,6 +169,6 @@ class KinesisLifespan:
         make = KinesisLifespan.transport_override or self._settings.transport
         if make is not None:
             return make(self.config)
-        from kpl_core.driver.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s, asyncio only
+        from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s, asyncio only
 
         return AiobotocoreTransport(self.config)

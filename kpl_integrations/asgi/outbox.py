@@ -21,8 +21,8 @@ from kpl_core import (
     UserRecord,
     WrongEventLoop,
 )
-from kpl_core.pipeline_statistics import PipelineStatistics
-from kpl_core.user_record import BytesLike, Tier, as_bytes, check_user_record
+from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.records.user_record import BytesLike, Tier, as_bytes, check_user_record
 
 __all__ = ["OutboxDelivery", "OutboxProducer", "ResultBeforeResponse"]
 

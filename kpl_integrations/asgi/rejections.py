@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from kpl_core import Producer
-from kpl_core.rate_limiter import RejectionMonitor
+from kpl_core.limits import RejectionMonitor
 from kpl_integrations.asgi.health import ReadinessAnswer, ReadinessCheck
 
 __all__ = ["rejection_check"]

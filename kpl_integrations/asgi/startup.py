@@ -12,7 +12,7 @@ from typing import Final, Literal
 import anyio
 
 from kpl_core import KplError
-from kpl_core.driver.transport import KinesisTransport
+from kpl_core.transport.transport import KinesisTransport
 
 __all__ = ["Startup", "StartupFailed", "check_streams"]
 

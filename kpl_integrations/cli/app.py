@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from kpl_integrations.cli.dlq import dlq
+from kpl_integrations.cli.dlq.dlq import dlq
 from kpl_integrations.cli.help_texts import Commands
-from kpl_integrations.cli.input_format import InputFormat
-from kpl_integrations.cli.keys import keys
+from kpl_integrations.cli.keys.keys import keys
+from kpl_integrations.cli.put.input_format import InputFormat
 from kpl_integrations.cli.running import EXIT_CODES, EndpointUrl, Json, Region, needing_extra, run
 
 __all__ = ["app"]
@@ -78,12 +78,12 @@ def demo(
     Put-to-ack is the time from a request to its answer, which says that Kinesis has each of its records
     (--direct: of one record in 20, of 200,000). It includes up to 100 ms in which a record may wait for company.
     """
-    from kpl_integrations.cli.demo import Demo  # noqa: PLC0415
+    from kpl_integrations.cli.demo.demo import Demo  # noqa: PLC0415
 
     open_gateway = None
     if not direct:
         with needing_extra("ingest"):
-            from kpl_integrations.cli.demo_gateway import DemoGateway  # noqa: PLC0415
+            from kpl_integrations.cli.demo.demo_gateway import DemoGateway  # noqa: PLC0415
         open_gateway = DemoGateway.opened
     run(Demo(count=records, shards=shards, seed=seed, split=split, open_gateway=open_gateway, as_json=as_json).run)
 
@@ -147,7 +147,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     sums, and one that dies is replaced. Each has files of its own: --spool spool.db makes spool-0.db, spool-1.db ...
     """
     with needing_extra("ingest"):
-        from kpl_integrations.cli.serve import Serve  # noqa: PLC0415
+        from kpl_integrations.cli.serve.serve import Serve  # noqa: PLC0415
 
     given = {
         "host": host,
@@ -195,8 +195,8 @@ def put(  # noqa: PLR0913 - each parameter is an option
     summary says how many lines from the beginning are confirmed: go on with --skip and that number.
     Blank lines are passed over.
     """
-    from kpl_integrations.cli.put import Put  # noqa: PLC0415
-    from kpl_integrations.cli.record_line import reader_of  # noqa: PLC0415
+    from kpl_integrations.cli.put.put import Put  # noqa: PLC0415
+    from kpl_integrations.cli.put.record_line import reader_of  # noqa: PLC0415
 
     if key is not None and key_field is not None:
         message = "give --key or --key-field, not both"
@@ -227,7 +227,7 @@ def tail(
     An aggregated record found on the wrong shard is dropped, as the Kinesis Client Library drops it,
     and counted on stderr.
     """
-    from kpl_integrations.cli.tail import Tail  # noqa: PLC0415
+    from kpl_integrations.cli.tail.tail import Tail  # noqa: PLC0415
 
     run(
         Tail(
@@ -264,7 +264,7 @@ def top(
     Rates are those since the look before. A gateway with tenants wants its admin key in KPL_GATEWAY_KEY; with
     a tenant's own key it shows that tenant. Ctrl-C ends it, with status 0.
     """
-    from kpl_integrations.cli.top import Top  # noqa: PLC0415
+    from kpl_integrations.cli.top.top import Top  # noqa: PLC0415
 
     run(Top(url, key=key or None, interval=interval, count=count, as_json=as_json).run)
 
@@ -276,7 +276,7 @@ def doctor(stream: Stream, *, endpoint_url: EndpointUrl = None, region: Region =
     Configuration, credentials, connection, the stream and its shards, permissions to look at them, this
     machine's clock and its limit of open files. Nothing is written. Status 3 if something is in the way.
     """
-    from kpl_integrations.cli.doctor import Doctor  # noqa: PLC0415
+    from kpl_integrations.cli.doctor.doctor import Doctor  # noqa: PLC0415
 
     run(Doctor(stream, endpoint_url=endpoint_url, region=region, as_json=as_json).run)
 

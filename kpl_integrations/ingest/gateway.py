@@ -19,17 +19,17 @@ from typing import Any, Final, Self
 import anyio
 
 from kpl_core import Config, KinesisTransport, Producer, ProducerReport
-from kpl_core.driver.event_loop import running_clock
+from kpl_core.event_loop import running_clock
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.account import TenantAccounts
-from kpl_integrations.ingest.admin_key import AdminKey
-from kpl_integrations.ingest.admission import Refusal, Refused
-from kpl_integrations.ingest.at_once import AtOnceAnswer, answer_at_once, head_at_once
-from kpl_integrations.ingest.body import ClientGone
-from kpl_integrations.ingest.body_room import BodyRoom
+from kpl_integrations.ingest.admission.account import TenantAccounts
+from kpl_integrations.ingest.admission.admission import Refusal, Refused
+from kpl_integrations.ingest.admission.body_room import BodyRoom
+from kpl_integrations.ingest.admission.fairness import TenantFairness
+from kpl_integrations.ingest.admission.intake import Intake
 from kpl_integrations.ingest.dashboard import Dashboard
-from kpl_integrations.ingest.fairness import TenantFairness
-from kpl_integrations.ingest.http_answer import (
+from kpl_integrations.ingest.fast_path.at_once import AtOnceAnswer, answer_at_once, head_at_once
+from kpl_integrations.ingest.http.body import ClientGone
+from kpl_integrations.ingest.http.http_answer import (
     LARGE_ANSWER_BYTES,
     Headers,
     json_headers,
@@ -37,20 +37,20 @@ from kpl_integrations.ingest.http_answer import (
     send_answer,
     send_refusal,
 )
-from kpl_integrations.ingest.intake import Intake
-from kpl_integrations.ingest.metrics import GatewayMetrics
+from kpl_integrations.ingest.http.tally import Tally
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.otlp import OTLP_PATHS, OtlpRoute
-from kpl_integrations.ingest.records_head import RecordsHead
-from kpl_integrations.ingest.records_route import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.resources import Resource, Resources
+from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
+from kpl_integrations.ingest.routes.records_head import RecordsHead
+from kpl_integrations.ingest.routes.records_route import PREFIX, SUFFIX, RecordsRoute
+from kpl_integrations.ingest.routes.wire_protocol import WireProtocol
 from kpl_integrations.ingest.settings import IngestSettings
-from kpl_integrations.ingest.stream_directory import StreamDirectory
-from kpl_integrations.ingest.tally import Tally
+from kpl_integrations.ingest.stats.metrics import GatewayMetrics
+from kpl_integrations.ingest.stats.totals import Alone, Whole
+from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
+from kpl_integrations.ingest.tenants.admin_key import AdminKey
 from kpl_integrations.ingest.tenants.reload_trouble import ReloadTrouble
-from kpl_integrations.ingest.totals import Alone, Whole
-from kpl_integrations.ingest.wire_protocol import WireProtocol
 from kpl_integrations.ingest.workers.membership import Membership
 from kpl_integrations.ingest.workers.seat import Seat
 
@@ -104,7 +104,7 @@ class IngestGateway:
         """Open the producer and the door."""
         transport = self._transport
         if transport is None:
-            from kpl_core.driver.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
+            from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
 
             transport = AiobotocoreTransport(self._config)
         clock = running_clock()

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import anyio
 
 from kpl_core import KinesisTransport, Producer
-from kpl_integrations.ingest.account import TenantAccounts
-from kpl_integrations.ingest.admin_key import AdminKey
-from kpl_integrations.ingest.admission import Refusal
-from kpl_integrations.ingest.intake import Intake
+from kpl_integrations.ingest.admission.account import TenantAccounts
+from kpl_integrations.ingest.admission.admission import Refusal
+from kpl_integrations.ingest.admission.intake import Intake
+from kpl_integrations.ingest.http.tally import Tally
 from kpl_integrations.ingest.settings import IngestSettings
-from kpl_integrations.ingest.stream_directory import StreamDirectory
-from kpl_integrations.ingest.tally import Tally
+from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
+from kpl_integrations.ingest.tenants.admin_key import AdminKey
 
 __all__ = ["OpenGateway"]
 

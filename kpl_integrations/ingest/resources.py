@@ -8,13 +8,13 @@ import msgspec
 from kpl_core import Producer
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessAnswer, readiness_body
 from kpl_integrations.asgi.protocol import Scope
-from kpl_integrations.ingest.header_fields import header_fields
-from kpl_integrations.ingest.http_answer import Headers
-from kpl_integrations.ingest.metrics import EXPOSITION_TYPE, exposition
+from kpl_integrations.ingest.http.header_fields import header_fields
+from kpl_integrations.ingest.http.http_answer import Headers
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.openapi import openapi_document
-from kpl_integrations.ingest.records_route import account_of
-from kpl_integrations.ingest.totals import Whole
+from kpl_integrations.ingest.openapi.openapi import openapi_document
+from kpl_integrations.ingest.routes.records_route import account_of
+from kpl_integrations.ingest.stats.metrics import EXPOSITION_TYPE, exposition
+from kpl_integrations.ingest.stats.totals import Whole
 
 __all__ = ["Resource", "Resources"]
 

@@ -20,9 +20,9 @@ import anyio
 import uvicorn
 
 from kpl_core import ProducerReport
-from kpl_integrations.ingest.at_once_protocol import AtOnceProtocol
+from kpl_integrations.ingest.fast_path.at_once_protocol import AtOnceProtocol
 from kpl_integrations.ingest.gateway import IngestGateway
-from kpl_integrations.ingest.listening import BACKLOG, bound_socket
+from kpl_integrations.ingest.http.listening import BACKLOG, bound_socket
 
 __all__ = ["GatewayServer", "bound_socket", "url_of"]
 

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kpl_core import BreakerPolicy, Config, ConfigError, DeadLetterOptions, FairnessPolicy, SpoolOptions, TierPolicy
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.ingest.decoding import DecodeLimits
 from kpl_integrations.ingest.tenants import Ack
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kpl_core.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHARACTERS, RECORDS_PER_REQUEST
+from kpl_core.options.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHARACTERS, RECORDS_PER_REQUEST
 from kpl_integrations.kinesis_protocol import requests
 from kpl_integrations.kinesis_protocol.refusal import VALIDATION, RequestRefused
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecordsEntry, RequestPlan
 from kpl_integrations.kinesis_protocol import (
     ListShards,

@@ -4,7 +4,7 @@ from functools import singledispatch
 
 import msgspec
 
-from kpl_core.kinesis_limits import SHARDS_PER_PAGE
+from kpl_core.options.kinesis_limits import SHARDS_PER_PAGE
 from kpl_core.testing import FakeKinesis, KinesisError, ShardFilter
 from kpl_integrations import kinesis_protocol as wire
 from kpl_integrations.local_kinesis import answers

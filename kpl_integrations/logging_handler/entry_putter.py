@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Final, Literal
 
 from kpl_core import BufferFull, Delivery, Producer
-from kpl_core.user_record import Tier
+from kpl_core.records.user_record import Tier
 from kpl_integrations.logging_handler.entry import Entry, WholeAndStub
 from kpl_integrations.logging_handler.partition_key import random_keys
 from kpl_integrations.logging_handler.special_records import SpecialRecords
@@ -80,7 +80,7 @@ class EntryPutter:
         letters = self._producer.dead_letters
         if letters is None:
             return None
-        from kpl_core.spool import SpooledRecord, SpoolError  # noqa: PLC0415 - SQLite and file locks, there by now
+        from kpl_core.durability.spool import SpooledRecord, SpoolError  # noqa: PLC0415 - SQLite, imported by now
 
         metadata = {"dead_letter": record.mark}
         spooled = SpooledRecord(self._stream, key, record.whole, time.time(), tier=tier, metadata=metadata)

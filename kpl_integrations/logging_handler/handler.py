@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final, Unpack, cast
 
 from kpl_core import BlockingProducer, Config, Producer
-from kpl_core.driver.transport import KinesisTransport
+from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.early_imports import import_early
 from kpl_integrations.last_flush import take_part
 from kpl_integrations.logging_handler import process_exit

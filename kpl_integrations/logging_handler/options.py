@@ -8,7 +8,7 @@ from typing import Final, TypedDict, get_args
 import msgspec
 
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.logging_handler.entry_putter import WithoutRoom
 from kpl_integrations.logging_handler.formatter import JsonFormat
 from kpl_integrations.logging_handler.oversize import Oversize

@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import Final
 
 from kpl_core import ConfigError
-from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.logging_handler.trace_context import current_trace
 
 __all__ = ["KeyChoice", "KeyOf", "key_chooser", "random_keys"]

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from typing import Final, Self
 
 from kpl_core import BlockingDelivery, BlockingProducer, BufferFull, ProducerReport, RecordResult
-from kpl_core.user_record import Tier
+from kpl_core.records.user_record import Tier
 
 __all__ = ["SHARED_THREAD", "SharedProducer"]
 

@@ -19,7 +19,7 @@ import msgspec
 
 from kpl_core import ConfigError
 from kpl_core.hooks import Fact
-from kpl_core.pipeline_statistics import PipelineStatistics
+from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_integrations.metrics.bounded_label import BoundedLabel
 from kpl_integrations.metrics.kpl_names import GRANULARITIES, KPL_METRICS, LEVELS, Granularity, Level
 from kpl_integrations.metrics.kpl_samples import add_kpl_samples

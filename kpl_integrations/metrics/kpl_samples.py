@@ -8,7 +8,7 @@ is the wait of a request's oldest user record, one sample for each request.
 from typing import Final, Protocol
 
 from kpl_core.hooks import Fact, RecordsFinished, RequestCompleted
-from kpl_core.record_result import EXPIRED
+from kpl_core.records.record_result import EXPIRED
 
 __all__ = ["AddKplSample", "add_kpl_samples"]
 

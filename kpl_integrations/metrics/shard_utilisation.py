@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from kpl_core.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, RECORDS_PER_SECOND_PER_SHARD
+from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, RECORDS_PER_SECOND_PER_SHARD
 
 __all__ = ["ShardUtilisation"]
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from kpl_core import Producer
-from kpl_core.circuit_breaker import BreakerState, CircuitBreaker
-from kpl_core.spool import DeadLetterQueue, Spool
+from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
+from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_core.durability.spool import Spool
 from kpl_integrations.metrics.translation import Sample
 
 __all__ = ["Source", "breaker_source", "dead_letter_source", "producer_source", "spool_source", "token_bucket_source"]

@@ -20,7 +20,7 @@ import msgspec
 from opentelemetry.metrics import MeterProvider
 
 from kpl_core import Config, ConfigError, KinesisTransport
-from kpl_core.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
+from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
 
 __all__ = [
     "Encoding",

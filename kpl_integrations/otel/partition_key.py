@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.otel.options import KeyChoice
 
 __all__ = ["Keyed", "keyed_parts", "random_key"]

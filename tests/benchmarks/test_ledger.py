@@ -8,9 +8,9 @@ import pytest
 from benchmarks.blob_reader import MAGIC, MalformedBlobError, open_blob
 from benchmarks.ledger import Ledger, ShardRanges
 from benchmarks.workload import Workload
-from kpl_core.aggregated_record import encode
-from kpl_core.hash_key import hash_key_of
-from kpl_core.user_record import UserRecord
+from kpl_core.records.aggregated_record import encode
+from kpl_core.records.hash_key import hash_key_of
+from kpl_core.records.user_record import UserRecord
 
 WORK = Workload(data_bytes=40, keys="10k", shard_count=4, record_count=40)
 

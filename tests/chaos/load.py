@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kpl_core import BufferFull, Config, NotSpooled, Producer, SpoolOptions, decode
-from kpl_core.reliability import SpoolMode
+from kpl_core.options.reliability import SpoolMode
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from tests.reliability.prometheus_text import Scrape, watched
-from tests.reliability.scene import assert_invariant, assert_streams_add_up
+from tests.durability.prometheus_text import Scrape, watched
+from tests.durability.scene import assert_invariant, assert_streams_add_up
 
 STREAM = "orders"
 # From the end of the trouble until everything acknowledged is delivered.

@@ -11,8 +11,8 @@ from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.load import STREAM, Load, assert_recovers, config, consumed
-from tests.reliability.prometheus_text import Scrape, watched
-from tests.reliability.scene import assert_invariant, until
+from tests.durability.prometheus_text import Scrape, watched
+from tests.durability.scene import assert_invariant, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

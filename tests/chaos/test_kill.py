@@ -19,8 +19,8 @@ from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.load import STREAM, config
 from tests.chaos.spooling_producer import MOST_OUTSTANDING
-from tests.reliability.prometheus_text import Scrape, watched
-from tests.reliability.scene import assert_invariant, assert_streams_add_up
+from tests.durability.prometheus_text import Scrape, watched
+from tests.durability.scene import assert_invariant, assert_streams_add_up
 
 ROOT = Path(__file__).parents[2]
 # Confirmed and not yet marked at a kill: what the spool commits at once, at most.

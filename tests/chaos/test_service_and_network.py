@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kpl_core import Producer
-from kpl_core.reliability import BreakerPolicy, SpoolMode
+from kpl_core.options.reliability import BreakerPolicy, SpoolMode
 from kpl_core.testing import (
     BadBody,
     Effect,

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from kpl_core import Config, DeadLetterOptions, Producer, ProducerReport, TierPolicy, decode
+from kpl_core.durability.dead_letters import LetterReader
+from kpl_core.durability.spool import DeadLetter, LetterFilter
 from kpl_core.hooks import DeadLetterAlarm, Fact
-from kpl_core.spool import DeadLetter, LetterFilter, LetterReader
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.local_kinesis.process import LocalKinesisProcess
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.withheld_cpu import withheld_seconds
-from tests.reliability.prometheus_text import Scrape, watched
-from tests.reliability.scene import STREAM, assert_invariant, assert_streams_add_up, until
-from tests.reliability.storm import Storm
+from tests.durability.prometheus_text import Scrape, watched
+from tests.durability.scene import STREAM, assert_invariant, assert_streams_add_up, until
+from tests.durability.storm import Storm
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from kpl_core import RecordResult
-from kpl_integrations.cli.confirmed_lines import ConfirmedLines
+from kpl_integrations.cli.put.confirmed_lines import ConfirmedLines
 
 DELIVERED = RecordResult(successful=True, shard_id="s", sequence_number="1", attempts=())
 FAILED = RecordResult(successful=False, shard_id=None, sequence_number=None, attempts=())

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kpl_integrations.cli import stream_reader
-from kpl_integrations.cli.consumer_view import ReadRecord, user_records
-from kpl_integrations.cli.demo_records import DemoRecords, Inventory
+from kpl_integrations.cli.demo.demo_records import DemoRecords, Inventory
+from kpl_integrations.cli.tail import stream_reader
+from kpl_integrations.cli.tail.consumer_view import ReadRecord, user_records
 from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
 
 
@@ -39,7 +39,7 @@ def test_without_the_gateway_it_is_a_producer_alone(kpl):
 def test_without_the_gateways_extra_it_says_which_one_is_missing(kpl, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic_settings", None)
     for name in [
-        name for name in sys.modules if name.startswith(("kpl_integrations.ingest", "kpl_integrations.cli.demo"))
+        name for name in sys.modules if name.startswith(("kpl_integrations.ingest", "kpl_integrations.cli.demo.demo"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     outcome = kpl("demo", "--records", "1")

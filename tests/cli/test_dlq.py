@@ -13,19 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kpl_core.spool import (
-    DeadLetterQueue,
-    Exported,
-    LetterFilter,
-    LetterReader,
-    Spool,
-    SpooledRecord,
-    SpoolOptions,
-    purge,
-)
+from kpl_core.durability.dead_letters import DeadLetterQueue, Exported, LetterReader, purge
+from kpl_core.durability.spool import LetterFilter, Spool, SpooledRecord, SpoolOptions
+from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
-from kpl_core.user_record import Tier
-from kpl_integrations.cli import dead_letters
+from kpl_integrations.cli.dlq import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.cli.checks import clock, open_files, shards, stream as stream_check
+from kpl_integrations.cli.doctor.checks import clock, open_files, shards, stream as stream_check
 from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from kpl_integrations.cli.echoes import Echoes
+from kpl_integrations.cli.serve.echoes import Echoes
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 

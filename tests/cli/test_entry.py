@@ -73,7 +73,7 @@ def test_a_log_without_room_ends_nothing(monkeypatch):
         monkeypatch.setattr(sys, "stderr", full)
         # Said by the spool's thread when its disk is full, and the log may be on the same disk.
         with noted("kpl_core", logging.WARNING):
-            logging.getLogger("kpl_core.spool").error("the disk is full")
+            logging.getLogger("kpl_core.durability.spool").error("the disk is full")
         complain(CommandFailure("the command cannot go on"))
     finally:
         monkeypatch.undo()

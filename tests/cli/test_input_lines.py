@@ -7,9 +7,9 @@ import anyio
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.cli import input_lines
 from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.input_lines import InputLines
+from kpl_integrations.cli.put import input_lines
+from kpl_integrations.cli.put.input_lines import InputLines
 
 
 async def read_all(lines):

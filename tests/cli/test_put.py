@@ -7,8 +7,9 @@ import pytest
 
 from kpl_core import Attempt, RecordResult, decode
 from kpl_core.testing import ErrorAnswer, RecordError, When
-from kpl_integrations.cli import put, traffic
-from kpl_integrations.cli.put import cause_of
+from kpl_integrations.cli.demo import traffic
+from kpl_integrations.cli.put import put
+from kpl_integrations.cli.put.put import cause_of
 from tests.cli.kpl_process import in_a_terminal, run, started, without_escape_codes
 
 

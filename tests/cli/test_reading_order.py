@@ -1,6 +1,6 @@
 from hypothesis import given, strategies as st
 
-from kpl_integrations.cli.reading_order import ReadableShard, ReadingOrder
+from kpl_integrations.cli.tail.reading_order import ReadableShard, ReadingOrder
 
 
 def shard(number, *parents):

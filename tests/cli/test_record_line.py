@@ -3,10 +3,10 @@
 import pytest
 
 from kpl_core import InvalidUserRecord, UserRecord
-from kpl_core.spool import SpooledRecord, letter_to_json
-from kpl_core.spool.envelope import dead_letter_of
-from kpl_integrations.cli.input_format import InputFormat
-from kpl_integrations.cli.record_line import reader_of
+from kpl_core.durability.spool import SpooledRecord, letter_to_json
+from kpl_core.durability.spool.envelope import dead_letter_of
+from kpl_integrations.cli.put.input_format import InputFormat
+from kpl_integrations.cli.put.record_line import reader_of
 
 LINES, NDJSON = InputFormat
 

@@ -18,7 +18,7 @@ import pytest
 
 from kpl_core import decode
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.ingest.listening import listening_sockets
+from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.tenants import new_api_key, stored_key
 from tests.cli.conftest import Stream
 from tests.cli.kpl_process import Running, started

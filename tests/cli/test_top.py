@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from kpl_integrations.cli.gateway_stats import GatewayStats
-from kpl_integrations.cli.gateway_view import Watch
+from kpl_integrations.cli.top.gateway_stats import GatewayStats
+from kpl_integrations.cli.top.gateway_view import Watch
 from kpl_integrations.gateway_figures import RecordStats
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.cli.kpl_process import in_a_terminal, started, without_escape_codes

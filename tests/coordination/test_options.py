@@ -1,9 +1,9 @@
 import pytest
 
 from kpl_core import Config, ConfigError, CoordinationOptions
-from kpl_core.coordination_options import WorkerTier
-from kpl_core.stage_rules import shard_rules
-from kpl_core.user_record import Tier
+from kpl_core.options.coordination_options import WorkerTier
+from kpl_core.options.stage_rules import shard_rules
+from kpl_core.records.user_record import Tier
 
 
 @pytest.mark.parametrize(

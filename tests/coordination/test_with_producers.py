@@ -10,7 +10,7 @@ import pytest
 from kpl_core import Config, ConfigError, CoordinationOptions, Producer
 from kpl_core.coordination import CoordinationStore, MemoryStore, StoreFailed
 from kpl_core.hooks import CoordinatorMet, Fact, RequestCompleted, ShareChanged
-from tests.driver.scene import AT_A_TENTH, STREAM, TENTH, Watched, service
+from tests.producer.scene import AT_A_TENTH, STREAM, TENTH, Watched, service
 from tests.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio

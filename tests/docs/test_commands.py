@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 import kpl_core
-from kpl_core.spool import DeadLetterQueue, Spool, SpooledRecord, SpoolOptions
+from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions
 from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from kpl_core import Config, ConfigError, StreamConfig
-from kpl_core.config import NON_RETRYABLE_ERROR_CODES
+from kpl_core.options.config import NON_RETRYABLE_ERROR_CODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kpl_core import Config, UserRecord
-from kpl_core.aggregated_record import encoded_size
+from kpl_core.records.aggregated_record import encoded_size
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
 ROWS = [

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.fair_queue import FairQueue
-from kpl_core.rate_limiter.admission_gate import OVERFLOW
-from kpl_core.user_record import TIERS
+from kpl_core.fairness import FairQueue
+from kpl_core.limits.admission_gate import OVERFLOW
+from kpl_core.records.user_record import TIERS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "policies.md").read_text(encoding="utf-8")

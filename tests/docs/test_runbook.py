@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.spool import DeadLetterQueue, Spool, SpooledRecord, SpoolOptions, spool_error
+from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions, spool_error
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")
 DAMAGED = PAGE[PAGE.index("**A damaged file.**") : PAGE.index("**Is it damaged?**")]

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from kpl_core import BreakerPolicy, Config, FairnessPolicy, Producer
-from kpl_core.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
-from kpl_core.shard_map import Shard
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, ResetBeforeCommit, SplitDuringRequest, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.faults.books import STREAM, Books

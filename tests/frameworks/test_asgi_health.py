@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from kpl_core import BufferFull, Config
-from kpl_core.rate_limiter import RejectionMonitor
+from kpl_core.limits import RejectionMonitor
 from kpl_integrations.asgi import (
     BackpressureMiddleware,
     HealthEndpoints,

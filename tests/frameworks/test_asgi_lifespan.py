@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from kpl_core import Config, ConfigError, Producer, StreamConfig
-from kpl_core.policy import FairnessPolicy
+from kpl_core.options.policy import FairnessPolicy
 from kpl_core.testing import ErrorAnswer, Latency, When
 from kpl_integrations.asgi import (
     BackpressureMiddleware,

@@ -23,7 +23,7 @@ from kpl_core import (
     UserRecord,
     WrongEventLoop,
 )
-from kpl_core.user_record import Tier
+from kpl_core.records.user_record import Tier
 from kpl_integrations.asgi import (
     BackpressureMiddleware,
     HealthEndpoints,

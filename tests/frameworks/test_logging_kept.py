@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kpl_core import BlockingProducer, Config, ConfigError, DeadLetterOptions, SpoolOptions
-from kpl_core.spool import DeadLetter, LetterFilter, LetterReader, Spool
+from kpl_core.durability.dead_letters import LetterReader
+from kpl_core.durability.spool import DeadLetter, LetterFilter, Spool
 from kpl_core.testing import ErrorAnswer, FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import KinesisHandler

@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.decoding.otlp_body import PROTOBUF
-from kpl_integrations.ingest.openapi import openapi_document
-from kpl_integrations.ingest.openapi_protocols import protocol_paths
+from kpl_integrations.ingest.openapi.openapi import openapi_document
+from kpl_integrations.ingest.openapi.openapi_protocols import protocol_paths
 from kpl_integrations.ingest.tenants import SIGNALS, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol import JSON_CONTENT_TYPE
 from tests.ingest.running_gateway import RunningGateway, running_gateway

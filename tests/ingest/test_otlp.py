@@ -25,8 +25,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kpl_core.testing import RecordError, When
-from kpl_integrations.ingest.admission import ADMISSION, Refusal
-from kpl_integrations.ingest.otlp import status_message
+from kpl_integrations.ingest.admission.admission import ADMISSION, Refusal
+from kpl_integrations.ingest.routes.otlp import status_message
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 

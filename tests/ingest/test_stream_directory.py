@@ -8,9 +8,9 @@ from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionEr
 
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
-from kpl_integrations.ingest.admission import Refusal, Refused
-from kpl_integrations.ingest.own_arn import ask_arn
-from kpl_integrations.ingest.stream_directory import ABSENT_SECONDS, StreamDirectory
+from kpl_integrations.ingest.admission.admission import Refusal, Refused
+from kpl_integrations.ingest.streams.own_arn import ask_arn
+from kpl_integrations.ingest.streams.stream_directory import ABSENT_SECONDS, StreamDirectory
 from kpl_integrations.ingest.tenants import Tenant
 
 pytestmark = pytest.mark.anyio

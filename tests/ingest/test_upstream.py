@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from kpl_integrations.ingest.upstream import AiobotocoreUpstream
+from kpl_integrations.ingest.routes.upstream import AiobotocoreUpstream
 from kpl_integrations.kinesis_protocol import JsonWire, RequestRefused
 from tests.virtual_time import Backend
 

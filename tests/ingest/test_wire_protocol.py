@@ -19,10 +19,10 @@ from botocore.exceptions import ClientError
 
 from kpl_core import BlockingProducer, Config as ProducerConfig, UserRecord, encode
 from kpl_core.testing import RecordError, When
-from kpl_integrations.ingest.admission import ADMISSION, Refusal
+from kpl_integrations.ingest.admission.admission import ADMISSION, Refusal
+from kpl_integrations.ingest.routes.upstream import UNAVAILABLE, AiobotocoreUpstream
+from kpl_integrations.ingest.routes.wire_protocol import WIRE_ANSWERS
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
-from kpl_integrations.ingest.upstream import UNAVAILABLE, AiobotocoreUpstream
-from kpl_integrations.ingest.wire_protocol import WIRE_ANSWERS
 from kpl_integrations.kinesis_protocol import RequestRefused
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 

@@ -14,9 +14,9 @@ from botocore.exceptions import ClientError
 from hypothesis import given, strategies as st
 
 from kpl_core import ConfigError
-from kpl_integrations.botocore_limits import SessionLimiter
-from kpl_integrations.botocore_limits.postpaid_bucket import PostpaidBucket
-from kpl_integrations.botocore_limits.repeating import RepeatingTask, RepeatingThread, Repetition
+from kpl_integrations.dynamodb_limits import SessionLimiter
+from kpl_integrations.dynamodb_limits.postpaid_bucket import PostpaidBucket
+from kpl_integrations.dynamodb_limits.repeating import RepeatingTask, RepeatingThread, Repetition
 
 KEY = {"id": {"S": "1"}}
 

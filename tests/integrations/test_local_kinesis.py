@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 from botocore.exceptions import ClientError
 
-from kpl_core.hash_key import hash_key_of
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
+from kpl_core.records.hash_key import hash_key_of
 from kpl_core.testing import ServiceDurations, ServiceLimits
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.integrations.kinesis_clients import SDKS, Call, client_of

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 from botocore.exceptions import ClientError
 
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.integrations.kinesis_clients import SDKS, Call, client_of
 

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from kpl_core.circuit_breaker import CircuitBreaker
+from kpl_core.durability.circuit_breaker import CircuitBreaker
+from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_core.durability.spool import Spool, SpoolOptions
 from kpl_core.hooks import RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
-from kpl_core.spool import DeadLetterQueue, Spool, SpoolOptions
 from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.in_memory import InMemoryMetrics
 from kpl_integrations.metrics.sources import breaker_source, dead_letter_source, spool_source, token_bucket_source
-from tests.spool.records import spooled
+from tests.durability.spool.records import spooled
 
 REQUEST = RequestCompleted(
     stream="orders",

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from kpl_core import Config, Producer
-from kpl_core.circuit_breaker import CircuitBreaker
+from kpl_core.durability.circuit_breaker import CircuitBreaker
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport

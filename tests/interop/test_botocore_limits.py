@@ -17,7 +17,7 @@ from aiobotocore.session import get_session
 from botocore.config import Config
 
 from kpl_core.coordination.scaled_limits import Consumption, ConsumptionSummary
-from kpl_integrations.botocore_limits import (
+from kpl_integrations.dynamodb_limits import (
     AsyncDistributedRateAggregator,
     AsyncDistributedRateWorker,
     DistributedRateAggregator,

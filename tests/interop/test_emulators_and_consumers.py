@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
-from kpl_core.aggregated_record import decode
+from kpl_core.records.aggregated_record import decode
 from tests.interop.consumers import npm, pypi
 from tests.interop.consumers.user_records import Deaggregate
 from tests.interop.emulators import Emulator

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 import typer
 
-from kpl_core.spool import DeadLetterQueue, Spool, SpooledRecord, SpoolOptions
+from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis

@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from kpl_core.hash_key import hash_key_of
-from kpl_core.kinesis_limits import MAX_HASH_KEY
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY
+from kpl_core.records.hash_key import hash_key_of
 from kpl_core.testing import (
     FakeKinesis,
     KinesisError,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kpl_core.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecord
 from kpl_core.testing.list_token import ShardIterator, encode_token
 

@@ -17,14 +17,14 @@ import anyio
 import msgspec
 
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.admission import Refused
-from kpl_integrations.ingest.body import ClientGone, read_body
+from kpl_integrations.ingest.admission.admission import Refused
 from kpl_integrations.ingest.dashboard.board import Board, MetricSample, Totals
 from kpl_integrations.ingest.dashboard.login_attempts import LoginAttempts
 from kpl_integrations.ingest.dashboard.session import Session
-from kpl_integrations.ingest.http_answer import send_refusal
+from kpl_integrations.ingest.http.body import ClientGone, read_body
+from kpl_integrations.ingest.http.http_answer import send_refusal
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.totals import Whole
+from kpl_integrations.ingest.stats.totals import Whole
 
 __all__ = ["Dashboard"]
 

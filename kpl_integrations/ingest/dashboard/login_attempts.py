@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from typing import Final
 
-from kpl_core.token_bucket import TokenBucket
+from kpl_core.pipeline.token_bucket import TokenBucket
 
 __all__ = ["LoginAttempts"]
 

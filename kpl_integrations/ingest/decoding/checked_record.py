@@ -1,8 +1,8 @@
 """The last question about a record: would Kinesis ever take it, and if not, because of which field."""
 
 from kpl_core import InvalidUserRecord, UserRecord
-from kpl_core.hash_key import parse_explicit_hash_key
-from kpl_core.user_record import encode_partition_key, require_size
+from kpl_core.records.hash_key import parse_explicit_hash_key
+from kpl_core.records.user_record import encode_partition_key, require_size
 from kpl_integrations.ingest.decoding.decoded import DecodeLimits, RecordProblem
 
 __all__ = ["checked_record"]

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import msgspec
 
 from kpl_core import UserRecord
-from kpl_core.aggregated_record import MAGIC
-from kpl_core.kinesis_limits import DEFAULT_MAX_RECORD_BYTES
+from kpl_core.options.kinesis_limits import DEFAULT_MAX_RECORD_BYTES
+from kpl_core.records.aggregated_record import MAGIC
 
 __all__ = ["DecodeLimits", "DecodeRefusal", "Decoded", "RecordProblem", "is_aggregated"]
 
@@ -34,7 +34,7 @@ class RecordProblem(msgspec.Struct, frozen=True, gc=False):
 class Decoded(msgspec.Struct, frozen=True, gc=False):
     """The user records of a request in its order, without those that `problems` name.
 
-    Each record satisfies `kpl_core.user_record.check_user_record` within the limits. Flow and tier are
+    Each record satisfies `kpl_core.records.user_record.check_user_record` within the limits. Flow and tier are
     left to whoever knows the tenant.
 
     `holds_aggregates`: a client that is itself a KPL producer sent aggregated records. They must travel as they

@@ -15,7 +15,7 @@ import msgspec
 import pybase64
 
 from kpl_core import UserRecord
-from kpl_core.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.ingest.decoding.checked_record import checked_record
 from kpl_integrations.ingest.decoding.decoded import DecodeLimits, RecordProblem
 from kpl_integrations.ingest.decoding.json_text import is_deeper_than

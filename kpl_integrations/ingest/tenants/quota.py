@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kpl_core.token_bucket import TokenBucket
+from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.tenants.tenant import Tenant
 
 __all__ = ["QuotaState", "TenantQuota"]

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from kpl_core import ConfigError
-from kpl_core.policy import require_weight
-from kpl_core.user_record import TIERS, Tier
+from kpl_core.options.policy import require_weight
+from kpl_core.records.user_record import TIERS, Tier
 
 __all__ = ["ACKS", "SIGNALS", "UNKNOWN_TENANT", "Ack", "Signal", "Tenant"]
 

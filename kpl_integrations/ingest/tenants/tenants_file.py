@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kpl_core import ConfigError
-from kpl_core.user_record import Tier
+from kpl_core.records.user_record import Tier
 from kpl_integrations.ingest.tenants.api_key import ApiKeys, parse_stored_key
 from kpl_integrations.ingest.tenants.directory import AccessKey
 from kpl_integrations.ingest.tenants.secret_reference import SecretReference

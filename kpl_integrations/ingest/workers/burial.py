@@ -7,7 +7,7 @@ import anyio
 import msgspec
 
 from kpl_core.coordination import CoordinationStore, StoreFailed
-from kpl_integrations.ingest.totals import Totals
+from kpl_integrations.ingest.stats.totals import Totals
 from kpl_integrations.ingest.workers.company import PAST, gather
 from kpl_integrations.ingest.workers.past import Past, folded
 from kpl_integrations.ingest.workers.seat import Seat

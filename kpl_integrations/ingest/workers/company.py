@@ -18,9 +18,9 @@ import anyio
 import msgspec
 
 from kpl_core.coordination import CoordinationStore, StoreFailed
-from kpl_integrations.ingest.account import TenantAccount
-from kpl_integrations.ingest.stats import Stats
-from kpl_integrations.ingest.totals import Alone, Totals
+from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_integrations.ingest.stats.stats import Stats
+from kpl_integrations.ingest.stats.totals import Alone, Totals
 from kpl_integrations.ingest.workers.past import Past
 from kpl_integrations.ingest.workers.seat import Seat
 from kpl_integrations.ingest.workers.snapshot import Snapshot, decode_snapshot, encode_snapshot, snapshot_of

@@ -18,7 +18,7 @@ import anyio
 import msgspec
 from anyio.abc import Process
 
-from kpl_integrations.ingest.totals import Totals
+from kpl_integrations.ingest.stats.totals import Totals
 from kpl_integrations.ingest.workers.burial import Burial
 from kpl_integrations.ingest.workers.door import Door
 from kpl_integrations.ingest.workers.seat import Seat

@@ -9,7 +9,7 @@ import sys
 from socket import socket
 from typing import Final
 
-from kpl_integrations.ingest.listening import shared_socket
+from kpl_integrations.ingest.http.listening import shared_socket
 
 __all__ = ["Door"]
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
-from kpl_core.spool import DeadLetterQueue
+from kpl_core.durability.dead_letters import DeadLetterQueue
 
 __all__ = ["holds_more"]
 

@@ -8,7 +8,7 @@ from typing import Self
 import anyio
 
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.totals import Alone
+from kpl_integrations.ingest.stats.totals import Alone
 from kpl_integrations.ingest.workers.asking import Asking
 from kpl_integrations.ingest.workers.company import Company
 from kpl_integrations.ingest.workers.seat import Seat

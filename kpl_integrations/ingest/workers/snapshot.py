@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import msgspec
 from prometheus_client.metrics_core import Metric as Family
 
-from kpl_integrations.ingest.stats import Stats
-from kpl_integrations.ingest.totals import Totals
+from kpl_integrations.ingest.stats.stats import Stats
+from kpl_integrations.ingest.stats.totals import Totals
 from kpl_integrations.ingest.workers.seat import Seat
 
 __all__ = ["FamilySnapshot", "Snapshot", "decode_snapshot", "encode_snapshot", "snapshot_of"]

@@ -10,8 +10,8 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 
 from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats, WorkerStats
-from kpl_integrations.ingest.stats import Stats
-from kpl_integrations.ingest.totals import Totals
+from kpl_integrations.ingest.stats.stats import Stats
+from kpl_integrations.ingest.stats.totals import Totals
 from kpl_integrations.ingest.workers.past import GROWING, Past, WorkerPast, added
 from kpl_integrations.ingest.workers.snapshot import FamilySnapshot, Snapshot
 from kpl_integrations.metrics.catalogue import METRICS

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import SecretStr
 
-from kpl_integrations.ingest.admin_key import AdminKey
+from kpl_integrations.ingest.tenants.admin_key import AdminKey
 
 KEY = "an-admin-key-of-32-characters-xyz"
 

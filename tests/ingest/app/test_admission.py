@@ -13,7 +13,7 @@ import pytest
 from kpl_core import SpoolOptions
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest import ADMISSION, IngestGateway, Refusal, load_settings
-from kpl_integrations.ingest.problem import REGISTERED_TYPES
+from kpl_integrations.ingest.http.problem import REGISTERED_TYPES
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import (
     JSON,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.admission import Refusal
+from kpl_integrations.ingest.admission.admission import Refusal
 from kpl_integrations.ingest.tenants import Tenant
-from tests.driver.scene import stored
 from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis, records
+from tests.producer.scene import stored
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
-from tests.driver.scene import stored
 from tests.ingest.app.scene import JSON, STREAM, gateway_of, kinesis
 from tests.ingest.app.test_serving import served, spoken
+from tests.producer.scene import stored
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

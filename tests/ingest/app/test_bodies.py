@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from kpl_integrations.ingest import IngestGateway, load_settings
-from kpl_integrations.ingest.body_room import BodyRoom
+from kpl_integrations.ingest.admission.body_room import BodyRoom
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.app.scene import JSON, STREAM, Client, kinesis, open_gateway
 

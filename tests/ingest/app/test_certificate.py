@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kpl_core import ConfigError
-from kpl_integrations.ingest.listening import require_certificate
+from kpl_integrations.ingest.http.listening import require_certificate
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 

@@ -7,8 +7,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from kpl_integrations.ingest import IngestGateway, Refusal
-from kpl_integrations.ingest.admission import Refused
-from kpl_integrations.ingest.header_fields import header_fields
+from kpl_integrations.ingest.admission.admission import Refused
+from kpl_integrations.ingest.http.header_fields import header_fields
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.app.scene import STREAM, KnownTenants, open_gateway
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest import Refusal, Refused
-from kpl_integrations.ingest.idempotency import IdempotencyWindow, StoredAnswer, fingerprint, parse_key
+from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow, StoredAnswer, fingerprint, parse_key
 from tests.ingest.app.scene import JSON, STREAM, Client, kinesis, open_gateway, records
 
 ONE = {"partition_key": "k", "data": "x"}

@@ -12,7 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings as hypothesis_settings
 
 from kpl_integrations.ingest import ADMISSION, Refusal, decoding, load_settings
-from kpl_integrations.ingest.openapi import FINER_CODES, openapi_document
+from kpl_integrations.ingest.openapi.openapi import FINER_CODES, openapi_document
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.running_gateway import RunningGateway, running_gateway
 

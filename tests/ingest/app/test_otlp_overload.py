@@ -9,7 +9,7 @@ from kpl_core import UserRecord
 from kpl_core.testing import ErrorAnswer, FakeKinesis, When
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.admission import Refusal
+from kpl_integrations.ingest.admission.admission import Refusal
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.app.scene import JSON, STREAM, Answer, Client, open_gateway, records
 

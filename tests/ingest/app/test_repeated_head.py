@@ -6,7 +6,7 @@ import httptools
 import pytest
 from hypothesis import example, given, strategies as st
 
-from kpl_integrations.ingest.repeated_head import LONGEST_HEAD, RepeatedHead
+from kpl_integrations.ingest.fast_path.repeated_head import LONGEST_HEAD, RepeatedHead
 
 START = b"POST /v1/streams/orders/records HTTP/1.1\r\n"
 Field = tuple[bytes, bytes]

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings, strategies as st
 from uvicorn.server import ServerState
 
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.at_once_protocol import AtOnceProtocol
-from kpl_integrations.ingest.repeated_head import RepeatedHead
+from kpl_integrations.ingest.fast_path.at_once_protocol import AtOnceProtocol
+from kpl_integrations.ingest.fast_path.repeated_head import RepeatedHead
 from kpl_integrations.ingest.tenants import Tenant
-from tests.driver.scene import stored
 from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
+from tests.producer.scene import stored
 from tests.virtual_time import virtual_time_backend
 
 PATH = f"/v1/streams/{STREAM}/records"

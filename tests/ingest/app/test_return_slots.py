@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.return_slots import LONGEST_SECONDS, MOST_SLOTS, DrainRate, ReturnSlots
+from kpl_integrations.ingest.admission.return_slots import LONGEST_SECONDS, MOST_SLOTS, DrainRate, ReturnSlots
 from kpl_integrations.ingest.tenants import Tenant, TenantQuota
 
 

@@ -14,9 +14,9 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.dashboard.dashboard import LAST_WORD_SECONDS, MOST_WATCHERS, Dashboard
-from kpl_integrations.ingest.metrics import GatewayMetrics
+from kpl_integrations.ingest.stats.metrics import GatewayMetrics
+from kpl_integrations.ingest.stats.totals import Alone
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
-from kpl_integrations.ingest.totals import Alone
 from tests.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio

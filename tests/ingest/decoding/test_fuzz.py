@@ -12,7 +12,7 @@ import time
 import pytest
 import zstandard
 
-from kpl_core.user_record import check_user_record
+from kpl_core.records.user_record import check_user_record
 from kpl_integrations.ingest.decoding import (
     CONTENT_TYPES,
     DecodeLimits,

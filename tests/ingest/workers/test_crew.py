@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from kpl_core.coordination.stores.file import FileStore
-from kpl_integrations.ingest.listening import BACKLOG, listening_sockets
+from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
 from kpl_integrations.ingest.workers import crew as crew_module
 from kpl_integrations.ingest.workers.burial import Burial
 from kpl_integrations.ingest.workers.crew import Crew

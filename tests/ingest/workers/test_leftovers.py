@@ -5,9 +5,10 @@ import logging
 
 import pytest
 
-from kpl_core.spool import DeadLetterQueue, RedrivePolicy, Spool, SpoolOptions
+from kpl_core.durability.dead_letters import DeadLetterQueue, RedrivePolicy
+from kpl_core.durability.spool import Spool, SpoolOptions
 from kpl_integrations.ingest.workers.leftovers import holds_more
-from tests.spool.records import EXPIRED, THROTTLED, failed, spooled
+from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
 
 SECONDS = 30.0
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kpl_integrations.ingest.listening import bound_socket, listening_sockets
+from kpl_integrations.ingest.http.listening import bound_socket, listening_sockets
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the sockets are one")

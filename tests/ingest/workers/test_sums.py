@@ -8,9 +8,9 @@ from hypothesis import given, settings, strategies as st
 from prometheus_client.metrics_core import Metric as Family
 
 from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats
-from kpl_integrations.ingest.metrics import exposition
-from kpl_integrations.ingest.stats import Stats
-from kpl_integrations.ingest.totals import Totals
+from kpl_integrations.ingest.stats.metrics import exposition
+from kpl_integrations.ingest.stats.stats import Stats
+from kpl_integrations.ingest.stats.totals import Totals
 from kpl_integrations.ingest.workers.past import Past, folded
 from kpl_integrations.ingest.workers.seat import Seat
 from kpl_integrations.ingest.workers.snapshot import Snapshot, decode_snapshot, encode_snapshot, snapshot_of

@@ -1,0 +1,1 @@
+"""A producer in a thread of its own."""

@@ -1,0 +1,117 @@
+"""Dead letters as messages of an SQS queue, ten to a request.
+
+SQS bounds a message, and the sum of a request, at 1 MiB (256 KiB before August 2025), and a
+queue may be set lower (`MaximumMessageSize`). A Kinesis record may be larger, and base64 adds
+a third; such a letter is refused, never cut. (AWS, API_SendMessageBatch; "Amazon SQS message
+quotas".)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kpl_core.durability.dead_letters.dead_letter_sink import Refusal, SinkReport
+from kpl_core.durability.spool.envelope import DeadLetter, letter_to_json
+from kpl_core.options.kinesis_limits import MIB
+from kpl_core.records.hash_key import hash_key_of
+
+__all__ = ["SqsClient", "SqsSink"]
+
+_MESSAGES_PER_REQUEST: Final = 10
+_Message = tuple[DeadLetter, str]
+
+
+class SqsClient(Protocol):
+    """What is used of an aiobotocore SQS client; its owner opens and closes it."""
+
+    async def get_queue_attributes(self, **parameters: Any) -> Mapping[str, Any]:  # noqa: ANN401 - botocore's shape
+        """API_GetQueueAttributes."""
+
+    async def send_message_batch(self, **parameters: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        """API_SendMessageBatch."""
+
+
+class SqsSink:
+    """Sends to `queue_url`. asyncio only, like its client.
+
+    For a FIFO queue (its name ends in .fifo) the group is the partition key's hash, and the
+    letter's id deduplicates.
+    """
+
+    def __init__(self, client: SqsClient, queue_url: str) -> None:
+        self._client = client
+        self._queue_url = queue_url
+        self._max_bytes: int | None = None
+
+    async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
+        """Send each letter as one JSON message; refuse those that are too large or that SQS refuses."""
+        refused: list[Refusal] = []
+        if self._max_bytes is None:
+            self._max_bytes = await self._queue_limit()
+        messages: list[_Message] = []
+        for letter in letters:
+            body = letter_to_json(letter).decode()
+            if (size := len(body.encode())) > self._max_bytes:
+                why = (
+                    f"dead letter {letter.id} has {size:,} bytes as a message and the SQS queue takes "
+                    f"{self._max_bytes:,}; send letters of this stream to S3, a file or the spool instead"
+                )
+                refused.append(Refusal(letter, why))
+            else:
+                messages.append((letter, body))
+        for portion in self._portions(messages, self._max_bytes):
+            refused += await self._send_portion(portion)
+        return SinkReport(len(letters) - len(refused), tuple(refused))
+
+    async def _queue_limit(self) -> int:
+        try:
+            answer = await self._client.get_queue_attributes(
+                QueueUrl=self._queue_url, AttributeNames=["MaximumMessageSize"]
+            )
+        except (BotoCoreError, ClientError):
+            # Not allowed to ask: then SQS itself says what is too large, with the same result.
+            return MIB
+        return int(answer.get("Attributes", {}).get("MaximumMessageSize", MIB))
+
+    async def _send_portion(self, portion: Sequence[_Message]) -> list[Refusal]:
+        entries = [self._entry(index, letter, body) for index, (letter, body) in enumerate(portion)]
+        try:
+            answer = await self._client.send_message_batch(QueueUrl=self._queue_url, Entries=entries)
+        except (BotoCoreError, ClientError, OSError) as error:
+            why = f"SQS did not take the request ({error}); check the queue's URL, its permissions and the network"
+            return [Refusal(letter, why) for letter, _ in portion]
+        why_not = {
+            failure.get("Id"): f"SQS refused it: {failure.get('Code')} {failure.get('Message', '')}"
+            for failure in answer.get("Failed", ())
+        }
+        # botocore takes nearly any body for an answer in which everything is missing.
+        stored = {success.get("Id") for success in answer.get("Successful", ())}
+        return [
+            Refusal(letter, why_not.get(str(index), "SQS answered without a word of it; check the queue's endpoint"))
+            for index, (letter, _) in enumerate(portion)
+            if str(index) not in stored
+        ]
+
+    def _entry(self, index: int, letter: DeadLetter, body: str) -> dict[str, str]:
+        entry = {"Id": str(index), "MessageBody": body}
+        if self._queue_url.endswith(".fifo"):
+            # A group id takes 128 characters of a small alphabet and a partition key is any text.
+            entry["MessageGroupId"] = f"{hash_key_of(letter.partition_key):032x}"
+            entry["MessageDeduplicationId"] = letter.id
+        return entry
+
+    @staticmethod
+    def _portions(messages: Sequence[_Message], max_bytes: int) -> Iterator[Sequence[_Message]]:
+        """Cut into requests of ten messages, and of `max_bytes` together."""
+        portion: list[_Message] = []
+        size = 0
+        for letter, body in messages:
+            length = len(body.encode())
+            if portion and (len(portion) == _MESSAGES_PER_REQUEST or size + length > max_bytes):
+                yield portion
+                portion, size = [], 0
+            portion.append((letter, body))
+            size += length
+        if portion:
+            yield portion

@@ -1,0 +1,88 @@
+"""How fast stored records go back to the producer, so that fresh ones are not starved; pure.
+
+Three bounds hold together: a rate (records and bytes a second), what is in flight (records
+and bytes without a result: this is what a fresh record can find queued before it), and after
+failures a pause that doubles up to a cap, with full jitter.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from kpl_core.pipeline.retrier import backoff_seconds
+from kpl_core.pipeline.token_bucket import TokenBucket
+
+__all__ = ["DeliveryPace"]
+
+_BURST_SECONDS: Final = 0.1
+_PAUSE_BASE: Final = 0.5
+# With the breaker's longest break, 5 s too, a backlog moves again within 10 s of health.
+_PAUSE_CAP: Final = 5.0
+
+
+class DeliveryPace:
+    """Says whether, and when, a record of some size may go. `chance` returns 0 .. 1."""
+
+    def __init__(
+        self,
+        *,
+        records_per_second: float,
+        bytes_per_second: float,
+        in_flight_records: int,
+        in_flight_bytes: int,
+        chance: Callable[[], float],
+    ) -> None:
+        self._bucket = TokenBucket(
+            [
+                (records_per_second, max(1.0, records_per_second * _BURST_SECONDS)),
+                (bytes_per_second, max(1.0, bytes_per_second * _BURST_SECONDS)),
+            ],
+            now=-math.inf,
+        )
+        self._max_records = in_flight_records
+        self._max_bytes = in_flight_bytes
+        self._chance = chance
+        self._records = 0
+        self._bytes = 0
+        self._failures = 0
+        self._paused_until = -math.inf
+
+    def try_send(self, size_bytes: int, now: float) -> bool:
+        """Take what sending `size_bytes` costs; False if it must wait."""
+        if now < self._paused_until or not self._fits(size_bytes) or not self._bucket.try_take((1, size_bytes), now):
+            return False
+        self._records += 1
+        self._bytes += size_bytes
+        return True
+
+    def ready_at(self, size_bytes: int, now: float) -> float:
+        """Return when `try_send` may succeed; `math.inf`: not before something in flight has its result."""
+        if not self._fits(size_bytes):
+            return math.inf
+        return max(self._paused_until, self._bucket.ready_at((1, size_bytes), now))
+
+    def succeeded(self, size_bytes: int) -> None:
+        """Note a delivery: the pauses start small again."""
+        self._landed(size_bytes)
+        self._failures = 0
+
+    def failed(self, size_bytes: int, now: float) -> None:
+        """Note a failure, and pause; failures within one pause count once."""
+        self._landed(size_bytes)
+        self.pause(now)
+
+    def pause(self, now: float) -> None:
+        """Pause as after a failure: whoever should take the records cannot."""
+        if now >= self._paused_until:
+            self._failures += 1
+            self._paused_until = now + backoff_seconds(
+                self._failures, base_seconds=_PAUSE_BASE, cap_seconds=_PAUSE_CAP, chance=self._chance()
+            )
+
+    def _landed(self, size_bytes: int) -> None:
+        self._records -= 1
+        self._bytes -= size_bytes
+
+    def _fits(self, size_bytes: int) -> bool:
+        # One record always fits, however large.
+        return not self._records or (self._records < self._max_records and self._bytes + size_bytes <= self._max_bytes)

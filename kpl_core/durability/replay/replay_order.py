@@ -1,0 +1,160 @@
+"""Which spooled record may be replayed next; pure.
+
+Records of one key leave in the order they were accepted. With one in flight per key that
+holds whatever happens to them afterwards, and more may be if they share one fate: then all of
+them are delivered, or none. Without that they are handed over in order, and the one who sends
+them keeps it; a key of which one failed waits until all that is in flight for it has a result,
+and then starts again from the oldest that failed.
+"""
+
+from heapq import heappop, heappush
+
+from kpl_core.durability.spool.ledger import Claimed
+
+__all__ = ["ReplayOrder"]
+
+_Key = tuple[str, str]
+
+
+class _KeyState:
+    """The records of one key: those that wait, by id, how many are in flight, and which of these was the last."""
+
+    __slots__ = ("failed", "in_flight", "is_apart", "last", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[Claimed] = []
+        self.in_flight = 0
+        self.failed = False
+        self.last: int | None = None
+        # The next would not share the fate of the last.
+        self.is_apart = True
+
+
+class ReplayOrder:
+    """Holds claimed records from `offer` to `succeeded`."""
+
+    def __init__(self, *, in_flight_per_key: int, may_share: bool = False) -> None:
+        self._in_flight_per_key = in_flight_per_key
+        # Whoever is handed a record says whether the next of its key shares its fate (`travels_apart`).
+        self._may_share = may_share
+        self._keys: dict[_Key, _KeyState] = {}
+        # (id of its oldest record that waits, key); an entry that is no longer true is skipped.
+        self._ready: list[tuple[int, _Key]] = []
+        self._in_flight: dict[int, Claimed] = {}
+        self._waiting = 0
+        self._waiting_bytes = 0
+
+    @property
+    def waiting(self) -> int:
+        """Records not handed out yet."""
+        return self._waiting
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Key + data of the records not handed out yet."""
+        return self._waiting_bytes
+
+    def offer(self, claimed: Claimed) -> None:
+        """Take a record of the backlog."""
+        key = _key(claimed)
+        state = self._keys.get(key)
+        if state is None:
+            state = self._keys[key] = _KeyState()
+        self._wait(state, claimed)
+        if state.waiting[0] is claimed:
+            self._make_ready(key, state)
+
+    def peek(self) -> Claimed | None:
+        """Return the oldest record that may leave now, None if there is none; see `company_of`."""
+        while self._ready:
+            record_id, key = self._ready[0]
+            state = self._keys.get(key)
+            if state is not None and state.waiting and state.waiting[0].id == record_id and self._may_leave(state):
+                return state.waiting[0]
+            heappop(self._ready)
+        return None
+
+    def company_of(self, claimed: Claimed) -> int | None:
+        """Return the id of the one in flight without which the record that `peek` returned may not leave, if any.
+
+        It may leave if it shares that one's fate; if it does not, say so by `travels_apart`.
+        """
+        state = self._keys[_key(claimed)]
+        return state.last if state.in_flight >= self._in_flight_per_key else None
+
+    def travels_apart(self) -> None:
+        """Let the record that `peek` returned wait until enough of its key has landed."""
+        _, key = heappop(self._ready)
+        self._keys[key].is_apart = True
+
+    def take(self) -> Claimed:
+        """Hand out the record that `peek` returned."""
+        _, key = heappop(self._ready)
+        state = self._keys[key]
+        claimed = heappop(state.waiting)
+        self._waiting -= 1
+        self._waiting_bytes -= claimed.record.size_bytes
+        state.in_flight += 1
+        state.last, state.is_apart = claimed.id, not self._may_share
+        self._in_flight[claimed.id] = claimed
+        self._make_ready(key, state)
+        return claimed
+
+    def is_in_flight(self, record_id: int) -> bool:
+        """Say whether this record was handed out, and has neither succeeded nor failed."""
+        return record_id in self._in_flight
+
+    def succeeded(self, record_id: int) -> Claimed:
+        """Forget a record that was delivered, or that somebody else keeps now."""
+        claimed = self._in_flight.pop(record_id)
+        key = _key(claimed)
+        state = self._keys[key]
+        self._landed(key, state)
+        if not state.in_flight and not state.waiting:
+            del self._keys[key]
+        return claimed
+
+    def failed(self, record_id: int) -> Claimed:
+        """Let a record that was not delivered wait again, ahead of the younger ones of its key."""
+        claimed = self._in_flight.pop(record_id)
+        key = _key(claimed)
+        state = self._keys[key]
+        state.failed = True
+        self._wait(state, claimed)
+        self._landed(key, state)
+        return claimed
+
+    def _landed(self, key: _Key, state: _KeyState) -> None:
+        state.in_flight -= 1
+        # What is left in flight has lost the company of this one.
+        state.is_apart = True
+        if not state.in_flight:
+            state.failed = False
+        self._make_ready(key, state)
+
+    def take_waiting(self) -> list[int]:
+        """Forget the records not handed out yet; return their ids."""
+        ids = [claimed.id for state in self._keys.values() for claimed in state.waiting]
+        for key, state in list(self._keys.items()):
+            state.waiting.clear()
+            if not state.in_flight:
+                del self._keys[key]
+        self._ready.clear()
+        self._waiting = self._waiting_bytes = 0
+        return ids
+
+    def _wait(self, state: _KeyState, claimed: Claimed) -> None:
+        heappush(state.waiting, claimed)
+        self._waiting += 1
+        self._waiting_bytes += claimed.record.size_bytes
+
+    def _make_ready(self, key: _Key, state: _KeyState) -> None:
+        if state.waiting and self._may_leave(state):
+            heappush(self._ready, (state.waiting[0].id, key))
+
+    def _may_leave(self, state: _KeyState) -> bool:
+        return not state.failed and (state.in_flight < self._in_flight_per_key or not state.is_apart)
+
+
+def _key(claimed: Claimed) -> _Key:
+    return claimed.record.stream, claimed.record.partition_key

@@ -1,0 +1,270 @@
+"""What is kept of a user record while nobody remembers it: pure data and its encoding.
+
+A `SpooledRecord` is what the caller put. A `DeadLetter` adds what became of it. Both are
+MessagePack arrays, positional: a field may be added at the end with a default, and then old
+rows are still read (and old code ignores what it does not know); anything else is a new
+version of the schema, with a migration.
+
+Instants here are Unix seconds: a monotonic instant means nothing after a restart.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from kpl_core.records.failure_reason import REASON_BY_ERROR_CODE, REASONS, Reason, reason_of
+from kpl_core.records.record_result import RecordResult
+from kpl_core.records.user_record import Tier
+
+__all__ = [
+    "REASONS",
+    "REASON_BY_ERROR_CODE",
+    "DeadLetter",
+    "Reason",
+    "SpooledRecord",
+    "dead_letter_of",
+    "decode_letter",
+    "decode_record",
+    "encode_letter",
+    "encode_record",
+    "letter_id",
+    "letter_to_json",
+    "reason_of",
+    "spooled_record_of",
+]
+
+
+class SpooledRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One user record as it was accepted. `accepted_at` is Unix seconds."""
+
+    stream: str
+    partition_key: str
+    data: bytes
+    accepted_at: float
+    explicit_hash_key: str | None = None
+    flow: str | None = None
+    tier: Tier = "normal"
+    metadata: dict[Any, Any] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Key + data, the size the service counts (a key outside ASCII is a little larger)."""
+        return len(self.partition_key) + len(self.data)
+
+
+class DeadLetter(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A user record that was not delivered, and why; its source timestamp is never touched.
+
+    `first_seen` and `last_attempt` are Unix seconds. `source_timestamp`, `severity` and
+    `traceparent` are what the caller gave in `metadata` under "timestamp", "severity" and
+    "traceparent"; what else it gave stands in `metadata`.
+    """
+
+    id: str
+    stream: str
+    partition_key: str
+    explicit_hash_key: str | None
+    data: bytes
+    tenant: str | None
+    tier: Tier
+    severity: str | int | None
+    source_timestamp: str | int | float | None
+    first_seen: float
+    last_attempt: float | None
+    attempts: int
+    error_code: str | None
+    error_message: str | None
+    shard_id: str | None
+    reason: Reason
+    traceparent: str | None
+    producer_version: str
+    metadata: dict[Any, Any] | None = None
+
+    def as_record(self) -> SpooledRecord:
+        """Return the user record in it, to put it again."""
+        metadata = dict(self.metadata or {})
+        for name in ("severity", "traceparent"):
+            if (value := getattr(self, name)) is not None:
+                metadata[name] = value
+        if self.source_timestamp is not None:
+            metadata["timestamp"] = self.source_timestamp
+        return SpooledRecord(
+            stream=self.stream,
+            partition_key=self.partition_key,
+            data=self.data,
+            accepted_at=self.first_seen,
+            explicit_hash_key=self.explicit_hash_key,
+            flow=self.tenant,
+            tier=self.tier,
+            metadata=metadata or None,
+        )
+
+
+_Contents = TypeVar("_Contents", SpooledRecord, DeadLetter)
+
+
+def _plainly(value: object) -> str | bytes:
+    """Return what MessagePack knows in place of what it does not: what derives from str or bytes as what it is."""
+    if isinstance(value, str):
+        return _text(value, str.__str__)
+    return bytes(memoryview(value)) if isinstance(value, bytes) else _text(value)
+
+
+def _text(value: object, say: Callable[[Any], str] = repr) -> str:
+    """Return text for what MessagePack does not know; what an object says of itself is anybody's code."""
+    try:
+        text = say(value)
+    except Exception as error:  # noqa: BLE001 - a record must not be lost because of what was noted about it
+        text = f"<{type(value).__name__} that raises {type(error).__name__}>"
+    return text.encode(errors="backslashreplace").decode()
+
+
+_NOT_ENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
+# Metadata may hold anything.
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plainly)
+_record_decoder: Final = msgspec.msgpack.Decoder(SpooledRecord)
+_letter_decoder: Final = msgspec.msgpack.Decoder(DeadLetter)
+
+
+def encode_record(record: SpooledRecord) -> tuple[int, bytes]:
+    """Return the checksum (CRC-32) and the bytes of a record."""
+    return _seal(record)
+
+
+def encode_letter(letter: DeadLetter) -> tuple[int, bytes]:
+    """Return the checksum (CRC-32) and the bytes of a dead letter."""
+    return _seal(letter)
+
+
+def decode_record(checksum: int, envelope: bytes) -> SpooledRecord | None:
+    """Return the record, None if the bytes are not those that were written."""
+    return _open(_record_decoder, checksum, envelope)
+
+
+def decode_letter(checksum: int, envelope: bytes) -> DeadLetter | None:
+    """Return the dead letter, None if the bytes are not those that were written."""
+    return _open(_letter_decoder, checksum, envelope)
+
+
+def _seal(contents: SpooledRecord | DeadLetter) -> tuple[int, bytes]:
+    try:
+        envelope = _encoder.encode(contents)
+    except _NOT_ENCODABLE as error:
+        if contents.metadata is None:
+            raise
+        # An integer of 70 bits, a lone surrogate, a mapping inside itself: the note goes, the record stays.
+        envelope = _encoder.encode(msgspec.structs.replace(contents, metadata=_unserialisable(error)))
+    return zlib.crc32(envelope), envelope
+
+
+def _unserialisable(error: Exception) -> dict[Any, Any]:
+    return {"unserialisable": f"{type(error).__name__}: {_text(error, str)}"[:500]}
+
+
+def _open(decoder: "msgspec.msgpack.Decoder[_Contents]", checksum: int, envelope: bytes) -> "_Contents | None":
+    # SQLite does not checksum its pages: without this a flipped bit would be delivered as data.
+    if zlib.crc32(envelope) != checksum:
+        return None
+    try:
+        return decoder.decode(envelope)
+    except (msgspec.DecodeError, RecursionError):
+        # Metadata nested as deep as whoever wrote it could go, and our stack may be deeper.
+        return None
+
+
+def spooled_record_of(
+    stream: str,
+    partition_key: str,
+    data: bytes,
+    *,
+    accepted_at: float,
+    explicit_hash_key: str | None = None,
+    flow: str | None = None,
+    tier: Tier = "normal",
+    metadata: Mapping[str, Any] | None = None,
+) -> SpooledRecord:
+    """Return the record, its metadata copied."""
+    try:
+        copied = None if metadata is None else dict(metadata)
+    except Exception as error:  # noqa: BLE001 - a mapping of the caller's own making
+        copied = _unserialisable(error)
+    return SpooledRecord(stream, partition_key, data, accepted_at, explicit_hash_key, flow, tier, copied)
+
+
+def letter_id(now: float, entropy: bytes) -> str:
+    """Return an id that sorts by time: 48 bits of Unix milliseconds, then `entropy`, in hexadecimal."""
+    return f"{int(now * 1000) & 0xFFFF_FFFF_FFFF:012x}{entropy.hex()}"
+
+
+def dead_letter_of(
+    record: SpooledRecord,
+    *,
+    id: str,  # noqa: A002 - the field's name in the envelope
+    reason: Reason,
+    producer_version: str,
+    result: RecordResult | None = None,
+    wall_offset: float = 0.0,
+) -> DeadLetter:
+    """Return the dead letter of `record`.
+
+    `result` is what the producer made of it, None if it never got that far; `wall_offset` is Unix
+    time minus the producer's monotonic time, and turns the last attempt's instant into a date.
+    """
+    metadata = dict(record.metadata or {})
+    timestamp = metadata.pop("timestamp", None)
+    severity = metadata.pop("severity", None)
+    traceparent = metadata.pop("traceparent", None)
+    attempts = () if result is None else result.attempts
+    return DeadLetter(
+        id=id,
+        stream=record.stream,
+        partition_key=record.partition_key,
+        explicit_hash_key=record.explicit_hash_key,
+        data=record.data,
+        tenant=record.flow,
+        tier=record.tier,
+        severity=_plain(severity),
+        source_timestamp=_timestamp(timestamp),
+        first_seen=record.accepted_at,
+        last_attempt=attempts[-1].ended_at + wall_offset if attempts else None,
+        attempts=len(attempts),
+        error_code=_utf8(None if result is None else result.error_code),
+        error_message=_utf8(None if result is None else result.error_message),
+        shard_id=None if result is None else result.shard_id,
+        reason=reason,
+        traceparent=None if traceparent is None else _text(traceparent, str),
+        producer_version=producer_version,
+        metadata=metadata or None,
+    )
+
+
+def _timestamp(value: object) -> str | int | float | None:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value if isinstance(value, float) else _plain(value)
+
+
+def _plain(value: object) -> str | int | None:
+    """Return what a column of the envelope holds: text of its own, or an integer that MessagePack has room for."""
+    if value is None or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64):
+        return value
+    return _text(value, str)
+
+
+def _utf8(text: str | None) -> str | None:
+    return None if text is None else _text(text, str)
+
+
+def letter_to_json(letter: DeadLetter) -> bytes:
+    """Return one JSON object with the envelope's field names; `data` is base64."""
+    fields = {name: getattr(letter, name) for name in letter.__struct_fields__}
+    try:
+        return msgspec.json.encode(fields, enc_hook=_plainly)
+    except _NOT_ENCODABLE as error:
+        if letter.metadata is None:
+            raise
+        # As in the file: one letter's note must not cost the others of its bundle.
+        return msgspec.json.encode({**fields, "metadata": _unserialisable(error)})

@@ -1,0 +1,177 @@
+"""The fair queues in front of the shards: where user records wait, each flow for itself.
+
+As long as a shard keeps up, nothing waits here. When Kinesis records wait for
+its tokens, what is put after them waits per flow, and enters aggregation in
+weighted fair order by bytes. So behind the queue there is never more than a
+moment's worth of the shard's capacity, and a flow that floods a shard delays
+itself.
+
+How much one flow may hold here follows the room that is left for all: at most
+`weight / default weight` times as many records and bytes as are still free
+(dynamic thresholds: Choudhury and Hahne, 1998). One flood takes at most half of
+the room, a second at most half of the rest, and a quiet flow always finds some.
+"""
+
+import math
+from collections.abc import Hashable, Iterable
+from typing import Final
+
+from kpl_core.errors import BufferFull
+from kpl_core.fairness import FairQueue
+from kpl_core.options.policy import FairnessPolicy
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.records.kinesis_record import MovingUserRecord
+from kpl_core.records.user_record import Tier
+
+__all__ = ["FairShards"]
+
+# Who expires at one instant may be all there is, and a loop that serves others must not stop for it.
+EXPIRED_AT_ONCE: Final = 500
+
+Flow = Hashable
+
+
+class FairShards:
+    """User records that wait for their shard, by flow. `None` is the shard of those without a prediction."""
+
+    def __init__(self, policy: FairnessPolicy, buffer_limit: BufferLimit, *, ttl_seconds: float) -> None:
+        self._policy = policy
+        self._buffer_limit = buffer_limit
+        self._ttl_seconds = ttl_seconds
+        self._queues: dict[str | None, FairQueue[MovingUserRecord]] = {}
+        # By flow: user records and bytes that wait, in front of whatever shard.
+        self._held: dict[Flow, list[int]] = {}
+        # Never later than the earliest expiration in here.
+        self._earliest_expiration = math.inf
+
+    def __bool__(self) -> bool:
+        """Say whether anything waits, for whatever shard."""
+        return bool(self._queues)
+
+    def is_waiting(self, shard_id: str | None) -> bool:
+        """Say whether anything waits for this shard."""
+        return shard_id in self._queues
+
+    @property
+    def waiting_shards(self) -> list[str | None]:
+        """Return the shards that something waits for."""
+        return list(self._queues)
+
+    def require_share(self, flow: Flow, size_bytes: int, *, records: int = 1, tier: Tier = "normal") -> None:
+        """Check that the flow may hold `records` more user records, of `size_bytes` together.
+
+        A flow that holds nothing may bring whatever there is room for.
+
+        Raises:
+            BufferFull: it holds its share of the room; the others still have theirs.
+        """
+        held = self._held.get(flow)
+        if held is None:
+            return
+        held_records, held_bytes = held
+        factor = self._policy.weight_of(flow) / self._policy.default_weight
+        limit = self._buffer_limit
+        free_records, free_bytes = limit.free_for(tier)
+        if held_records + records <= factor * free_records + 1 and held_bytes + size_bytes <= factor * free_bytes:
+            return
+        message = (
+            f"flow {flow!r} has {held_records:,} user records of {held_bytes:,} bytes waiting, its share of the room "
+            f"({free_records:,} records and {free_bytes:,} bytes are free); slow it down, or raise "
+            f"max_outstanding_records / max_outstanding_bytes"
+        )
+        raise BufferFull(
+            message, outstanding_records=limit.outstanding_records, outstanding_bytes=limit.outstanding_bytes
+        )
+
+    def put(self, shard_id: str | None, waiting: MovingUserRecord, size_bytes: int) -> None:
+        """Let a user record wait behind the others of its flow."""
+        queue = self._queues.get(shard_id)
+        if queue is None:
+            queue = self._queues[shard_id] = FairQueue(weight_of=self._policy.weight_of)
+        flow = waiting.user_record.flow
+        queue.push(waiting, flow, size_bytes, waiting.tier)
+        held = self._held.setdefault(flow, [0, 0])
+        held[0] += 1
+        held[1] += size_bytes
+        self._earliest_expiration = min(self._earliest_expiration, waiting.arrived_at + self._ttl_seconds)
+
+    def take(self, shard_id: str | None) -> MovingUserRecord:
+        """Remove and return the user record whose turn it is; something is waiting for the shard."""
+        queue = self._queues[shard_id]
+        waiting = queue.pop()
+        if not queue:
+            del self._queues[shard_id]
+        self._left(waiting)
+        return waiting
+
+    def _left(self, waiting: MovingUserRecord) -> None:
+        flow = waiting.user_record.flow
+        held = self._held[flow]
+        held[0] -= 1
+        held[1] -= waiting.size_bytes
+        if not held[0]:
+            del self._held[flow]
+
+    def take_expired(self, now: float) -> list[MovingUserRecord]:
+        """Remove and return user records whose time to live is over; if there are more, `next_wakeup` says at once."""
+        if self._earliest_expiration > now:
+            return []
+        expired: list[MovingUserRecord] = []
+
+        def expires(waiting: MovingUserRecord) -> bool:
+            if waiting.arrived_at + self._ttl_seconds > now or len(expired) >= EXPIRED_AT_ONCE:
+                return False
+            expired.append(waiting)
+            return True
+
+        for shard_id, queue in list(self._queues.items()):
+            for flow in list(queue.flows()):
+                # The oldest of a flow expire first, so the rest of it needs no look.
+                queue.remove(flow, expires, heads_only=True)
+                if len(expired) >= EXPIRED_AT_ONCE:
+                    break
+            if not queue:
+                del self._queues[shard_id]
+        for waiting in expired:
+            self._left(waiting)
+        if len(expired) >= EXPIRED_AT_ONCE:
+            return expired
+        self._earliest_expiration = self._ttl_seconds + min(
+            (next(queue.items(flow)).arrived_at for queue in self._queues.values() for flow in queue.flows()),
+            default=math.inf,
+        )
+        return expired
+
+    def drain(self, shard_ids: Iterable[str | None]) -> list[MovingUserRecord]:
+        """Remove and return what waits for these shards, in the order in which it would have been served."""
+        drained = []
+        for shard_id in shard_ids:
+            queue = self._queues.pop(shard_id, None)
+            if queue is not None:
+                drained += queue.drain()
+        for waiting in drained:
+            self._left(waiting)
+        return drained
+
+    def next_wakeup(self) -> float:
+        """Return when the first user record may expire, `math.inf` if nothing waits."""
+        return self._earliest_expiration if self._queues else math.inf
+
+    def oldest_by_flow(self) -> dict[Flow, float]:
+        """Return when the oldest user record of each flow arrived that waits here, in front of whatever shard."""
+        oldest: dict[Flow, float] = {}
+        for queue in self._queues.values():
+            for flow in queue.flows():
+                arrived_at = next(queue.items(flow)).arrived_at
+                oldest[flow] = min(arrived_at, oldest.get(flow, arrived_at))
+        return oldest
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records wait."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def held_by_flow(self) -> dict[Flow, tuple[int, int]]:
+        """Return how many user records, of how many bytes, each flow has waiting; those with none are left out."""
+        return {flow: (records, size_bytes) for flow, (records, size_bytes) in self._held.items()}

@@ -1,0 +1,33 @@
+"""The same ideas for programs without a producer: rate limiters, an admission gate, rate-limited async iterators."""
+
+from kpl_core.limits.adaptive_refill import AdaptiveRefill
+from kpl_core.limits.admission_gate import AdmissionGate, Overflow, RefusedWork, Verdict, Work
+from kpl_core.limits.description import AnyStream, ScopedStream, Stream
+from kpl_core.limits.fair_merge import fair_merge
+from kpl_core.limits.metric_samples import METRIC_NAMES, MetricSample, metric_samples
+from kpl_core.limits.rate_limited import rate_limited
+from kpl_core.limits.rejection_monitor import RejectionMonitor
+from kpl_core.limits.sizing import HeadroomWarning, capacity_for, refill_for
+from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
+
+__all__ = [
+    "METRIC_NAMES",
+    "AdaptiveRefill",
+    "AdmissionGate",
+    "AnyStream",
+    "HeadroomWarning",
+    "MetricSample",
+    "Overflow",
+    "RefusedWork",
+    "RejectionMonitor",
+    "ScopedStream",
+    "Stream",
+    "TokenBucketLimiter",
+    "Verdict",
+    "Work",
+    "capacity_for",
+    "fair_merge",
+    "metric_samples",
+    "rate_limited",
+    "refill_for",
+]

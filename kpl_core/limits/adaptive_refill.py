@@ -1,0 +1,114 @@
+"""A refill rate that yields when what is behind it is under pressure, and only so far.
+
+Seed: "Setting up token bucket rate limiters", dynamic adjustment. Three signs of pressure, each
+smoothed (an exponential moving average, so that one slow answer changes little and a step is
+followed without swinging), each as a ratio that is 1 where things are as they should be:
+
+    pressure = max(latency / target, refused share / allowed share, dead letters / their capacity)
+    rate     = base * clamp(1 + 0.2 * (1 - pressure), 0.8, 1.2)
+
+Every sign moves on its own and the rate follows without memory, so a step of a sign gives a step
+of the rate, approached from one side: nothing can overshoot. (If one sign takes over from another
+at the same moment, pressure dips on the way, to half at the least.) Where we differ: an average
+stops at twice its reference, where the rate is at its lowest anyway; else one answer that took
+a minute would hold the rate down long after the next thousand were quick.
+"""
+
+import math
+from typing import Final
+
+from kpl_core.errors import ConfigError
+from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
+
+__all__ = ["AdaptiveRefill"]
+
+SMOOTHING: Final = 0.2
+BAND: Final = 0.2
+# Pressure beyond this changes nothing.
+MOST_PRESSURE: Final = 2.0
+
+
+class AdaptiveRefill:
+    """Scales a limiter's refill rate within 20 % of what it was when this was made.
+
+    Not thread-safe: one task or thread reports. The first report sets the averages.
+
+    Args:
+        limiter: whose rate is scaled.
+        target_latency_seconds: what an answer of the downstream should take.
+        allowed_refused_share: the share of requests it may refuse (HTTP 429), above 0.
+        dead_letter_capacity: the depth of the dead-letter queue that counts as full pressure.
+
+    Raises:
+        ValueError: one of the three is not finite and above 0.
+    """
+
+    __slots__ = ("_base", "_limiter", "_ratios", "_references", "_refused_share")
+
+    def __init__(
+        self,
+        limiter: TokenBucketLimiter,
+        *,
+        target_latency_seconds: float,
+        allowed_refused_share: float = 0.01,
+        dead_letter_capacity: float = 10_000,
+    ) -> None:
+        references = {
+            "target_latency_seconds": target_latency_seconds,
+            "allowed_refused_share": allowed_refused_share,
+            "dead_letter_capacity": dead_letter_capacity,
+        }
+        for name, value in references.items():
+            if not 0.0 < value < math.inf:
+                message = f"{name} is {value!r}; it must be a finite number above 0"
+                raise ConfigError(message)
+        self._limiter = limiter
+        self._base = limiter.refill_rate
+        self._references = tuple(references.values())
+        # The smoothed signs, each for its reference; none before the first report.
+        self._ratios: tuple[float, ...] = ()
+        self._refused_share: float | None = None
+
+    def update(self, latency_seconds: float, refused: float, dead_letter_depth: float) -> float:
+        """Report one answer, or the mean of some; return the refill rate that follows, already set.
+
+        Args:
+            latency_seconds: how long it took.
+            refused: whether it was refused, or the share of those that were, 0 to 1.
+            dead_letter_depth: how many dead letters there are now.
+
+        Raises:
+            ValueError: a report that is negative or not finite, or a share above 1; it changes nothing.
+        """
+        report = (latency_seconds, float(refused), dead_letter_depth)
+        if not all(0.0 <= value < math.inf for value in report) or refused > 1:
+            message = (
+                f"latency_seconds, refused and dead_letter_depth are {latency_seconds!r}, {refused!r} and "
+                f"{dead_letter_depth!r}; they must be finite, 0 or more, and refused at most 1"
+            )
+            raise ValueError(message)
+        ratios = tuple(value / reference for value, reference in zip(report, self._references, strict=True))
+        before = self._ratios or ratios
+        self._ratios = tuple(
+            min(_smoothed(average, ratio), MOST_PRESSURE) for average, ratio in zip(before, ratios, strict=True)
+        )
+        refused_before = report[1] if self._refused_share is None else self._refused_share
+        self._refused_share = _smoothed(refused_before, report[1])
+        scale = 1.0 + BAND * (1.0 - self.pressure)
+        rate = self._base * min(max(scale, 1.0 - BAND), 1.0 + BAND)
+        self._limiter.set_refill_rate(rate)
+        return rate
+
+    @property
+    def pressure(self) -> float:
+        """The largest of the three ratios, 0 to 2; 1 is as it should be, and what it is before the first report."""
+        return max(self._ratios, default=1.0)
+
+    @property
+    def refused_share(self) -> float:
+        """The smoothed share of refused requests, 0 to 1: the downstream's 429 rate."""
+        return 0.0 if self._refused_share is None else self._refused_share
+
+
+def _smoothed(average: float, value: float) -> float:
+    return average + SMOOTHING * (value - average)

@@ -1,0 +1,1 @@
+"""What can be set, checked once: configuration, policies, service limits."""

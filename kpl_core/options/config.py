@@ -1,0 +1,305 @@
+"""Every option of the producer, validated once.
+
+Names follow the KPL; times carry `_ms` where the KPL's do. The bounds stand in
+one table, and each error states the value, the bound and what to do about it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, Self, get_args, get_type_hints
+
+from kpl_core.errors import ConfigError
+from kpl_core.options.coordination_options import CoordinationOptions
+from kpl_core.options.endpoint_url import require_endpoint_url
+from kpl_core.options.frozen_mapping import FrozenMapping
+from kpl_core.options.kinesis_limits import (
+    BYTES_PER_SECOND_PER_SHARD,
+    DEFAULT_MAX_RECORD_BYTES,
+    MAX_RECORD_BYTES,
+    MIB,
+    RECORDS_PER_REQUEST,
+    RECORDS_PER_SECOND_PER_SHARD,
+    REQUEST_BYTES,
+)
+from kpl_core.options.policy import FairnessPolicy
+from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
+
+__all__ = ["NON_RETRYABLE_ERROR_CODES", "Config", "StreamConfig"]
+
+AggregatePartitionKey = Literal["a", "first"]
+Consumer = Literal["kcl", "per_user_record", "range_blind"]
+Ordering = Literal["none", "per_key"]
+WirePath = Literal["fast", "stock", "cbor"]
+
+# Codes that no retry can cure. A trailing * stands for any ending.
+NON_RETRYABLE_ERROR_CODES: Final = frozenset(
+    {
+        "AccessDenied*",
+        "ResourceNotFoundException",
+        "Validation*",
+        "InvalidArgumentException",
+        "UnrecognizedClientException",
+        "InvalidSignatureException",
+        "IncompleteSignature*",
+        "MissingAuthenticationToken*",
+        "KMSDisabledException",
+        "KMSAccessDeniedException",
+        "KMSNotFoundException",
+        # Ours: botocore's chain found none.
+        "NoCredentials",
+    }
+)
+
+# option: (smallest, largest, why). The largest time, 30 years, is there to catch a unit mistaken.
+_LONGEST_MS: Final = 1e12
+_BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = MappingProxyType(
+    {
+        "aggregation_max_count": (1, math.inf, "user records in one aggregated record"),
+        "aggregation_max_size": (64, MAX_RECORD_BYTES, "bytes of one aggregated record; a Kinesis record holds 10 MiB"),
+        "collection_max_count": (1, RECORDS_PER_REQUEST, "PutRecords takes 500 records"),
+        "collection_max_size": (52_224, REQUEST_BYTES, "bytes of one request; PutRecords takes 10 MiB"),
+        "record_max_buffered_time_ms": (0, _LONGEST_MS, "milliseconds a user record may wait for company"),
+        "record_ttl_ms": (100, _LONGEST_MS, "milliseconds from arrival to failure"),
+        "retry_deadline_ms": (0, _LONGEST_MS, "milliseconds"),
+        "rate_limit_records_per_sec_per_shard": (1e-3, 1e12, "Kinesis records a second; a shard takes 1,000"),
+        "rate_limit_bytes_per_sec_per_shard": (1.0, 1e15, "bytes a second; a shard takes 1 MiB"),
+        "burst_seconds": (1e-3, 3600, "seconds of the rate that a rested shard takes at once"),
+        "retry_backoff_base_ms": (1, _LONGEST_MS, "milliseconds"),
+        "retry_backoff_cap_ms": (1, _LONGEST_MS, "milliseconds"),
+        "max_outstanding_records": (1, math.inf, "user records between put and result"),
+        "max_outstanding_bytes": (1, math.inf, "bytes between put and result"),
+        "max_in_flight_requests": (1, 1_000, "PutRecords requests at a time"),
+        "max_connections": (1, 1_000, "connections to the endpoint"),
+        "request_timeout_ms": (1, 600_000, "milliseconds for one PutRecords request"),
+        "connect_timeout_ms": (1, 300_000, "milliseconds to connect"),
+        "max_record_size": (8_192, MAX_RECORD_BYTES, "bytes of key and data; the service takes 1 to 10 MiB"),
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """What one stream does differently; None means: as the producer does."""
+
+    aggregation_enabled: bool | None = None
+    aggregation_max_count: int | None = None
+    aggregation_max_size: int | None = None
+    aggregate_partition_key: AggregatePartitionKey | None = None
+    record_max_buffered_time_ms: float | None = None
+    record_ttl_ms: float | None = None
+    fail_if_throttled: bool | None = None
+    rate_limit_records_per_sec_per_shard: float | None = None
+    rate_limit_bytes_per_sec_per_shard: float | None = None
+    burst_seconds: float | None = None
+    adaptive_rate: bool | None = None
+    max_record_size: int | None = None
+    consumer: Consumer | None = None
+    ordering: Ordering | None = None
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the options that are set."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The producer's options. docs/configuration.md describes each at length.
+
+    Raises:
+        ConfigError: an option is of a wrong type or out of its bounds.
+    """
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    verify_ssl: bool | str = True
+    aws_access_key_id: str | None = dataclasses.field(default=None, repr=False)
+    aws_secret_access_key: str | None = dataclasses.field(default=None, repr=False)
+    aws_session_token: str | None = dataclasses.field(default=None, repr=False)
+    # Passed to botocore's own Config: proxies, client certificates, user agent. May hold secrets.
+    botocore: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    aggregation_enabled: bool = True
+    aggregation_max_count: int | None = None
+    aggregation_max_size: int = 51_200
+    aggregate_partition_key: AggregatePartitionKey = "a"
+    collection_max_count: int = RECORDS_PER_REQUEST
+    collection_max_size: int = MIB
+    record_max_buffered_time_ms: float = 100
+    record_ttl_ms: float = 30_000
+    retry_deadline_ms: float | None = None
+    fail_if_throttled: bool = False
+    rate_limit_records_per_sec_per_shard: float = RECORDS_PER_SECOND_PER_SHARD
+    rate_limit_bytes_per_sec_per_shard: float = BYTES_PER_SECOND_PER_SHARD
+    burst_seconds: float = 1.0
+    adaptive_rate: bool = True
+    retry_backoff_base_ms: float = 50
+    retry_backoff_cap_ms: float = 5_000
+    wire_path: WirePath = "fast"
+    streams: Mapping[str, StreamConfig] = dataclasses.field(default_factory=dict)
+    max_outstanding_records: int = 100_000
+    max_outstanding_bytes: int = 64 * MIB
+    max_in_flight_requests: int = 24
+    max_connections: int = 24
+    request_timeout_ms: float = 6_000
+    connect_timeout_ms: float = 6_000
+    max_record_size: int | None = None
+    non_retryable_error_codes: frozenset[str] = NON_RETRYABLE_ERROR_CODES
+    consumer: Consumer = "kcl"
+    ordering: Ordering = "none"
+    fairness: FairnessPolicy | None = None
+    spool: SpoolOptions | None = None
+    dead_letters: DeadLetterOptions | None = None
+    breaker: BreakerPolicy | None = None
+    tiers: TierPolicy | None = None
+    coordination: CoordinationOptions | None = None
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        for name, (kinds, wanted) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                # Of what type it is, never what it is: it may be a secret.
+                message = f"{name} is of type {type(value).__name__}; it must be {wanted}"
+                raise ConfigError(message)
+        for name, allowed in _CHOICES.items():
+            _require_choice(name, getattr(self, name), allowed)
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                message = f"{name} is {getattr(self, name)!r}; it must be True or False"
+                raise ConfigError(message)
+        for name, (smallest, largest, why) in _BOUNDS.items():
+            _require_between(name, getattr(self, name), smallest, largest, why)
+        self._check_parts()
+        if self.retry_backoff_cap_ms < self.retry_backoff_base_ms:
+            message = (
+                f"retry_backoff_cap_ms is {self.retry_backoff_cap_ms:g}, below retry_backoff_base_ms, "
+                f"{self.retry_backoff_base_ms:g}; raise the one or lower the other"
+            )
+            raise ConfigError(message)
+        for stream, overrides in self.streams.items():
+            if not isinstance(overrides, StreamConfig):
+                message = f"streams[{stream!r}] is of type {type(overrides).__name__}; it must be a StreamConfig"
+                raise ConfigError(message)
+            self.for_stream(stream)
+        # What was checked stays as it was, whatever becomes of the caller's own.
+        object.__setattr__(self, "streams", FrozenMapping(self.streams))
+        object.__setattr__(self, "botocore", FrozenMapping(self.botocore))
+
+    def _check_parts(self) -> None:
+        if self.endpoint_url is not None:
+            require_endpoint_url("endpoint_url", self.endpoint_url)
+        for name, kind in _PARTS.items():
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, kind):
+                message = f"{name} is of type {type(part).__name__}; it must be a {kind.__name__}, or None for none"
+                raise ConfigError(message)
+        if self.spool is not None and self.dead_letters is not None and self.dead_letters.path is not None:
+            message = (
+                f"dead_letters.path is {str(self.dead_letters.path)!r} beside a spool; leave it out, "
+                f"dead letters stand in the spool's own file"
+            )
+            raise ConfigError(message)
+
+    def for_stream(self, stream: str) -> Self:
+        """Return the options that hold for `stream`, its overrides applied."""
+        overrides = self.streams.get(stream)
+        if overrides is None:
+            return self
+        try:
+            return dataclasses.replace(self, streams={}, **overrides.overrides())
+        except ConfigError as error:
+            message = f"streams[{stream!r}]: {error}"
+            raise ConfigError(message) from error
+
+    @classmethod
+    def kpl_compatible(cls, **options: Any) -> Self:  # noqa: ANN401 - any option, checked by the constructor
+        """Return the preset with the KPL's and seed 001's own decisions.
+
+        Every code is retried until the record's TTL, a wrong shard is decided for each user record,
+        no adaptive rate, 5 MiB requests. `options` are the constructor's.
+        """
+        preset: dict[str, Any] = {
+            "non_retryable_error_codes": frozenset(),
+            "consumer": "per_user_record",
+            "adaptive_rate": False,
+            "collection_max_size": 5 * MIB,
+        }
+        return cls(**{**preset, **options})
+
+    @property
+    def known_max_record_size(self) -> int:
+        """Return the configured bound on key + data, the service's default where none is set."""
+        return DEFAULT_MAX_RECORD_BYTES if self.max_record_size is None else self.max_record_size
+
+    @property
+    def retry_delay_seconds(self) -> float:
+        """Return how long a retried user record may wait for company: half of retry_deadline_ms."""
+        buffered = self.record_max_buffered_time_ms if self.retry_deadline_ms is None else self.retry_deadline_ms
+        return buffered / 2 / 1000
+
+    def is_retryable(self, error_code: str) -> bool:
+        """Say whether another attempt can cure `error_code`."""
+        return not any(
+            error_code == code or (code.endswith("*") and error_code.startswith(code[:-1]))
+            for code in self.non_retryable_error_codes
+        )
+
+
+def _require_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        message = f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}"
+        raise ConfigError(message)
+
+
+def _require_between(name: str, value: object, smallest: float, largest: float, why: str) -> None:
+    if value is None and name in _MAY_BE_NONE:
+        return
+    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE_NUMBERS else int | float):
+        kind = "a whole number" if name in _WHOLE_NUMBERS else "a number"
+        message = f"{name} is {value!r}; it must be {kind} ({why})"
+        raise ConfigError(message)
+    if not smallest <= value <= largest:
+        above = largest == math.inf
+        bounds = f"at least {_plain(smallest)}" if above else f"between {_plain(smallest)} and {_plain(largest)}"
+        message = f"{name} is {value!r}; it must be {bounds} ({why})"
+        raise ConfigError(message)
+
+
+def _plain(bound: float) -> str:
+    return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
+
+
+_HINTS: Final = get_type_hints(Config)
+_CHOICES: Final = {
+    name: get_args(hint) for name, hint in _HINTS.items() if getattr(hint, "__origin__", None) is Literal
+}
+_FLAGS: Final = tuple(name for name, hint in _HINTS.items() if hint is bool)
+_MAY_BE_NONE: Final = frozenset(name for name in _BOUNDS if type(None) in get_args(_HINTS[name]))
+_WHOLE_NUMBERS: Final = frozenset(name for name in _BOUNDS if _HINTS[name] is int or int in get_args(_HINTS[name]))
+_PARTS: Final = MappingProxyType(
+    {
+        "spool": SpoolOptions,
+        "dead_letters": DeadLetterOptions,
+        "breaker": BreakerPolicy,
+        "tiers": TierPolicy,
+        "fairness": FairnessPolicy,
+        "coordination": CoordinationOptions,
+    }
+)
+_TEXT: Final = (str | None, "a str, or None to leave it to botocore")
+_KINDS: Final[Mapping[str, tuple[Any, str]]] = MappingProxyType(
+    {
+        "region": _TEXT,
+        "endpoint_url": _TEXT,
+        "aws_access_key_id": _TEXT,
+        "aws_secret_access_key": _TEXT,
+        "aws_session_token": _TEXT,
+        "verify_ssl": (bool | str, "True, False or the path of a CA bundle"),
+        "botocore": (Mapping, "a mapping of options of botocore's Config"),
+        "streams": (Mapping, "a mapping of stream names or ARNs to StreamConfig"),
+        # A str would be read letter by letter.
+        "non_retryable_error_codes": (frozenset, "a frozenset of error codes"),
+    }
+)

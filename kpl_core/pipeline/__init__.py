@@ -1,0 +1,1 @@
+"""The journey of a record through one stream, synchronous and without a clock."""

@@ -1,0 +1,399 @@
+"""A lane: where the user records of one predicted shard and tier become Kinesis records.
+
+Two kinds. In an `AggregatingLane` user records share an open aggregated record:
+a few parallel lists and running sizes. In a `SingleLane` each becomes a Kinesis
+record at once, because aggregation is off or the shard is unknown.
+"""
+
+import math
+from typing import Final
+
+from kpl_core.pipeline.lane_output import LaneOutput, Placed
+from kpl_core.records.aggregated_record import (
+    ENVELOPE_BYTES,
+    HEADS,
+    HEADS_LONG,
+    KEY_INDEX,
+    PARTITION_KEY_HEAD,
+    SHORT_KEY_INDICES,
+    explicit_hash_key_entry,
+    record_head,
+    seal,
+)
+from kpl_core.records.hash_key import md5
+from kpl_core.records.kinesis_record import KinesisRecord, MovingUserRecord
+from kpl_core.records.outcome import Delivery, Outcome
+from kpl_core.records.user_record import Tier
+
+__all__ = ["AggregatingLane", "Lane", "SingleLane"]
+
+# The size limit of a lane whose next user record needs `add_any`: nothing is below it.
+_SHUT: Final = -1
+# More than any size limit.
+_BEYOND: Final = 1 << 62
+
+
+class AggregatingLane:
+    """The open aggregated record of one predicted shard and tier."""
+
+    def __init__(self, output: LaneOutput, shard_id: str, tier: Tier) -> None:
+        self.shard_id = shard_id
+        self.tier = tier
+        self._output = output
+        self._delivery = output.delivery
+        self._rules = output.rules
+        self._start()
+
+    def _start(self) -> None:
+        self._key_indices: dict[str, int] = {}
+        self._key_entries: list[bytes] = []
+        self._explicit_indices: dict[str, int] = {}
+        self._pieces: list[bytes] = []
+        self._size = ENVELOPE_BYTES
+        # What `add` may fill; opening and closing are `add_any`'s.
+        self._quick_limit = _SHUT
+        self._arrivals: list[float] = []
+        self._user_bytes = 0
+        self._moved_in = 0
+        self._first_explicit_hash_key: str | None = None
+        self._oldest_arrival = math.inf
+        self._outcome = Outcome()
+        self.generation = 0
+        self.deadline = math.inf
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records the open aggregated record holds."""
+        return len(self._arrivals)
+
+    @property
+    def fresh_count(self) -> int:
+        """Return how many of them came from a put and not from a retry."""
+        return len(self._arrivals) - self._moved_in
+
+    def entry(self, key: bytes, digest: bytes | None) -> bytes:  # noqa: ARG002 - the other kind of lane needs the digest
+        """Return a partition key's entry in the key table."""
+        return PARTITION_KEY_HEAD[len(key)] + key
+
+    def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> Delivery:
+        """Append a user record to the open aggregated record; return its delivery.
+
+        `key_entry` is what `entry` gave, `user_bytes` counts key and data. This is the hot path:
+        what happens once per aggregated record, or to few user records, is `add_any`'s.
+        """
+        indices, entries = self._key_indices, self._key_entries
+        known = len(entries)
+        index = indices.setdefault(partition_key, known)
+        try:
+            record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
+            index_field = KEY_INDEX[index]
+        except IndexError:
+            # No table is prepared for it, so it is `add_any`'s too.
+            record_bytes, head, index_field, length = _BEYOND, b"", b"", b""
+        size = self._size + record_bytes
+        if index == known:
+            size += len(key_entry)
+        if size >= self._quick_limit:
+            if index == known:
+                del indices[partition_key]
+            return self.add_any(partition_key, key_entry, data, user_bytes, now)
+        if index == known:
+            entries.append(key_entry)
+        self._pieces += (head, index_field, length, data)
+        self._size = size
+        self._user_bytes += user_bytes
+        arrivals = self._arrivals
+        arrivals.append(now)
+        return self._delivery(self._outcome, len(arrivals) - 1)
+
+    def add_run(self, run: list[Placed], start: int, now: float) -> int:
+        """Append user records of a run from `start` on, until one needed `add_any`; return where the next would be."""
+        indices, entries, pieces = self._key_indices, self._key_entries, self._pieces
+        known, size, limit, user_bytes = len(entries), self._size, self._quick_limit, self._user_bytes
+        position, end = start, len(run)
+        while position < end:
+            partition_key, key_entry, data, record_user_bytes = run[position]
+            index = indices.setdefault(partition_key, known)
+            try:
+                record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
+                index_field = KEY_INDEX[index]
+            except IndexError:
+                record_bytes, head, index_field, length = _BEYOND, b"", b"", b""
+            grown = size + record_bytes
+            if index == known:
+                grown += len(key_entry)
+            if grown >= limit:
+                if index == known:
+                    del indices[partition_key]
+                break
+            if index == known:
+                entries.append(key_entry)
+                known += 1
+            pieces += (head, index_field, length, data)
+            size = grown
+            user_bytes += record_user_bytes
+            position += 1
+        self._size, self._user_bytes = size, user_bytes
+        self._arrivals += [now] * (position - start)
+        if position < end:
+            self.add_any(*run[position], now)
+        return position + 1
+
+    def add_any(
+        self,
+        partition_key: str,
+        key_entry: bytes,
+        data: bytes,
+        user_bytes: int,
+        arrived_at: float,
+        *,
+        explicit_hash_key: str | None = None,
+        moving: MovingUserRecord | None = None,
+        deadline: float = math.inf,
+    ) -> Delivery:
+        """Append any user record: the first of a record, the last, large ones, explicit hash keys, movers.
+
+        Closes what is open if it would not fit. A `moving` user record brings its past and its own
+        `deadline`, and what it joins hurries up for it.
+        """
+        limit = self._rules.size_limit
+        size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+        if self._arrivals and size > limit:
+            self.close()
+            size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+        if not self._arrivals:
+            self._open(arrived_at, explicit_hash_key)
+        if moving is not None:
+            self._hurry(moving, deadline)
+        self._size = size
+        index = self._key_indices.setdefault(partition_key, len(self._key_indices))
+        if index == len(self._key_entries):
+            self._key_entries.append(key_entry)
+        explicit_index = None
+        if explicit_hash_key is not None:
+            explicit_index = self._explicit_indices.setdefault(explicit_hash_key, len(self._explicit_indices))
+        self._pieces += (record_head(index, explicit_index, len(data)), data)
+        self._user_bytes += user_bytes
+        delivery = self._delivery(self._outcome, len(self._arrivals))
+        self._arrivals.append(arrived_at)
+        left = math.inf if self._rules.count_limit is None else self._rules.count_limit - len(self._arrivals)
+        if self._size >= limit or left <= 0:
+            self.close()
+        else:
+            # With a count limit every user record might be the last, so each comes here.
+            self._quick_limit = limit if left == math.inf else _SHUT
+        return delivery
+
+    def arrival_beside(
+        self, earlier: Delivery, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
+    ) -> float | None:
+        """Return when `earlier` arrived, if a user record added now would share an aggregated record with it."""
+        if earlier.follow() is not self._outcome:
+            return None
+        if self._size_with(partition_key, key_entry, data, explicit_hash_key) > self._rules.size_limit:
+            return None
+        return self._arrivals[earlier.index]
+
+    def hurry(self, now: float) -> None:
+        """Let the open aggregated record wait for no more company."""
+        if self._arrivals and now < self.deadline:
+            self.deadline = now
+            self._output.deadlines.schedule(self, now)
+
+    def _size_with(self, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None) -> int:
+        """Return the exact size the open aggregated record would have with this user record in it."""
+        size = self._size
+        index = self._key_indices.get(partition_key)
+        if index is None:
+            index = len(self._key_indices)
+            size += len(key_entry)
+        explicit_index = None
+        if explicit_hash_key is not None:
+            explicit_index = self._explicit_indices.get(explicit_hash_key)
+            if explicit_index is None:
+                explicit_index = len(self._explicit_indices)
+                size += len(explicit_hash_key_entry(explicit_hash_key))
+        return size + len(record_head(index, explicit_index, len(data))) + len(data)
+
+    def _open(self, arrived_at: float, explicit_hash_key: str | None) -> None:
+        output = self._output
+        self._first_explicit_hash_key = explicit_hash_key
+        self._oldest_arrival = arrived_at
+        if output.opening_context is not None:
+            self._outcome.opened_in = output.opening_context()
+        self.generation = output.generations.current
+        output.generations.hold(self.generation)
+        self.deadline = arrived_at + self._rules.buffered_seconds
+        output.deadlines.schedule(self, self.deadline)
+        output.news = True
+
+    def _hurry(self, moving: MovingUserRecord, deadline: float) -> None:
+        output = self._output
+        self._moved_in += 1
+        self._oldest_arrival = min(self._oldest_arrival, moving.arrived_at)
+        if moving.generation < self.generation:
+            output.generations.hold(moving.generation)
+            output.generations.release(self.generation)
+            self.generation = moving.generation
+        if not self._arrivals or deadline < self.deadline:
+            self.deadline = deadline
+            output.deadlines.schedule(self, deadline)
+
+    def close(self) -> None:
+        """Close the open aggregated record, if it holds anything, and leave it with the output."""
+        arrivals = self._arrivals
+        if not arrivals:
+            return
+        first_key = next(iter(self._key_indices))
+        first_explicit = self._first_explicit_hash_key
+        aggregated = len(arrivals) > 1
+        if aggregated:
+            explicit_entries = [explicit_hash_key_entry(entry) for entry in self._explicit_indices]
+            data = seal(b"".join(self._key_entries), b"".join(explicit_entries), b"".join(self._pieces))
+        else:
+            data = self._pieces[-1]
+        partition_key = first_key if self._rules.first_partition_key or not aggregated else "a"
+        expires_at = self._oldest_arrival + self._rules.ttl_seconds
+        output = self._output
+        output.closed_count += 1
+        output.fresh_count += len(arrivals) - self._moved_in
+        output.closed.append(
+            # By position: with keywords it takes twice as long.
+            KinesisRecord(
+                data,
+                partition_key,
+                first_explicit or decimal_hash_key(first_key.encode()),
+                len(data) + len(partition_key.encode()),
+                aggregated,
+                arrivals,
+                self._user_bytes,
+                self._outcome,
+                self.shard_id,
+                None if aggregated else first_explicit,
+                self.tier,
+                min(self.deadline, expires_at),
+                expires_at,
+                self.generation,
+                output.closed_count,
+            )
+        )
+        output.take_at = -math.inf
+        output.news = True
+        self._start()
+
+    def __repr__(self) -> str:
+        return f"<AggregatingLane {self.shard_id} {self.tier}: {len(self._arrivals)} user records, {self._size} bytes>"
+
+
+class SingleLane:
+    """User records of one shard, or of an unknown one, each in a Kinesis record of its own.
+
+    They are taken in runs, because most of what comes next costs as much for a run as for one.
+    """
+
+    def __init__(self, output: LaneOutput, shard_id: str | None, tier: Tier) -> None:
+        self.shard_id = shard_id
+        self.tier = tier
+        self._output = output
+        self._delivery = output.delivery
+        self._patience_seconds = min(output.rules.buffered_seconds, output.rules.ttl_seconds)
+        self._ttl_seconds = output.rules.ttl_seconds
+        self._run_count = output.rules.run_count
+        self._run_seconds = output.rules.run_seconds
+
+    user_record_count: Final = 0
+    fresh_count: Final = 0
+
+    def entry(self, key: bytes, digest: bytes | None) -> bytes:
+        """Return a partition key's hash key in decimal."""
+        return decimal_hash_key(key, digest).encode()
+
+    def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> Delivery:
+        """Make a Kinesis record of a user record; `key_entry` is what `entry` gave."""
+        output = self._output
+        outcome = Outcome()
+        if output.opening_context is not None:
+            outcome.opened_in = output.opening_context()
+        sequence = output.closed_count = output.closed_count + 1
+        output.single_count += 1
+        closed = output.closed
+        closed.append(
+            # By position, as in `AggregatingLane.close`.
+            KinesisRecord(
+                data,
+                partition_key,
+                key_entry.decode(),
+                user_bytes,
+                False,  # noqa: FBT003 - not aggregated
+                (now,),
+                user_bytes,
+                outcome,
+                self.shard_id,
+                None,
+                self.tier,
+                now + self._patience_seconds,
+                now + self._ttl_seconds,
+                output.generations.current,
+                sequence,
+            )
+        )
+        if len(closed) >= self._run_count:
+            output.take_at = now
+            output.news = True
+        elif now + self._run_seconds < output.take_at:
+            output.take_at = now + self._run_seconds
+            output.news = True
+        return self._delivery(outcome, 0)
+
+    def add_run(self, run: list[Placed], start: int, now: float) -> int:
+        """Make a Kinesis record of the user record at `start` of a run; return where the next one is."""
+        self.add(*run[start], now)
+        return start + 1
+
+    def add_any(
+        self,
+        partition_key: str,
+        key_entry: bytes,
+        data: bytes,
+        user_bytes: int,
+        arrived_at: float,
+        *,
+        explicit_hash_key: str | None = None,
+        moving: MovingUserRecord | None = None,
+        deadline: float = math.inf,
+    ) -> Delivery:
+        """Make a Kinesis record of any user record, also of one with a past."""
+        delivery = self.add(partition_key, key_entry, data, user_bytes, arrived_at)
+        record = self._output.closed[-1]
+        if explicit_hash_key is not None:
+            record.explicit_hash_key = record.user_explicit_hash_key = explicit_hash_key
+        if moving is not None:
+            self._output.single_count -= 1
+            self._output.generations.hold(moving.generation)
+            record.generation = moving.generation
+            record.deadline = deadline
+            self._output.take_at = -math.inf
+        return delivery
+
+    def arrival_beside(
+        self, _earlier: Delivery, _partition_key: str, _key_entry: bytes, _data: bytes, _explicit_hash_key: str | None
+    ) -> float | None:
+        """Return None: nobody shares anything."""
+        return None
+
+    def hurry(self, now: float) -> None:
+        """Do nothing: nothing is ever open."""
+
+    def close(self) -> None:
+        """Close nothing: nothing is ever open."""
+
+    def __repr__(self) -> str:
+        return f"<SingleLane {self.shard_id} {self.tier}>"
+
+
+Lane = AggregatingLane | SingleLane
+
+
+def decimal_hash_key(key: bytes, digest: bytes | None = None) -> str:
+    """Return the hash key of a UTF-8 encoded partition key in decimal."""
+    return str(int.from_bytes(md5(key).digest() if digest is None else digest, "big"))

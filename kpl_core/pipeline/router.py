@@ -1,0 +1,109 @@
+"""From a partition key to where its user record is aggregated.
+
+Hashing and searching cost more than the rest of a put, so the answer is
+remembered per partition key, in two generations: when the young one is full it
+becomes the old one and the previous old one is dropped, so at most
+2 x `generation_keys` keys are held and a busy key survives. A stream of unique
+keys gains nothing from it and would pay for the upkeep: while most look-ups
+miss, nothing is remembered.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from kpl_core.pipeline.shard_map import ShardMap
+from kpl_core.records.hash_key import md5
+from kpl_core.records.user_record import encode_partition_key
+
+__all__ = ["Route", "Router"]
+
+
+class Destination(Protocol):
+    """What routes lead to."""
+
+    def entry(self, key: bytes, digest: bytes | None) -> bytes:
+        """Return what adding a user record with this key needs each time; the digest where one was made."""
+
+
+L = TypeVar("L", bound=Destination)
+
+GENERATION_KEYS: Final = 16_384
+# For how many generations of misses nothing is remembered after one in which most look-ups missed.
+PAUSE_GENERATIONS: Final = 8
+WORTHWHILE_HIT_SHARE: Final = 0.3
+
+# Where the user record goes, what that place needs of its key, and the key's bytes.
+Route = tuple[L, bytes, int]
+
+
+class Router(Generic[L]):
+    """Routes of one stream. `lane_of` gives the lane of a predicted shard (None: unpredicted)."""
+
+    def __init__(
+        self,
+        shard_map: ShardMap,
+        lane_of: Callable[[str | None], L],
+        lookups: Callable[[], int],
+        *,
+        generation_keys: int = GENERATION_KEYS,
+    ) -> None:
+        self._generation_keys = generation_keys
+        self._shard_map = shard_map
+        self._lane_of = lane_of
+        # How many user records were routed so far; read once a generation, to know the share of hits.
+        self._lookups = lookups
+        # Read by the pipeline directly, one dict look-up per user record. Never replaced.
+        self.routes: dict[str, Route[L]] = {}
+        self._old: dict[str, Route[L]] = {}
+        # By position among the shards, where they leave no gap.
+        self._lanes: dict[int, L] = {}
+        self._lookups_at_start = 0
+        self._pause = 0
+
+    def find(self, partition_key: Any) -> Route[L]:  # noqa: ANN401 - checked here, compiled or not
+        """Return the route of a partition key that `routes` does not hold, and remember it.
+
+        Raises:
+            TypeError, InvalidUserRecord: the partition key is not valid.
+        """
+        route = self._old.get(partition_key)
+        if route is None:
+            key = encode_partition_key(partition_key)
+            ends = self._shard_map.gapless_ends
+            # One open shard takes every hash key, so none needs hashing.
+            digest = None if len(ends) == 1 else md5(key).digest()
+            position = 0 if digest is None else bisect_left(ends, digest)
+            lane = self._lanes.get(position) if ends else None
+            if lane is None:
+                lane = self._lane_of(self._shard_map.predict(md5(key).digest()))
+                if ends:
+                    self._lanes[position] = lane
+            route = (lane, lane.entry(key, digest), len(key))
+        if self._pause:
+            self._pause -= 1
+            if not self._pause:
+                self._lookups_at_start = self._lookups()
+            return route
+        self.routes[partition_key] = route
+        if len(self.routes) >= self._generation_keys:
+            self._turn_generation()
+        return route
+
+    def _turn_generation(self) -> None:
+        lookups = self._lookups()
+        seen = lookups - self._lookups_at_start
+        self._lookups_at_start = lookups
+        if seen - self._generation_keys < WORTHWHILE_HIT_SHARE * seen:
+            self._pause = PAUSE_GENERATIONS * self._generation_keys
+            self._old = {}
+        else:
+            self._old = self.routes.copy()
+        self.routes.clear()
+
+    def forget(self) -> None:
+        """Forget all routes, because the shard map changed."""
+        self.routes.clear()
+        self._lanes.clear()
+        self._old = {}
+        self._lookups_at_start = self._lookups()

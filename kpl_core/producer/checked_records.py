@@ -1,0 +1,63 @@
+"""What `put_many` takes, checked whole before any of it is put."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from kpl_core.errors import InvalidUserRecord
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.records.user_record import (
+    BytesLike,
+    UserRecord,
+    as_bytes,
+    check_user_record,
+    encode_partition_key,
+    require_size,
+    with_bytes,
+)
+
+__all__ = ["checked_records"]
+
+Puttable = tuple[str, bytes] | UserRecord
+
+
+def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, max_record_bytes: int) -> list[Puttable]:
+    """Return the records as a list, all of which a put would accept, with bytes of their own as data.
+
+    Some wait for room; whoever filled a bytearray may fill it anew before they are taken.
+
+    Raises:
+        TypeError, InvalidUserRecord: one would not; the message begins with its index.
+    """
+    # Compiled code checks what is annotated, in its own words; these are to be ours.
+    checked: list[Any] = list(records)
+    for index, record in enumerate(checked):
+        # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
+        if type(record) is tuple and len(record) == 2:  # noqa: PLR2004 - a pair
+            key, data = record
+            if (
+                type(key) is str
+                and type(data) is bytes
+                and key.isascii()
+                and 0 < len(key) <= PARTITION_KEY_CHARACTERS
+                and len(key) + len(data) <= max_record_bytes
+            ):
+                continue
+        try:
+            checked[index] = _checked(record, max_record_bytes)
+        except (TypeError, InvalidUserRecord) as error:
+            message = f"records[{index}]: {error}"
+            raise type(error)(message) from error
+    return checked
+
+
+def _checked(record: object, max_record_bytes: int) -> Puttable:
+    if isinstance(record, UserRecord):
+        check_user_record(record, max_record_bytes=max_record_bytes)
+        return with_bytes(record)
+    if isinstance(record, tuple) and len(record) == 2:  # noqa: PLR2004 - a pair
+        key, data = record
+        as_they_are = as_bytes(data)
+        require_size(len(encode_partition_key(key)), len(as_they_are), max_record_bytes=max_record_bytes)
+        return key, as_they_are
+    message = f"it must be a (partition_key, data) pair or a UserRecord, not {type(record).__name__}"
+    raise TypeError(message)

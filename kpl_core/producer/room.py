@@ -1,0 +1,116 @@
+"""The line in front of a full buffer.
+
+The promise: who waits longest is served first, whatever its size; only the
+first in the line tries, and whoever leaves it, served, refused or cancelled,
+lets the next one try. As many as may find room are called at once, and run in
+their order, so that a long line does not move by one put for each turn of the loop.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import anyio
+
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.records.user_record import Tier
+
+__all__ = ["RoomLines", "RoomQueue"]
+
+
+class _Place:
+    """One put's place in the line."""
+
+    __slots__ = ("_called", "_line")
+
+    def __init__(self, line: "deque[_Place]") -> None:
+        self._line = line
+        self._called = anyio.Event()
+
+    def call(self) -> None:
+        self._called.set()
+
+    async def wait(self) -> None:
+        """Wait until it is worth a try; again if the try found too little room."""
+        while True:
+            await self._called.wait()
+            self._called = anyio.Event()
+            if self._line[0] is self:
+                return
+
+
+class RoomQueue:
+    """Puts that wait for room, in the order they came."""
+
+    def __init__(self) -> None:
+        self._line: deque[_Place] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._line)
+
+    @contextmanager
+    def stand(self) -> Iterator[_Place]:
+        """Stand in the line for the length of a `with` block."""
+        place = _Place(self._line)
+        self._line.append(place)
+        try:
+            yield place
+        finally:
+            self._line.remove(place)
+            self.wake_first()
+
+    def wake_first(self, count: int = 1) -> None:
+        """Let the longest waiting try; each of the first `count`, when it is its turn."""
+        for place in islice(self._line, count):
+            place.call()
+
+    def wake_all(self) -> None:
+        """Let everybody try, because the producer closes and none will find room."""
+        for place in self._line:
+            place.call()
+
+
+class RoomLines:
+    """All lines: one for everybody, or one for each who may use room that others may not.
+
+    With tiers of their own, critical puts must not stand behind bulk; with flows, a quiet one must
+    not stand behind a flood that has used up its share.
+    """
+
+    def __init__(self, buffer_limit: BufferLimit, *, by_tier: bool, by_flow: bool) -> None:
+        self._buffer_limit = buffer_limit
+        self._by_tier = by_tier
+        self._by_flow = by_flow
+        # Empty unless somebody waits: what a put looks at first.
+        self.lines: dict[tuple[Tier, str | None], RoomQueue] = {}
+
+    def _key(self, tier: Tier, flow: str | None) -> tuple[Tier, str | None]:
+        return (tier if self._by_tier else "normal", flow if self._by_flow else None)
+
+    def has_line(self, tier: Tier, flow: str | None) -> bool:
+        """Say whether a put of this tier and flow has to stand behind others."""
+        return bool(self.lines) and bool(self.lines.get(self._key(tier, flow)))
+
+    @contextmanager
+    def stand(self, tier: Tier, flow: str | None) -> Iterator[_Place]:
+        """Stand in the line of a tier and flow for the length of a `with` block."""
+        key = self._key(tier, flow)
+        line = self.lines.setdefault(key, RoomQueue())
+        try:
+            with line.stand() as place:
+                yield place
+        finally:
+            if not line and self.lines.get(key) is line:
+                del self.lines[key]
+
+    def wake_first(self) -> None:
+        """Let the longest waiting of each line try, where there is room for their tier."""
+        for (tier, _), line in self.lines.items():
+            if self._buffer_limit.has_room(size_bytes=1, tier=tier):
+                line.wake_first(max(1, self._buffer_limit.free_records))
+
+    def wake_all(self) -> None:
+        """Let everybody try, because the producer closes and none will find room."""
+        for line in self.lines.values():
+            line.wake_all()

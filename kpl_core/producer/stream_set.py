@@ -1,0 +1,267 @@
+"""All streams of a producer: their pipelines, and the tasks that drive them."""
+
+import logging
+from asyncio import CancelledError
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
+from kpl_core.fairness.fair_pipeline import FairStreamPipeline
+from kpl_core.hooks import Fact, Hook, OpeningHook
+from kpl_core.options.config import Config
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.producer.delivery import Delivery
+from kpl_core.producer.in_flight import InFlightRequests
+from kpl_core.producer.record_limit import RecordLimit
+from kpl_core.producer.report import ProducerReport
+from kpl_core.producer.shard_map_refresher import ShardMapRefresher
+from kpl_core.producer.stream_runner import StreamRunner
+from kpl_core.transport.transport import KinesisTransport
+
+__all__ = ["StreamSet"]
+
+_logger = logging.getLogger("kpl_core")
+
+# Set in the tasks of all producers. They have the context in which theirs was entered, and nothing put there is meant.
+_in_own_task: Final[ContextVar[bool]] = ContextVar("kpl_core_in_own_task", default=False)
+
+
+class StreamSet:
+    """The streams put to so far; each is made when first needed and lives as long as the producer."""
+
+    def __init__(
+        self,
+        config: Config,
+        transport: KinesisTransport,
+        buffer_limit: BufferLimit,
+        *,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+        hooks: Sequence[Hook],
+        progress: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._buffer_limit = buffer_limit
+        self._clock = clock
+        self._chance = chance
+        self._hooks = tuple(hooks)
+        self._progress = progress
+        self._in_flight = InFlightRequests(config.max_in_flight_requests)
+        self._runners: dict[str, StreamRunner] = {}
+        # Streams in which something happened since the hooks were told, and since the disk was.
+        self._with_facts: set[str] = set()
+        self._with_work: set[str] = set()
+        self._starting: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._added = anyio.Event()
+        self._tasks: TaskGroup
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Start the tasks of streams as they come; the one task that lives as long as the producer.
+
+        Its group is not the block's, whose host is the caller's task: to stop must cancel ours only.
+        """
+        _ = _in_own_task.set(True)
+        async with anyio.create_task_group() as self._tasks:
+            task_status.started()
+            while True:
+                await self._added.wait()
+                self._added = anyio.Event()
+                starting, self._starting = self._starting, []
+                for run in starting:
+                    self._tasks.start_soon(run)
+
+    def start(self, stream: str) -> StreamPipeline:
+        """Make the pipeline of a new stream, and the tasks that drive it."""
+        config = self._config.for_stream(stream)
+        pipeline = _pipeline_class(config)(
+            stream,
+            config,
+            self._buffer_limit,
+            now=self._clock(),
+            chance=self._chance,
+            delivery=Delivery,
+            listening=bool(self._hooks),
+        )
+        pipeline.on_opening(self._opening_context())
+        refresher = ShardMapRefresher(
+            pipeline,
+            self._transport,
+            clock=self._clock,
+            chance=self._chance,
+        )
+        runner = StreamRunner(
+            pipeline,
+            self._transport,
+            self._in_flight,
+            refresher,
+            clock=self._clock,
+            tasks=self._tasks,
+            progress=partial(self._progressed, stream),
+        )
+        self._runners[stream] = runner
+        # A put may come from a plain callback of the loop, where no task can be started.
+        self._starting += (runner.run, lambda: refresher.run(runner.wake))
+        if config.max_record_size is None:
+            self._starting.append(RecordLimit(pipeline, self._transport, chance=self._chance).run)
+        self._added.set()
+        return pipeline
+
+    def spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task that lives as long as the streams."""
+        self._starting.append(run)
+        self._added.set()
+
+    def pipelines(self) -> dict[str, StreamPipeline]:
+        """Return each stream's pipeline."""
+        return {stream: runner.pipeline for stream, runner in self._runners.items()}
+
+    def reliable_pipelines(self) -> list[ReliableStreamPipeline]:
+        """Return the pipelines that keep what they cannot deliver, or have breakers."""
+        pipelines = (runner.pipeline for runner in self._runners.values())
+        return [pipeline for pipeline in pipelines if isinstance(pipeline, ReliableStreamPipeline)]
+
+    def take_progressed(self) -> list[ReliableStreamPipeline]:
+        """Return those in which something happened since the last time: of a thousand streams, few are looked at."""
+        streams, self._with_work = self._with_work, set()
+        pipelines = (self._runners[stream].pipeline for stream in streams)
+        return [pipeline for pipeline in pipelines if isinstance(pipeline, ReliableStreamPipeline)]
+
+    def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
+        """Return the user records and bytes that each flow has waiting, in front of whatever stream."""
+        total: dict[str | None, tuple[int, int]] = {}
+        for runner in self._runners.values():
+            if isinstance(runner.pipeline, FairStreamPipeline):
+                for flow, (records, size_bytes) in runner.pipeline.waiting_by_flow.items():
+                    before = total.get(flow, (0, 0))
+                    total[flow] = (before[0] + records, before[1] + size_bytes)
+        return total
+
+    def waits_by_flow(self) -> dict[str | None, float]:
+        """Return for how many seconds the oldest user record of each flow has waited, in front of whatever stream."""
+        now = self._clock()
+        longest: dict[str | None, float] = {}
+        for runner in self._runners.values():
+            if isinstance(runner.pipeline, FairStreamPipeline):
+                for flow, arrived_at in runner.pipeline.oldest_by_flow().items():
+                    longest[flow] = max(now - arrived_at, longest.get(flow, 0.0))
+        return longest
+
+    def wake(self, stream: str) -> None:
+        """Let a stream's sleeper look at its pipeline now."""
+        self._runners[stream].wake()
+
+    def flush(self, now: float) -> Callable[[], bool]:
+        """Close everything open; return what says whether all that was put before is final."""
+        generations = [(runner.pipeline, runner.pipeline.flush(now)) for runner in self._runners.values()]
+        for runner in self._runners.values():
+            runner.wake()
+        return lambda: all(pipeline.is_flushed(generation) for pipeline, generation in generations)
+
+    def drain_force(self, now: float) -> None:
+        """Let everything leave that is not expired, tokens or not."""
+        for runner in self._runners.values():
+            runner.pipeline.drain_force(now)
+            runner.wake()
+
+    def abandon(self, now: float) -> None:
+        """Give every user record that is left its result, or let it leave for where it is kept."""
+        self._with_facts.update(self._runners)
+        self._with_work.update(self._runners)
+        for runner in self._runners.values():
+            # What it gives up itself, the producer tells.
+            runner.trouble.tell_losses(runner.pipeline.failed)
+            runner.pipeline.abandon(now)
+
+    def stop(self) -> None:
+        """Stop all tasks."""
+        self._tasks.cancel_scope.cancel()
+
+    def _progressed(self, stream: str) -> None:
+        if self._hooks:
+            self._with_facts.add(stream)
+        self._with_work.add(stream)
+        self._progress()
+
+    def tell_hooks(self) -> None:
+        """Tell the hooks the facts since the last time, of the streams that may have some."""
+        # Swapped: a hook may put to a stream that is new.
+        streams, self._with_facts = self._with_facts, set()
+        for stream in streams:
+            for fact in self._runners[stream].pipeline.take_facts():
+                for hook in self._hooks:
+                    self._tell(hook, fact)
+
+    def tell(self, fact: Fact) -> None:
+        """Tell the hooks a fact that is no stream's own."""
+        for hook in self._hooks:
+            self._tell(hook, fact)
+
+    # Somebody else's metrics must not cost anybody's records. A hook that fails is told once in the log, and never
+    # called again. What is no task of ours cannot be cancelled: a future that was has told the hook.
+
+    def _tell(self, hook: Hook, fact: Fact) -> None:
+        try:
+            hook(fact)
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
+            self._dismiss(hook, error)
+
+    def _opening_context(self) -> Callable[[], object] | None:
+        """Return what asks the hook that wants to know where Kinesis records come from, None if there is none."""
+        hook = next((each for each in self._hooks if isinstance(each, OpeningHook)), None)
+        if hook is None:
+            return None
+
+        def opening_context() -> object:
+            try:
+                return None if _in_own_task.get() else hook.opening_context()
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
+                self._dismiss(hook, error)
+                return None
+
+        return opening_context
+
+    def _dismiss(self, hook: Hook, error: BaseException) -> None:
+        self._hooks = tuple(other for other in self._hooks if other is not hook)
+        for runner in self._runners.values():
+            runner.pipeline.on_opening(self._opening_context())
+        _logger.error("hook %r failed and is told no more facts", hook, exc_info=error)
+
+    def statistics(self) -> dict[str, PipelineStatistics]:
+        """Return each stream's counts."""
+        return {stream: runner.pipeline.statistics() for stream, runner in self._runners.items()}
+
+    def report(self, *, complete: bool) -> ProducerReport:
+        """Say where every accepted user record is now."""
+        statistics = self.statistics().values()
+        failed: Counter[str] = Counter()
+        for each in statistics:
+            failed.update(each.failed)
+        buffered = sum(each.buffered for each in statistics)
+        return ProducerReport(
+            accepted=sum(each.accepted for each in statistics),
+            delivered=sum(each.delivered for each in statistics),
+            failed=failed,
+            spooled=sum(each.spooled - each.replayed for each in statistics),
+            dead_lettered=sum(each.dead_lettered - each.redriven for each in statistics),
+            buffered=buffered,
+            buffered_bytes=self._buffer_limit.outstanding_bytes,
+            complete=complete and buffered == 0,
+        )
+
+
+def _pipeline_class(config: Config) -> type[StreamPipeline]:
+    """Return the pipeline that has the stages this configuration needs, and no others."""
+    if config.fairness is not None:
+        return FairStreamPipeline
+    if config.spool is not None or config.dead_letters is not None or config.breaker is not None:
+        return ReliableStreamPipeline
+    return StreamPipeline

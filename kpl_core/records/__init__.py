@@ -1,0 +1,1 @@
+"""What is put, sent and answered: user record, Kinesis record, aggregated record, PutRecords request, result."""

@@ -1,0 +1,73 @@
+"""From a partition key to the 128-bit hash key that chooses the shard.
+
+Kinesis hashes the UTF-8 bytes of the partition key with MD5 and reads the
+digest as one big-endian integer; an explicit hash key replaces that integer.
+(AWS, "Kinesis Data Streams terminology"; KPL, `user_record.cc`.)
+
+Digests are kept as 16 bytes, because big-endian bytes sort like the integers
+and a digest needs no conversion to be compared.
+"""
+
+import re
+
+from kpl_core.errors import InvalidUserRecord
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY
+
+try:
+    # 139 ns instead of hashlib's 259 ns for a short key; private, so hashlib stands by.
+    from _md5 import md5
+except ImportError:  # pragma: no cover - an interpreter built without it
+    from functools import partial
+    from hashlib import md5 as hashlib_md5
+
+    md5 = partial(hashlib_md5, usedforsecurity=False)
+
+__all__ = [
+    "hash_key_digest",
+    "hash_key_of",
+    "hash_key_to_digest",
+    "md5",
+    "parse_explicit_hash_key",
+]
+
+# The service's own pattern: canonical decimal, no sign, no leading zero.
+_CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,38}")
+
+
+def hash_key_digest(partition_key: bytes) -> bytes:
+    """Return the MD5 digest (16 bytes) of a UTF-8 encoded partition key."""
+    return md5(partition_key).digest()
+
+
+def hash_key_of(partition_key: str) -> int:
+    """Return the hash key, 0 .. 2**128 - 1, that Kinesis computes for `partition_key`."""
+    return int.from_bytes(md5(partition_key.encode()).digest(), "big")
+
+
+def hash_key_to_digest(hash_key: int) -> bytes:
+    """Return `hash_key` as 16 big-endian bytes."""
+    return hash_key.to_bytes(16, "big")
+
+
+def parse_explicit_hash_key(explicit_hash_key: object) -> int:
+    """Return the integer of a canonical decimal explicit hash key.
+
+    Raises:
+        TypeError: it is no string.
+        InvalidUserRecord: it is not canonical decimal, or above 2**128 - 1. (The KPL
+            repairs "+5" and "007"; the service refuses them, and so do we.)
+    """
+    if not isinstance(explicit_hash_key, str):
+        message = f"explicit_hash_key must be a str of decimal digits or None, not {type(explicit_hash_key).__name__}"
+        raise TypeError(message)
+    if _CANONICAL_DECIMAL.fullmatch(explicit_hash_key) is None:
+        message = (
+            f"explicit_hash_key is {explicit_hash_key[:64]!r}; it must be a decimal integer without "
+            f"sign or leading zeros, 0 .. 2**128 - 1"
+        )
+        raise InvalidUserRecord(message)
+    hash_key = int(explicit_hash_key)
+    if hash_key > MAX_HASH_KEY:
+        message = f"explicit_hash_key is {explicit_hash_key}; the largest hash key is 2**128 - 1"
+        raise InvalidUserRecord(message)
+    return hash_key

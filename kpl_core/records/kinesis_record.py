@@ -1,0 +1,111 @@
+"""A Kinesis record: one entry of a PutRecords request, carrying one user record or many.
+
+Its encoded bytes are the only copy of the user records' content. The few that
+must be taken apart again (one of them expired, the shard map changed) are
+decoded from those bytes.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kpl_core.records.aggregated_record import decode
+from kpl_core.records.outcome import History, Outcome
+from kpl_core.records.record_result import Attempt
+from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
+
+__all__ = ["KinesisRecord", "MovingUserRecord"]
+
+
+class MovingUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A user record on its way from one Kinesis record to another. Nothing it refers to refers back."""
+
+    user_record: UserRecord
+    arrived_at: float
+    # Which flush waits for it, and the Kinesis record's fate it leaves behind.
+    generation: int
+    tier: Tier
+    outcome: Outcome
+    index: int
+    history: History | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of key and data, as they were reserved."""
+        return len(self.user_record.partition_key.encode()) + len(self.user_record.data)
+
+    def after(self, attempt: Attempt) -> "MovingUserRecord":
+        """Return it with one more attempt behind it."""
+        return msgspec.structs.replace(self, history=History(attempt, self.history))
+
+
+class KinesisRecord(msgspec.Struct, eq=False, gc=False):
+    """What the stages after aggregation hand on. Compared by identity.
+
+    Not tracked by the garbage collector: nothing it refers to refers back.
+    """
+
+    data: bytes
+    partition_key: str
+    # Decimal, always sent: an aggregated record's partition key says nothing about its shard.
+    explicit_hash_key: str
+    # Key and data, as the service counts them.
+    size_bytes: int
+    aggregated: bool
+    # When each user record was put.
+    arrivals: Sequence[float]
+    # Key and data of the user records as the caller counts them: what backpressure reserved.
+    user_bytes: int
+    outcome: Outcome
+    # None: the service routes it, because no shard map was known.
+    predicted_shard: str | None = None
+    # What the caller gave for a single user record; aggregated ones carry theirs inside.
+    user_explicit_hash_key: str | None = None
+    tier: Tier = "normal"
+    deadline: float = 0.0
+    expires_at: float = 0.0
+    # Which flush waits for it, and its place in the order of closing.
+    generation: int = 0
+    sequence: int = 0
+    # Consecutive failed attempts: the exponent of its backoff.
+    failures: int = 0
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records travel in it."""
+        return len(self.arrivals)
+
+    def user_records(self) -> Sequence[UserRecord]:
+        """Return the user records in it, decoded."""
+        decoded = decode(self.data) if self.aggregated else None
+        if decoded is not None:
+            return decoded
+        return (UserRecord(self.partition_key, self.data, self.user_explicit_hash_key),)
+
+    def digests(self) -> list[bytes]:
+        """Return the hash keys of its user records as 16-byte digests."""
+        return [user_record_digest(record.partition_key, record.explicit_hash_key) for record in self.user_records()]
+
+    def take_apart(self) -> list[MovingUserRecord]:
+        """Return all its user records, each with its past: call it once, then settle or move each of them, and `leave`.
+
+        None has gone before, so a second call would send those that moved on a second time.
+        """
+        outcome = self.outcome
+        return [
+            MovingUserRecord(
+                user_record=record,
+                arrived_at=self.arrivals[index],
+                generation=self.generation,
+                tier=self.tier,
+                outcome=outcome,
+                index=index,
+                history=outcome.history_of(index),
+            )
+            for index, record in enumerate(self.user_records())
+        ]
+
+    def __repr__(self) -> str:
+        kind = "aggregated" if self.aggregated else "single"
+        held = f"{len(self.arrivals)} user records, {self.size_bytes} bytes"
+        return f"<KinesisRecord {kind}, {held}, {self.predicted_shard}>"

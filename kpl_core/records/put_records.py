@@ -1,0 +1,86 @@
+"""The one call of the journey: a PutRecords request and what comes back for it."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from kpl_core.hooks import RequestCompleted
+from kpl_core.records.kinesis_record import KinesisRecord
+from kpl_core.records.record_result import RECORD_COUNT_MISMATCH
+
+__all__ = ["PutRecordsAnswer", "PutRecordsEntry", "PutRecordsRequest", "RequestFailure", "completed_fact"]
+
+
+class PutRecordsRequest:
+    """One PutRecords call to make: at most 500 Kinesis records of one stream."""
+
+    __slots__ = ("records", "size_bytes", "started_at", "stream")
+
+    def __init__(self, stream: str, records: list[KinesisRecord], *, started_at: float) -> None:
+        self.stream = stream
+        self.records = records
+        self.size_bytes = sum([record.size_bytes for record in records])
+        self.started_at = started_at
+
+    def __repr__(self) -> str:
+        return f"<PutRecordsRequest {self.stream!r}, {len(self.records)} records, {self.size_bytes} bytes>"
+
+
+class PutRecordsEntry(msgspec.Struct, frozen=True, rename="pascal", gc=False):
+    """What the service says of one Kinesis record: where it is, or why it is not.
+
+    A success has a sequence number and a falsy error code (some endpoints send `null`).
+    """
+
+    sequence_number: str | None = None
+    shard_id: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+class RequestFailure(msgspec.Struct, frozen=True):
+    """The request failed as a whole: the service's code, or one of ours, and its text."""
+
+    code: str
+    message: str
+
+
+# One entry for each record of the request, in its order, or the failure of them all.
+PutRecordsAnswer = Sequence[PutRecordsEntry] | RequestFailure
+
+
+def completed_fact(
+    request: PutRecordsRequest, answer: PutRecordsAnswer, *, throttled: Mapping[str | None, int], now: float
+) -> RequestCompleted:
+    """Return what hooks are told of an answered request; `throttled` counts Kinesis records by predicted shard."""
+    errors: dict[str, int] = {}
+    by_shard: dict[tuple[str, str], int] = {}
+    if not isinstance(answer, RequestFailure) and len(answer) != len(request.records):
+        answer = RequestFailure(RECORD_COUNT_MISMATCH, "")
+    if not isinstance(answer, RequestFailure):
+        for entry, record in zip(answer, request.records, strict=True):
+            if entry.error_code:
+                errors[entry.error_code] = errors.get(entry.error_code, 0) + 1
+                place = record.predicted_shard or "", entry.error_code
+                by_shard[place] = by_shard.get(place, 0) + 1
+    else:
+        for record in request.records:
+            place = record.predicted_shard or "", answer.code
+            by_shard[place] = by_shard.get(place, 0) + 1
+    return RequestCompleted(
+        stream=request.stream,
+        started_at=request.started_at,
+        ended_at=now,
+        kinesis_records=len(request.records),
+        user_records=sum(len(record.arrivals) for record in request.records),
+        size_bytes=request.size_bytes,
+        error_code=answer.code if isinstance(answer, RequestFailure) else None,
+        record_errors=errors,
+        errors_by_shard=by_shard,
+        throttled_by_shard={shard_id or "": count for shard_id, count in throttled.items() if count},
+        # Arrivals stand in their order but for retried ones; to search them all would cost each user record.
+        queue_wait=request.started_at - min(record.arrivals[0] for record in request.records),
+        opened_in=tuple(
+            [record.outcome.opened_in for record in request.records if record.outcome.opened_in is not None]
+        ),
+    )

@@ -1,0 +1,201 @@
+"""What the caller puts: one user record, and the rules it must meet.
+
+The rules are the service's (API_PutRecords): a partition key of 1 to 256
+Unicode code points, an explicit hash key of 0 .. 2**128 - 1 in canonical
+decimal, and key + data within the stream's maximum record size. The KPL counts
+UTF-16 units and ignores the key's bytes; then the service refuses the record
+and the KPL retries it until it expires.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from kpl_core.errors import InvalidUserRecord
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
+
+__all__ = [
+    "TIERS",
+    "BytesLike",
+    "Tier",
+    "UserRecord",
+    "as_bytes",
+    "check_user_record",
+    "encode_partition_key",
+    "require_notes",
+    "require_stream",
+    "user_record_digest",
+    "with_bytes",
+]
+
+# API_PutRecords: StreamName and StreamARN.
+_STREAM: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:aws.*:kinesis:.*:\d{12}:stream/\S+", re.ASCII)
+
+Tier = Literal["critical", "normal", "bulk"]
+TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
+
+# What a put takes as data; it is bytes from then on, so the caller may fill its buffer anew.
+BytesLike = bytes | bytearray | memoryview
+
+
+class UserRecord(msgspec.Struct, frozen=True, gc=False):
+    """One record as the caller sees it.
+
+    `flow` names who competes with whom for a hot shard (a tenant); `tier` says what is
+    given up last. `metadata` is never sent: it travels to hooks and dead letters.
+    """
+
+    partition_key: str
+    data: bytes
+    explicit_hash_key: str | None = None
+    flow: str | None = None
+    tier: Tier = "normal"
+    metadata: Mapping[str, Any] | None = None
+
+
+def encode_partition_key(partition_key: str) -> bytes:
+    """Return the UTF-8 bytes of a valid partition key.
+
+    Raises:
+        TypeError: it is no string.
+        InvalidUserRecord: it is empty, longer than 256 code points, or no valid Unicode.
+    """
+    if not isinstance(partition_key, str):
+        message = f"partition_key must be a str of 1 to 256 characters, not {type(partition_key).__name__}"
+        raise TypeError(message)
+    if not 1 <= len(partition_key) <= PARTITION_KEY_CHARACTERS:
+        message = (
+            f"partition_key has {len(partition_key)} characters; Kinesis takes 1 to {PARTITION_KEY_CHARACTERS}, "
+            f"so shorten it or put a hash of it"
+        )
+        raise InvalidUserRecord(message)
+    try:
+        return partition_key.encode()
+    except UnicodeEncodeError as error:
+        message = (
+            f"partition_key has a lone surrogate at character {error.start}, which no UTF-8 can carry; "
+            f"decode the key's source with errors='replace'"
+        )
+        raise InvalidUserRecord(message) from error
+
+
+def as_bytes(data: object) -> bytes:
+    """Return bytes-like `data` as bytes themselves: encoders refuse what only derives from them, as numpy's do.
+
+    Raises:
+        TypeError: it is not bytes-like (a str has no one encoding: encode it).
+    """
+    if type(data) is bytes:
+        return data
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(memoryview(data))
+    message = f"data must be bytes, bytearray or memoryview, not {type(data).__name__}; encode it first"
+    raise TypeError(message)
+
+
+def require_stream(stream: str) -> None:
+    """Check that `stream` can be the name or the ARN of a stream.
+
+    Asked of the service, a name like "my stream" fails each request as invalid, and each would be
+    bisected in search of the guilty record.
+
+    Raises:
+        TypeError: it is no string.
+        InvalidUserRecord: no stream has such a name.
+    """
+    if not isinstance(stream, str):
+        message = f"stream must be a str, the name or the ARN of a stream, not {type(stream).__name__}"
+        raise TypeError(message)
+    if not stream:
+        message = "stream is empty; it must be the name or the ARN of a stream"
+        raise InvalidUserRecord(message)
+    if _STREAM.fullmatch(stream) is None:
+        message = (
+            f"stream is {stream!r}; it must be the ARN of a stream, or a name of 1 to 128 ASCII letters, digits, "
+            f"underscores, dots and hyphens"
+        )
+        raise InvalidUserRecord(message)
+
+
+def require_tier(tier: str) -> None:
+    """Check that `tier` is one of `TIERS`.
+
+    Raises:
+        InvalidUserRecord: it is another word.
+    """
+    if tier not in TIERS:
+        message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
+        raise InvalidUserRecord(message)
+
+
+def require_notes(flow: object, metadata: object) -> None:
+    """Check what is noted about a user record; a disk that must keep it all would be the wrong place to find out.
+
+    Raises:
+        TypeError: `flow` is no str, or `metadata` no mapping.
+        InvalidUserRecord: `flow` is no valid Unicode.
+    """
+    if flow is not None:
+        if not isinstance(flow, str):
+            message = f"flow must be a str, who competes with whom, not {type(flow).__name__}"
+            raise TypeError(message)
+        try:
+            flow.encode()
+        except UnicodeEncodeError as error:
+            message = (
+                f"flow has a lone surrogate at character {error.start}, which no UTF-8 can carry; "
+                f"decode its source with errors='replace'"
+            )
+            raise InvalidUserRecord(message) from error
+    if metadata is not None and not isinstance(metadata, Mapping):
+        message = f"metadata must be a mapping, as in {{'severity': 'ERROR'}}, not {type(metadata).__name__}"
+        raise TypeError(message)
+
+
+def require_size(key_bytes: int, data_bytes: int, *, max_record_bytes: int) -> None:
+    """Check that key and data together fit one Kinesis record of the stream.
+
+    Raises:
+        InvalidUserRecord: they do not.
+    """
+    if key_bytes + data_bytes > max_record_bytes:
+        message = (
+            f"partition_key and data have {key_bytes + data_bytes:,} bytes together; the stream takes "
+            f"{max_record_bytes:,} a record, so split the data or raise the stream's limit (UpdateMaxRecordSize)"
+        )
+        raise InvalidUserRecord(message)
+
+
+def with_bytes(record: UserRecord) -> UserRecord:
+    """Return a user record whose data is bytes themselves; raises like `as_bytes`.
+
+    Not for compiled code: from a record that says it holds bytes, that reads nothing else.
+    """
+    return record if type(record.data) is bytes else msgspec.structs.replace(record, data=as_bytes(record.data))
+
+
+def check_user_record(record: UserRecord, *, max_record_bytes: int) -> int:
+    """Check everything a put checks; return the bytes of key and data.
+
+    Raises:
+        TypeError: a field is of a wrong type.
+        InvalidUserRecord: Kinesis would never take the record.
+    """
+    key = encode_partition_key(record.partition_key)
+    if record.explicit_hash_key is not None:
+        parse_explicit_hash_key(record.explicit_hash_key)
+    require_tier(record.tier)
+    require_notes(record.flow, record.metadata)
+    data = as_bytes(record.data)
+    require_size(len(key), len(data), max_record_bytes=max_record_bytes)
+    return len(key) + len(data)
+
+
+def user_record_digest(partition_key: str, explicit_hash_key: str | None) -> bytes:
+    """Return the hash key of a user record as 16 big-endian bytes."""
+    if explicit_hash_key is not None:
+        return hash_key_to_digest(parse_explicit_hash_key(explicit_hash_key))
+    return hash_key_digest(encode_partition_key(partition_key))

@@ -1,0 +1,1 @@
+"""PutRecords and ListShards over aiobotocore."""

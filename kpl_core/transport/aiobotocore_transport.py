@@ -1,0 +1,248 @@
+"""The transport over aiobotocore, for asyncio.
+
+aiobotocore keeps what it is good at: credentials, signing, endpoints,
+connections. Its retries are off, because the retrier owns them. On the fast
+path the PutRecords body is built, and its answer read, by `put_records_wire`.
+"""
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession, get_session
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
+from msgspec import MsgspecError
+
+from kpl_core.errors import ConfigError
+from kpl_core.options.config import Config
+from kpl_core.options.endpoint_url import without_passwords
+from kpl_core.options.kinesis_limits import KIB, SHARDS_PER_PAGE
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
+from kpl_core.records.record_result import INTERNAL
+from kpl_core.transport.put_records_wire import PutRecordsWire, json_wire, stream_argument
+from kpl_core.transport.request_body import send_in_pieces
+
+__all__ = ["AiobotocoreTransport"]
+
+NO_CREDENTIALS: Final = "NoCredentials"
+# Everything that can go wrong between here and a readable answer.
+_BROKEN: Final = (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, MsgspecError)
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError)
+
+T = TypeVar("T")
+
+
+class AiobotocoreTransport:
+    """One aiobotocore Kinesis client; credentials from botocore's chain, the config, or a given session."""
+
+    def __init__(self, config: Config, *, session: AioSession | None = None) -> None:
+        self._config = config
+        self._session = get_session() if session is None else session
+        self._timeout_seconds = config.request_timeout_ms / 1000
+        self._wire = _wire(config)
+        self._client: Any = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Create the client, and close its connections at the end.
+
+        Raises:
+            ConfigError: no region is known, an option of `Config.botocore` is unknown, or there is
+                no CA bundle where one was named.
+        """
+        try:
+            self._require_ca_bundle()
+            creating = self._session.create_client("kinesis", **self._client_arguments())
+            client = await creating.__aenter__()
+        except ConfigError:
+            raise
+        except NoRegionError as error:
+            message = "region is set neither in Config nor by AWS_DEFAULT_REGION nor in the profile; name one"
+            raise ConfigError(message) from error
+        except (BotoCoreError, TypeError, ValueError) as error:
+            said = without_passwords(str(error)).rstrip(".")
+            message = f"the client cannot be made: {said}; check region, endpoint_url, credentials and Config.botocore"
+            raise ConfigError(message) from error
+        try:
+            if self._wire is not None:
+                self._wire.register(client.meta.events)
+            if "http_session_cls" not in self._config.botocore:
+                client.meta.events.register("before-send.kinesis.PutRecords", send_in_pieces)
+            self._client = client
+            yield
+        finally:
+            self._client = None
+            await creating.__aexit__(None, None, None)
+
+    @property
+    def client(self) -> Any:  # noqa: ANN401 - botocore has no types
+        """The open aiobotocore client, for calls beside the producer's; None before and after. It makes one attempt."""
+        return self._client
+
+    def _require_ca_bundle(self) -> None:
+        """Look at the CA bundle once: without one every request would fail as if there were no connection."""
+        bundle = self._config.verify_ssl
+        if bundle is True:
+            bundle = self._session.get_config_variable("ca_bundle") or True
+        if isinstance(bundle, bool):
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(bundle)
+        except OSError as error:
+            message = f"the CA bundle {str(bundle)!r} cannot be used ({error}); name a PEM file in Config.verify_ssl"
+            raise ConfigError(message) from error
+
+    def _client_arguments(self) -> dict[str, Any]:
+        config = self._config
+        options: dict[str, Any] = {
+            "connect_timeout": config.connect_timeout_ms / 1000,
+            "read_timeout": self._timeout_seconds,
+            "max_pool_connections": config.max_connections,
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+            "tcp_keepalive": True,
+            # Given, it is sent as it is; else botocore puts a longer one together twice for each request.
+            "user_agent": self._session.user_agent().removesuffix(f" {self._session.user_agent_extra}"),
+            # A proxy for the world outside must not be asked for this machine.
+            **({"proxies": {}} if _is_loopback(config.endpoint_url) else {}),
+            **config.botocore,
+            # What we send is valid; botocore's check costs as much as sending it.
+            "parameter_validation": False,
+        }
+        return {
+            "region_name": config.region,
+            "endpoint_url": config.endpoint_url,
+            # None lets botocore look for a bundle in AWS_CA_BUNDLE and in the profile, and verifies as well.
+            "verify": None if config.verify_ssl is True else config.verify_ssl,
+            "aws_access_key_id": config.aws_access_key_id,
+            "aws_secret_access_key": config.aws_secret_access_key,
+            "aws_session_token": config.aws_session_token,
+            "config": AioConfig(**options),
+        }
+
+    async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+        """Send one request: one attempt, within request_timeout_ms."""
+        if self._wire is None:
+            return await self._call("put_records", _stock_entries, request.stream, Records=_stock_records(request))
+        return await self._call("put_records", _entries, request.stream, Records=request)
+
+    async def list_shards(self, stream: str) -> Sequence[Shard] | RequestFailure:
+        """Return all open shards; a page that fails fails the whole, so that no half map is used."""
+        shards: list[Shard] = []
+        arguments: dict[str, Any] = {"MaxResults": SHARDS_PER_PAGE, "ShardFilter": {"Type": "AT_LATEST"}}
+        name: str | None = stream
+        while True:
+            page = await self._call("list_shards", _shard_page, name, **arguments)
+            if isinstance(page, RequestFailure):
+                return page
+            shards += page[0]
+            token = page[1]
+            if not token:
+                return shards
+            # The token stands for the stream, and must not be sent with its name.
+            name, arguments = None, {"NextToken": token}
+
+    async def max_record_bytes(self, stream: str) -> int | RequestFailure:
+        """Ask DescribeStreamSummary for the stream's limit."""
+        return await self._call("describe_stream_summary", _max_record_bytes, stream)
+
+    async def _call(
+        self,
+        method: str,
+        read: Callable[[Any], T],
+        stream: str | None,
+        **arguments: Any,  # noqa: ANN401 - botocore has no types
+    ) -> T | RequestFailure:
+        if stream is not None:
+            arguments.update(stream_argument(stream))
+        try:
+            # The whole of it: an answer that trickles in must not outlive the timeout either.
+            async with asyncio.timeout(self._timeout_seconds + self._config.connect_timeout_ms / 1000):
+                return read(await getattr(self._client, method)(**arguments))
+        except ClientError as error:
+            details = error.response.get("Error", {})
+            return RequestFailure(details.get("Code") or INTERNAL, details.get("Message") or str(error))
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            return RequestFailure(NO_CREDENTIALS, f"{error}; configure credentials as for any AWS client")
+        except _UNREADABLE as error:
+            # botocore takes nearly any body for an answer in which everything is missing.
+            return RequestFailure(INTERNAL, without_passwords(f"the answer to {method} cannot be read: {error!r}"))
+        except _BROKEN as error:
+            return RequestFailure(INTERNAL, without_passwords(str(error)) or type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - a session's credentials and event handlers are anybody's code
+            return RequestFailure(
+                INTERNAL,
+                without_passwords(f"{method} was not called: the session's own code failed with {error!r}"),
+            )
+
+
+def _entries(answer: Any) -> list[PutRecordsEntry]:  # noqa: ANN401 - botocore has no types
+    entries: list[PutRecordsEntry] = answer["Records"]
+    return entries
+
+
+def _stock_entries(answer: Any) -> list[PutRecordsEntry]:  # noqa: ANN401
+    return [
+        PutRecordsEntry(
+            entry.get("SequenceNumber"), entry.get("ShardId"), entry.get("ErrorCode"), entry.get("ErrorMessage")
+        )
+        for entry in answer["Records"]
+    ]
+
+
+def _shard_page(answer: Any) -> tuple[list[Shard], str | None]:  # noqa: ANN401
+    # An endpoint that ignores the filter lists closed shards too: those have an end.
+    shards = [
+        Shard(
+            shard["ShardId"],
+            int(shard["HashKeyRange"]["StartingHashKey"]),
+            int(shard["HashKeyRange"]["EndingHashKey"]),
+        )
+        for shard in answer["Shards"]
+        if "EndingSequenceNumber" not in shard["SequenceNumberRange"]
+    ]
+    return shards, answer.get("NextToken")
+
+
+def _max_record_bytes(answer: Any) -> int:  # noqa: ANN401
+    return int(answer["StreamDescriptionSummary"]["MaxRecordSizeInKiB"]) * KIB
+
+
+def _stock_records(request: PutRecordsRequest) -> list[dict[str, Any]]:
+    return [
+        {
+            "Data": record.data,
+            "PartitionKey": record.partition_key,
+            "ExplicitHashKey": record.explicit_hash_key,
+        }
+        for record in request.records
+    ]
+
+
+def _wire(config: Config) -> PutRecordsWire | None:
+    """Return the wire format chosen, None for botocore's own."""
+    if config.wire_path == "stock":
+        return None
+    if config.wire_path == "fast":
+        return json_wire()
+    try:
+        from kpl_core.transport.put_records_cbor import cbor_wire  # noqa: PLC0415 - an extra of its own
+    except ImportError as error:
+        message = "wire_path is 'cbor', which needs cbor2; pip install 'kpl-integrations[cbor]'"
+        raise ConfigError(message) from error
+    return cbor_wire()
+
+
+def _is_loopback(endpoint_url: str | None) -> bool:
+    """Say whether an endpoint is on this machine."""
+    try:
+        host = urlsplit(endpoint_url or "").hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,142 @@
+"""How `kpl top` looks: a gateway's view as something rich can print."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kpl_integrations.cli.top.gateway_view import GatewayView
+
+__all__ = ["screen"]
+
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_STATE_STYLES: Final = {"open": "bold green", "draining": "bold yellow"}
+_NEARLY_FULL: Final = 0.8
+_BAR_WIDTH: Final = 24
+# What is left for streams and tenants on a small terminal.
+_MOST_ROWS: Final = 12
+_THOUSANDS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def screen(view: GatewayView, *, rows: int = _MOST_ROWS) -> RenderableType:
+    """Return everything; at most `rows` streams and as many tenants."""
+    parts: list[RenderableType] = [_headline(view)]
+    if view.records is not None:
+        parts.append(Padding(_figures(view), (1, 0, 0, 0)))
+    if view.answers_per_second:
+        parts.append(Padding(_rates("answers", view.answers_per_second), (1, 0, 0, 0)))
+    if any(view.refusals_per_second.values()):
+        parts.append(_rates("refused", view.refusals_per_second))
+    if view.streams:
+        parts.append(Padding(_streams(view, rows), (1, 0, 0, 0)))
+    if view.tenants:
+        parts.append(Padding(_tenants(view, rows), (1, 0, 0, 0)))
+    return Group(*parts)
+
+
+def _headline(view: GatewayView) -> Text:
+    line = Text(f"{view.url}  ")
+    line.append(view.state, _STATE_STYLES.get(view.state, "bold red"))
+    if view.delivered_history:
+        line.append(f"  {_sparkline(view.delivered_history)}", "cyan")
+    return line
+
+
+def _figures(view: GatewayView) -> Table:
+    table = Table.grid(padding=(0, 2))
+    records, room = view.records, view.room
+    assert records is not None  # noqa: S101 - looked at before
+    failed = sum(records.failed.values())
+    table.add_row("accepted", _bold(f"{_short(view.accepted_per_second)}/s"), f"{records.accepted:,} in all")
+    table.add_row("delivered", _bold(f"{_short(view.delivered_per_second)}/s"), f"{records.delivered:,} in all")
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(records.failed.items()))
+    table.add_row("failed", Text(f"{failed:,}", "bold red" if failed else "bold"), reasons)
+    if records.lost:
+        table.add_row("lost", Text(f"{records.lost:,}", "bold red"), "with a worker that died")
+    if records.spooled or records.dead_lettered:
+        table.add_row("kept", _bold(f"{records.spooled:,} spooled"), f"{records.dead_lettered:,} dead letters")
+    if room is not None and room.max_bytes:
+        words = f"{_short(room.outstanding_bytes)}B of {_short(room.max_bytes)}B, {room.outstanding_records:,} records"
+        table.add_row("buffer", _bar(room.outstanding_bytes / room.max_bytes), words)
+    return table
+
+
+def _rates(name: str, rates: dict[str, float]) -> Text:
+    line = Text(f"{name}  ")
+    for label, rate in rates.items():
+        line.append(f"{label} ", "dim")
+        line.append(f"{_short(rate)}/s   ", "bold")
+    return line
+
+
+def _streams(view: GatewayView, rows: int) -> Table:
+    table = _table("stream", "accepted/s", "delivered/s", "waiting", "in flight", "buffered", "failed", "breakers")
+    for each in view.streams[:rows]:
+        breakers = ", ".join(f"{shard or 'stream'} {state}" for shard, state in each.breakers.items())
+        table.add_row(
+            each.stream,
+            _short(each.accepted_per_second),
+            _short(each.delivered_per_second),
+            f"{each.waiting:,}",
+            f"{each.in_flight:,}",
+            f"{each.buffered:,}",
+            Text(f"{each.failed:,}", "red" if each.failed else ""),
+            Text(breakers or "closed", "red" if breakers else "dim"),
+        )
+    return _with_more(table, view.streams, rows)
+
+
+def _tenants(view: GatewayView, rows: int) -> Table:
+    table = _table("tenant", "requests/s", "records/s", "refused/s", "waiting", "waiting bytes")
+    for each in view.tenants[:rows]:
+        table.add_row(
+            each.tenant,
+            _short(each.requests_per_second),
+            _short(each.records_per_second),
+            Text(_short(each.refused_per_second), "yellow" if each.refused_per_second else ""),
+            f"{each.waiting_records:,}",
+            f"{_short(each.waiting_bytes)}B",
+        )
+    return _with_more(table, view.tenants, rows)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold dim", padding=(0, 2, 0, 0))
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number > 0 and name != "breakers" else "left", no_wrap=True)
+    return table
+
+
+def _with_more(table: Table, all_of_them: Sequence[object], rows: int) -> Table:
+    if len(all_of_them) > rows:
+        table.add_row(Text(f"and {len(all_of_them) - rows:,} more", "dim"))
+    return table
+
+
+def _bar(share: float) -> ProgressBar:
+    style = "red" if share >= _NEARLY_FULL else "green"
+    return ProgressBar(total=1.0, completed=min(1.0, share), width=_BAR_WIDTH, complete_style=style)
+
+
+def _bold(text: str) -> Text:
+    return Text(text, "bold")
+
+
+def _sparkline(values: Iterable[float]) -> str:
+    shown = list(values)
+    most = max(shown)
+    if most <= 0:
+        return ""
+    return "".join(_BLOCKS[round(value / most * (len(_BLOCKS) - 1))] for value in shown)
+
+
+def _short(number: float) -> str:
+    """Return a number of at most five characters: 12.3k."""
+    for size, letter in _THOUSANDS:
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}" if number == int(number) else f"{number:.1f}"

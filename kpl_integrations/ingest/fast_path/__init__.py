@@ -1,0 +1,1 @@
+"""The short cut inside uvicorn's HTTP protocol."""

@@ -1,0 +1,1 @@
+"""Answers, problems, bodies, header fields and connection bounds."""

@@ -1,0 +1,1 @@
+"""The gateway's description (OpenAPI 3.1)."""

@@ -1,0 +1,1 @@
+"""One file for each protocol that the gateway accepts records in."""

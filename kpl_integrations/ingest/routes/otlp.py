@@ -1,0 +1,155 @@
+"""POST /v1/logs, /v1/traces, /v1/metrics: OTLP/HTTP, as the OTLP specification has it (1.x, "OTLP/HTTP").
+
+An answer is of the request's encoding; an error's body is a google.rpc.Status. Overload is 429 or 503 for the
+whole request, with Retry-After: a `partial_success` must not be sent again by a client, so it is never used.
+
+The stream is the one the tenant's settings name for the signal, or the gateway's. The partition key is the header
+field X-Partition-Key (OTEL_EXPORTER_OTLP_HEADERS sets it), else a random one for each request.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from kpl_core import Delivery
+from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
+from kpl_integrations.ingest.admission.admission import ADMISSION, Refusal, Refused
+from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_records
+from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
+from kpl_integrations.ingest.decoding.partition_keys import random_partition_key
+from kpl_integrations.ingest.http.body import ClientGone, read_body, require_length
+from kpl_integrations.ingest.http.header_fields import header_fields
+from kpl_integrations.ingest.http.request_options import ACK_HEADER, request_options
+from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.routes.records_route import account_of, refused_decoding
+from kpl_integrations.ingest.tenants import SIGNALS, Signal
+
+__all__ = ["OTLP_PATHS", "OtlpRoute", "status_message"]
+
+OTLP_PATHS: Final[Mapping[str, Signal]] = MappingProxyType({f"/v1/{signal}": signal for signal in SIGNALS})
+
+# google.rpc.Code for our statuses; a client looks at the HTTP status first.
+_CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 415: 3, 429: 8, 502: 14, 503: 14, 504: 4}
+_UNKNOWN_CODE: Final = 2
+
+Headers = Mapping[bytes, bytes]
+
+
+class OtlpRoute:
+    """The handler of one signal's path."""
+
+    def __init__(self, gateway: OpenGateway, signal: Signal) -> None:
+        self._gateway = gateway
+        self._signal = signal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one export request."""
+        is_protobuf = False
+        extra: list[tuple[bytes, bytes]] = []
+        try:
+            headers: Headers = header_fields(scope["headers"])
+            media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+            is_protobuf = media_type == PROTOBUF
+            await self._take(media_type, headers, receive)
+            status, body = 200, b"" if is_protobuf else b"{}"
+        except Refused as refused:
+            self._gateway.refusals[refused.refusal] += 1
+            answer = ADMISSION[refused.refusal]
+            status, body = answer.status, status_message(answer.status, refused.detail, is_protobuf=is_protobuf)
+            extra += refused.headers
+            if answer.comes_again:
+                extra.append((b"retry-after", str(max(1, math.ceil(refused.retry_after))).encode()))
+        except ClientGone:
+            return
+        self._gateway.answers[status] += 1
+        echoed = (PROTOBUF if is_protobuf else JSON).encode()
+        start = [(b"content-type", echoed), (b"content-length", str(len(body)).encode()), *extra]
+        await send({"type": "http.response.start", "status": status, "headers": start})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _take(self, media_type: str, headers: Headers, receive: Receive) -> None:
+        gateway = self._gateway
+        gateway.intake.require_open()
+        account = account_of(headers, gateway.directory, gateway.accounts)
+        account.requests += 1
+        try:
+            await self._take_for(account, media_type, headers, receive)
+        except Refused as refused:
+            account.refused[refused.refusal] += 1
+            raise
+
+    async def _take_for(self, account: TenantAccount, media_type: str, headers: Headers, receive: Receive) -> None:
+        gateway, settings = self._gateway, self._gateway.settings
+        if media_type not in {PROTOBUF, JSON}:
+            detail = f"Content-Type is {printable(media_type)!r}; send {PROTOBUF} or {JSON}"
+            raise Refused(Refusal.UNSUPPORTED, detail)
+        stream = account.tenant.otlp_streams.get(self._signal)
+        if stream is None:
+            detail = f"no stream is configured for {self._signal} of tenant {account.tenant.id}; name one under [otlp]"
+            raise Refused(Refusal.UNKNOWN_STREAM, detail)
+        ack = request_options(b"", headers.get(ACK_HEADER)).ack or account.tenant.default_ack
+        if ack == "spooled" and settings.spool is None:
+            raise Refused(Refusal.BAD_PARAMETER, "ack=spooled needs a spool, and this gateway has none")
+        if stream not in gateway.streams.known:
+            # Whoever wrote it into the settings may use it.
+            stream = await gateway.streams.admit(stream, lambda _: True) or stream
+        require_length(headers.get(b"content-length"), settings.max_body_bytes)
+        most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.intake.bodies
+        body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
+        try:
+            encoding = headers.get(b"content-encoding", b"").decode("latin-1")
+            plain = inflate(encoding, body, max_inflated_bytes=settings.max_inflated_bytes)
+            records = otlp_records(
+                self._signal, media_type, plain, limits=settings.decode_limits(), partition_key=_partition_key(headers)
+            )
+        except DecodeRefusal as refusal:
+            raise refused_decoding(refusal) from None
+        if not records:
+            return
+        # Whoever hears that it was not delivered sends it again.
+        deliveries = gateway.intake.take(account, stream, records, keep=ack != "delivered")
+        if ack == "spooled":
+            await answer_spooled(gateway.producer, deliveries, [])
+        elif ack == "delivered":
+            await _require_delivered(deliveries)
+
+
+def _partition_key(headers: Headers) -> str:
+    key = headers.get(b"x-partition-key")
+    if key is None:
+        return random_partition_key()
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise Refused(Refusal.BAD_PARAMETER, "X-Partition-Key is no UTF-8; encode it as UTF-8") from None
+
+
+async def _require_delivered(deliveries: Sequence[Delivery]) -> None:
+    results = [await delivery for delivery in deliveries]
+    failed = [result for result in results if not result.successful]
+    if failed:
+        detail = f"{len(failed)} of {len(results)} records were not delivered ({failed[0].error_code}); send it again"
+        raise Refused(Refusal.NOT_DELIVERED, detail)
+
+
+def status_message(status: int, detail: str, *, is_protobuf: bool) -> bytes:
+    """Return a google.rpc.Status: `code` (field 1) and `message` (field 2)."""
+    code = _CODES.get(status, _UNKNOWN_CODE)
+    if not is_protobuf:
+        return msgspec.json.encode({"code": code, "message": detail})
+    message = detail.encode()
+    return b"\x08" + bytes([code]) + b"\x12" + _length(len(message)) + message
+
+
+def _length(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - seven bits in a byte
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])

@@ -1,0 +1,1 @@
+"""Which streams exist, and calls to Kinesis about them."""

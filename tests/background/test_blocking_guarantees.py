@@ -1,0 +1,282 @@
+"""The producer for threads promises what the other one does, where more than room decides about a put."""
+
+import asyncio
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kpl_core import BlockingProducer, BufferFull, Config, NotSpooled, ProducerClosed, WrongEventLoop
+from kpl_core.background.loop_thread import LoopEnded, LoopThread
+from kpl_core.hooks import Fact, RecordsFinished
+from kpl_core.options.policy import FairnessPolicy
+from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
+from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, When
+from kpl_core.testing.fake_transport import FakeTransport
+from tests.background.test_blocking import blocking, in_threads, transport
+from tests.producer.scene import STREAM, stored
+
+PUT = "PutRecords"
+
+
+def hanging() -> FakeTransport:
+    kinesis = transport()
+    kinesis.kinesis.faults.add(Hang(), When(operation=PUT))
+    return kinesis
+
+
+def put(orders: BlockingProducer, **others: Any) -> Any:
+    return orders.put_nowait(STREAM, **{"partition_key": "k", "data": b"x", **others})
+
+
+def _put_for_ever(put_one: Callable[[], object]) -> None:
+    for _ in range(10_000):
+        put_one()
+
+
+def test_a_flow_beyond_its_share_is_refused_at_once_and_no_other_waits_behind_it() -> None:
+    slow = {"rate_limit_records_per_sec_per_shard": 1.0, "max_outstanding_records": 1_000}
+    with blocking(hanging(), fairness=FairnessPolicy(), **slow) as orders:
+        with pytest.raises(BufferFull, match="its share of the room"):
+            _put_for_ever(lambda: put(orders, flow="flood"))
+        for number in range(10):
+            put(orders, flow=f"quiet {number}")
+        orders.close(timeout=0.0)
+
+
+def test_without_room_a_put_goes_to_the_spool_and_is_delivered_later(tmp_path: Path) -> None:
+    kinesis = transport()
+    outage = kinesis.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation=PUT))
+    spool = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=1.0)
+    with blocking(kinesis, spool=spool, max_outstanding_records=5, retry_backoff_cap_ms=50) as orders:
+        deliveries = [put(orders, data=b"%d" % number) for number in range(50)]
+        kept = [delivery.result(20) for delivery in deliveries[5:]]
+        assert {result.kept for result in kept} == {"spooled"}
+        kinesis.kinesis.faults.remove(outage)
+        deadline = time.monotonic() + 20
+        while len(stored(kinesis)) < 50 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert sorted({data for _, data in stored(kinesis)}) == sorted(b"%d" % number for number in range(50))
+
+
+def test_a_put_returns_when_the_write_ahead_spool_has_it(tmp_path: Path) -> None:
+    spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=1.0)
+    with blocking(hanging(), spool=spool) as orders:
+        orders.put(STREAM, partition_key="k", data=b"1")
+        opened = orders._producer.spool  # noqa: SLF001 - to look into the file while it is open
+        assert opened is not None
+        assert opened.statistics().appended_records == 1
+        orders.put_many(STREAM, [("k", b"2"), ("k", b"3")])
+        assert opened.statistics().appended_records == 3
+        assert orders.close(timeout=0.0).spooled == 3
+
+
+def test_a_put_that_the_spool_does_not_take_is_not_acknowledged(tmp_path: Path) -> None:
+    spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=1.0, max_bytes=2_000_000)
+    with blocking(hanging(), spool=spool) as orders:
+        with pytest.raises(NotSpooled):
+            _put_for_ever(lambda: orders.put(STREAM, partition_key="k", data=bytes(500_000)))
+        with pytest.raises(NotSpooled):
+            orders.put_many(STREAM, [("k", bytes(500_000))] * 5)
+        orders.close(timeout=0.0)
+
+
+def test_a_put_waits_for_room_for_its_timeout_and_no_longer(tmp_path: Path) -> None:
+    letters = DeadLetterOptions(path=tmp_path / "letters.db")
+    with blocking(hanging(), dead_letters=letters, max_outstanding_records=3) as orders:
+        for _ in range(3):
+            put(orders)
+        with pytest.raises(BufferFull, match="of 3 records"):
+            put(orders)
+        began = time.monotonic()
+        with pytest.raises(BufferFull, match="of 3 records"):
+            orders.put(STREAM, partition_key="k", data=b"", timeout=0.05)
+        assert time.monotonic() - began >= 0.05
+        orders.close(timeout=0.0)
+
+
+def test_those_who_wait_in_the_loop_when_it_closes_are_told(tmp_path: Path) -> None:
+    letters = DeadLetterOptions(path=tmp_path / "letters.db")
+    outcomes: list[type[BaseException]] = []
+
+    def wait(_: int) -> None:
+        try:
+            orders.put(STREAM, partition_key="k", data=b"")
+        except ProducerClosed as error:
+            outcomes.append(type(error))
+
+    with blocking(hanging(), dead_letters=letters, max_outstanding_records=1) as orders:
+        put(orders)
+        threads = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        orders.close(timeout=0.05)
+        for thread in threads:
+            thread.join(timeout=10)
+    assert outcomes == [ProducerClosed] * 3
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_a_hook_may_put_and_is_refused_what_would_wait_for_its_own_thread(fair: bool) -> None:
+    errors: list[BaseException] = []
+    deliveries: list[Any] = []
+
+    def hook(fact: Fact) -> None:
+        if isinstance(fact, RecordsFinished) and not deliveries:
+            deliveries.append(put(orders))
+            deliveries.append(orders.put(STREAM, partition_key="k", data=b""))
+            for call in (orders.flush, orders.close):
+                try:
+                    call()
+                except WrongEventLoop as error:
+                    errors.append(error)
+
+    options: dict[str, Any] = {"fairness": FairnessPolicy()} if fair else {}
+    config = Config(record_max_buffered_time_ms=5, **options)
+    with BlockingProducer(config, transport=transport(), hooks=[hook]) as orders:
+        assert put(orders).result(10).successful
+        orders.flush()
+        assert [delivery.result(10).successful for delivery in deliveries] == [True, True]
+        assert orders.close().delivered == 3
+    assert len(errors) == 2
+
+
+class Dying(FakeTransport):
+    """Breaks the promise that whatever goes wrong is a value."""
+
+    async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+        message = "no transport may raise this"
+        raise ArithmeticError(message)
+
+
+def test_a_thread_that_dies_says_so_and_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    orders = BlockingProducer(Config(record_max_buffered_time_ms=5), transport=Dying(FakeKinesis({STREAM: 1})))
+    with caplog.at_level(logging.ERROR, logger="kpl_core"):
+        orders.__enter__()
+        deliveries = [put(orders) for _ in range(10)]
+        assert not any(delivery.result(10).successful for delivery in deliveries)
+        orders._thread.join(10)  # noqa: SLF001 - it logs last
+    assert "the producer's thread has ended" in caplog.text
+    with pytest.raises(ProducerClosed, match=r"thread has ended with .*make a new producer"):
+        put(orders)
+    for call in (orders.flush, orders.close):
+        with pytest.raises(ProducerClosed, match="thread has ended with"):
+            call()
+
+
+@pytest.mark.parametrize("timeout", [-1.0, math.nan])
+def test_a_wrong_timeout_is_refused_wherever_one_is_taken(timeout: float) -> None:
+    with blocking(transport()) as orders:
+        delivery = put(orders)
+        for call in (
+            lambda: orders.put(STREAM, partition_key="k", data=b"", timeout=timeout),
+            lambda: orders.flush(timeout=timeout),
+            lambda: orders.close(timeout=timeout),
+            lambda: delivery.result(timeout=timeout),
+        ):
+            with pytest.raises(ValueError, match="it must be 0 or more"):
+                call()
+        assert delivery.result(math.inf).successful
+        assert orders.flush(timeout=math.inf).complete
+        assert orders.close(timeout=math.inf).delivered == 1
+
+
+# The loop and its thread
+
+
+def test_a_call_returns_what_it_returns_and_raises_what_it_raises() -> None:
+    thread, stop = _started()
+
+    async def fail() -> None:
+        message = "told to the caller"
+        raise LookupError(message)
+
+    assert thread.call(lambda: 42) == 42
+    with pytest.raises(LookupError, match="told to the caller"):
+        thread.wait_for(fail)
+    with pytest.raises(WrongEventLoop, match="make it in another thread"):
+        thread.call(lambda: thread.call(lambda: 1))
+    stop()
+    thread.join(10)
+    with pytest.raises(LoopEnded):
+        thread.call(lambda: 42)
+    thread.run_soon(lambda: pytest.fail("it has ended"))
+
+
+def test_no_call_hangs_when_the_loop_ends_meanwhile() -> None:
+    for _ in range(20):
+        thread, stop = _started()
+        outcomes: list[bool] = []
+
+        def work(number: int, thread: LoopThread = thread, outcomes: list[bool] = outcomes, stop: Any = stop) -> None:
+            try:
+                for turn in range(1_000):
+                    if number == 0 and turn == 20:
+                        stop()
+                    thread.call(lambda: None)
+            except LoopEnded:
+                outcomes.append(True)
+
+        in_threads(4, work)
+        assert outcomes == [True] * 4
+
+
+FORKING = """
+import os
+from kpl_core import BlockingProducer, Config, ProducerClosed
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+
+with BlockingProducer(Config(), transport=FakeTransport(FakeKinesis({"orders": 1}))) as producer:
+    before = producer.put_nowait("orders", partition_key="k", data=b"parent's")
+    child = os.fork()
+    if not child:
+        with producer._changed:
+            pass
+        try:
+            producer.put_nowait("orders", partition_key="k", data=b"child's")
+        except ProducerClosed as closed:
+            assert "make one in each process, after the fork" in str(closed), closed
+            assert producer.flush().accepted == producer.close().accepted == 0
+            with BlockingProducer(Config(), transport=FakeTransport(FakeKinesis({"orders": 1}))) as own:
+                assert own.put("orders", partition_key="k", data=b"child's").result(30).successful
+            os._exit(7)
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert before.result(30).successful
+    assert producer.put("orders", partition_key="k", data=b"parent's").result(30).successful
+assert producer.close().delivered == 2
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_a_forked_child_is_told_to_make_its_own_and_nobody_hangs() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def _started() -> tuple[LoopThread, Any]:
+    ready = threading.Event()
+    stopped = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        ready.set()
+        await stopped.wait()
+
+    thread = LoopThread(main, name="test-loop", ended=lambda: None, lock=threading.RLock())
+    thread.start()
+    assert ready.wait(10)
+    return thread, lambda: loops[0].call_soon_threadsafe(stopped.set)

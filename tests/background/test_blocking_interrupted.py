@@ -1,0 +1,142 @@
+"""The producer for threads in the hands of others: signals' handlers, and hooks that hang or ask."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from kpl_core import BlockingProducer, Config, ProducerClosed
+from kpl_core.background.blocking_delivery import BlockingDelivery
+from kpl_core.background.loop_thread import LoopThread
+from kpl_core.hooks import Fact, RequestCompleted
+from kpl_core.options.policy import FairnessPolicy
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from tests.background.test_blocking import blocking, in_threads, transport
+from tests.background.test_blocking_guarantees import put
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
+@pytest.mark.parametrize("timeout", [30.0, None])
+@pytest.mark.parametrize(
+    ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (LoopThread, "run_soon")]
+)
+def test_a_signals_handler_may_close_in_the_middle_of_a_put(
+    place: type, method: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted, reports = getattr(place, method), []
+
+    def interrupting(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.setattr(place, method, interrupted)
+            signal.raise_signal(signal.SIGUSR1)
+        return interrupted(*args, **options)
+
+    with blocking(transport()) as orders:
+        before = signal.signal(signal.SIGUSR1, lambda *_: reports.append(orders.close(timeout)))
+        try:
+            deliveries = [put(orders)]
+            assert deliveries[0].result(30).successful
+            monkeypatch.setattr(place, method, interrupting)
+            # Nothing that was refused is in the report.
+            with contextlib.suppress(ProducerClosed):
+                deliveries.append(put(orders))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        with pytest.raises(ProducerClosed):
+            put(orders)
+    assert all(delivery.result(30).successful for delivery in deliveries)
+    assert [(report.accepted, report.delivered, report.buffered) for report in reports] == [
+        (len(deliveries),) * 2 + (0,)
+    ]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
+def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted, others = LoopThread.run_soon, []
+
+    def interrupting(thread: LoopThread, callback: Callable[[], object]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.setattr(LoopThread, "run_soon", interrupted)
+            signal.raise_signal(signal.SIGUSR1)
+        interrupted(thread, callback)
+
+    def put_and_flush(*_: object) -> None:
+        others.append(put(orders))
+        assert orders.flush(30).complete
+
+    with blocking(transport()) as orders:
+        before = signal.signal(signal.SIGUSR1, put_and_flush)
+        try:
+            monkeypatch.setattr(LoopThread, "run_soon", interrupting)
+            others.append(put(orders))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert [delivery.result(30).successful for delivery in others] == [True, True]
+    assert orders.close().delivered == 2
+
+
+def test_a_hook_that_does_not_return_holds_up_no_flush_and_no_close_beyond_their_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kpl_core.background.blocking._STUCK_SECONDS", 0.1)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hook(_: Fact) -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    orders = BlockingProducer(Config(), transport=transport(), hooks=[hook])
+    try:
+        with orders:
+            delivery = put(orders)
+            assert reached.wait(30)
+            for ask in (orders.flush, orders.close):
+                report = ask(0.05)
+                assert (report.complete, report.accepted) == (False, 1)
+            assert caplog.text.count("is held up") == 2
+            go_on.set()
+    finally:
+        go_on.set()
+    assert delivery.result(30).successful
+    assert orders.close().delivered == 1
+
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+class _Asking(list[RequestCompleted]):
+    """A hook that remembers who opened what."""
+
+    def __call__(self, fact: Fact) -> None:
+        if isinstance(fact, RequestCompleted):
+            self.append(fact)
+
+    def opening_context(self) -> object:
+        return WHO.get()
+
+
+@pytest.mark.parametrize("fairness", [None, FairnessPolicy()])
+def test_a_hook_that_asks_where_a_record_comes_from_is_told_of_the_thread_that_put_it(
+    fairness: FairnessPolicy | None,
+) -> None:
+    asking = _Asking()
+    names = [f"stream-{number}" for number in range(40)]
+    kinesis = FakeTransport(FakeKinesis(dict.fromkeys(names, 1), enforce_limits=False))
+    with BlockingProducer(Config(fairness=fairness), transport=kinesis, hooks=[asking]) as orders:
+        for name in names:
+            assert orders.put_nowait(name, partition_key="k", data=b"x").result(30).successful
+        asking.clear()
+
+        def work(number: int) -> None:
+            for name in names[number::4]:
+                _ = WHO.set(name)
+                orders.put_nowait(name, partition_key="k", data=b"x")
+
+        in_threads(4, work)
+    assert {fact.stream: fact.opened_in for fact in asking} == {name: (name,) for name in names}

@@ -1,0 +1,227 @@
+"""The dead-letter queue: stored with the spool, critical first, due with jitter, and loud once."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kpl_core.durability.dead_letters import DeadLetterQueue, RedrivePolicy
+from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
+from kpl_core.durability.spool import (
+    AlarmChange,
+    DeadLetter,
+    DepthAlarm,
+    Escalation,
+    LetterFilter,
+    Reason,
+    Spool,
+    SpoolClosed,
+    SpoolFull,
+    SpoolOptions,
+)
+from kpl_core.records.user_record import Tier
+from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
+
+SECONDS = 20.0
+
+
+@dataclass
+class Clock:
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    with Spool(
+        SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0, max_dead_letter_bytes=1024 * 1024)
+    ) as each:
+        yield each
+
+
+@pytest.fixture
+def queue(spool: Spool, clock: Clock) -> DeadLetterQueue:
+    policy = RedrivePolicy(base_seconds=10, cap_seconds=100)
+    return DeadLetterQueue(spool, policy=policy, wall_clock=clock, chance=lambda: 1.0)
+
+
+def bury(queue: DeadLetterQueue, number: int, tier: Tier = "normal", reason: Reason = "throttled") -> DeadLetter:
+    letter = queue.letter(spooled(number, tier=tier), reason, result=failed(THROTTLED, EXPIRED))
+    queue.bury_nowait([letter]).result(SECONDS)
+    return letter
+
+
+def next_due_in(queue: DeadLetterQueue) -> float | None:
+    return queue.due_nowait(10).result(SECONDS).next_due_in
+
+
+def all_letters(queue: DeadLetterQueue, wanted: LetterFilter | None = None) -> list[DeadLetter | None]:
+    return [each.letter for each in queue.select_nowait(wanted or LetterFilter(), 1_000).result(SECONDS)]
+
+
+def test_a_letter_is_read_as_it_was_buried(queue: DeadLetterQueue) -> None:
+    letter = bury(queue, 1)
+    assert all_letters(queue) == [letter]
+    assert letter.producer_version == producer_version()
+    assert letter.attempts == 2
+    assert queue.depth == 1
+    assert queue.buried == {"throttled": 1}
+
+
+def test_a_record_moves_from_the_spool_to_the_letters_in_one_transaction(queue: DeadLetterQueue, spool: Spool) -> None:
+    ids = spool.append_nowait([spooled(1)], claim=True).result(SECONDS)
+    commits = spool.statistics().commits
+    queue.bury_nowait([queue.letter(spooled(1), "ttl")], spooled_ids=ids).result(SECONDS)
+    statistics = spool.statistics()
+    assert (statistics.records, statistics.letters, statistics.commits) == (0, 1, commits + 1)
+
+
+def test_with_no_room_nothing_moves(queue: DeadLetterQueue, spool: Spool) -> None:
+    record = spooled(data=bytes(800_000))
+    bury(queue, 0)
+    ids = spool.append_nowait([record], claim=True).result(SECONDS)
+    letter = queue.letter(record, "ttl")
+    with pytest.raises(SpoolFull, match="redrive, export or purge"):
+        queue.bury_nowait([letter, letter], spooled_ids=ids)
+    statistics = spool.statistics()
+    assert (statistics.claimed_records, statistics.letters) == (1, 1)
+
+
+def test_letters_that_are_due_come_critical_first_and_then_the_longest_due(
+    queue: DeadLetterQueue, clock: Clock
+) -> None:
+    tiers: list[Tier] = ["bulk", "normal", "critical", "bulk", "critical"]
+    for number, tier in enumerate(tiers):
+        bury(queue, number, tier)
+        clock.now += 1
+    assert queue.due_nowait(10).result(SECONDS).letters == []
+    assert next_due_in(queue) == 5.0
+    clock.now += 6
+    due = queue.due_nowait(10).result(SECONDS).letters
+    assert [each.letter.data for each in due if each.letter] == [b"1", b"0"]
+    clock.now += 10
+    due = queue.due_nowait(10).result(SECONDS).letters
+    assert [each.letter.data for each in due if each.letter] == [b"2", b"4", b"1", b"0", b"3"]
+    assert next_due_in(queue) is None
+
+
+def test_a_letter_that_failed_again_is_due_later_and_later(queue: DeadLetterQueue, clock: Clock) -> None:
+    bury(queue, 1)
+    waits = []
+    for _ in range(5):
+        wait = next_due_in(queue)
+        assert wait is not None
+        waits.append(wait)
+        clock.now += wait
+        (stored,) = queue.due_nowait(10).result(SECONDS).letters
+        queue.try_later([stored]).result(SECONDS)
+    assert waits == [10, 20, 40, 80, 100]
+
+
+def test_a_clock_that_was_wrong_keeps_no_letter_waiting_once_it_is_set_right(
+    queue: DeadLetterQueue, clock: Clock
+) -> None:
+    """A machine that began a year ahead: its letters would have been tried again a year later."""
+    year = 365 * 86_400.0
+    clock.now += year
+    ahead = bury(queue, 1)
+    clock.now -= year
+    bury(queue, 2)
+    clock.now += 5.0
+    assert [stored.letter for stored in queue.due_nowait(10).result(SECONDS).letters] == [ahead]
+    queue.try_later(queue.due_nowait(10).result(SECONDS).letters).result(SECONDS)
+    assert queue.due_nowait(10).result(SECONDS).letters == []
+    assert queue.due_nowait(10).result(SECONDS).next_due_in == 5.0
+
+
+def test_what_no_retry_can_cure_is_never_due(queue: DeadLetterQueue, clock: Clock) -> None:
+    bury(queue, 1, reason="invalid")
+    clock.now += 1e9
+    assert queue.due_nowait(10).result(SECONDS).letters == []
+    assert next_due_in(queue) is None
+    assert len(all_letters(queue)) == 1
+
+
+def test_a_removed_letter_gives_its_room_back_once(queue: DeadLetterQueue, spool: Spool) -> None:
+    bury(queue, 1)
+    letters = queue.select_nowait(LetterFilter(), 10).result(SECONDS)
+    queue.remove(letters).result(SECONDS)
+    queue.remove(letters).result(SECONDS)
+    assert (spool.statistics().letters, spool.statistics().letter_bytes) == (0, 0)
+
+
+def test_letters_are_selected_by_each_of_their_marks(queue: DeadLetterQueue) -> None:
+    first = bury(queue, 1, "critical", "ttl")
+    second = bury(queue, 2, "bulk", "rate_limited")
+    for wanted in (
+        LetterFilter(tier="bulk"),
+        LetterFilter(reason="rate_limited"),
+        LetterFilter(ids=(second.id,)),
+        LetterFilter(ids=(second.id, "none"), stream="orders", seen_from=1.0, seen_before=4e9),
+    ):
+        assert all_letters(queue, wanted) == [second]
+    assert all_letters(queue, LetterFilter(tenant="nobody")) == []
+    assert all_letters(queue, LetterFilter(ids=())) == []
+    assert all_letters(queue, LetterFilter(seen_before=1.0)) == []
+    assert all_letters(queue) == [first, second]
+    assert queue.count_nowait(LetterFilter()).result(SECONDS) == {"rate_limited": 1, "ttl": 1}
+
+
+def test_letters_survive_a_restart(tmp_path: Path) -> None:
+    options = SpoolOptions(path=tmp_path / "spool.db")
+    with Spool(options) as spool:
+        letter = bury(DeadLetterQueue(spool), 1)
+    with Spool(options) as spool:
+        assert all_letters(DeadLetterQueue(spool)) == [letter]
+        assert spool.statistics().letters == 1
+
+
+def test_the_alarm_escalates_once_for_each_crossing(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Escalation] = []
+    queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=told.append)
+    with caplog.at_level(logging.INFO, logger="kpl_core.durability.spool"):
+        for number in range(6):
+            bury(queue, number)
+        queue.remove(queue.select_nowait(LetterFilter(), 5).result(SECONDS)).result(SECONDS)
+        queue.watch_depth()
+    assert [(each.change, each.depth) for each in told] == [(AlarmChange.RAISED, 3), (AlarmChange.CLEARED, 1)]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "kpl dlq list" in caplog.text
+
+
+def test_an_escalation_that_raises_is_logged_and_harms_nobody(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    def page(_: Escalation) -> None:
+        message = "the pager is broken"
+        raise RuntimeError(message)
+
+    queue = DeadLetterQueue(spool, alarm=DepthAlarm(1), on_escalation=page)
+    bury(queue, 1)
+    assert "the pager is broken" in caplog.text
+    bury(queue, 2)
+    assert queue.depth == 2
+
+
+def test_listeners_hear_of_every_change(queue: DeadLetterQueue) -> None:
+    heard = []
+    queue.listen(lambda: heard.append(1))
+    bury(queue, 1)
+    letters = queue.select_nowait(LetterFilter(), 10).result(SECONDS)
+    queue.try_later(letters).result(SECONDS)
+    queue.remove(letters).result(SECONDS)
+    assert len(heard) == 3
+
+
+def test_a_closed_queue_says_so(tmp_path: Path) -> None:
+    with Spool(SpoolOptions(path=tmp_path / "spool.db")) as spool:
+        queue = DeadLetterQueue(spool)
+    with pytest.raises(SpoolClosed):
+        queue.bury_nowait([queue.letter(spooled(), "ttl")])

@@ -1,0 +1,157 @@
+"""What an operator does with dead letters, beside the process that owns them and without it."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, purge
+from kpl_core.durability.spool import DeadLetter, LetterFilter, Spool, SpoolCorrupt, SpoolOptions, SpoolUnavailable
+from tests.durability.spool.records import spooled
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "the spool?.db"
+
+
+@pytest.fixture
+def queue(path: Path) -> Iterator[DeadLetterQueue]:
+    with Spool(SpoolOptions(path=path, commit_interval_ms=0.0)) as spool:
+        yield DeadLetterQueue(spool)
+
+
+def bury(queue: DeadLetterQueue, count: int) -> list[DeadLetter]:
+    """Bury letters of all tiers; return them in the order in which they are listed."""
+    letters = [
+        queue.letter(spooled(number, tier=("bulk", "normal", "critical")[number % 3]), "ttl") for number in range(count)
+    ]
+    queue.bury_nowait(letters).result(SECONDS)
+    return letters[2::3] + letters[1::3] + letters[0::3]
+
+
+def test_letters_are_listed_while_another_process_would_own_them(queue: DeadLetterQueue, path: Path) -> None:
+    letters = bury(queue, 1_201)
+    with LetterReader(path) as reader:
+        listed = [stored.letter for page in reader.pages(LetterFilter()) for stored in page]
+        assert listed == letters
+        assert reader.count(LetterFilter()) == {"ttl": 1_201}
+        assert reader.count(LetterFilter(tier="critical")) == {"ttl": 400}
+        few = [stored.letter for page in reader.pages(LetterFilter(tier="bulk"), limit=501) for stored in page]
+        assert few == [letter for letter in letters if letter.tier == "bulk"][:501]
+
+
+def test_one_letter_is_found_by_its_id(queue: DeadLetterQueue, path: Path) -> None:
+    letters = bury(queue, 3)
+    with LetterReader(path) as reader:
+        found = reader.find(letters[1].id)
+        assert found is not None
+        assert found.letter == letters[1]
+        assert reader.find("none") is None
+
+
+def test_an_export_has_a_line_for_each_letter_and_reports_its_progress(
+    queue: DeadLetterQueue, path: Path, tmp_path: Path
+) -> None:
+    letters = bury(queue, 1_201)
+    progress: list[int] = []
+    with LetterReader(path) as reader:
+        assert reader.export(LetterFilter(), tmp_path / "out.jsonl", on_progress=progress.append) == (1_201, 0)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == [letter.id for letter in letters]
+    assert progress == [500, 1_000, 1_201]
+    assert (tmp_path / "out.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_export_counts_the_letters_that_are_damaged(path: Path, tmp_path: Path) -> None:
+    with Spool(SpoolOptions(path=path)) as spool:
+        queue = DeadLetterQueue(spool)
+        queue.bury_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")]).result()
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"DAMAGED"))
+    with LetterReader(path) as reader:
+        assert reader.export(LetterFilter(), tmp_path / "out.jsonl") == (1, 1)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_interrupted_export_leaves_what_was_there(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
+    bury(queue, 600)
+    destination = tmp_path / "out.jsonl"
+    destination.write_text("yesterday's")
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with LetterReader(path) as reader, pytest.raises(KeyboardInterrupt):
+        reader.export(LetterFilter(), destination, on_progress=interrupt)
+    assert destination.read_text() == "yesterday's"
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("out")] == ["out.jsonl"]
+
+
+def test_an_export_replaces_no_spool_no_folder_and_no_pipe(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
+    bury(queue, 2)
+    folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(path)
+    names = {each.name for each in tmp_path.iterdir()}
+    for destination in (path, link, folder, pipe):
+        with LetterReader(path) as reader, pytest.raises(FileExistsError, match="only a file of its own"):
+            reader.export(LetterFilter(), destination)
+    assert {each.name for each in tmp_path.iterdir()} == names
+    assert pipe.is_fifo()
+    with LetterReader(path) as reader:
+        assert sum(reader.count(LetterFilter()).values()) == 2
+
+
+def test_looking_at_a_file_that_was_emptied_leaves_its_log(path: Path, tmp_path: Path) -> None:
+    emptied = tmp_path / "emptied.db"
+    log = tmp_path / "emptied.db-wal"
+    with Spool(SpoolOptions(path=path)) as spool:
+        bury(DeadLetterQueue(spool), 3)
+        log.write_bytes(path.with_name(f"{path.name}-wal").read_bytes())
+    emptied.touch()
+    before = log.read_bytes()
+    with pytest.raises(SpoolCorrupt, match="put back the file that the log belongs to"):
+        LetterReader(emptied).__enter__()
+    assert log.read_bytes() == before
+
+
+def test_a_purge_deletes_what_matches_and_goes_on_after_an_interruption(queue: DeadLetterQueue) -> None:
+    bury(queue, 1_800)
+    progress: list[int] = []
+
+    def interrupt(count: int) -> None:
+        progress.append(count)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        purge(queue, LetterFilter(tier="bulk"), on_progress=interrupt)
+    assert purge(queue, LetterFilter(tier="bulk"), on_progress=progress.append) == 100
+    assert progress == [500, 100]
+    assert purge(queue, LetterFilter(tier="bulk")) == 0
+    assert queue.depth == 1_200
+    assert purge(queue, LetterFilter()) == 1_200
+
+
+def test_letters_are_read_after_their_owner_is_gone(path: Path) -> None:
+    with Spool(SpoolOptions(path=path)) as spool:
+        letters = bury(DeadLetterQueue(spool), 3)
+    with LetterReader(path) as reader:
+        assert [stored.letter for page in reader.pages(LetterFilter()) for stored in page] == letters
+
+
+def test_a_missing_file_a_stranger_and_a_closed_reader_are_told_apart(path: Path) -> None:
+    with pytest.raises(SpoolUnavailable, match="there is no such file"):
+        LetterReader(path).__enter__()
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(SpoolCorrupt, match="no SQLite database"):
+        LetterReader(path).__enter__()
+    path.write_bytes(b"")
+    with pytest.raises(SpoolCorrupt, match="let a producer of this version open it once"):
+        LetterReader(path).__enter__()
+    with pytest.raises(SpoolUnavailable, match="is not open"):
+        LetterReader(path).find("x")

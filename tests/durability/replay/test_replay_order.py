@@ -1,0 +1,174 @@
+"""Order per key, whatever fails."""
+
+import random
+from collections import Counter, deque
+
+from hypothesis import given, settings, strategies as st
+
+from kpl_core.durability.replay.replay_order import ReplayOrder
+from kpl_core.durability.spool.ledger import Claimed
+from tests.durability.spool.records import spooled
+
+
+def offered(keys: str, *, in_flight_per_key: int = 1, may_share: bool = False) -> ReplayOrder:
+    """Return an order that holds one record for each letter, with ids from 1."""
+    order = ReplayOrder(in_flight_per_key=in_flight_per_key, may_share=may_share)
+    for record_id, key in enumerate(keys, start=1):
+        order.offer(Claimed(record_id, spooled(record_id, key=key)))
+    return order
+
+
+def take_all(order: ReplayOrder) -> list[int]:
+    taken = []
+    while order.peek() is not None:
+        taken.append(order.take().id)
+    return taken
+
+
+def test_records_leave_oldest_first_one_for_each_key() -> None:
+    order = offered("abacb")
+    assert take_all(order) == [1, 2, 4]
+    assert order.waiting == 2
+
+
+def test_the_next_record_of_a_key_leaves_when_the_one_before_was_delivered() -> None:
+    order = offered("aab")
+    assert take_all(order) == [1, 3]
+    order.succeeded(1)
+    assert take_all(order) == [2]
+
+
+def test_a_failed_record_goes_again_before_the_younger_ones_of_its_key() -> None:
+    order = offered("aab")
+    take_all(order)
+    order.failed(1)
+    assert take_all(order) == [1]
+
+
+def test_with_more_in_flight_a_failure_holds_its_key_until_all_results_are_in() -> None:
+    order = offered("aaaab", in_flight_per_key=3)
+    assert take_all(order) == [1, 2, 3, 5]
+    order.failed(1)
+    order.succeeded(3)
+    assert take_all(order) == []
+    order.failed(2)
+    assert take_all(order) == [1, 2, 4]
+
+
+def test_who_shares_the_fate_of_the_one_before_leaves_beside_it() -> None:
+    order = offered("aaab", may_share=True)
+    assert order.take().id == 1
+    following = order.peek()
+    assert following is not None
+    assert (following.id, order.company_of(following)) == (2, 1)
+    assert order.take().id == 2
+    order.travels_apart()
+    assert [claimed.id for claimed in (order.peek(), order.take()) if claimed] == [4, 4]
+    assert order.peek() is None
+    order.succeeded(1)
+    assert order.peek() is None
+    order.succeeded(2)
+    alone = order.peek()
+    assert alone is not None
+    assert (alone.id, order.company_of(alone)) == (3, None)
+
+
+def test_nobody_joins_those_of_whom_one_has_failed() -> None:
+    order = offered("aaa", may_share=True)
+    assert (order.take().id, order.take().id) == (1, 2)
+    order.failed(1)
+    assert order.peek() is None
+    order.failed(2)
+    assert order.take().id == 1
+
+
+def test_streams_do_not_share_keys() -> None:
+    order = ReplayOrder(in_flight_per_key=1)
+    order.offer(Claimed(1, spooled(key="a", stream="orders")))
+    order.offer(Claimed(2, spooled(key="a", stream="payments")))
+    assert take_all(order) == [1, 2]
+
+
+def test_an_older_record_that_comes_later_goes_first() -> None:
+    order = ReplayOrder(in_flight_per_key=1)
+    order.offer(Claimed(7, spooled(key="a")))
+    order.offer(Claimed(3, spooled(key="a")))
+    assert take_all(order) == [3]
+
+
+def test_what_waits_can_be_taken_back_and_what_flies_lands_later() -> None:
+    order = offered("aab")
+    order.take()
+    assert sorted(order.take_waiting()) == [2, 3]
+    assert (order.waiting, order.waiting_bytes) == (0, 0)
+    order.succeeded(1)
+    assert order.peek() is None
+
+
+@given(keys=st.text("abcd", min_size=1, max_size=40), in_flight_per_key=st.integers(1, 4), seed=st.integers())
+@settings(max_examples=150)
+def test_every_record_is_delivered_once_and_in_order_of_its_key(keys: str, in_flight_per_key: int, seed: int) -> None:
+    chance = random.Random(seed)
+    order = ReplayOrder(in_flight_per_key=in_flight_per_key)
+    coming = deque(enumerate(keys, start=1))
+    in_flight: list[int] = []
+    delivered: list[int] = []
+    while len(delivered) < len(keys):
+        step = chance.random()
+        if coming and step < 0.3:
+            record_id, key = coming.popleft()
+            order.offer(Claimed(record_id, spooled(record_id, key=key)))
+        elif order.peek() is not None and step < 0.7:
+            in_flight.append(order.take().id)
+        elif in_flight:
+            record_id = in_flight.pop(chance.randrange(len(in_flight)))
+            if chance.random() < 0.3:
+                order.failed(record_id)
+            else:
+                order.succeeded(record_id)
+                delivered.append(record_id)
+        flying = Counter(keys[record_id - 1] for record_id in in_flight)
+        assert all(count <= in_flight_per_key for count in flying.values())
+    assert sorted(delivered) == list(range(1, len(keys) + 1))
+    if in_flight_per_key == 1:
+        for key in set(keys):
+            ids = [record_id for record_id in delivered if keys[record_id - 1] == key]
+            assert ids == sorted(ids)
+
+
+@given(keys=st.text("abc", min_size=1, max_size=40), seed=st.integers())
+@settings(max_examples=150)
+def test_groups_that_share_a_fate_keep_the_order_of_each_key(keys: str, seed: int) -> None:
+    """Groups as aggregated records: whoever joins one is delivered with it, or fails with it, at any later time."""
+    chance = random.Random(seed)
+    order = offered(keys, may_share=True)
+    group_of: dict[int, int] = {}
+    groups: dict[int, list[int]] = {}
+    opened = 0
+    delivered: list[int] = []
+    while len(delivered) < len(keys):
+        claimed = order.peek()
+        if claimed is not None and chance.random() < 0.7:
+            company = order.company_of(claimed)
+            if company is not None and group_of[company] != opened:
+                order.travels_apart()
+                continue
+            order.take()
+            group_of[claimed.id] = opened
+            groups.setdefault(opened, []).append(claimed.id)
+        elif groups:
+            # Nobody joins a group that was sent.
+            sent = groups.pop(chance.choice(list(groups)))
+            opened += 1
+            if chance.random() < 0.3:
+                for record_id in sent:
+                    order.failed(record_id)
+            else:
+                for record_id in sent:
+                    order.succeeded(record_id)
+                delivered += sent
+        if chance.random() < 0.3:
+            opened += 1
+    for key in set(keys):
+        ids = [record_id for record_id in delivered if keys[record_id - 1] == key]
+        assert ids == sorted(ids)

@@ -1,0 +1,217 @@
+"""The backlog goes back to the producer: in order, not too fast, and only once it was confirmed it is gone."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_core.durability.replay import Replayer
+from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOptions
+from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
+from kpl_core.options.kinesis_limits import MIB
+from kpl_core.records.record_result import RecordResult
+from tests.durability.spool.receiver import Receiver, until
+from tests.durability.spool.records import DELIVERED, EXPIRED, INVALID, THROTTLED, failed, spooled
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> SpoolOptions:
+    return SpoolOptions(
+        path=tmp_path / "spool.db",
+        commit_interval_ms=0.0,
+        replay_records_per_second=1e6,
+        replay_bytes_per_second=1e9,
+    )
+
+
+@asynccontextmanager
+async def replaying(
+    spool: AsyncSpool, receiver: Receiver, options: SpoolOptions, queue: DeadLetterQueue | None = None
+) -> AsyncIterator[Replayer]:
+    queue = DeadLetterQueue(spool.spool) if queue is None else queue
+    replayer = Replayer(spool, receiver.put, options, dead_letters=queue, chance=lambda: 0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(replayer.run)
+        yield replayer
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_backlog_is_delivered_in_order_of_each_key_and_leaves_the_file(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(n, key=f"key-{n % 3}") for n in range(2_000)], claim=False)
+        async with replaying(spool, receiver, options):
+            await until(lambda: spool.statistics().records == 0)
+    numbers = [int(data) for data in receiver.delivered]
+    assert sorted(numbers) == list(range(2_000))
+    for key in range(3):
+        of_key = [number for number in numbers if number % 3 == key]
+        assert of_key == sorted(of_key)
+
+
+async def test_what_joins_the_backlog_later_is_delivered_too(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    async with AsyncSpool(Spool(options)) as spool, replaying(spool, receiver, options):
+        for number in range(3):
+            ids = await spool.append([spooled(number)], claim=number == 1)
+            if number == 1:
+                spool.release(ids)
+            await until(lambda number=number: len(receiver.delivered) == number + 1)  # type: ignore[misc]
+        await until(lambda: spool.statistics().records == 0)
+    assert receiver.delivered == [b"0", b"1", b"2"]
+
+
+async def test_a_failed_record_is_tried_again_before_the_next_of_its_key(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    receiver.answers[b"0"] = [failed(THROTTLED, EXPIRED)] * 3
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(n, key="one") for n in range(5)], claim=False)
+        async with replaying(spool, receiver, options):
+            await until(lambda: spool.statistics().records == 0)
+    assert receiver.delivered == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_result_that_comes_through_the_mailbox_needs_no_task_around_it(options: SpoolOptions) -> None:
+    """As where the disk decides: a thread has the loop call, and there is no task in sight."""
+    receiver = Receiver()
+    receiver.hold = True
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(0)], claim=False)
+        async with replaying(spool, receiver, options):
+            await until(lambda: bool(receiver.held))
+            (_, finished), receiver.hold = receiver.held.pop(), False
+            post = threading.Thread(target=lambda: spool.mailbox.post(lambda: finished(failed(THROTTLED, EXPIRED))))
+            post.start()
+            await until(lambda: receiver.delivered == [b"0"])
+            post.join()
+
+
+async def test_a_producer_without_room_is_asked_again(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    full = BufferFull("full", outstanding_records=1, outstanding_bytes=1)
+    receiver.answers[b"0"] = [full, full]
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(0)], claim=False)
+        async with replaying(spool, receiver, options):
+            await until(lambda: spool.statistics().records == 0)
+    assert receiver.delivered == [b"0"]
+
+
+@pytest.mark.parametrize("answer", [failed(INVALID), InvalidUserRecord("too large")], ids=["result", "exception"])
+async def test_what_can_never_be_delivered_moves_to_the_dead_letters(
+    options: SpoolOptions, answer: RecordResult | Exception
+) -> None:
+    receiver = Receiver()
+    receiver.answers[b"1"] = [answer]
+    async with AsyncSpool(Spool(options)) as spool:
+        queue = DeadLetterQueue(spool.spool)
+        await spool.append([spooled(n, key="one") for n in range(3)], claim=False)
+        async with replaying(spool, receiver, options, queue):
+            await until(lambda: spool.statistics().records == 0)
+        letters = await spool.mailbox.wait_for(queue.select_nowait(LetterFilter(), 10))
+    assert receiver.delivered == [b"0", b"2"]
+    (stored,) = letters
+    assert stored.letter is not None
+    assert (stored.letter.data, stored.letter.reason) == (b"1", "invalid")
+
+
+async def test_with_the_dead_letters_full_an_undeliverable_record_stays_in_the_spool(
+    tmp_path: Path,
+) -> None:
+    receiver = Receiver()
+    poison = bytes(2_000)
+    receiver.answers[poison] = [failed(INVALID)] * 100_000
+    # No rate and no pause: the replay has nothing to wait for, and must let others run all the same.
+    small = SpoolOptions(
+        path=tmp_path / "small.db",
+        commit_interval_ms=0.0,
+        max_dead_letter_bytes=MIB,
+        replay_records_per_second=1e9,
+        replay_bytes_per_second=1e12,
+    )
+    async with AsyncSpool(Spool(small)) as spool:
+        queue = DeadLetterQueue(spool.spool)
+        nearly_all = queue.letter(spooled(data=bytes(MIB - 500)), "ttl")
+        await spool.mailbox.wait_for(queue.bury_nowait([nearly_all]))
+        await spool.append([spooled(data=poison)], claim=False)
+        async with replaying(spool, receiver, small, queue):
+            await until(lambda: len(receiver.answers[poison]) < 99_998)
+        assert len(receiver.answers[poison]) > 0
+        assert (spool.statistics().records, spool.statistics().letters) == (1, 1)
+        assert spool.statistics().backlog_records == 1
+
+
+async def test_no_more_is_in_flight_than_allowed(tmp_path: Path) -> None:
+    receiver = Receiver()
+    receiver.hold = True
+    few = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0, replay_in_flight_records=10)
+    async with AsyncSpool(Spool(few)) as spool:
+        await spool.append([spooled(n, key=f"key-{n}") for n in range(100)], claim=False)
+        async with replaying(spool, receiver, few):
+            while len(receiver.delivered) < 100:
+                await until(lambda: bool(receiver.held))
+                receiver.deliver_held()
+            await until(lambda: spool.statistics().records == 0)
+    assert receiver.most_held <= 10
+
+
+async def test_on_the_way_out_what_waits_is_released_and_what_flies_is_marked_when_it_lands(
+    tmp_path: Path,
+) -> None:
+    receiver = Receiver()
+    receiver.hold = True
+    few = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0, replay_in_flight_records=2)
+    async with AsyncSpool(Spool(few)) as spool:
+        await spool.append([spooled(n, key=f"key-{n}") for n in range(5)], claim=False)
+        async with replaying(spool, receiver, few):
+            await until(lambda: len(receiver.held) == 2)
+            assert spool.statistics().claimed_records == 5
+        assert (spool.statistics().claimed_records, spool.statistics().backlog_records) == (2, 3)
+        (_, first), (_, second) = receiver.held
+        first(DELIVERED)
+        second(failed(EXPIRED))
+        await until(lambda: spool.statistics().records == 4)
+        assert (spool.statistics().claimed_records, spool.statistics().backlog_records) == (0, 4)
+
+
+async def test_a_closed_producer_ends_the_replay_and_loses_nothing(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    receiver.answers[b"0"] = [ProducerClosed("closed")]
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(0)], claim=False)
+        replayer = Replayer(spool, receiver.put, options, dead_letters=DeadLetterQueue(spool.spool))
+        with pytest.raises(ProducerClosed):
+            await replayer.run()
+        assert spool.statistics().backlog_records == 1
+
+
+async def test_a_result_that_comes_after_the_spool_was_closed_harms_nobody(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    receiver.hold = True
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(0, key="a"), spooled(1, key="b")], claim=False)
+        async with replaying(spool, receiver, options):
+            await until(lambda: len(receiver.held) == 2)
+    (_, first), (_, second) = receiver.held
+    first(DELIVERED)
+    second(failed(EXPIRED))
+    async with AsyncSpool(Spool(options)) as again:
+        assert again.statistics().records == 2
+
+
+async def test_what_was_to_be_buried_is_released_when_the_replay_ends_before(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    receiver.answers[b"0"] = [failed(INVALID)]
+    receiver.answers[b"1"] = [ProducerClosed("closed")]
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(0, key="a"), spooled(1, key="b")], claim=False)
+        replayer = Replayer(spool, receiver.put, options, dead_letters=DeadLetterQueue(spool.spool))
+        with pytest.raises(ProducerClosed):
+            await replayer.run()
+        assert (spool.statistics().backlog_records, spool.statistics().letters) == (2, 0)

@@ -1,0 +1,32 @@
+"""The how-to's programs run as they stand, and its tables say what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kpl_core.durability.dead_letters.redrive_policy import REDRIVEN_AUTOMATICALLY
+from kpl_core.durability.spool.envelope import DeadLetter
+
+HOWTO = Path(__file__).parents[3] / "docs" / "howto" / "spool-and-dead-letters.md"
+TEXT = HOWTO.read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["spool", "dead letters"])
+def test_each_program_runs(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, str(HOWTO), "exec"), {})  # noqa: S102 - our own text
+    assert capsys.readouterr().out in {"1 record to replay\n", "{'rate_limited': 1}\n"}
+
+
+def test_the_table_of_reasons_is_the_codes() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (yes|no) \|$", TEXT, re.MULTILINE))
+    assert rows == {reason: "yes" if by_itself else "no" for reason, by_itself in REDRIVEN_AUTOMATICALLY.items()}
+
+
+def test_every_field_of_the_envelope_is_named() -> None:
+    for field in DeadLetter.__struct_fields__:
+        assert f"`{field}`" in TEXT

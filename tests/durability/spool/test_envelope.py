@@ -1,0 +1,287 @@
+"""What is written is what is read, whatever the caller noted; and anything else is noticed."""
+
+import json
+import zlib
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from kpl_core.durability.spool.envelope import (
+    REASON_BY_ERROR_CODE,
+    REASONS,
+    DeadLetter,
+    SpooledRecord,
+    dead_letter_of,
+    decode_letter,
+    decode_record,
+    encode_letter,
+    encode_record,
+    letter_id,
+    letter_to_json,
+    reason_of,
+    spooled_record_of,
+)
+from kpl_core.records.record_result import Attempt
+from tests.durability.spool.records import DELIVERED, EXPIRED, THROTTLED, failed, spooled
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+NOTES = st.none() | st.dictionaries(TEXT, st.none() | st.booleans() | st.integers(-(2**63), 2**63) | TEXT | st.binary())
+RECORDS = st.builds(
+    SpooledRecord,
+    stream=TEXT,
+    partition_key=TEXT,
+    data=st.binary(max_size=2_000),
+    accepted_at=st.floats(0, 4e9),
+    explicit_hash_key=st.none() | st.integers(0, 2**128 - 1).map(str),
+    flow=st.none() | TEXT,
+    tier=st.sampled_from(["critical", "normal", "bulk"]),
+    metadata=NOTES,
+)
+
+
+@given(RECORDS)
+def test_a_record_is_read_as_it_was_written(record: SpooledRecord) -> None:
+    assert decode_record(*encode_record(record)) == record
+
+
+@given(RECORDS, st.data())
+def test_a_flipped_bit_anywhere_is_noticed(record: SpooledRecord, data: st.DataObject) -> None:
+    checksum, envelope = encode_record(record)
+    bit = data.draw(st.integers(0, len(envelope) * 8 - 1))
+    flipped = bytearray(envelope)
+    flipped[bit // 8] ^= 1 << bit % 8
+    assert decode_record(checksum, bytes(flipped)) is None
+
+
+def test_bytes_of_another_shape_are_no_record_even_with_a_right_checksum() -> None:
+    envelope = msgspec.msgpack.encode({"not": "a record"})
+    assert decode_record(zlib.crc32(envelope), envelope) is None
+
+
+def test_a_row_of_an_older_program_gets_the_defaults_and_one_of_a_newer_is_read_without_its_news() -> None:
+    old = msgspec.msgpack.encode(["orders", "key", b"data", 1.0])
+    new = msgspec.msgpack.encode(["orders", "key", b"data", 1.0, None, "flow", "bulk", None, "a field of tomorrow"])
+    assert decode_record(zlib.crc32(old), old) == SpooledRecord("orders", "key", b"data", 1.0)
+    assert decode_record(zlib.crc32(new), new) == SpooledRecord("orders", "key", b"data", 1.0, None, "flow", "bulk")
+
+
+class Text(str):
+    """A str of somebody's own, like numpy's."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "something else"
+
+
+class Bytes(bytes):
+    """Bytes of somebody's own."""
+
+    def __repr__(self) -> str:
+        return "something else"
+
+
+def test_what_only_derives_from_str_or_bytes_is_kept_as_what_it_is() -> None:
+    """It was kept as its `repr`: a key became another key, and a record with such data was never read again."""
+    record = SpooledRecord(
+        Text("orders"), Text("key"), Bytes(b"data"), 1.0, metadata={"note": [Text("n"), Bytes(b"b")]}
+    )
+    read = decode_record(*encode_record(record))
+    assert read == SpooledRecord("orders", "key", b"data", 1.0, metadata={"note": ["n", b"b"]})
+    letter = json.loads(letter_to_json(dead_letter_of(record, id="1", reason="ttl", producer_version="1")))
+    assert (letter["partition_key"], letter["data"], letter["metadata"]) == ("key", "ZGF0YQ==", {"note": ["n", "Yg=="]})
+
+
+def test_metadata_nested_deeper_than_our_stack_is_a_damaged_record_and_no_error() -> None:
+    """It ended the spool's thread, and that of each process that opened the file after."""
+    nested = b"\x98\xa1s\xa1k\xc4\x01d\xcb" + bytes(8) + b"\xc0\xc0\xa6normal" + b"\x81\xa1a" * 100_000 + b"\xc0"
+    assert decode_record(zlib.crc32(nested), nested) is None
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "<odd>"
+
+
+@pytest.mark.parametrize(
+    ("note", "kept"),
+    [
+        (Odd(), "<odd>"),
+        ({1: "one"}, {1: "one"}),
+        (datetime(2026, 11, 20, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)),
+    ],
+)
+def test_what_messagepack_does_not_know_is_kept_as_text(note: object, kept: object) -> None:
+    record = msgspec.structs.replace(spooled(), metadata={"note": note})
+    read = decode_record(*encode_record(record))
+    assert read is not None
+    assert read.metadata == {"note": kept}
+
+
+def cycle() -> dict[str, Any]:
+    notes: dict[str, Any] = {}
+    notes["self"] = notes
+    return notes
+
+
+@pytest.mark.parametrize("note", [2**70, "\ud800", cycle()], ids=["70 bits", "a surrogate", "a cycle"])
+def test_a_note_that_cannot_be_written_is_given_up_and_the_record_stays(note: object) -> None:
+    record = msgspec.structs.replace(spooled(7), metadata={"note": note})
+    read = decode_record(*encode_record(record))
+    assert read is not None
+    assert read.data == b"7"
+    assert read.metadata is not None
+    assert "unserialisable" in read.metadata
+
+
+def test_a_record_copies_the_callers_notes() -> None:
+    notes = {"severity": "major"}
+    record = spooled_record_of("orders", "key", b"data", accepted_at=1.0, metadata=notes)
+    notes.clear()
+    assert record.metadata == {"severity": "major"}
+    assert record.size_bytes == 7
+
+
+@pytest.mark.parametrize(("code", "reason"), REASON_BY_ERROR_CODE.items())
+def test_the_code_of_the_last_attempt_gives_the_reason(code: str, reason: str) -> None:
+    assert reason_of(failed(Attempt(False, code, "", 1.0, 2.0))) == reason
+    assert reason in REASONS
+
+
+def test_expiry_tells_waiting_from_exhausted_retries() -> None:
+    assert reason_of(failed(EXPIRED)) == "ttl"
+    assert reason_of(failed(THROTTLED, EXPIRED)) == "retries_exhausted"
+    assert reason_of(failed(Attempt(False, "InternalFailure", "", 1.0, 2.0))) == "retries_exhausted"
+
+
+def test_a_dead_letter_keeps_the_source_timestamp_and_severity_untouched() -> None:
+    record = spooled_record_of(
+        "orders",
+        "key",
+        b"data",
+        accepted_at=1_700_000_000.0,
+        flow="tenant-1",
+        tier="critical",
+        metadata={"timestamp": "2026-11-20T10:00:00.123456789Z", "severity": 17, "traceparent": "00-ab-cd-01", "x": 1},
+    )
+    letter = dead_letter_of(
+        record,
+        id="id",
+        reason="retries_exhausted",
+        producer_version="1.2.3",
+        result=failed(THROTTLED, EXPIRED),
+        wall_offset=1_700_000_000.0,
+    )
+    assert letter == DeadLetter(
+        id="id",
+        stream="orders",
+        partition_key="key",
+        explicit_hash_key=None,
+        data=b"data",
+        tenant="tenant-1",
+        tier="critical",
+        severity=17,
+        source_timestamp="2026-11-20T10:00:00.123456789Z",
+        first_seen=1_700_000_000.0,
+        last_attempt=1_700_000_003.0,
+        attempts=2,
+        error_code="Expired",
+        error_message="Record expired",
+        shard_id=None,
+        reason="retries_exhausted",
+        traceparent="00-ab-cd-01",
+        producer_version="1.2.3",
+        metadata={"x": 1},
+    )
+    assert letter.as_record() == record
+
+
+def test_a_letter_without_an_attempt_says_so() -> None:
+    letter = dead_letter_of(spooled(), id="id", reason="rate_limited", producer_version="1")
+    assert (letter.attempts, letter.last_attempt, letter.error_code) == (0, None, None)
+    assert letter.as_record() == spooled()
+
+
+def test_notes_of_odd_types_become_text_in_a_letter() -> None:
+    record = msgspec.structs.replace(
+        spooled(), metadata={"timestamp": datetime(2026, 11, 20, tzinfo=UTC), "severity": Odd(), "traceparent": 5}
+    )
+    letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1", result=DELIVERED)
+    assert (letter.source_timestamp, letter.severity, letter.traceparent) == ("2026-11-20T00:00:00+00:00", "<odd>", "5")
+
+
+class Detached:
+    """An object of somebody's that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        message = "there is no session any more"
+        raise RuntimeError(message)
+
+
+class Shy(dict[str, Any]):
+    """A mapping that cannot be read."""
+
+    def keys(self) -> Any:
+        message = "no"
+        raise RuntimeError(message)
+
+
+IN_ITSELF: dict[str, Any] = {}
+IN_ITSELF["again"] = IN_ITSELF
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"severity": Detached(), "timestamp": Detached(), "traceparent": Detached(), "row": Detached()},
+        {"severity": 1 << 70, "timestamp": 1 << 70, "count": 1 << 70},
+        {"severity": "\ud800", "timestamp": "\ud800", "traceparent": "\ud800", "text": "\ud800"},
+        {"severity": [1], "timestamp": {}, "traceparent": b"00"},
+        IN_ITSELF,
+        Shy(a=1),
+    ],
+)
+def test_no_note_whatever_it_is_keeps_a_record_from_being_kept(metadata: Any) -> None:
+    record = spooled_record_of("orders", "k", b"x", accepted_at=1.0, metadata=metadata)
+    assert decode_record(*encode_record(record)) is not None
+    letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1")
+    read = decode_letter(*encode_letter(letter))
+    assert read is not None
+    assert read.data == b"x"
+    assert json.loads(letter_to_json(letter))["data"] == "eA=="
+
+
+def test_an_error_message_that_no_utf8_can_carry_is_kept_readable() -> None:
+    result = failed(Attempt(False, "Odd\ud800", "said \ud800", 1.0, 2.0))
+    letter = dead_letter_of(spooled(), id="id", reason="ttl", producer_version="1", result=result)
+    read = decode_letter(*encode_letter(letter))
+    assert read is not None
+    assert (read.error_code, read.error_message) == ("Odd\\ud800", "said \\ud800")
+
+
+@given(RECORDS)
+def test_a_letter_is_read_as_it_was_written_and_gives_its_record_back(record: SpooledRecord) -> None:
+    letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1", result=failed(EXPIRED))
+    assert decode_letter(*encode_letter(letter)) == letter
+    assert letter.as_record().data == record.data
+
+
+def test_a_letter_in_json_has_the_envelopes_names() -> None:
+    letter = dead_letter_of(spooled(data=b"\x00\xff"), id="id", reason="ttl", producer_version="1")
+    read = json.loads(letter_to_json(letter))
+    assert set(read) == set(DeadLetter.__struct_fields__)
+    assert read["data"] == "AP8="
+
+
+def test_ids_sort_by_time() -> None:
+    ids = [letter_id(now, b"\xff\x00") for now in (0.0, 1.0, 1_700_000_000.0, 1_700_000_000.001)]
+    assert ids == sorted(ids)
+    assert len(ids[0]) == 16
+
+
+def test_an_unwritable_record_without_notes_is_the_callers_mistake() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        encode_record(spooled(key="\ud800"))

@@ -1,0 +1,338 @@
+"""The file: its schema, its migrations, its lock, and what is not a spool."""
+
+import os
+import resource
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kpl_core.durability.spool import store as store_module
+from kpl_core.durability.spool.process_lock import ProcessLock
+from kpl_core.durability.spool.schema import APPLICATION_ID, MIGRATIONS, migrate
+from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
+from kpl_core.durability.spool.store import Changes, RecordRow, Removed, SpoolStore, Totals
+from kpl_core.errors import ConfigError
+from kpl_core.options.reliability import SpoolOptions
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> SpoolOptions:
+    return SpoolOptions(path=tmp_path / "spool.db", busy_timeout_ms=0)
+
+
+def rows(*ids: int) -> list[RecordRow]:
+    return [RecordRow(record_id, 0, b"%d" % record_id) for record_id in ids]
+
+
+def test_what_was_committed_is_there_when_the_file_is_opened_again(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    assert store.open() == Totals(0, 0, 0, 0, 0, 0)
+    assert store.commit(Changes(records=rows(1, 2, 30))) == Removed(0, 0)
+    store.commit(Changes(confirmed_ids=[2]))
+    store.close()
+    assert store.open() == Totals(2, 3, 30, 0, 0, 0)
+    assert store.records_after(1, 10, 100) == rows(30)
+    assert store.records_by_id([30, 2, 1], 10**9) == (rows(1, 30), ())
+    store.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 511, 512, 513, 1_500])
+def test_any_number_of_rows_is_written_and_deleted(options: SpoolOptions, count: int) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=rows(*range(1, count + 1))))
+    assert len(store.records_after(0, 10_000, 10**9)) == count
+    store.commit(Changes(confirmed_ids=list(range(1, count + 1))))
+    assert store.totals().records == 0
+    store.close()
+
+
+def test_reading_stops_at_the_row_that_passes_the_bytes(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=[RecordRow(record_id, 0, b"x" * 100) for record_id in range(1, 10)]))
+    assert len(store.records_after(0, 10, 250)) == 3
+    found, left = store.records_by_id([9, 7, 5, 4, 2], 250)
+    assert [row.id for row in found] == [2, 4, 5]
+    assert sorted(left) == [7, 9]
+    store.close()
+
+
+def test_a_transaction_that_fails_changes_nothing(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=rows(1)))
+    with pytest.raises(sqlite3.IntegrityError):
+        store.commit(Changes(records=rows(2, 1)))
+    assert store.totals().records == 1
+    store.commit(Changes(records=rows(2)))
+    store.close()
+
+
+def test_only_its_owner_may_read_the_file(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=rows(1)))
+    for path in options.path.parent.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    store.close()
+
+
+def test_a_second_spool_on_the_same_file_is_refused_and_told_who_owns_it(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    with pytest.raises(SpoolLocked, match=f"process {os.getpid()} owns this spool"):
+        SpoolStore(options).open()
+    store.close()
+    store.open()
+    store.close()
+
+
+def test_two_names_of_one_file_are_one_spool(options: SpoolOptions) -> None:
+    link = options.path.with_name("link.db")
+    link.symlink_to(options.path.name)
+    first, second = SpoolStore(options), SpoolStore(SpoolOptions(path=link))
+    first.open()
+    with pytest.raises(SpoolLocked, match=str(os.getpid())):
+        second.open()
+    first.close()
+    second.open()
+    second.close()
+
+
+def test_a_second_process_is_refused_until_the_first_ends(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    program = (
+        "from pathlib import Path\n"
+        "from kpl_core.durability.spool import Spool, SpoolLocked, SpoolOptions\n"
+        "try:\n"
+        f"    Spool(SpoolOptions(path=Path({str(options.path)!r}))).open()\n"
+        "except SpoolLocked as error:\n"
+        "    print(error)\n"
+    )
+
+    def second_process() -> str:
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert f"process {os.getpid()} owns this spool; stop it" in second_process()
+    store.close()
+    assert second_process() == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
+    """The parent dies without a word (its descriptor is closed), the child lives on."""
+    lock = ProcessLock(tmp_path / "spool.lock").acquire()
+    child_hears, say = os.pipe()
+    hear, child_says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(child_says, b"x")
+        os.read(child_hears, 1)
+        os._exit(0)
+    try:
+        os.read(hear, 1)
+        lock.forget()
+        ProcessLock(tmp_path / "spool.lock").acquire().release()
+    finally:
+        os.write(say, b"x")
+        os.waitpid(child, 0)
+        for descriptor in (child_hears, say, hear, child_says):
+            os.close(descriptor)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_released_lock_is_free_though_a_child_was_forked_meanwhile(tmp_path: Path) -> None:
+    lock = ProcessLock(tmp_path / "spool.lock").acquire()
+    child_hears, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(child_hears, 1)
+        os._exit(0)
+    try:
+        lock.release()
+        ProcessLock(tmp_path / "spool.lock").acquire().release()
+    finally:
+        os.write(say, b"x")
+        os.waitpid(child, 0)
+        os.close(child_hears)
+        os.close(say)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpoolUnavailable, match="No such file or directory; create its folder"):
+        SpoolStore(SpoolOptions(path=tmp_path / "missing" / "spool.db")).open()
+
+
+def test_a_file_that_is_no_database_is_left_alone(options: SpoolOptions) -> None:
+    options.path.write_bytes(b"dear diary, " * 1_000)
+    with pytest.raises(SpoolCorrupt, match="no SQLite database"):
+        SpoolStore(options).open()
+    assert options.path.read_bytes() == b"dear diary, " * 1_000
+
+
+def test_another_applications_database_is_left_alone(options: SpoolOptions) -> None:
+    other = sqlite3.connect(options.path)
+    other.execute("CREATE TABLE invoices (id INTEGER)")
+    other.commit()
+    other.close()
+    with pytest.raises(SpoolCorrupt, match="another application's database"):
+        SpoolStore(options).open()
+
+
+def test_a_file_of_a_later_version_is_refused(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    store.close()
+    with pytest.raises(SpoolCorrupt, match=f"version {len(MIGRATIONS) + 1}, this program knows {len(MIGRATIONS)}"):
+        store.open()
+
+
+def test_a_damaged_page_is_found_when_the_file_is_opened(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=[RecordRow(record_id, 0, os.urandom(1_000)) for record_id in range(1, 500)]))
+    store.close()
+    with options.path.open("r+b") as file:
+        file.seek(16_384 * 7)
+        file.write(b"\x5a" * 16_384)
+    with pytest.raises(SpoolCorrupt, match="damaged"):
+        store.open()
+    # Refused, but not locked for whoever repairs it.
+    ProcessLock(options.path.with_name("spool.db.lock")).acquire().release()
+
+
+def test_an_older_file_is_migrated_and_keeps_its_rows(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
+    migrate(connection, name="old")
+    connection.execute("INSERT INTO spooled VALUES (1, 2, x'03')")
+    later = (*MIGRATIONS, ("ALTER TABLE spooled ADD COLUMN note TEXT DEFAULT 'none'",))
+    migrate(connection, name="old", migrations=later)
+    migrate(connection, name="old", migrations=later)
+    assert connection.execute("SELECT * FROM spooled").fetchall() == [(1, 2, b"\x03", "none")]
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(later),)
+    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    connection.close()
+
+
+def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
+    migrate(connection, name="old")
+    broken = (*MIGRATIONS, ("ALTER TABLE spooled ADD COLUMN note TEXT", "ALTER TABLE nothing ADD COLUMN note TEXT"))
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(connection, name="old", migrations=broken)
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+    assert len(connection.execute("PRAGMA table_info(spooled)").fetchall()) == 3
+    connection.close()
+
+
+def test_a_file_removed_while_in_use_acknowledges_nothing_more(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    options.path.unlink()
+    with pytest.raises(SpoolUnavailable, match="removed or replaced while in use"):
+        store.commit(Changes(records=rows(1)))
+    store.close()
+
+
+def test_a_process_may_go_to_another_folder_as_a_daemon_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SpoolStore(SpoolOptions(path=Path("spool.db")))
+    store.open()
+    monkeypatch.chdir("/")
+    store.commit(Changes(records=rows(1)))
+    store.close()
+    assert store.open().records == 1
+    store.close()
+    assert (tmp_path / "spool.db").exists()
+
+
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_log_whose_file_was_moved_or_emptied_is_not_thrown_away(
+    options: SpoolOptions, tmp_path: Path, left: bytes | None
+) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=rows(1, 2, 3)))
+    # As kill -9 leaves them: what was committed since the last checkpoint is in the log alone.
+    killed = tmp_path / "killed.db"
+    log = tmp_path / "killed.db-wal"
+    log.write_bytes(options.path.with_name("spool.db-wal").read_bytes())
+    file = options.path.read_bytes()
+    store.close()
+    if left is not None:
+        killed.write_bytes(left)
+    again = SpoolStore(SpoolOptions(path=killed))
+    with pytest.raises(SpoolCorrupt, match="put back the file that the log belongs to"):
+        again.open()
+    killed.write_bytes(file)
+    assert again.open().records == 3
+    again.close()
+
+
+def test_a_disk_without_room_to_give_back_the_rest_keeps_no_spool_from_opening(
+    options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_RECLAIM_BYTES", MIB)
+    store = SpoolStore(options)
+    store.open()
+    large = [RecordRow(record_id, 0, bytes(MIB)) for record_id in range(1, 41)]
+    store.commit(Changes(records=large))
+    store.commit(Changes(confirmed_ids=list(range(1, 38))))
+    store.close()
+    # Nine tenths of the file are free, and no file may grow to what the last tenth needs.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, hard))
+    try:
+        assert store.open().records == 3
+        store.commit(Changes(records=rows(100)))
+        store.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    before = options.path.stat().st_size
+    assert store.open().records == 4
+    store.close()
+    assert options.path.stat().st_size < before / 5
+
+
+def test_an_emptied_file_gives_the_disk_back_when_it_is_opened(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    large = [RecordRow(record_id, 0, bytes(MIB)) for record_id in range(1, 71)]
+    store.commit(Changes(records=large))
+    store.commit(Changes(confirmed_ids=[row.id for row in large]))
+    store.close()
+    before = options.path.stat().st_size
+    store.open()
+    store.close()
+    assert before > 64 * MIB
+    assert options.path.stat().st_size < MIB
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"path": "spool.db"},
+        {"max_bytes": 10},
+        {"max_bytes": 1e9},
+        {"commit_interval_ms": -1.0},
+        {"commit_interval_ms": float("nan")},
+        {"commit_max_records": True},
+        {"synchronous": "off"},
+        {"replay_in_flight_per_key": 0},
+    ],
+    ids=str,
+)
+def test_options_out_of_bounds_are_refused_by_name(tmp_path: Path, wrong: dict[str, object]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"{name} is .*; it must be"):
+        SpoolOptions(**{"path": tmp_path / "spool.db", **wrong})  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+"""A shard's breaker and the stream's, asked together: what one of them stops costs the other nothing."""
+
+import pytest
+
+from kpl_core.durability.circuit_breaker import Decision
+from kpl_core.durability.shard_breakers import WHOLE_STREAM, ShardBreakers
+from kpl_core.options.reliability import BreakerPolicy
+from kpl_core.pipeline.sending_pause import FAILURES_IN_A_ROW
+from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest, RequestFailure
+from tests.pipeline.material import kinesis_record, shard_id
+from tests.pipeline.stream import THROTTLED
+
+LEFT, RIGHT = shard_id(0), shard_id(1)
+NO_CONNECTION = RequestFailure("Internal", "no connection")
+POLICY = BreakerPolicy(probe_records=4, open_seconds=1.0, probe_timeout_seconds=3.0)
+
+
+def request(shard: str, count: int, started_at: float) -> PutRecordsRequest:
+    return PutRecordsRequest("s", [kinesis_record(shard=shard) for _ in range(count)], started_at=started_at)
+
+
+def all_open() -> ShardBreakers:
+    """Both shards' breakers and the stream's opened at 1.0; their breaks are over at 2.0."""
+    breakers = ShardBreakers(POLICY, reserved_per_second=2.0, is_retryable=lambda _: True)
+    for shard in (LEFT, RIGHT):
+        breakers.answered(request(shard, 20, 0.9), [THROTTLED] * 20, 1.0)
+    for _ in range(FAILURES_IN_A_ROW):
+        breakers.answered(request(LEFT, 100, 0.9), NO_CONNECTION, 1.0)
+    assert {breaker.known_state for breaker in breakers.breakers.values()} == {"open"}
+    assert set(breakers.breakers) == {WHOLE_STREAM, LEFT, RIGHT}
+    return breakers
+
+
+def test_a_probe_of_a_shard_is_not_spent_on_a_record_that_the_stream_stops():
+    """It was given up only after its timeout, so that the shard found back seconds after the stream had."""
+    breakers = all_open()
+    asked = [LEFT, RIGHT] * 4
+    granted = [shard for shard in asked if breakers.allows(shard, "normal", 2.0) is Decision.PROBE]
+    assert granted == [LEFT, RIGHT, LEFT, RIGHT]
+    for shard in granted:
+        breakers.answered(request(shard, 1, 2.0), [PutRecordsEntry("1", shard)], 2.1)
+    # The stream's is closed, and two more probes of each shard may go at once.
+    more = [shard for shard in asked if breakers.allows(shard, "normal", 2.1) is Decision.PROBE]
+    assert more == [LEFT, RIGHT, LEFT, RIGHT]
+
+
+@pytest.mark.parametrize(
+    ("tier", "decision"), [("critical", Decision.SEND), ("normal", Decision.WAIT), ("bulk", Decision.REFUSE)]
+)
+def test_while_open_each_tier_has_its_row(tier, decision):
+    assert all_open().allows(LEFT, tier, 1.5) is decision
+
+
+def test_who_must_wait_is_told_an_instant_at_which_he_may_go():
+    breakers = all_open()
+    at = breakers.ready_at(LEFT, "normal", 1.5)
+    assert at == 2.0
+    assert breakers.allows(LEFT, "normal", at) is Decision.PROBE
+
+
+def test_one_failed_request_stops_nothing_however_many_records_it_carried():
+    """A connection that was closed while nobody used it fails the only request of a quiet second."""
+    breakers = ShardBreakers(POLICY, reserved_per_second=2.0, is_retryable=lambda _: True)
+    for second in range(10):
+        breakers.answered(request(LEFT, 500, second), NO_CONNECTION, second + 0.1)
+        assert breakers.allows(LEFT, "normal", second + 0.1) is Decision.SEND
+        breakers.answered(request(LEFT, 1, second + 0.1), [PutRecordsEntry("1", LEFT)], second + 0.2)
+    breakers.answered(request(LEFT, 1, 10.0), NO_CONNECTION, 10.5)
+    breakers.answered(request(LEFT, 500, 10.0), NO_CONNECTION, 10.6)
+    assert breakers.allows(LEFT, "normal", 10.6) is Decision.WAIT

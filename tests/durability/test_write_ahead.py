@@ -1,0 +1,96 @@
+"""Write-ahead: what was acknowledged is in the file before, and leaves it when Kinesis has it."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kpl_core import NotSpooled
+from kpl_core.options.reliability import SpoolOptions
+from kpl_core.testing import ErrorAnswer, RecordError, When
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
+from tests.durability.prometheus_text import Scrape, watched
+from tests.durability.scene import (
+    STREAM,
+    assert_invariant,
+    assert_streams_add_up,
+    consumed,
+    producer,
+    service,
+    until,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> SpoolOptions:
+    return SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=1.0)
+
+
+async def test_a_put_returns_when_the_spool_has_it_and_the_spool_is_empty_when_kinesis_has_it(spool: SpoolOptions):
+    transport = service()
+    async with producer(transport, spool=spool) as each:
+        delivery = await each.put(STREAM, partition_key="k", data=b"0")
+        assert each.spool is not None
+        assert each.spool.statistics().appended_records == 1
+        more = await each.put_many(STREAM, [(f"k{n % 5}", b"%d" % n) for n in range(1, 500)])
+        assert each.spool.statistics().appended_records == 500
+        assert all([(await each_delivery).successful for each_delivery in [delivery, *more]])
+        await until(lambda: each.spool.statistics().records == 0)
+        assert_streams_add_up(each)
+    report = each.report()
+    assert (report.accepted, report.delivered, report.spooled) == (500, 500, 0)
+    assert consumed(transport) == {b"%d" % n: 1 for n in range(500)}
+
+
+async def test_through_faults_everything_arrives_and_the_text_of_prometheus_adds_up(spool: SpoolOptions):
+    transport = service(shards=2)
+    transport.kinesis.faults.add(RecordError(), When(probability=0.2))
+    outage = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    metrics = PrometheusMetrics()
+    async with producer(transport, spool=spool, hooks=[metrics], record_ttl_ms=200) as each:
+        watched(each, metrics)
+        _ = await each.put_many(STREAM, [(f"k{n % 50}", b"%d" % n) for n in range(300)])
+        Scrape(metrics).assert_invariant()
+        await until(lambda: each.report().spooled > 100)
+        Scrape(metrics).assert_invariant()
+        transport.kinesis.faults.remove(outage)
+        await until(lambda: each.report().delivered == 300)
+        assert_streams_add_up(each)
+        Scrape(metrics).assert_invariant()
+    assert_invariant(each.report())
+    assert set(consumed(transport)) == {b"%d" % n for n in range(300)}
+
+
+async def test_a_full_spool_refuses_before_anything_is_acknowledged(tmp_path: Path):
+    spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=0.0, max_bytes=1 << 20)
+    transport = service()
+    transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    async with producer(transport, spool=spool) as each:
+        acknowledged = 0
+        refused: NotSpooled | None = None
+        while refused is None and acknowledged < 40:
+            try:
+                _ = await each.put(STREAM, partition_key="k", data=bytes(50_000))
+                acknowledged += 1
+            except NotSpooled as error:
+                refused = error
+        assert "spool" in str(refused)
+        assert acknowledged >= 18
+        report = await each.close(timeout=0.5)
+    assert (report.accepted, report.failed, report.spooled) == (acknowledged + 1, {"NotSpooled": 1}, acknowledged)
+    assert_invariant(report)
+
+
+async def test_a_producer_that_is_cancelled_leaves_everything_in_the_spool(spool: SpoolOptions):
+    transport = service(latency_seconds=30.0)
+    with anyio.move_on_after(0.5):
+        async with producer(transport, spool=spool) as each:
+            _ = await each.put_many(STREAM, [("k", b"%d" % n) for n in range(20)])
+            await anyio.sleep_forever()
+    assert_invariant(each.report())
+    assert (each.report().accepted, each.report().spooled, each.report().buffered) == (20, 20, 0)
+    async with producer(service(), spool=spool) as again:
+        await until(lambda: again.report().delivered == 20)
+        assert_invariant(again.report())

@@ -1,0 +1,301 @@
+"""When room runs out: who is refused, who is evicted, and in which order."""
+# ruff: noqa: SLF001 - the books are checked from inside
+
+import pytest
+
+from kpl_core.errors import ConfigError
+from kpl_core.fairness import FairQueue, FlowBacklog, QueueBounds
+from kpl_core.records.user_record import Tier
+
+
+def push_all(queue: FairQueue[str], flow: str, count: int, tier: Tier = "normal", *, cost: int = 1) -> list[bool]:
+    return [queue.push(f"{flow}{number}", flow, cost, tier) for number in range(count)]
+
+
+def test_a_flow_holds_no_more_items_than_its_bound():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=2))
+
+    assert push_all(queue, "a", 3) == [True, True, False]
+    assert push_all(queue, "b", 1) == [True]
+    assert queue.refusal("a", 1) == "flow_full"
+    assert queue.pop() == "a0"
+    assert queue.refusal("a", 1) is None
+
+
+def test_a_flow_holds_no_more_cost_than_its_bound():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=100))
+
+    assert push_all(queue, "a", 3, cost=50) == [True, True, False]
+    assert queue.refusal("a", 1) == "flow_full"
+    assert queue.refusal("b", 100) is None
+
+
+def test_all_flows_together_hold_no_more_than_the_queues_bound():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=3, max_cost=10))
+
+    assert push_all(queue, "a", 2, cost=3) == [True, True]
+    assert queue.refusal("b", 5) == "queue_full"
+    assert push_all(queue, "b", 2, cost=1) == [True, False]
+    assert queue.refusal("c", 1) == "queue_full"
+
+
+def test_the_bound_of_a_flow_is_named_before_that_of_the_queue():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=1, max_items=1))
+    push_all(queue, "a", 1)
+
+    assert queue.refusal("a", 1) == "flow_full"
+    assert queue.refusal("b", 1) == "queue_full"
+
+
+def test_room_for_many_is_asked_at_once():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=4, max_items=6))
+    push_all(queue, "a", 2)
+
+    assert queue.refusal("a", 20, items=2) is None
+    assert queue.refusal("a", 20, items=3) == "flow_full"
+    assert queue.refusal("b", 20, items=4) is None
+    assert queue.refusal("b", 20, items=5) == "flow_full"
+
+
+def test_without_bounds_there_is_always_room():
+    queue: FairQueue[str] = FairQueue()
+
+    assert all(push_all(queue, "a", 1_000, cost=10**9))
+    assert queue.refusal("a", 10**12) is None
+
+
+def test_what_is_larger_than_a_cost_bound_enters_where_nothing_waits():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=10, max_cost=20))
+
+    assert queue.push("huge", "a", 1_000)
+    assert not queue.push("more", "a", 1)
+    assert not queue.push("more", "b", 1)
+    queue.pop()
+    assert queue.push("more", "b", 1)
+
+
+def test_a_refused_stranger_is_not_remembered():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=1))
+    push_all(queue, "a", 1)
+    for number in range(100):
+        assert not queue.push("x", number, 1)
+
+    assert queue.statistics().remembered_flows == 1
+    assert queue.statistics().refused == 100
+
+
+def test_reserved_room_is_for_the_critical_tier_alone():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=10, critical_share=0.3))
+
+    assert push_all(queue, "a", 5, "bulk") == [True] * 5
+    assert push_all(queue, "b", 3, "normal") == [True, True, False]
+    assert queue.refusal("c", 1, "bulk") == "queue_full"
+    assert push_all(queue, "c", 4, "critical") == [True, True, True, False]
+
+
+def test_critical_items_beyond_their_reserve_use_common_room():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_cost=100, critical_share=0.2))
+
+    assert push_all(queue, "a", 5, "critical", cost=10) == [True] * 5
+    assert push_all(queue, "b", 6, "bulk", cost=10) == [True] * 5 + [False]
+
+
+def test_reserved_room_comes_back_when_items_leave():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=4, critical_share=0.5))
+    push_all(queue, "a", 2, "bulk")
+    push_all(queue, "a", 2, "critical")
+
+    assert queue.pop() == "a0"
+    assert queue.refusal("a", 1, "critical") is None
+    assert queue.refusal("a", 1, "bulk") == "queue_full"
+    queue.drain()
+    assert push_all(queue, "a", 3, "bulk") == [True, True, False]
+
+
+def test_the_longest_flow_for_its_weight_is_named():
+    weights = {"heavy": 10, "light": 1}
+    queue: FairQueue[str] = FairQueue(weight_of=lambda flow: weights[str(flow)])
+    push_all(queue, "heavy", 50)
+    push_all(queue, "light", 6)
+
+    assert queue.longest_flow() == FlowBacklog("light", "normal", 1, 6, 6)
+    push_all(queue, "heavy", 15)
+    assert queue.longest_flow() == FlowBacklog("heavy", "normal", 10, 65, 65)
+
+
+def test_the_longest_flow_is_known_after_it_shrinks():
+    queue: FairQueue[str] = FairQueue()
+    push_all(queue, "a", 10)
+    push_all(queue, "b", 8)
+    longest = []
+    while (flow := queue.longest_flow()) is not None:
+        longest.append(flow.flow)
+        queue.remove(flow.flow, lambda _: True)
+
+    assert longest == ["a", "b"]
+
+
+def test_eviction_starts_at_the_lowest_tier_wherever_it_is():
+    queue: FairQueue[str] = FairQueue()
+    push_all(queue, "long", 100, "normal")
+    push_all(queue, "alarm", 10, "critical")
+    push_all(queue, "short", 2, "bulk")
+
+    assert [queue.evict() for _ in range(4)] == ["short1", "short0", "long99", "long98"]
+
+
+def test_an_item_evicts_nothing_of_a_higher_tier():
+    queue: FairQueue[str] = FairQueue()
+    push_all(queue, "a", 2, "critical")
+    push_all(queue, "b", 1, "normal")
+
+    assert queue.evict("bulk") is None
+    assert queue.evict("normal") == "b0"
+    assert queue.evict("normal") is None
+    assert queue.evict("critical") == "a1"
+
+
+def test_the_newest_item_of_a_flow_is_evicted_first():
+    queue: FairQueue[str] = FairQueue()
+    push_all(queue, "a", 3)
+
+    assert queue.evict() == "a2"
+    assert queue.pop() == "a0"
+
+
+def test_evicting_the_last_item_empties_the_queue():
+    queue: FairQueue[str] = FairQueue()
+    push_all(queue, "a", 1)
+
+    assert queue.evict() == "a0"
+    assert not queue
+    assert queue.statistics().evicted == 1
+    assert push_all(queue, "a", 1) == [True]
+
+
+def test_a_full_house_never_costs_a_quiet_flow():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=100))
+    for number in range(1_000):
+        queue.push_evicting(f"noisy{number}", "noisy", 1)
+        if number % 50 == 0:
+            assert queue.push_evicting(f"quiet{number}", "quiet", 1) is not None
+
+    assert len(list(queue.items("quiet"))) == 20
+    assert len(list(queue.items("noisy"))) == 80
+
+
+def test_the_longest_flow_refuses_itself():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=3))
+    push_all(queue, "a", 3)
+
+    assert queue.push_evicting("more", "a", 1) is None
+    assert list(queue.items("a")) == ["a0", "a1", "a2"]
+    assert queue.push_evicting("b0", "b", 1) == ["a2"]
+    assert queue.push_evicting("b1", "b", 1) is None
+
+
+def test_a_critical_item_makes_room_at_the_cost_of_bulk():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_cost=100))
+    push_all(queue, "a", 10, "bulk", cost=10)
+
+    assert queue.push_evicting("alarm", "b", 25, "critical") == ["a9", "a8", "a7"]
+    assert queue.statistics().cost == 95
+
+
+def test_in_a_full_flow_its_own_lower_tiers_give_way():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=3))
+    push_all(queue, "a", 2, "bulk")
+    push_all(queue, "a", 1, "normal")
+    push_all(queue, "other", 3, "bulk")
+
+    assert queue.push_evicting("alarm", "a", 1, "critical") == ["a1"]
+    assert queue.push_evicting("note", "a", 1, "normal") == ["a0"]
+    assert queue.push_evicting("debug", "a", 1, "bulk") is None
+    assert queue.push_evicting("note", "a", 1, "normal") is None
+    assert queue.push_evicting("alarm", "a", 1, "critical") == ["note"]
+
+
+def test_an_item_that_is_refused_after_all_changes_nothing():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_cost=100))
+    push_all(queue, "a", 2, "bulk", cost=10)
+    push_all(queue, "b", 4, "critical", cost=20)
+    before = [list(queue.items(flow)) for flow in "ab"]
+    statistics = queue.statistics()
+
+    # Evicting all of the bulk is not enough, and the critical flow is not longer than the newcomer.
+    assert queue.push_evicting("big", "c", 90, "normal") is None
+
+    assert [list(queue.items(flow)) for flow in "ab"] == before
+    assert queue.statistics().refused == statistics.refused + 1
+    assert (queue.statistics().evicted, len(queue), queue.statistics().cost) == (0, 6, 100)
+    assert queue.longest_flow() == FlowBacklog("a", "bulk", 1, 2, 20)
+    assert queue.drain() == ["a0", "b0", "a1", "b1", "b2", "b3"]
+
+
+def test_an_item_too_large_for_its_flow_evicts_none_of_it():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=100))
+    push_all(queue, "a", 1, "bulk", cost=10)
+    push_all(queue, "a", 1, "critical", cost=90)
+
+    assert queue.push_evicting("big", "a", 50, "critical") is None
+    assert [*queue.items("a")] == ["a0", "a0"]
+    assert queue.statistics().evicted == 0
+
+
+def test_a_bad_weight_of_a_newcomer_evicts_nobody():
+    queue: FairQueue[str] = FairQueue(
+        weight_of=lambda flow: {"a": 1.0, "bad": 0.0}[str(flow)], bounds=QueueBounds(max_items=2)
+    )
+    push_all(queue, "a", 2)
+
+    with pytest.raises(ConfigError, match="weight is"):
+        queue.push_evicting("x", "bad", 1)
+    assert list(queue.items("a")) == ["a0", "a1"]
+    assert queue.statistics().evicted == 0
+
+
+@pytest.mark.parametrize("field", ["max_flow_items", "max_flow_cost", "max_items", "max_cost"])
+@pytest.mark.parametrize("bound", [0, -1, 1.5, True, "3", float("inf")])
+def test_a_bound_must_be_a_whole_number_above_zero(field, bound):
+    with pytest.raises(ConfigError, match=f"{field} is"):
+        QueueBounds(**{field: bound})
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 2, float("nan")])
+def test_a_reserve_leaves_something_to_the_others(share):
+    with pytest.raises(ConfigError, match="critical_share is"):
+        QueueBounds(critical_share=share)
+
+
+def test_the_ranking_forgets_what_it_no_longer_needs_and_stays_right():
+    queue: FairQueue[int] = FairQueue()
+    held = dict.fromkeys("abcde", 0)
+    for number in range(1, 2_001):
+        flow = "abcde"[number * 7 % 5]
+        cost = number % 13 + 1
+        queue.push(cost, flow, cost, "bulk" if number % 3 else "normal")
+        held[flow] += cost
+        if number % 4 == 0:
+            flow = str(queue.next_flow())
+            held[flow] -= queue.pop()
+        # Asked seldom: in between only growth is noted, and would pile up.
+        if number % 100 == 0:
+            longest = queue.longest_flow()
+            assert longest is not None
+            assert held[str(longest.flow)] == max(held.values())
+        if queue._ranking is not None:
+            assert max(map(len, queue._ranking._listings)) <= 64 + 4 * 5
+
+
+def test_a_question_after_long_silence_lists_nobody_who_has_left():
+    queue: FairQueue[str] = FairQueue()
+    push_all(queue, "stays", 1)
+    queue.longest_flow()
+    for number in range(300):
+        push_all(queue, f"passes-{number}", 2)
+        queue.remove(f"passes-{number}", lambda _: True)
+
+    assert queue._ranking is not None
+    assert queue.longest_flow() == FlowBacklog("stays", "normal", 1, 1, 1)
+    assert max(map(len, queue._ranking._listings)) <= 64 + 4 * 300
+    assert queue.statistics().remembered_flows <= 200

@@ -1,0 +1,96 @@
+"""Flushing: everything put before, quickly, and nothing else."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from kpl_core import Delivery
+from kpl_core.testing import RecordError, When
+from tests.producer.scene import (
+    assert_books_close,
+    know_shards,
+    producer,
+    put,
+    reasons,
+    service,
+    unmetered,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_flush_waits_for_what_was_put_before_and_not_for_what_comes_after():
+    transport = service(latency_seconds=0.3)
+    async with producer(transport, record_max_buffered_time_ms=10_000) as orders:
+        before = put(orders, 10)
+        async with anyio.create_task_group() as tasks:
+
+            async def put_later() -> None:
+                await anyio.sleep(0.1)
+                after.extend(put(orders, 10))
+
+            after: list[Delivery] = []
+            tasks.start_soon(put_later)
+            report = await orders.flush()
+            assert reasons(before) == {"": 10}
+            assert not any(delivery.done for delivery in after)
+            assert report.complete
+            assert (report.delivered, report.buffered) == (10, 10)
+            assert anyio.current_time() < 1.0
+    assert reasons(after) == {"": 10}
+
+
+async def test_a_flush_with_a_timeout_says_that_it_is_not_complete():
+    transport = service(latency_seconds=5.0)
+    async with producer(transport) as orders:
+        deliveries = put(orders, 10)
+        report = await orders.flush(timeout=1.0)
+        assert anyio.current_time() == 1.0
+        assert not report.complete
+        assert (report.accepted, report.buffered) == (10, 10)
+        assert report.buffered_bytes == sum(len(f"key {number}") + 10 for number in range(10))
+        report = await orders.flush()
+        assert report.complete
+    assert reasons(deliveries) == {"": 10}
+
+
+async def test_a_flush_of_nothing_is_complete_at_once():
+    async with producer(service()) as orders:
+        assert (await orders.flush()).complete
+        assert anyio.current_time() == 0.0
+
+
+async def test_a_flush_lets_many_streams_finish():
+    streams = {f"stream-{number}": 1 for number in range(20)}
+    transport = service(streams=streams)
+    async with producer(transport) as orders:
+        deliveries = [delivery for stream in streams for delivery in put(orders, 10, stream=stream)]
+        report = await orders.flush()
+    assert_books_close(report, deliveries)
+    assert report.delivered == 200
+
+
+async def test_a_cancelled_flush_harms_nothing():
+    transport = service(latency_seconds=1.0)
+    async with producer(transport) as orders:
+        deliveries = put(orders, 10)
+        with anyio.move_on_after(0.5):
+            await orders.flush()
+        await orders.flush()
+        assert reasons(deliveries) == {"": 10}
+
+
+async def test_a_flush_is_quick_even_if_records_are_patient_and_come_back():
+    """Those that waited for tokens, or were refused once, waited for company up to their deadline of a minute."""
+    transport = unmetered()
+    transport.kinesis.faults.add(RecordError(), When(probability=0.1, once_per_record=True))
+    async with producer(
+        transport, aggregation_enabled=False, record_max_buffered_time_ms=60_000, record_ttl_ms=600_000
+    ) as orders:
+        await know_shards(orders)
+        deliveries = put(orders, 1_517)
+        began = anyio.current_time()
+        report = await orders.flush()
+        assert anyio.current_time() - began < 3.0
+    assert report.complete
+    assert reasons(deliveries) == {"": 1_517}

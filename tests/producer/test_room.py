@@ -1,0 +1,137 @@
+import anyio
+import pytest
+
+from kpl_core.producer.room import RoomQueue
+
+pytestmark = pytest.mark.anyio
+
+
+class Store:
+    """Room for one, and everybody who wants it."""
+
+    def __init__(self) -> None:
+        self.room = RoomQueue()
+        self.is_free = False
+        self.served: list[str] = []
+
+    async def want(self, name: str) -> None:
+        with self.room.stand() as place:
+            while True:
+                await place.wait()
+                if self.is_free:
+                    self.is_free = False
+                    self.served.append(name)
+                    return
+
+    def free(self) -> None:
+        self.is_free = True
+        self.room.wake_first()
+
+
+async def in_line(tasks, store, *names):
+    for name in names:
+        tasks.start_soon(store.want, name)
+        await anyio.wait_all_tasks_blocked()
+
+
+async def test_whoever_waits_longest_is_served_first():
+    store = Store()
+    async with anyio.create_task_group() as tasks:
+        await in_line(tasks, store, "a", "b", "c")
+        assert store.room
+        for _ in range(3):
+            store.free()
+            await anyio.wait_all_tasks_blocked()
+    assert store.served == ["a", "b", "c"]
+    assert not store.room
+
+
+async def test_being_called_for_nothing_costs_nobody_the_place():
+    """Two called at once and refused changed places."""
+    store = Store()
+    async with anyio.create_task_group() as tasks:
+        await in_line(tasks, store, "a", "b", "c")
+        for _ in range(5):
+            store.room.wake_first()
+            store.room.wake_all()
+            await anyio.wait_all_tasks_blocked()
+        for _ in range(3):
+            store.free()
+            await anyio.wait_all_tasks_blocked()
+    assert store.served == ["a", "b", "c"]
+
+
+async def test_room_for_several_is_passed_down_the_line():
+    store = Store()
+    left = 3
+
+    async def want(name: str) -> None:
+        nonlocal left
+        with store.room.stand() as place:
+            while True:
+                await place.wait()
+                if left:
+                    left -= 1
+                    store.served.append(name)
+                    return
+
+    async with anyio.create_task_group() as tasks:
+        for name in "abc":
+            tasks.start_soon(want, name)
+            await anyio.wait_all_tasks_blocked()
+        store.room.wake_first()
+        await anyio.wait_all_tasks_blocked()
+        assert store.served == ["a", "b", "c"]
+
+
+async def doomed(store: Store, scope: anyio.CancelScope) -> None:
+    with scope:
+        await store.want("cancelled")
+
+
+async def test_whoever_is_cancelled_lets_the_next_one_try():
+    store, scope = Store(), anyio.CancelScope()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(doomed, store, scope)
+        await anyio.wait_all_tasks_blocked()
+        await in_line(tasks, store, "later")
+        store.is_free = True
+        scope.cancel()
+    assert store.served == ["later"]
+    assert not store.room
+
+
+async def test_whoever_is_cancelled_when_called_takes_the_room_or_passes_it_on():
+    store, scope = Store(), anyio.CancelScope()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(doomed, store, scope)
+        await anyio.wait_all_tasks_blocked()
+        await in_line(tasks, store, "later")
+        store.free()
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        # asyncio lets the cancellation win, trio the call.
+        if store.served == ["cancelled"]:
+            store.free()
+    assert store.served in (["later"], ["cancelled", "later"])
+
+
+async def test_one_in_the_middle_may_leave():
+    store = Store()
+    async with anyio.create_task_group() as tasks:
+        await in_line(tasks, store, "a")
+        with anyio.move_on_after(1):
+            async with anyio.create_task_group() as inner:
+                await in_line(inner, store, "b")
+                await in_line(tasks, store, "c")
+        for _ in range(2):
+            store.free()
+            await anyio.wait_all_tasks_blocked()
+    assert store.served == ["a", "c"]
+
+
+async def test_waking_an_empty_line_is_no_error():
+    room = RoomQueue()
+    room.wake_first()
+    room.wake_all()
+    assert not room

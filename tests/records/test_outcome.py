@@ -1,0 +1,138 @@
+from hypothesis import given, strategies as st
+
+from kpl_core.records.outcome import Delivery, History, Outcome
+from kpl_core.records.record_result import Attempt, RecordResult
+
+
+class Sleeper:
+    """Counts how often it is woken."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def set(self) -> None:
+        self.woken += 1
+
+
+def failed(code: str, at: float = 0.0) -> Attempt:
+    return Attempt(success=False, error_code=code, error_message="", started_at=at, ended_at=at)
+
+
+SUCCESS = Attempt(success=True, error_code=None, error_message=None, started_at=2.0, ended_at=3.0)
+
+
+def past(outcome: Outcome, index: int) -> History:
+    history = outcome.history_of(index)
+    assert history is not None
+    return history
+
+
+def known(delivery: Delivery) -> RecordResult:
+    result = delivery.peek()
+    assert result is not None
+    return result
+
+
+def test_one_settlement_is_the_result_of_everybody():
+    outcome = Outcome()
+    deliveries = [Delivery(outcome, index) for index in range(3)]
+    assert [delivery.done for delivery in deliveries] == [False] * 3
+    assert [delivery.peek() for delivery in deliveries] == [None] * 3
+    outcome.attempted(SUCCESS)
+    outcome.settle(shard_id="shardId-000000000001", sequence_number="7")
+    expected = RecordResult(True, "shardId-000000000001", "7", (SUCCESS,))
+    assert [delivery.peek() for delivery in deliveries] == [expected] * 3
+    assert deliveries[0].peek() is deliveries[2].peek()
+
+
+def test_a_settlement_without_a_sequence_number_is_a_failure():
+    outcome = Outcome()
+    outcome.attempted(failed("Expired"))
+    outcome.settle()
+    result = known(Delivery(outcome, 0))
+    assert result == RecordResult(False, None, None, (failed("Expired"),))
+    assert (result.error_code, result.error_message) == ("Expired", "")
+
+
+def test_a_success_has_no_error_and_a_result_without_attempts_neither():
+    assert RecordResult(True, "s", "1", (SUCCESS,)).error_code is None
+    assert RecordResult(False, None, None, ()).error_code is None
+    assert RecordResult(False, None, None, ()).error_message is None
+
+
+def test_attempts_stand_in_the_order_they_were_made_in_an_immutable_tuple():
+    outcome = Outcome()
+    for code in ("first", "second", "third"):
+        outcome.attempted(failed(code))
+    outcome.settle()
+    attempts = outcome.result_of(0).attempts
+    assert isinstance(attempts, tuple)
+    assert [attempt.error_code for attempt in attempts] == ["first", "second", "third"]
+
+
+def test_whoever_waits_is_woken_once_by_the_settlement():
+    outcome = Outcome()
+    sleepers = [Sleeper(), Sleeper()]
+    outcome.waiters = [*sleepers]
+    outcome.settle()
+    outcome.wake()
+    assert [sleeper.woken for sleeper in sleepers] == [1, 1]
+
+
+def test_a_user_record_that_moved_has_the_result_of_where_it_went():
+    parent, child = Outcome(), Outcome()
+    stays, moves = Delivery(parent, 0), Delivery(parent, 1)
+    parent.attempted(failed("Wrong Shard"))
+    child.histories = {5: past(parent, 1)}
+    parent.move(1, child, 5)
+    parent.attempted(SUCCESS)
+    parent.settle(shard_id="a", sequence_number="1")
+    assert known(stays).attempts == (failed("Wrong Shard"), SUCCESS)
+    assert not moves.done
+    child.attempted(SUCCESS)
+    child.settle(shard_id="b", sequence_number="2")
+    assert moves.peek() == RecordResult(True, "b", "2", (failed("Wrong Shard"), SUCCESS))
+    # Its new company never saw the wrong shard.
+    assert Delivery(child, 0).peek() == RecordResult(True, "b", "2", (SUCCESS,))
+
+
+@given(st.integers(1, 30))
+def test_a_delivery_follows_its_user_record_however_often_it_moves(moves):
+    first = Outcome()
+    delivery, outcome = Delivery(first, 0), first
+    for step in range(moves):
+        outcome.attempted(failed(str(step)))
+        following = Outcome()
+        following.histories = {step: past(outcome, max(step - 1, 0))}
+        outcome.move(max(step - 1, 0), following, step)
+        outcome = following
+    assert delivery.follow() is outcome
+    outcome.settle()
+    assert [attempt.error_code for attempt in known(delivery).attempts] == [str(step) for step in range(moves)]
+    # It remembers the way, so that the outcomes between can be forgotten.
+    assert delivery.outcome is outcome
+
+
+def test_the_past_alone_is_a_history_too():
+    outcome = Outcome()
+    assert outcome.history_of(0) is None
+    earlier = History(failed("past"), None)
+    outcome.histories = {0: earlier}
+    assert outcome.history_of(0) is earlier
+    assert outcome.history_of(1) is None
+
+
+def test_metadata_stays_with_its_index():
+    outcome = Outcome()
+    Delivery(outcome, 0).note({"severity": "INFO"})
+    Delivery(outcome, 4).note({"severity": "ERROR"})
+    assert outcome.metadata == {0: {"severity": "INFO"}, 4: {"severity": "ERROR"}}
+
+
+def test_a_very_long_history_can_be_read_and_forgotten():
+    outcome = Outcome()
+    for number in range(200_000):
+        outcome.attempted(failed("InternalFailure", float(number)))
+    outcome.settle()
+    assert len(outcome.result_of(0).attempts) == 200_000
+    del outcome

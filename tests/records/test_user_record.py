@@ -1,0 +1,124 @@
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from kpl_core.errors import InvalidUserRecord
+from kpl_core.records.user_record import (
+    TIERS,
+    UserRecord,
+    as_bytes,
+    check_user_record,
+    encode_partition_key,
+    require_size,
+    require_tier,
+    user_record_digest,
+)
+from tests.pipeline.material import digest, hash_key, partition_keys
+
+MIB = 1024 * 1024
+
+
+@given(partition_keys)
+def test_a_key_of_1_to_256_characters_is_valid_whatever_their_width(partition_key):
+    assert encode_partition_key(partition_key) == partition_key.encode("utf-8")
+
+
+def test_characters_are_code_points_neither_bytes_nor_utf_16_units():
+    assert len(encode_partition_key("\U0001f600" * 256)) == 1_024
+    with pytest.raises(InvalidUserRecord, match="257 characters"):
+        encode_partition_key("\U0001f600" * 257)
+
+
+@pytest.mark.parametrize(
+    ("partition_key", "problem"),
+    [
+        ("", r"partition_key has 0 characters; Kinesis takes 1 to 256"),
+        ("x" * 257, r"partition_key has 257 characters; Kinesis takes 1 to 256"),
+        ("ok\ud800", r"partition_key has a lone surrogate at character 2"),
+        ("\udfff", r"partition_key has a lone surrogate at character 0"),
+    ],
+)
+def test_a_key_kinesis_would_refuse_is_refused_with_its_bound(partition_key, problem):
+    with pytest.raises(InvalidUserRecord, match=problem):
+        encode_partition_key(partition_key)
+
+
+@pytest.mark.parametrize("partition_key", [None, 5, b"k", ["k"], {"k": 1}, True])
+def test_a_key_that_is_no_string_is_a_type_error(partition_key):
+    with pytest.raises(TypeError, match=f"partition_key must be a str .* not {type(partition_key).__name__}"):
+        encode_partition_key(partition_key)
+
+
+class Bytes(bytes):
+    """Bytes of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    "data", [b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"xabcx")[1:4], Bytes(b"abc")]
+)
+def test_data_is_anything_bytes_like(data):
+    assert as_bytes(data) == b"abc"
+    # Not even a class of somebody's own that derives from it: encoders refuse those.
+    assert type(as_bytes(data)) is bytes
+
+
+def test_a_buffer_that_changes_later_does_not_change_what_was_put():
+    buffer = bytearray(b"abc")
+    data = as_bytes(buffer)
+    buffer[0] = 0
+    assert data == b"abc"
+
+
+@pytest.mark.parametrize("data", ["text", None, 5, [1, 2], {"a": 1}, object()])
+def test_data_of_another_type_is_a_type_error_that_says_what_to_do(data):
+    with pytest.raises(TypeError, match=f"data must be bytes.* not {type(data).__name__}; encode it first"):
+        as_bytes(data)
+
+
+def test_key_and_data_count_together_as_the_service_counts_them():
+    require_size(256, MIB - 256, max_record_bytes=MIB)
+    with pytest.raises(InvalidUserRecord, match=r"1,048,577 bytes together; the stream takes 1,048,576"):
+        require_size(256, MIB - 255, max_record_bytes=MIB)
+
+
+def test_a_tier_is_one_of_three():
+    assert TIERS == ("critical", "normal", "bulk")
+    for tier in TIERS:
+        require_tier(tier)
+    with pytest.raises(InvalidUserRecord, match="tier is 'urgent'; it must be one of critical, normal, bulk"):
+        require_tier("urgent")
+
+
+def made(*fields: Any, **others: Any) -> UserRecord:
+    return UserRecord(*fields, **others)
+
+
+def test_a_check_looks_at_every_field_and_returns_the_bytes():
+    assert check_user_record(UserRecord("kü", b"abc"), max_record_bytes=6) == 6
+    with pytest.raises(InvalidUserRecord, match="partition_key"):
+        check_user_record(UserRecord("", b""), max_record_bytes=6)
+    with pytest.raises(InvalidUserRecord, match="explicit_hash_key"):
+        check_user_record(UserRecord("k", b"", "-1"), max_record_bytes=6)
+    with pytest.raises(InvalidUserRecord, match="tier"):
+        check_user_record(made("k", b"", tier="x"), max_record_bytes=6)
+    with pytest.raises(InvalidUserRecord, match="7 bytes together"):
+        check_user_record(UserRecord("kü", b"abcd"), max_record_bytes=6)
+    with pytest.raises(TypeError, match="data"):
+        check_user_record(made("k", "text"), max_record_bytes=6)
+
+
+@given(partition_keys, st.none() | st.integers(0, 2**128 - 1))
+def test_the_hash_key_is_the_explicit_one_or_the_keys(partition_key, explicit):
+    expected = hash_key(partition_key) if explicit is None else explicit
+    text = None if explicit is None else str(explicit)
+    assert user_record_digest(partition_key, text) == digest(expected)
+
+
+def test_fields_survive_intake():
+    record = UserRecord("k", b"d", "7", flow="tenant", tier="bulk", metadata={"severity": 5})
+    assert (record.partition_key, record.data, record.explicit_hash_key) == ("k", b"d", "7")
+    assert (record.flow, record.tier, record.metadata) == ("tenant", "bulk", {"severity": 5})
+    with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
+        setattr(record, "data", b"other")  # noqa: B010 - what mypy refuses must fail when run, too

@@ -1,0 +1,334 @@
+"""The transport over aiobotocore, against a Kinesis on loopback: asyncio and real time."""
+
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import botocore
+import pytest
+from aiobotocore.credentials import AioDeferredRefreshableCredentials
+from aiobotocore.session import AioSession
+
+from kpl_core import Config, ConfigError, Producer
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.records.put_records import PutRecordsRequest, RequestFailure
+from kpl_core.records.user_record import UserRecord
+from kpl_core.testing import (
+    BadBody,
+    ErrorAnswer,
+    Latency,
+    RecordError,
+    ResetAfterCommit,
+    ResetBeforeCommit,
+    When,
+    WrongCount,
+)
+from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
+from kpl_integrations.local_kinesis import LocalKinesis
+from tests.pipeline.material import kinesis_record, shard_id
+
+WIRES = ["fast", "stock", "cbor"]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def config(endpoint_url: str, **options: Any) -> Config:
+    return Config(region="us-east-1", endpoint_url=endpoint_url, **options)
+
+
+def request_of(*records: UserRecord, stream: str = "s") -> PutRecordsRequest:
+    return PutRecordsRequest(stream, [kinesis_record(record) for record in records], started_at=0.0)
+
+
+THREE = (UserRecord("k", b"\x00\xff" * 50), UserRecord("ü\U0001f600", b"", "7"), UserRecord('"\\\n', b"x"))
+
+
+@asynccontextmanager
+async def opened(kinesis: LocalKinesis, **options: Any) -> AsyncIterator[AiobotocoreTransport]:
+    transport = AiobotocoreTransport(config(kinesis.endpoint_url, **options))
+    async with transport.open():
+        yield transport
+
+
+# Three calls
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wire", WIRES)
+async def test_every_wire_stores_the_same_records_and_reads_the_same_answer(wire):
+    async with LocalKinesis({"s": 2}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+        kinesis.faults.add(RecordError(), When(record=lambda key, _: key == "k"))
+        answer = await transport.put_records(request_of(*THREE))
+        assert not isinstance(answer, RequestFailure)
+        assert [entry.error_code for entry in answer] == ["ProvisionedThroughputExceededException", None, None]
+        assert answer[0].sequence_number is None
+        stored = {(record.sequence_number, record.partition_key, record.data) for record in kinesis.fake.records("s")}
+        assert stored == {
+            (entry.sequence_number, record.partition_key, record.data)
+            for entry, record in zip(answer[1:], THREE[1:], strict=True)
+        }
+        assert answer[1].shard_id == shard_id(0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_stream_may_be_named_by_its_arn(wire):
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+        answer = await transport.put_records(request_of(*THREE, stream=kinesis.fake.arn("s")))
+        assert not isinstance(answer, RequestFailure)
+        assert all(entry.sequence_number for entry in answer)
+
+
+def open_shards(kinesis: LocalKinesis) -> list[Shard]:
+    return [
+        Shard(shard.shard_id, shard.starting_hash_key, shard.ending_hash_key) for shard in kinesis.fake.open_shards("s")
+    ]
+
+
+@pytest.mark.anyio
+async def test_all_open_shards_are_listed_whatever_the_number_of_pages():
+    async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis) as transport:
+        assert await transport.list_shards("s") == open_shards(kinesis)
+        kinesis.fake.split_shard("s", shard_id=shard_id(0), new_starting_hash_key=5, now=kinesis.now)
+        shards = await transport.list_shards("s")
+        assert not isinstance(shards, RequestFailure)
+        assert shard_id(0) not in [shard.shard_id for shard in shards]
+        assert len(shards) == 1_002
+        assert kinesis.fake.calls["ListShards"] == 4
+
+
+@pytest.mark.anyio
+async def test_one_page_that_fails_fails_the_listing_and_the_next_try_begins_again():
+    async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis) as transport:
+        kinesis.faults.add(ErrorAnswer("LimitExceededException"), When(operation="ListShards", page=2, times=1))
+        failure = await transport.list_shards("s")
+        assert isinstance(failure, RequestFailure)
+        assert failure.code == "LimitExceededException"
+        assert await transport.list_shards("s") == open_shards(kinesis)
+
+
+@pytest.mark.anyio
+async def test_the_record_limit_is_asked_for():
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
+        assert await transport.max_record_bytes("s") == 1024 * 1024
+        kinesis.fake.update_max_record_size("s", max_record_size_kib=2_048, now=kinesis.now)
+        assert await transport.max_record_bytes("s") == 2048 * 1024
+        unknown = await transport.max_record_bytes("unknown")
+        assert isinstance(unknown, RequestFailure)
+        assert unknown.code == "ResourceNotFoundException"
+
+
+# What can go wrong on the way
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wire", WIRES)
+async def test_the_services_refusal_keeps_its_code_and_its_words(wire):
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+        kinesis.faults.add(ErrorAnswer("AccessDeniedException", "User: nobody is not authorized"))
+        assert await transport.put_records(request_of(*THREE)) == RequestFailure(
+            "AccessDeniedException", "User: nobody is not authorized"
+        )
+        assert kinesis.fake.calls["PutRecords"] == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "effect", [ResetBeforeCommit(), ResetAfterCommit(), BadBody(), BadBody(b"<html>"), ErrorAnswer("Odd", status=500)]
+)
+async def test_whatever_breaks_is_one_attempt_and_a_value(wire, effect):
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+        fault = kinesis.faults.add(effect, When(operation="PutRecords"))
+        answer = await transport.put_records(request_of(*THREE))
+        assert isinstance(answer, RequestFailure)
+        assert answer.code in {"Internal", "Odd"}
+        assert answer.message
+        # SDK retries are off: the retrier owns them.
+        assert fault.fired == 1
+
+
+@pytest.mark.anyio
+async def test_an_answer_of_another_count_is_handed_on_as_it_is():
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
+        kinesis.faults.add(WrongCount(-1), When(operation="PutRecords"))
+        answer = await transport.put_records(request_of(*THREE))
+        assert not isinstance(answer, RequestFailure)
+        assert len(answer) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("effect", [Latency(5.0), Latency(5.0, after_commit=True)])
+async def test_an_answer_that_does_not_come_in_time_is_a_timeout(effect):
+    async with (
+        LocalKinesis({"s": 1}) as kinesis,
+        opened(kinesis, request_timeout_ms=50, connect_timeout_ms=50) as transport,
+    ):
+        kinesis.faults.add(effect, When(operation="PutRecords"))
+        answer = await transport.put_records(request_of(*THREE))
+        assert isinstance(answer, RequestFailure)
+        assert answer.code == "Internal"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.mark.anyio
+async def test_nobody_listening_is_a_value():
+    transport = AiobotocoreTransport(config(f"http://127.0.0.1:{_free_port()}"))
+    async with transport.open():
+        for answer in (await transport.put_records(request_of(*THREE)), await transport.list_shards("s")):
+            assert isinstance(answer, RequestFailure)
+            assert answer.code == "Internal"
+
+
+@pytest.mark.anyio
+async def test_missing_credentials_are_a_value_that_says_so(monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
+        answer = await transport.put_records(request_of(*THREE))
+    assert isinstance(answer, RequestFailure)
+    assert answer.code == "NoCredentials"
+    assert "configure credentials" in answer.message
+    assert not Config().is_retryable(answer.code)
+
+
+class _Vault:
+    """Gives credentials, which cannot be had at first."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.asked = 0
+        self._error = error
+
+    async def fetch(self) -> dict[str, str]:
+        self.asked += 1
+        if self.asked <= 4:
+            message = "the vault is sealed"
+            raise self._error(message)
+        return {"access_key": "a", "secret_key": "s", "token": "t", "expiry_time": "2999-01-01T00:00:00Z"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [RuntimeError, OSError, EOFError, LookupError, AssertionError])
+async def test_credentials_that_raise_whatever_they_like_are_asked_again_and_end_nothing(error, monkeypatch):
+    session, vault = AioSession(), _Vault(error)
+    monkeypatch.setattr(session, "_credentials", AioDeferredRefreshableCredentials(vault.fetch, "vault"))
+    async with LocalKinesis({"s": 1}) as kinesis:
+        transport = AiobotocoreTransport(config(kinesis.endpoint_url), session=session)
+        async with transport.open():
+            failure = await transport.put_records(request_of(*THREE))
+            assert isinstance(failure, RequestFailure)
+            assert (failure.code, "the vault is sealed" in failure.message) == ("Internal", True)
+        async with Producer(config(kinesis.endpoint_url, retry_backoff_base_ms=5), session=session) as producer:
+            delivery = producer.put_nowait("s", partition_key="k", data=b"x")
+            assert (await delivery).successful
+    assert vault.asked > 4
+
+
+@pytest.mark.anyio
+async def test_no_region_is_a_config_error(monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    producer = Producer(Config())
+    with pytest.raises(ConfigError, match=r"region is set neither .* AWS_DEFAULT_REGION"):
+        await producer.__aenter__()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("options", [{"botocore": {"no_such_option": 1}}, {"region": "no region at all"}])
+async def test_a_client_that_cannot_be_made_is_a_config_error(options):
+    producer = Producer(Config(**{"region": "us-east-1", **options}))
+    with pytest.raises(ConfigError, match=r"check region, endpoint_url, credentials and Config\.botocore"):
+        await producer.__aenter__()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("named_by", ["option", "environment"])
+@pytest.mark.parametrize("content", [None, "no certificate"])
+async def test_a_ca_bundle_that_is_none_is_a_config_error_not_a_connection_tried_for_ever(
+    monkeypatch, tmp_path, named_by, content
+):
+    bundle = tmp_path / "bundle.pem"
+    if content is not None:
+        bundle.write_text(content)
+    if named_by == "environment":
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    producer = Producer(config("https://127.0.0.1:1", verify_ssl=True if named_by == "environment" else str(bundle)))
+    with pytest.raises(ConfigError, match=r"the CA bundle '.*bundle\.pem' cannot be used .*name a PEM file"):
+        await producer.__aenter__()
+
+
+@pytest.mark.anyio
+async def test_a_ca_bundle_named_by_the_environment_is_the_one_in_use(monkeypatch, tmp_path):
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes((Path(botocore.__file__).parent / "cacert.pem").read_bytes())
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    seen: list[object] = []
+
+    class Session(AioSession):  # type: ignore[misc] # botocore has no types
+        def create_client(self, *arguments, **options):
+            seen.append(options["verify"])
+            return super().create_client(*arguments, **options)
+
+    for verify in (True, False, str(bundle)):
+        async with AiobotocoreTransport(config("https://127.0.0.1:1", verify_ssl=verify), session=Session()).open():
+            pass
+    # None: botocore looks for itself, and verifies.
+    assert seen == [None, False, str(bundle)]
+
+
+@pytest.mark.anyio
+async def test_a_password_in_a_proxys_url_is_in_no_result():
+    proxy = f"http://someone:hunter2@127.0.0.1:{_free_port()}"
+    transport = AiobotocoreTransport(config("http://kinesis.invalid", botocore={"proxies": {"http": proxy}}))
+    async with transport.open():
+        answer = await transport.put_records(request_of(*THREE))
+    assert isinstance(answer, RequestFailure)
+    assert "127.0.0.1" in answer.message
+    assert "hunter2" not in answer.message
+
+
+def test_cbor_without_its_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kpl_core.transport.put_records_cbor", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kpl-integrations\[cbor\]'"):
+        AiobotocoreTransport(Config(wire_path="cbor"))
+
+
+# The whole way
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_producer_reaches_a_kinesis_over_http(wire):
+    async with LocalKinesis({"s": 2}) as kinesis:
+        settings = config(kinesis.endpoint_url, wire_path=wire, record_max_buffered_time_ms=5)
+        async with Producer(settings) as producer:
+            await producer.put_many("s", [("first", b"")])
+            await producer.flush(timeout=20.0)
+            deliveries = await producer.put_many("s", [(str(number), bytes(number)) for number in range(300)])
+            report = await producer.flush(timeout=20.0)
+        assert report.delivered == 301
+        assert [(await delivery).successful for delivery in deliveries] == [True] * 300
+        assert len(kinesis.fake.records("s")) < 300
+
+
+@pytest.mark.anyio
+async def test_a_request_of_several_mebibytes_passes():
+    async with LocalKinesis({"s": 8}, enforce_limits=False) as kinesis:
+        settings = config(
+            kinesis.endpoint_url, collection_max_size=8 * 1024 * 1024, rate_limit_bytes_per_sec_per_shard=1e9
+        )
+        async with Producer(settings) as producer:
+            await producer.put_many("s", [(str(number), bytes(500_000)) for number in range(20)])
+            report = await producer.flush(timeout=20.0)
+        assert report.delivered == 20

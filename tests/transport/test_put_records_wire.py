@@ -1,0 +1,111 @@
+"""PutRecords in JSON and in CBOR, by hand: the bytes botocore would send, and answers of every kind."""
+
+import base64
+import json
+
+import cbor2
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
+from kpl_core.records.user_record import UserRecord
+from kpl_core.transport.put_records_cbor import cbor_body, cbor_entries, cbor_wire
+from kpl_core.transport.put_records_wire import json_body, json_entries, stream_argument
+from tests.pipeline.material import kinesis_record, user_records
+
+
+def request_of(*records: UserRecord, stream: str = "s") -> PutRecordsRequest:
+    return PutRecordsRequest(stream, [kinesis_record(record) for record in records], started_at=0.0)
+
+
+@given(st.lists(user_records, min_size=1, max_size=8))
+def test_both_bodies_say_what_botocore_would(records):
+    request = request_of(*records, stream='st"ream')
+    expected = {
+        "StreamName": 'st"ream',
+        "Records": [
+            {
+                "Data": record.data,
+                "PartitionKey": record.partition_key,
+                "ExplicitHashKey": record.explicit_hash_key,
+            }
+            for record in request.records
+        ],
+    }
+    assert cbor2.loads(cbor_body(request)) == expected
+    body = json.loads(json_body(request))
+    for record in body["Records"]:
+        record["Data"] = base64.b64decode(record["Data"], validate=True)
+    assert body == expected
+
+
+class Text(str):
+    """A str of somebody's own, like numpy's."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+@pytest.mark.parametrize("size", [1, 1_000])
+def test_a_key_that_only_derives_from_str_is_sent_as_it_is(size):
+    """msgspec refused it, so the whole request failed as often as it was sent, until all its records expired."""
+    request = request_of(UserRecord(Text("key"), bytes(size)), stream=Text("orders"))
+    body = json.loads(json_body(request))
+    assert (body["StreamName"], body["Records"][0]["PartitionKey"]) == ("orders", "key")
+    assert cbor2.loads(cbor_body(request))["Records"][0]["PartitionKey"] == "key"
+
+
+def test_what_is_no_text_at_all_is_not_made_into_some():
+    with pytest.raises(TypeError, match="holds a object where a str belongs"):
+        json_body(PutRecordsRequest("s", [kinesis_record(partition_key=object())], started_at=0.0))
+
+
+@pytest.mark.parametrize("size", [0, 23, 24, 255, 256, 65_535, 65_536, 100_000])
+def test_cbor_lengths_of_every_width_are_read_back(size):
+    request = request_of(UserRecord("k" * min(max(size, 1), 256), bytes(size)))
+    (record,) = cbor2.loads(cbor_body(request))["Records"]
+    assert len(record["Data"]) == size
+
+
+def test_a_stream_is_named_by_arn_or_name():
+    assert stream_argument("orders") == {"StreamName": "orders"}
+    arn = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
+    assert stream_argument(arn) == {"StreamARN": arn}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{"SequenceNumber": "1", "ShardId": "s", "ErrorCode": None, "ErrorMessage": None}],
+        [{"SequenceNumber": "1", "ShardId": "s"}],
+        [{"SequenceNumber": "1", "ShardId": "s", "EncryptionType": "KMS", "Unheard": [1, {"of": 2}]}],
+    ],
+)
+def test_answers_are_read_with_and_without_their_nulls(records):
+    expected = [PutRecordsEntry("1", "s", None, None)]
+    assert json_entries(json.dumps({"FailedRecordCount": 0, "Records": records}).encode()) == expected
+    assert cbor_entries(cbor2.dumps({"FailedRecordCount": 0, "Records": records})) == expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"null", b'{"Records": 5}', b'{"Records": [5]}', b"<html>", b"\xff"]
+)
+def test_an_answer_that_is_none_is_an_error(body):
+    with pytest.raises(msgspec.MsgspecError):
+        json_entries(body)
+
+
+@pytest.mark.parametrize("answer", [{}, [], None, 5, {"Records": 5}, {"Records": [5]}])
+def test_a_cbor_answer_that_is_none_is_an_error(answer):
+    with pytest.raises(ValueError, match="holds no results"):
+        cbor_entries(cbor2.dumps(answer))
+
+
+def test_a_proxys_page_is_left_to_botocore():
+    error_as_json = cbor_wire()._error_as_json  # noqa: SLF001 - called by botocore only
+    assert error_as_json is not None
+    assert error_as_json(b"<html>502") == b"<html>502"
+    assert json.loads(error_as_json(cbor2.dumps({"__type": "Odd"}))) == {"__type": "Odd"}
