@@ -28,7 +28,7 @@ from kpl_core.testing import (
     WrongCount,
 )
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.integrations.kinesis_clients import SDKS, Call, client_of, until
+from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of, until
 
 pytestmark = pytest.mark.anyio
 

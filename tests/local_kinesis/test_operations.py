@@ -12,7 +12,7 @@ from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.hash_key import hash_key_of
 from kpl_core.testing import ServiceDurations, ServiceLimits
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.integrations.kinesis_clients import SDKS, Call, client_of
+from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of
 
 pytestmark = [
     pytest.mark.anyio,

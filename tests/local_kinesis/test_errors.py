@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.integrations.kinesis_clients import SDKS, Call, client_of
+from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of
 
 pytestmark = [
     pytest.mark.anyio,
