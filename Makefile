@@ -19,6 +19,9 @@ RELEASED = $(SOURCES) $(shell find $(wildcard benchmarks .ci) -type f -not -path
 WORKERS  ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 PARALLEL := -n $(WORKERS) --dist worksteal
 
+# Without byte code on disk each process compiles all modules again: every worker the tests, every program the packages.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Beside the environment, so that two environments in one folder do not mix their figures.
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
