@@ -104,7 +104,7 @@ def test_a_redrive_that_is_interrupted_is_run_again(file: Path) -> None:
         arguments = ("dlq", "redrive", str(file), "--rate", "5", "--endpoint-url", kinesis.endpoint_url)
         with started(*arguments) as running:
             while not kinesis.call(lambda fake, _: outage.fired):
-                pass
+                time.sleep(0.01)
             assert running.end(signal.SIGINT) == 130
         assert counts(file)["total"] == 30
         kinesis.call(lambda fake, _: fake.faults.remove(outage))
