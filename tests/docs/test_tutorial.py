@@ -80,6 +80,7 @@ def _serve(app: str, folder: Path, environment: dict[str, str], port: int) -> su
     return server
 
 
+@pytest.mark.long
 def test_the_service_takes_orders_and_accounts_for_them(
     folder: Path, environment: dict[str, str], kinesis: ThreadedLocalKinesis
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_service_takes_orders_and_accounts_for_them(
     assert "1 delivered, 0 failed, 0 buffered" in said
 
 
+@pytest.mark.long
 def test_the_other_service_answers_when_it_is_stored(folder: Path, environment: dict[str, str]) -> None:
     port = free_port()
     server = _serve("stored:app", folder, environment, port)
@@ -109,6 +111,7 @@ def test_the_other_service_answers_when_it_is_stored(folder: Path, environment: 
     assert '"shard":"shardId-' in body
 
 
+@pytest.mark.long
 def test_its_tests_pass(folder: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "test_app.py"]
     ended = subprocess.run(

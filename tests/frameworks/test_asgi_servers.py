@@ -19,6 +19,7 @@ from tests.frameworks.log_stream import log_records, user_records
 from tests.frameworks.running_program import Running, running
 from tests.ports import free_port
 
+pytestmark = pytest.mark.long
 REPORT = re.compile(r"the Kinesis producer is closed: ([\d,]+) accepted: ([\d,]+) delivered, ([\d,]+) failed")
 
 
