@@ -26,6 +26,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
 # Stamps: empty files that say what stands in the environment, and that coverage is measured as the sources are now.
+CORE_TESTS = $(addprefix tests/,options records pipeline fairness durability producer transport background)
+
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY_TO_DEV := $(VENV)/.ready-to-develop
 READY_TO_DOC := $(VENV)/.ready-to-document
@@ -65,7 +67,7 @@ test-long: $(READY_TO_DEV)
 
 # The suites that depend most on the interpreter, long tests included.
 test-suites: $(READY_TO_DEV)
-	@$(RUN) pytest --quiet $(PARALLEL) tests/core tests/driver tests/ingest $(ARGS)
+	@$(RUN) pytest --quiet $(PARALLEL) $(CORE_TESTS) tests/ingest $(ARGS)
 
 # One environment for each interpreter: .venv-3.11, .venv-3.12, ... All of them run, even if one fails.
 test-pythons:
@@ -145,7 +147,7 @@ compiled: $(READY_TO_DEV)
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
 	    cp -R kpl_core kpl_integrations pyproject.toml README.md LICENSE "$$copy" && \
 	    HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(PIP) wheel --no-deps --wheel-dir build/compiled "$$copy"
-	$(call on_the_wheel,build/compiled,tests/options tests/records tests/pipeline tests/fairness tests/durability tests/producer tests/transport tests/background)
+	$(call on_the_wheel,build/compiled,$(CORE_TESTS))
 	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; assert COMPILED, "nothing was compiled"'
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)
