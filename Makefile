@@ -25,9 +25,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Beside the environment, so that two environments in one folder do not mix their figures.
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
-# Stamps: empty files that say what stands in the environment, and that coverage is measured as the sources are now.
-CORE_TESTS = $(addprefix tests/,options records pipeline fairness durability producer transport background)
+CORE_TESTS := $(addprefix tests/,options records pipeline fairness durability producer transport background)
 
+# Stamps: empty files that say what stands in the environment, and that coverage is measured as the sources are now.
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY_TO_DEV := $(VENV)/.ready-to-develop
 READY_TO_DOC := $(VENV)/.ready-to-document
