@@ -1,6 +1,5 @@
-"""`kpl coordinate`: compute the summary for a fleet of producers, as a process of its own."""
+"""`kpl coordinate`: computes the summary for a fleet of producers in a separate process."""
 
-import json
 import sys
 from functools import partial
 from typing import Final
@@ -11,19 +10,17 @@ from kpl_core import ConfigError, CoordinationOptions
 from kpl_core.coordination import StoreFailed
 from kpl_core.coordination.coordinator import Coordinator
 from kpl_core.coordination.store_url import open_store
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.signals import until_signal
-from kpl_integrations.cli.terminal import note
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
+from kpl_integrations.cli.terminal import note, print_json
 
-__all__ = ["Coordinate"]
+__all__ = ["CoordinateCommand"]
 
-# Of an interval, between two summaries.
-_SPACING: Final = 0.4
+# The pause between two summaries, as a share of the interval.
+_PAUSE_SHARE: Final = 0.4
 
 
-class Coordinate:
-    """Computes until SIGINT or SIGTERM, or once."""
+class CoordinateCommand:
+    """Computes summaries until SIGINT or SIGTERM, or once."""
 
     def __init__(
         self,
@@ -36,7 +33,7 @@ class Coordinate:
         once: bool,
         as_json: bool,
     ) -> None:
-        self._options_of = partial(
+        self._create_options = partial(
             CoordinationOptions,
             store=store,
             policy=policy,  # type: ignore[arg-type]
@@ -46,17 +43,17 @@ class Coordinate:
         )
         self._once = once
         self._as_json = as_json
-        self._said: object = None
+        self._printed: object = None
 
     async def run(self) -> ExitCode:
-        """Compute; status 0 when it is stopped, 3 if the first round fails.
+        """Compute; the status is 0 after a signal, and 3 if the first round fails.
 
         Raises:
             CommandFailure: an option or the store's URL is wrong, or the store cannot be used.
         """
         try:
-            self._options = self._options_of()
-            _require_meeting_place(self._options.store)
+            self._options = self._create_options()
+            _require_shared_store(self._options.store)
             store = await open_store(self._options.store)
         except ConfigError as error:
             lacks_package = isinstance(error.__cause__, ImportError)
@@ -75,7 +72,7 @@ class Coordinate:
                 await self._round(coordinator)
                 return ExitCode.DONE
             await until_signal(lambda: self._rounds(coordinator))
-            note("stopped; workers compute by themselves within two intervals")
+            note("stopped; within two intervals the workers compute summaries themselves")
             return ExitCode.DONE
         except StoreFailed as error:
             raise CommandFailure(str(error)) from error
@@ -84,35 +81,34 @@ class Coordinate:
 
     async def _rounds(self, coordinator: Coordinator) -> ExitCode:
         await self._round(coordinator)
-        is_well = True
+        is_ok = True
         while True:
-            await anyio.sleep(_SPACING * self._options.interval_seconds)
+            await anyio.sleep(_PAUSE_SHARE * self._options.interval_seconds)
             try:
                 await self._round(coordinator)
-                is_well = True
+                is_ok = True
             except StoreFailed as error:
-                if is_well:
-                    note(f"{error}; trying again")
-                is_well = False
+                if is_ok:
+                    note(f"{error}; retrying")
+                is_ok = False
 
     async def _round(self, coordinator: Coordinator) -> None:
         workers, outcome = await coordinator.compute_once()
-        if (workers, outcome) == self._said and not self._once:
+        if (workers, outcome) == self._printed and not self._once:
             return
-        self._said = (workers, outcome)
+        self._printed = (workers, outcome)
         if self._as_json:
-            line = json.dumps({"workers": workers, "outcome": outcome})
-        else:
-            what = "summary written" if outcome == "computed" else "somebody else computes"
-            line = f"{self._options.shown_store}: {workers} workers, {what}"
-        sys.stdout.write(f"{line}\n")
+            print_json({"workers": workers, "outcome": outcome})
+            return
+        result = "summary written" if outcome == "computed" else "another process computes"
+        sys.stdout.write(f"{self._options.shown_store}: {workers} workers, {result}\n")
         sys.stdout.flush()
 
 
-def _require_meeting_place(store: str) -> None:
+def _require_shared_store(store: str) -> None:
     if store.startswith("memory:"):
         message = (
-            f"store is {store!r}, which is one process' own, and no producer is in this one; name where they meet, as "
-            f"in file:///run/kpl/orders"
+            f"store is {store!r}, which is in the memory of one process, and no producer is in this one; name a shared "
+            f"store, such as file:///run/kpl/orders"
         )
         raise ConfigError(message)

@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats
 
 __all__ = ["GatewayStats", "ask", "require_url"]

@@ -9,9 +9,7 @@ import anyio
 import msgspec
 from rich.live import Live
 
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.signals import until_signal
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import results
 from kpl_integrations.cli.top.gateway_stats import ask, require_url
 from kpl_integrations.cli.top.gateway_view import GatewayView, Watch
