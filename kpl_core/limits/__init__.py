@@ -2,9 +2,8 @@
 
 from kpl_core.limits.adaptive_refill import AdaptiveRefill
 from kpl_core.limits.admission_gate import AdmissionGate, Overflow, RefusedWork, Verdict, Work
-from kpl_core.limits.description import AnyStream, ScopedStream, Stream
 from kpl_core.limits.fair_merge import fair_merge
-from kpl_core.limits.rate_limited import rate_limited
+from kpl_core.limits.rate_limited import AnyStream, ScopedStream, Stream, rate_limited
 from kpl_core.limits.rejection_monitor import RejectionMonitor
 from kpl_core.limits.token_bucket_limiter import (
     METRIC_NAMES,

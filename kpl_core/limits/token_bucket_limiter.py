@@ -195,9 +195,7 @@ class TokenBucketLimiter:
 def _never(n: float, tier: Tier, room: float) -> ValueError:
     if not n > 0:
         return ValueError(f"n is {n!r}; it must be a number of tokens above 0")
-    return ValueError(
-        f"n is {n!r}; {tier} work can never be granted more than {room:g} tokens at once; split it"
-    )
+    return ValueError(f"n is {n!r}; {tier} work can never be granted more than {room:g} tokens at once; split it")
 
 
 class HeadroomWarning(UserWarning):
