@@ -18,8 +18,7 @@ from kpl_core.durability.spool import LetterFilter, Spool, SpooledRecord, SpoolO
 from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.cli.dlq import dead_letters
-from kpl_integrations.local_kinesis import LocalKinesis
-from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started
 
 STREAM = "orders"

@@ -1,4 +1,4 @@
-"""The limiter's hooks on real boto3 and aiobotocore clients whose answers are written here, in virtual time."""
+"""The limiter's hooks on real boto3 and aiobotocore clients with prepared answers, in virtual time."""
 
 import asyncio
 import json
@@ -15,14 +15,14 @@ from hypothesis import given, strategies as st
 
 from kpl_core import ConfigError
 from kpl_integrations.dynamodb_limits import SessionLimiter
-from kpl_integrations.dynamodb_limits.postpaid_bucket import PostpaidBucket
-from kpl_integrations.dynamodb_limits.repeating import RepeatingTask, RepeatingThread, Repetition
+from kpl_integrations.dynamodb_limits.distributed_rate import RepeatingTask, RepeatingThread, Repetition
+from kpl_integrations.dynamodb_limits.session_limiter import PostpaidBucket
 
 KEY = {"id": {"S": "1"}}
 
 
 class Clock:
-    """Goes on by being slept on."""
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -43,21 +43,21 @@ class Body:
 
 
 class Table:
-    """Answers a client's requests before they are sent."""
+    """Answers a client's requests instead of DynamoDB."""
 
     def __init__(self, units: Any = 1.0, *, status: int = 200, error: str = "") -> None:
         self.units = units
         self.status = status
         self.error = error
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     def __call__(self, request: Any, **_: object) -> AWSResponse:
-        asked = json.loads(request.body)
-        self.asked.append(asked)
+        sent = json.loads(request.body)
+        self.requests.append(sent)
         answer: dict[str, Any] = {}
         if self.error:
             answer = {"__type": self.error, "message": ""}
-        elif asked.get("ReturnConsumedCapacity") in {"TOTAL", "INDEXES"}:
+        elif sent.get("ReturnConsumedCapacity") in {"TOTAL", "INDEXES"}:
             answer["ConsumedCapacity"] = (
                 self.units if isinstance(self.units, list) else {"TableName": "t", "CapacityUnits": self.units}
             )
@@ -68,7 +68,7 @@ class Table:
 def client_of(limiter: SessionLimiter, table: Table) -> Any:
     session = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1")
     limiter.attach(session)
-    # One attempt: botocore itself would wait half a minute between ten.
+    # One attempt: with retries botocore itself would wait up to half a minute.
     client = session.client("dynamodb", config=Config(retries={"total_max_attempts": 1}))
     client.meta.events.register("before-send.dynamodb", table)
     return client
@@ -78,7 +78,7 @@ def limited(clock: Clock, read: float = 10.0, write: float = 10.0) -> SessionLim
     return SessionLimiter(read_rate=read, write_rate=write, clock=clock, sleep=clock.sleep)
 
 
-def test_reads_and_writes_are_held_to_their_own_rates():
+def test_reads_and_writes_have_their_own_rates():
     clock = Clock()
     table = Table(1.0)
     limiter = limited(clock, read=10.0, write=5.0)
@@ -93,7 +93,7 @@ def test_reads_and_writes_are_held_to_their_own_rates():
     assert limiter.totals() == (110.0, 60.0)
 
 
-def test_a_dear_answer_is_paid_by_those_who_come_after():
+def test_the_next_call_waits_for_the_debt_of_an_expensive_one():
     clock = Clock()
     table = Table(100.0)
     client = client_of(limited(clock), table)
@@ -104,7 +104,7 @@ def test_a_dear_answer_is_paid_by_those_who_come_after():
     assert clock.now == pytest.approx(9.1)
 
 
-def test_the_next_query_is_expected_to_cost_what_the_last_ones_did():
+def test_the_cost_estimate_follows_the_last_costs():
     clock = Clock()
     table = Table(5.0)
     client = client_of(limited(clock), table)
@@ -113,16 +113,16 @@ def test_the_next_query_is_expected_to_cost_what_the_last_ones_did():
     assert clock.now == pytest.approx(41 * 5 / 10 - 1, abs=0.6)
 
 
-def test_capacity_is_asked_for_where_the_caller_does_not_and_left_as_asked():
+def test_consumed_capacity_is_requested_unless_the_caller_did():
     table = Table()
     client = client_of(limited(Clock()), table)
     client.get_item(TableName="t", Key=KEY)
     client.get_item(TableName="t", Key=KEY, ReturnConsumedCapacity="INDEXES")
     client.describe_table(TableName="t")
-    assert [asked.get("ReturnConsumedCapacity") for asked in table.asked] == ["TOTAL", "INDEXES", None]
+    assert [sent.get("ReturnConsumedCapacity") for sent in table.requests] == ["TOTAL", "INDEXES", None]
 
 
-def test_transactions_tell_reads_and_writes_apart():
+def test_transactions_count_reads_and_writes_separately():
     table = Table([{"TableName": "t", "ReadCapacityUnits": 2.0, "WriteCapacityUnits": 6.0, "CapacityUnits": 8.0}])
     limiter = limited(Clock())
     client = client_of(limiter, table)
@@ -130,7 +130,7 @@ def test_transactions_tell_reads_and_writes_apart():
     assert limiter.totals() == (2.0, 6.0)
 
 
-def test_a_throttled_call_cost_nothing_and_a_failed_condition_what_was_guessed():
+def test_a_throttled_call_costs_nothing_and_a_failed_condition_costs_the_estimate():
     clock = Clock()
     table = Table(status=400, error="ProvisionedThroughputExceededException")
     limiter = limited(clock)
@@ -144,7 +144,7 @@ def test_a_throttled_call_cost_nothing_and_a_failed_condition_what_was_guessed()
     assert limiter.totals() == (0.0, 1.0)
 
 
-def test_rates_may_change_while_it_runs_and_a_debt_stays():
+def test_rates_can_be_changed_and_a_debt_stays():
     clock = Clock()
     limiter = limited(clock)
     client = client_of(limiter, Table(20.0))
@@ -157,7 +157,7 @@ def test_rates_may_change_while_it_runs_and_a_debt_stays():
         limiter.set_rates(0.0, 1.0)
 
 
-def test_an_aiobotocore_client_waits_without_stopping_the_loop():
+def test_an_aiobotocore_client_waits_without_blocking_the_loop():
     async def scene() -> tuple[float, int]:
         session = get_session()
         limiter = SessionLimiter(read_rate=1_000.0, write_rate=100.0, burst_seconds=0.1)
@@ -186,38 +186,38 @@ def test_an_aiobotocore_client_waits_without_stopping_the_loop():
 
     consumed, ticks = asyncio.run(scene())
     assert consumed == 60.0
-    # At least a third of a second for 60 units at 100 a second, in which the loop went on.
+    # 60 units at 100 a second take at least a third of a second, in which the loop ran.
     assert ticks > 10
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 50), st.floats(0, 50)), max_size=60))
-def test_in_the_long_run_no_more_is_consumed_than_the_rate_and_one_burst_and_one_cost(calls):
+def test_consumption_is_at_most_the_rate_plus_one_burst_plus_one_cost(calls):
     bucket = PostpaidBucket(10.0, burst_seconds=1.0, now=0.0)
     now = 0.0
     consumed = 0.0
-    for pause, guess, actual in calls:
+    for pause, estimate, actual in calls:
         now += pause
-        now += bucket.reserve(guess, now)
-        # What was consumed before this call was admitted.
+        now += bucket.reserve(estimate, now)
+        # Consumed before this call.
         assert consumed <= 10.0 * now + 10.0 + 100.0 + 1e-6
-        bucket.settle(guess, actual, now)
+        bucket.settle(estimate, actual, now)
         consumed += actual
     assert bucket.total == pytest.approx(consumed)
 
 
-def test_a_thread_goes_on_after_any_failure_says_so_once_and_can_be_started_again():
+def test_a_thread_continues_after_failures_reports_each_series_once_and_can_be_restarted():
     steps: list[int] = []
-    told: list[Exception] = []
+    reported: list[Exception] = []
     reached = threading.Semaphore(0)
 
     def step() -> None:
         steps.append(len(steps))
         reached.release()
         if len(steps) % 4:
-            message = "no step of ours foresaw this"
+            message = "unexpected"
             raise RuntimeError(message)
 
-    repetition = Repetition(name="tests", pause=lambda: 0.001, pauses_first=True, tell=told.append)
+    repetition = Repetition(name="tests", pause=lambda: 0.001, pauses_first=True, on_failure=reported.append)
     thread = RepeatingThread(step, repetition)
     for _ in range(2):
         thread.start()
@@ -225,26 +225,26 @@ def test_a_thread_goes_on_after_any_failure_says_so_once_and_can_be_started_agai
         for _ in range(8):
             assert reached.acquire(timeout=30)
         thread.stop()
-    # Three failures in a row are told once, and again after a step that was done.
-    assert len(told) == len([number for number in steps if number % 4 == 0])
+    # Three failures in a row are reported once, and again after a successful step.
+    assert len(reported) == len([number for number in steps if number % 4 == 0])
 
 
-def test_a_task_goes_on_after_any_failure_and_can_be_started_again():
+def test_a_task_continues_after_failures_and_can_be_restarted():
     async def scene() -> int:
-        told: list[Exception] = []
+        reported: list[Exception] = []
         steps = asyncio.Semaphore(0)
 
         async def step() -> None:
             steps.release()
             raise RuntimeError
 
-        task = RepeatingTask(step, Repetition("tests", lambda: 0.001, pauses_first=False, tell=told.append))
+        task = RepeatingTask(step, Repetition("tests", lambda: 0.001, pauses_first=False, on_failure=reported.append))
         for _ in range(2):
             task.start()
             async with asyncio.timeout(30):
                 for _ in range(5):
                     await steps.acquire()
             await task.stop()
-        return len(told)
+        return len(reported)
 
     assert asyncio.run(scene()) == 1

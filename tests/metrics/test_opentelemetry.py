@@ -1,4 +1,4 @@
-"""The producer's metrics through OpenTelemetry's API, and what a gateway and a coordinator add."""
+"""The producer's metrics through OpenTelemetry's API, and the sources of a gateway and a coordinator."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kpl_core.hooks import ShardRateChanged
 from kpl_integrations.metrics.catalogue import METRICS, Kind
-from kpl_integrations.metrics.gateway_sources import coordinator_source, request_source, tenant_wait_source
+from kpl_integrations.metrics.metrics_hook import Sample
 from kpl_integrations.metrics.opentelemetry import OpenTelemetryMetrics
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from kpl_integrations.metrics.translation import Sample
-from tests.integrations.test_metrics_in_memory import DELIVERED, REQUEST, failed
+from kpl_integrations.metrics.sources import coordinator_source, request_source, tenant_wait_source
+from tests.metrics.test_in_memory import DELIVERED, REQUEST, failed
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_facts_become_counters_histograms_and_gauges(metrics, reader):
     assert found["kinesis_producer_bytes"].unit == "By"
 
 
-def test_what_one_answer_finished_is_one_observation_the_greatest_and_nothing_of_the_end_is_missing(metrics, reader):
+def test_one_answer_is_one_observation_of_the_greatest_value_and_the_last_is_not_lost(metrics, reader):
     for age, attempts in ((0.2, 1), (0.7, 3), (0.4, 2)):
         metrics(structs.replace(DELIVERED, age=age, attempts=attempts))
     metrics(REQUEST)
@@ -63,7 +63,7 @@ def test_what_one_answer_finished_is_one_observation_the_greatest_and_nothing_of
     assert "greatest" not in found["kinesis_producer_aggregation_ratio"].description
 
 
-def test_two_readers_are_told_the_same():
+def test_two_readers_read_the_same_values():
     readers = InMemoryMetricReader(), InMemoryMetricReader()
     metrics = OpenTelemetryMetrics(MeterProvider(readers, shutdown_on_exit=False))
     metrics(DELIVERED)
@@ -72,7 +72,7 @@ def test_two_readers_are_told_the_same():
         assert (ages.count, ages.sum) == (1, 0.3)
 
 
-def test_every_metric_that_can_be_read_is_observed_under_its_name(metrics, reader):
+def test_every_metric_from_a_source_is_observed_under_its_name(metrics, reader):
     samples = [Sample(name, tuple("x" for _ in metric.labels), 3) for name, metric in METRICS.items() if metric.is_read]
     metrics.watch(lambda: samples)
     found = collected(reader)
@@ -84,7 +84,7 @@ def test_every_metric_that_can_be_read_is_observed_under_its_name(metrics, reade
             assert hasattr(data, "is_monotonic") is (metric.kind is Kind.COUNTER)
 
 
-def test_ten_thousand_tenants_are_twenty_one_series_and_none_is_hidden_by_them():
+def test_ten_thousand_waiting_tenants_make_twenty_one_series():
     waits = {f"tenant-{number:05}": number / 1_000 for number in range(10_000)}
     metrics = PrometheusMetrics()
     metrics.watch(tenant_wait_source(lambda: waits))
@@ -95,7 +95,7 @@ def test_ten_thousand_tenants_are_twenty_one_series_and_none_is_hidden_by_them()
     assert lines[-1] == 'kinesis_ingest_tenant_wait_seconds{tenant="other"} 9.979'
 
 
-def test_a_tenant_who_does_not_wait_is_not_told():
+def test_a_tenant_that_does_not_wait_has_no_series():
     assert list(tenant_wait_source(lambda: {"a": 0.0, "b": 1.0})()) == [
         Sample("kinesis_ingest_tenant_wait_seconds", ("b",), 1.0)
     ]
@@ -110,7 +110,7 @@ def test_requests_are_counted_by_status_and_reason():
     ]
 
 
-def test_a_coordinators_shares_are_bounded_and_the_smallest_of_the_others_shows():
+def test_a_coordinators_shares_are_bounded_and_other_has_the_smallest_of_the_rest():
     shares = {f"shard-{number}": 0.5 for number in range(1_000)} | {"late": 0.2, "later": 0.1}
     found = list(coordinator_source(lambda: 1.5, lambda: shares)())
     assert found[0] == Sample("kinesis_coordinator_lease_age_seconds", (), 1.5)

@@ -1,4 +1,4 @@
-"""The wire protocol: bytes in, requests out; answers in, bytes out; the service's words for what is wrong."""
+"""The wire protocol: decoded requests, encoded answers, and the service's messages for invalid requests."""
 
 import sys
 from typing import Any, NamedTuple
@@ -9,17 +9,19 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations import kinesis_protocol
 from kpl_integrations.kinesis_protocol import (
     CONSTRAINTS,
     REQUEST_TYPES,
+    Constraint,
+    CreateStream,
     GetShardIterator,
     ListShards,
-    Member,
+    ListShardsFilter,
     PutRecord,
     PutRecords,
     PutRecordsRequestEntry,
     RequestRefused,
+    StreamModeDetails,
     Timestamp,
     error_body,
     operation_of,
@@ -41,8 +43,8 @@ class Result(NamedTuple):
 
 
 MODEL = botocore.session.Session().get_service_model("kinesis")
-# Ours asks for one of name and ARN instead; tags, consumers and modes of the account are not spoken here.
-SPOKEN_BY_FEW = {
+# Not supported here: tags, consumers, modes of the account; a stream id instead of name or ARN.
+NOT_SUPPORTED = {
     "DryRun",
     "EnforceConsumerDeletion",
     "RecordDistributionStrategy",
@@ -55,37 +57,41 @@ SPOKEN_BY_FEW = {
 def rows() -> list[tuple[type[msgspec.Struct], Any]]:
     """Return each request with the service's own model of it."""
     inputs = [(request, MODEL.operation_model(name).input_shape) for name, request in REQUEST_TYPES.items()]
-    nested = {"PutRecordsRequestEntry", "ShardFilter", "StreamModeDetails"}
-    return inputs + [(getattr(kinesis_protocol, name), MODEL.shape_for(name)) for name in sorted(nested)]
+    nested: dict[str, type[msgspec.Struct]] = {
+        "PutRecordsRequestEntry": PutRecordsRequestEntry,
+        "ShardFilter": ListShardsFilter,
+        "StreamModeDetails": StreamModeDetails,
+    }
+    return inputs + [(request, MODEL.shape_for(name)) for name, request in nested.items()]
 
 
 @pytest.mark.parametrize(("request_type", "shape"), rows(), ids=lambda value: getattr(value, "__name__", ""))
-def test_the_table_says_what_the_services_model_says(request_type: type[msgspec.Struct], shape: Any) -> None:
+def test_the_constraints_match_the_services_model(request_type: type[msgspec.Struct], shape: Any) -> None:
     wire_names = dict(zip(request_type.__struct_fields__, request_type.__struct_encode_fields__, strict=True))
-    assert set(wire_names.values()) >= set(shape.members) - SPOKEN_BY_FEW
-    spoken = {wire_names[member.name]: member for member in CONSTRAINTS[request_type]}
+    assert set(wire_names.values()) >= set(shape.members) - NOT_SUPPORTED
+    constraints = {wire_names[member.name]: member for member in CONSTRAINTS[request_type]}
     for name, member_shape in shape.members.items():
-        if name in SPOKEN_BY_FEW or (request_type is kinesis_protocol.CreateStream and name == "StreamARN"):
+        if name in NOT_SUPPORTED or (request_type is CreateStream and name == "StreamARN"):
             continue
-        ours, theirs = spoken.get(name, Member(name)), member_shape.metadata
+        ours, theirs = constraints.get(name, Constraint(name)), member_shape.metadata
         assert (ours.least or 0) == theirs.get("min", 0)
         if ours.most != 2**31 - 1:
             assert ours.most == theirs.get("max")
         assert set(ours.one_of) == set(theirs.get("enum", ()))
         assert (ours.pattern or "").strip("()") == theirs.get("pattern", "").strip("^$").strip("()")
-    required = {name for name, member in spoken.items() if member.required}
-    extra = {"PartitionKey", "Data"}  # nullable in the model of an entry, not in the service
+    required = {name for name, member in constraints.items() if member.required}
+    extra = {"PartitionKey", "Data"}  # optional in the model of an entry, required by the service
     assert required - extra == set(shape.required_members) - extra
 
 
-def test_every_request_has_its_row() -> None:
+def test_every_request_has_constraints() -> None:
     assert set(REQUEST_TYPES.values()) < set(CONSTRAINTS)
 
 
 @pytest.mark.parametrize(
     "target", [None, "", "PutRecords", "Kinesis_20131202.", "Kinesis_20131202.Nothing", "X.PutRecords"]
 )
-def test_a_target_that_names_no_operation_is_unknown(target: str | None) -> None:
+def test_a_target_without_a_known_operation_is_rejected(target: str | None) -> None:
     with pytest.raises(RequestRefused, match="UnknownOperationException"):
         operation_of(target)
 
@@ -96,7 +102,7 @@ def test_a_target_names_its_operation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content_type", "spoken"),
+    ("content_type", "selected"),
     [
         ("application/x-amz-json-1.1", "application/x-amz-json-1.1"),
         ("application/x-amz-cbor-1.1", "application/x-amz-cbor-1.1"),
@@ -105,11 +111,11 @@ def test_a_target_names_its_operation() -> None:
         (None, "application/x-amz-json-1.1"),
     ],
 )
-def test_a_content_type_chooses_the_wire(content_type: str | None, spoken: str) -> None:
-    assert wire_of(content_type).content_type == spoken
+def test_the_content_type_selects_the_format(content_type: str | None, selected: str) -> None:
+    assert wire_of(content_type).content_type == selected
 
 
-def test_cbor_without_its_package_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cbor_without_its_package_is_rejected_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cbor2", None)
     monkeypatch.delitem(sys.modules, "kpl_integrations.kinesis_protocol.cbor_wire")
     with pytest.raises(RequestRefused, match=r"install kpl-integrations\[cbor\]") as refusal:
@@ -122,7 +128,7 @@ def test_json_members_may_be_unknown_null_or_missing() -> None:
     assert (request.stream_name, request.stream_arn, request.next_token) == ("s", None, None)
 
 
-def test_all_violations_are_named_at_once_but_at_most_ten() -> None:
+def test_an_error_lists_all_violations_up_to_ten() -> None:
     body = b'{"ShardId":"","ShardIteratorType":"","StartingSequenceNumber":"","StreamName":""}'
     with pytest.raises(RequestRefused) as refusal:
         request_of(JSON, "GetShardIterator", body)
@@ -142,7 +148,7 @@ def test_all_violations_are_named_at_once_but_at_most_ten() -> None:
         request_of(JSON, "PutRecords", msgspec.json.encode(many))
 
 
-def test_missing_members_are_null_in_the_services_words() -> None:
+def test_missing_members_are_reported_as_null_like_the_service_does() -> None:
     with pytest.raises(RequestRefused) as refusal:
         request_of(JSON, "PutRecords", b'{"Records":[{}]}')
     null = "failed to satisfy constraint: Member must not be null"
@@ -174,14 +180,14 @@ def test_missing_members_are_null_in_the_services_words() -> None:
         ("SplitShard", {"StreamName": "s", "ShardToSplit": "x", "NewStartingHashKey": "-1"}, "at 'newStartingHashKey'"),
     ],
 )
-def test_a_violated_bound_is_named_with_its_value(operation: str, members: dict[str, Any], words: str) -> None:
+def test_a_violated_bound_is_reported_with_the_value(operation: str, members: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestRefused, match=words) as refusal:
         request_of(JSON, operation, msgspec.json.encode(members))
     assert (refusal.value.code, refusal.value.status) == ("ValidationException", 400)
 
 
 @pytest.mark.parametrize("hash_key", ["٣", "1" * 40, "00", "+5", " 5", "5\n"])
-def test_a_hash_key_that_is_not_plain_decimal_is_refused(hash_key: str) -> None:
+def test_a_hash_key_that_is_not_plain_decimal_is_rejected(hash_key: str) -> None:
     body = {"StreamName": "s", "Records": [{"PartitionKey": "k", "Data": "", "ExplicitHashKey": hash_key}]}
     with pytest.raises(RequestRefused, match=r"at 'records.1.member.explicitHashKey'"):
         request_of(JSON, "PutRecords", msgspec.json.encode(body))
@@ -200,7 +206,7 @@ entries = st.lists(
 
 
 @given(entries)
-def test_both_wires_decode_what_a_client_encodes(records: list[PutRecordsRequestEntry]) -> None:
+def test_both_formats_decode_what_a_client_encodes(records: list[PutRecordsRequestEntry]) -> None:
     wanted = PutRecords(stream_name="s", records=records)
     assert request_of(JSON, "PutRecords", msgspec.json.encode(wanted)) == wanted
     members = [
@@ -223,7 +229,7 @@ results = st.lists(
 
 
 @given(results)
-def test_both_wires_answer_the_same_results(given_results: list[Result]) -> None:
+def test_both_formats_encode_the_same_put_results(given_results: list[Result]) -> None:
     wanted = {
         "FailedRecordCount": sum(result.error_code is not None for result in given_results),
         "Records": [
@@ -237,13 +243,13 @@ def test_both_wires_answer_the_same_results(given_results: list[Result]) -> None
     assert cbor2.loads(CBOR.encode_put_results(given_results)) == wanted
 
 
-def test_an_answer_carries_blobs_and_timestamps_as_each_wire_does() -> None:
+def test_blobs_and_timestamps_are_encoded_in_each_format() -> None:
     answer = {"Data": b"\x00\xff", "At": Timestamp(1_700_000_000_123), "Nested": [{"At": Timestamp(0)}]}
     assert JSON.encode(answer) == b'{"Data":"AP8=","At":1700000000.123,"Nested":[{"At":0.0}]}'
     decoded = cbor2.loads(CBOR.encode(answer), semantic_decoders={1: lambda ms, _: ("ms", ms)})
     assert decoded == {"Data": b"\x00\xff", "At": ("ms", 1_700_000_000_123), "Nested": [{"At": ("ms", 0)}]}
     assert repr(Timestamp(5)) == "Timestamp(5)"
-    with pytest.raises(TypeError, match="cannot hold a object"):
+    with pytest.raises(TypeError, match="cannot contain a object"):
         JSON.encode({"Strange": object()})
 
 
@@ -271,21 +277,21 @@ def test_a_cbor_timestamp_may_be_in_milliseconds_or_seconds(sent: float, seconds
         b"\xd8\x1c" * 1_000,
     ],
 )
-def test_what_is_no_cbor_request_is_a_serialization_error(body: bytes) -> None:
+def test_invalid_cbor_is_a_serialization_error(body: bytes) -> None:
     with pytest.raises(RequestRefused, match="SerializationException"):
         CBOR.decode(body, PutRecord)
 
 
-def test_an_error_is_a_type_and_a_message() -> None:
+def test_an_error_body_has_a_type_and_a_message() -> None:
     assert JSON.encode({"__type": "X", "message": "ü"}) == error_body(JSON, "X", "ü")
     assert cbor2.loads(error_body(CBOR, "X", "ü")) == {"__type": "X", "message": "ü"}
 
 
 @given(st.binary(max_size=64))
-def test_no_body_breaks_a_wire(body: bytes) -> None:
+def test_any_body_is_decoded_or_rejected(body: bytes) -> None:
     for wire in (JSON, CBOR):
         for operation in REQUEST_TYPES:
             try:
                 request_of(wire, operation, body)
             except RequestRefused as refusal:
-                assert refusal.code in {"SerializationException", "ValidationException"}  # noqa: PT017 - either may be
+                assert refusal.code in {"SerializationException", "ValidationException"}  # noqa: PT017 - both outcomes are valid

@@ -1,4 +1,4 @@
-"""Facts become values with the right names, and never more series than the bound."""
+"""Facts become values with the right names; the number of series is bounded."""
 
 from pathlib import Path
 
@@ -8,9 +8,18 @@ from msgspec import structs
 from kpl_core.durability.circuit_breaker import CircuitBreaker
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool, SpoolOptions
-from kpl_core.hooks import RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
+from kpl_core.hooks import (
+    CoordinatorMet,
+    Fact,
+    RecordsFinished,
+    RequestCompleted,
+    ShardMapRefreshed,
+    ShardRateChanged,
+    ShareChanged,
+)
 from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.in_memory import InMemoryMetrics
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from kpl_integrations.metrics.sources import breaker_source, dead_letter_source, spool_source, token_bucket_source
 from tests.durability.spool.records import spooled
 
@@ -64,7 +73,7 @@ def test_finished_records_are_counted_by_outcome_reason_and_tier() -> None:
     assert metrics.observations("kinesis_producer_delivery_seconds") == [0.3, 0.3, 30.0, 30.0]
 
 
-def test_a_request_gives_its_duration_its_ratio_and_its_throttles_by_shard() -> None:
+def test_a_request_records_its_duration_its_ratio_and_its_throttled_records_by_shard() -> None:
     metrics = InMemoryMetrics()
     metrics(REQUEST)
     assert metrics.observations("kinesis_producer_send_duration_seconds", "answered") == [0.25]
@@ -75,7 +84,7 @@ def test_a_request_gives_its_duration_its_ratio_and_its_throttles_by_shard() -> 
     assert metrics.value(name, shard="") == 1
 
 
-def test_the_adaptive_rate_shows_its_latest_value() -> None:
+def test_the_gauge_of_the_adaptive_rate_has_the_latest_value() -> None:
     metrics = InMemoryMetrics()
     metrics(ShardRateChanged("orders", "shardId-000000000000", 0.85))
     metrics(ShardRateChanged("orders", "shardId-000000000000", 0.7225))
@@ -83,7 +92,7 @@ def test_the_adaptive_rate_shows_its_latest_value() -> None:
     assert metrics.value("kinesis_producer_shard_rate_limit", shard="shardId-000000000000") == 0.7225
 
 
-def test_utilisation_is_the_share_of_the_shards_limit_over_ten_seconds() -> None:
+def test_utilisation_is_the_used_share_of_the_shard_limit_over_ten_seconds() -> None:
     now = 100.0
     metrics = InMemoryMetrics(clock=lambda: now)
     for _ in range(5):
@@ -96,8 +105,8 @@ def test_utilisation_is_the_share_of_the_shards_limit_over_ten_seconds() -> None
     assert metrics.value(name) == 0.0
 
 
-def test_utilisation_counts_what_the_service_counts() -> None:
-    """Framing and keys are bytes too; a user record settled apart from its aggregate is no Kinesis record."""
+def test_utilisation_counts_bytes_and_records_as_the_service_does() -> None:
+    """Framing and keys count as bytes; a user record finished apart from its aggregated record is no Kinesis record."""
     name = "kinesis_producer_shard_utilisation"
     metrics = InMemoryMetrics(clock=lambda: 100.0)
     metrics(structs.replace(DELIVERED, user_bytes=1_000, kinesis_bytes=1024 * 1024))
@@ -109,7 +118,7 @@ def test_utilisation_counts_what_the_service_counts() -> None:
 
 
 @pytest.mark.parametrize("label", ["reason", "shard"])
-def test_a_label_with_endless_values_ends_in_other(label: str) -> None:
+def test_label_values_above_the_bound_become_other(label: str) -> None:
     metrics = InMemoryMetrics()
     for number in range(2_000):
         if label == "reason":
@@ -124,12 +133,12 @@ def test_a_label_with_endless_values_ends_in_other(label: str) -> None:
         assert metrics.value(name, reason="other") == 14_000 - 50 * 7
 
 
-def test_a_label_that_a_metric_does_not_have_is_refused() -> None:
+def test_an_unknown_label_raises_key_error() -> None:
     with pytest.raises(KeyError, match="tenant"):
         InMemoryMetrics().value("kinesis_producer_records_total", tenant="x")
 
 
-def test_what_the_parts_count_themselves_is_read_when_asked(tmp_path: Path) -> None:
+def test_sources_are_read_on_demand(tmp_path: Path) -> None:
     metrics = InMemoryMetrics()
     breaker = CircuitBreaker()
     with Spool(SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0)) as spool:
@@ -152,7 +161,7 @@ class Limiter:
         return {"tokens_available": 3.5, "total_rejections": 2, "total_refills": 9}
 
 
-def test_a_token_bucket_limiter_is_read_too() -> None:
+def test_a_token_bucket_limiter_is_a_source() -> None:
     metrics = InMemoryMetrics()
     metrics.watch(token_bucket_source(Limiter()))
     assert metrics.value("token_bucket_tokens_available") == 3.5
@@ -160,8 +169,30 @@ def test_a_token_bucket_limiter_is_read_too() -> None:
     assert metrics.value("token_bucket_refill_events_total") == 9
 
 
-def test_no_metric_is_labelled_by_what_a_caller_can_make_up() -> None:
-    # A tenant's wait is told of the longest twenty only, a status and a resource are few.
+def test_no_label_takes_unbounded_values_from_callers() -> None:
+    # `tenant` has the twenty longest waits only; statuses and resources are few.
     allowed = {"outcome", "place", "reason", "tier", "stream", "shard", "code", "tenant", "resource"}
     for metric in METRICS.values():
         assert set(metric.labels) <= allowed
+
+
+COORDINATION_FACTS: list[Fact] = [
+    CoordinatorMet("w1", "leased", 2.5, ""),
+    CoordinatorMet("w1", "expired", 12.0, "down"),
+    CoordinatorMet("w1", "expired", 17.0, "down"),
+    ShareChanged("orders", "shardId-0", 0.25, 0.5, True),
+]
+
+
+def test_failed_sync_rounds_are_counted_by_reason() -> None:
+    metrics = InMemoryMetrics()
+    for fact in COORDINATION_FACTS:
+        metrics(fact)
+    assert metrics.value("kinesis_coordinator_failures_total", reason="down") == 2
+
+
+def test_failed_sync_rounds_can_be_scraped() -> None:
+    metrics = PrometheusMetrics()
+    for fact in COORDINATION_FACTS:
+        metrics(fact)
+    assert 'kinesis_coordinator_failures_total{reason="down"} 2.0' in metrics.exposition()[0].decode()

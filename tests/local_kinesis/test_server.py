@@ -1,4 +1,4 @@
-"""The server itself: start and stop, bad HTTP, both wires, threads and processes."""
+"""The server itself: start and stop, bad HTTP, JSON and CBOR, threads and processes."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ import pytest
 
 from kpl_core.testing import ErrorAnswer, Hang, KinesisError, Latency
 from kpl_integrations.local_kinesis import LocalKinesis, LocalKinesisProcess, ThreadedLocalKinesis
-from tests.integrations.kinesis_clients import until
+from tests.local_kinesis.kinesis_clients import until
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +65,7 @@ async def test_it_can_be_started_again_with_a_fresh_state() -> None:
     assert repr(server) == "<LocalKinesis not running>"
 
 
-async def test_it_refuses_to_be_used_while_it_does_not_run_or_to_run_twice() -> None:
+async def test_using_it_while_stopped_or_starting_it_twice_raises() -> None:
     server = LocalKinesis()
     with pytest.raises(RuntimeError, match="use it inside `async with"):
         server.endpoint_url  # noqa: B018
@@ -76,7 +76,7 @@ async def test_it_refuses_to_be_used_while_it_does_not_run_or_to_run_twice() -> 
     await server.aclose()
 
 
-async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_behind() -> None:
+async def test_a_port_in_use_is_an_error_and_leaves_no_server_behind() -> None:
     async with LocalKinesis() as server:
         port = int(server.endpoint_url.rpartition(":")[2])
         other = LocalKinesis(port=port)
@@ -150,7 +150,7 @@ BAD_HTTP: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
 @pytest.mark.parametrize(
     ("method", "sent", "body", "status", "code"), [pytest.param(*row[1:], id=row[0]) for row in BAD_HTTP]
 )
-async def test_what_is_no_request_gets_an_error_in_json(
+async def test_an_invalid_request_is_answered_with_an_error_in_json(
     server: LocalKinesis,
     http: aiohttp.ClientSession,
     *,
@@ -167,7 +167,7 @@ async def test_what_is_no_request_gets_an_error_in_json(
         assert (msgspec.json.decode(await answer.read()))["__type"] == code
 
 
-async def test_a_body_above_16_mib_is_refused(server: LocalKinesis, http: aiohttp.ClientSession) -> None:
+async def test_a_body_above_16_mib_is_rejected(server: LocalKinesis, http: aiohttp.ClientSession) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(17):
             yield bytes(2**20)
@@ -179,7 +179,7 @@ async def test_a_body_above_16_mib_is_refused(server: LocalKinesis, http: aiohtt
     assert await _status(http, server.endpoint_url) == 200
 
 
-async def test_a_request_whose_body_is_cut_off_harms_nothing(
+async def test_a_truncated_request_does_not_affect_others(
     server: LocalKinesis, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = int(server.endpoint_url.rpartition(":")[2])
@@ -218,13 +218,13 @@ async def test_cbor_puts_and_reads_the_same_records(server: LocalKinesis, http: 
     assert [record["SequenceNumber"] for record in page["Records"]] == [
         result["SequenceNumber"] for result in put["Records"]
     ]
-    refused = await call("PutRecords", StreamName="orders", Records=[])
-    assert refused["__type"] == "ValidationException"
+    rejected = await call("PutRecords", StreamName="orders", Records=[])
+    assert rejected["__type"] == "ValidationException"
     server.faults.add(ErrorAnswer("AccessDeniedException"))
     assert (await call("ListStreams"))["__type"] == "AccessDeniedException"
 
 
-def test_synchronous_code_runs_it_in_a_thread() -> None:
+def test_synchronous_code_can_run_it_in_a_thread() -> None:
     with ThreadedLocalKinesis(LocalKinesis({"orders": 1})) as kinesis:
         client = boto3.client("kinesis", region_name="us-east-1", endpoint_url=kinesis.endpoint_url)
         client.put_record(StreamName="orders", PartitionKey="k", Data=b"1")
@@ -239,7 +239,7 @@ def test_synchronous_code_runs_it_in_a_thread() -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_a_thread_can_be_left_while_a_request_hangs() -> None:
+def test_the_thread_ends_while_a_request_hangs() -> None:
     met = threading.Event()
     with ThreadedLocalKinesis(LocalKinesis({"orders": 1})) as kinesis:
         hang = kinesis.call(lambda fake, _: fake.faults.add(Hang()))
@@ -255,12 +255,12 @@ def test_a_thread_can_be_left_while_a_request_hangs() -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_a_stream_that_cannot_be_made_is_an_error_at_the_start() -> None:
+def test_an_invalid_stream_name_is_an_error_at_the_start() -> None:
     with pytest.raises(KinesisError, match="regular expression"):
         ThreadedLocalKinesis(LocalKinesis({"bad name!": 1})).__enter__()
 
 
-def test_whatever_keeps_it_from_starting_is_raised_where_it_was_entered() -> None:
+def test_any_error_at_the_start_is_raised_in_the_entering_thread() -> None:
     raised: list[OverflowError] = []
 
     def enter() -> None:
@@ -269,25 +269,25 @@ def test_whatever_keeps_it_from_starting_is_raised_where_it_was_entered() -> Non
         except OverflowError as error:
             raised.append(error)
 
-    # A daemon: who waited for ever here would hold the test run too.
+    # A daemon thread: if it never returned, it would block the end of the test run.
     entering = threading.Thread(target=enter, daemon=True)
     entering.start()
     entering.join(timeout=30)
     assert len(raised) == 1
 
 
-def test_a_name_alone_is_not_taken_for_a_stream_for_each_of_its_letters() -> None:
+def test_a_string_instead_of_a_list_of_names_is_rejected() -> None:
     with pytest.raises(TypeError, match="'orders'"):
         LocalKinesis("orders")
 
 
-def test_a_server_that_runs_already_is_not_started_in_a_thread_too() -> None:
+def test_a_running_server_cannot_be_started_in_a_thread() -> None:
     server = LocalKinesis({"orders": 1})
     with ThreadedLocalKinesis(server), pytest.raises(RuntimeError, match="already running"):
         ThreadedLocalKinesis(server).__enter__()
 
 
-def test_it_runs_in_a_process_of_its_own_and_leaves_no_trace() -> None:
+def test_it_runs_in_a_process_of_its_own_and_closes_all_resources() -> None:
     with LocalKinesisProcess({"orders": 2}, "--no-limits") as kinesis:
         client = boto3.client("kinesis", region_name="us-east-1", endpoint_url=kinesis.endpoint_url)
         failed = [
@@ -302,7 +302,7 @@ def test_it_runs_in_a_process_of_its_own_and_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_its_command_prints_one_line_and_ends_cleanly_on_a_signal(number: signal.Signals) -> None:
+def test_the_command_prints_one_line_and_exits_with_0_on_a_signal(number: signal.Signals) -> None:
     command = [sys.executable, "-W", "error", "-X", "dev", "-m", "kpl_integrations.local_kinesis", "--stream", "a:3"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process:
@@ -315,14 +315,14 @@ def test_its_command_prints_one_line_and_ends_cleanly_on_a_signal(number: signal
 
 
 @pytest.mark.parametrize("stream", ["", ":3", "a:0", "a:many"])
-def test_its_command_explains_a_stream_it_cannot_make(stream: str) -> None:
+def test_the_command_explains_an_invalid_stream(stream: str) -> None:
     command = [sys.executable, "-m", "kpl_integrations.local_kinesis", "--stream", stream]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 2
     assert "write NAME or NAME:SHARDS" in result.stderr
 
 
-def test_a_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_cannot_start_raises(capfd: pytest.CaptureFixture[str]) -> None:
     with (
         pytest.raises(RuntimeError, match="did not start to listen"),
         LocalKinesisProcess({"orders": 1}, "--port", "-1"),

@@ -1,4 +1,4 @@
-"""Every fault switch as an SDK meets it over HTTP."""
+"""Every fault switch, as an SDK sees it over HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,11 +28,11 @@ from kpl_core.testing import (
     WrongCount,
 )
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.integrations.kinesis_clients import SDKS, Call, client_of, until
+from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of, until
 
 pytestmark = pytest.mark.anyio
 
-# What the SDKs raise when a connection is reset; which of them depends on the moment.
+# The SDKs raise one of these when a connection is reset, depending on the moment.
 CONNECTION_LOST = (ConnectionClosedError, EndpointConnectionError, HTTPClientError)
 RECORDS = [{"PartitionKey": "k", "Data": b"%d" % number, "ExplicitHashKey": "0"} for number in range(10)]
 
@@ -43,7 +43,7 @@ def anyio_backend() -> str:
 
 
 class Service(NamedTuple):
-    """A running server and one SDK's way to call it."""
+    """A running server and one SDK's function to call it."""
 
     server: LocalKinesis
     call: Call
@@ -77,7 +77,7 @@ ANSWERED: list[tuple[str, int]] = [
 
 
 @pytest.mark.parametrize(("code", "status"), ANSWERED)
-async def test_a_request_can_be_refused_with_any_error(service: Service, code: str, status: int) -> None:
+async def test_a_request_can_be_rejected_with_any_error(service: Service, code: str, status: int) -> None:
     service.server.faults.add(ErrorAnswer(code), When(operation="PutRecords", times=1))
     with pytest.raises(ClientError) as refusal:
         await service.put()
@@ -129,7 +129,7 @@ async def test_a_request_can_be_accepted_and_never_answered(sdk: str) -> None:
         assert server.fake.statistics("orders").records_stored == 0
 
 
-async def test_a_hanging_request_does_not_hold_up_the_others(service: Service) -> None:
+async def test_a_hanging_request_does_not_block_the_others(service: Service) -> None:
     hang = service.server.faults.add(Hang(), When(times=1))
     hanging = asyncio.create_task(service.put())
     await until(lambda: hang.fired)
@@ -151,12 +151,12 @@ async def test_an_answer_can_have_the_wrong_number_of_results(service: Service, 
 
 async def test_an_answer_can_be_broken_json(service: Service) -> None:
     service.server.faults.add(BadBody())
-    answer = await service.put()  # botocore makes nothing of a body it cannot parse
+    answer = await service.put()  # botocore ignores a body that it cannot parse
     assert "Records" not in answer
     assert service.stored == 10
 
 
-async def test_an_answer_can_be_late(service: Service) -> None:
+async def test_an_answer_can_be_delayed(service: Service) -> None:
     service.server.faults.add(Latency(0.05), When(times=1))
     service.server.faults.add(Latency(0.05, after_commit=True), When(times=1))
     before = service.server.now
@@ -165,7 +165,7 @@ async def test_an_answer_can_be_late(service: Service) -> None:
 
 
 @pytest.mark.parametrize("sdk", SDKS)
-async def test_a_request_the_client_gave_up_on_can_still_be_stored(sdk: str) -> None:
+async def test_records_can_be_stored_after_the_client_timed_out(sdk: str) -> None:
     async with LocalKinesis({"orders": 2}) as server:
         server.faults.add(Latency(60.0, after_commit=True))
         async with client_of(sdk, server.endpoint_url, read_timeout=0.2) as call:
@@ -174,13 +174,13 @@ async def test_a_request_the_client_gave_up_on_can_still_be_stored(sdk: str) -> 
         await until(lambda: server.fake.statistics("orders").records_stored == 10)
 
 
-async def test_a_shard_can_split_while_a_request_is_under_way(service: Service) -> None:
+async def test_a_shard_can_split_during_a_request(service: Service) -> None:
     service.server.faults.add(SplitDuringRequest("shardId-000000000000"), When(operation="PutRecords", times=1))
     answer = await service.put()
     assert {result["ShardId"] for result in answer["Records"]} == {"shardId-000000000002"}
 
 
-async def test_shards_can_merge_while_a_request_is_under_way(service: Service) -> None:
+async def test_shards_can_merge_during_a_request(service: Service) -> None:
     service.server.faults.add(MergeDuringRequest(), When(operation="PutRecords", times=1))
     answer = await service.put()
     assert {result["ShardId"] for result in answer["Records"]} == {"shardId-000000000002"}
@@ -206,7 +206,7 @@ async def test_a_listing_can_fail_on_one_page(service: Service) -> None:
     assert (await service.call("list_shards", NextToken=page["NextToken"]))["Shards"]
 
 
-async def test_everything_can_fail_for_a_while_then_refuse_then_heal() -> None:
+async def test_all_operations_can_fail_then_connections_are_refused_then_all_recovers() -> None:
     now = 0.0
     async with (
         LocalKinesis({"orders": 2}, clock=lambda: now) as server,

@@ -1,4 +1,4 @@
-"""The KPL's metrics, row by row of its table, and what PutMetricData and EMF are given."""
+"""The KPL's metrics, row by row of its table, and their upload with PutMetricData and EMF."""
 
 import json
 import threading
@@ -10,13 +10,11 @@ from botocore.exceptions import EndpointConnectionError
 from kpl_core import Config, ConfigError, Producer
 from kpl_core.hooks import RecordsFinished, RequestCompleted
 from kpl_core.testing import FakeKinesis, FakeTransport
-from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics, emf_lines
+from kpl_integrations.metrics.cloudwatch import KPL_METRICS, CloudWatchMetrics, StatisticSet, emf_lines
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
-from kpl_integrations.metrics.kpl_names import KPL_METRICS
-from kpl_integrations.metrics.statistic_set import StatisticSet
 from tests.frameworks.black_hole import refusing
 
-# The table of the KPL's metrics.md: name, level, unit, finest place.
+# The table of the KPL's metrics.md: name, level, unit, finest granularity.
 KPL_TABLE = """
 UserRecordsReceived                Detailed Count        stream
 UserRecordsPending                 Detailed Count        stream
@@ -86,7 +84,7 @@ def numbers(datum):
 
 
 @pytest.mark.parametrize(("name", "level", "unit", "finest"), ROWS)
-def test_names_levels_and_units_are_the_kpls(name, level, unit, finest):
+def test_names_levels_and_units_match_the_kpl(name, level, unit, finest):
     metric = KPL_METRICS[name]
     assert (metric.level, metric.unit, metric.finest) == (level.lower(), unit, finest)
 
@@ -95,7 +93,7 @@ def test_the_table_has_no_other_rows():
     assert list(KPL_METRICS) == [row[0] for row in ROWS]
 
 
-def test_values_are_the_kpls():
+def test_values_match_the_kpl():
     found = taken(CloudWatchMetrics(), request(), finished(), finished(**EXPIRED))
     shard = ("orders", "shardId-0")
     assert numbers(found["UserRecordsPut", *shard]) == (20, 25, 0, 1)
@@ -122,39 +120,39 @@ def test_a_metric_exists_once_for_each_prefix_of_its_dimensions():
     assert numbers(found["UserRecordsPut",])[0] == 80
 
 
-def test_the_code_stands_after_the_callers_dimensions_and_before_the_stream():
+def test_the_error_code_is_after_the_callers_dimensions_and_before_the_stream():
     metrics = CloudWatchMetrics(dimensions={"Service": "shop"})
     metrics(request())
     dimensions = {datum.dimensions for datum in metrics.take() if datum.name == "ErrorsByCode"}
-    whole = (("Service", "shop"), ("ErrorCode", THROTTLED), ("StreamName", "orders"), ("ShardId", "shardId-0"))
-    assert dimensions == {whole[:length] for length in range(1, 5)}
+    all_dimensions = (("Service", "shop"), ("ErrorCode", THROTTLED), ("StreamName", "orders"), ("ShardId", "shardId-0"))
+    assert dimensions == {all_dimensions[:length] for length in range(1, 5)}
 
 
 @pytest.mark.parametrize(("granularity", "deepest"), [("global", 0), ("stream", 1), ("shard", 2)])
-def test_granularity_ends_where_it_says(granularity, deepest):
+def test_granularity_limits_the_dimensions(granularity, deepest):
     found = taken(CloudWatchMetrics(granularity=granularity), finished())
     assert max(len(key) - 1 for key in found) == deepest
 
 
 @pytest.mark.parametrize(("level", "names"), [("none", 0), ("summary", 6), ("detailed", 13)])
-def test_a_level_sends_its_own_metrics_and_those_below(level, names):
+def test_a_level_sends_its_own_metrics_and_those_of_lower_levels(level, names):
     found = taken(CloudWatchMetrics(level=level), request(), finished(), finished(**EXPIRED))
     assert len({key[0] for key in found}) == names
 
 
-def test_ten_thousand_shards_are_a_thousand_and_one():
+def test_ten_thousand_shards_make_a_thousand_and_one_series():
     found = taken(CloudWatchMetrics(), *(finished(shard=f"shardId-{number}") for number in range(10_000)))
     assert len([key for key in found if key[0] == "UserRecordsPut" and len(key) == 3]) == 1_001
 
 
 @pytest.mark.parametrize("option", [{"level": "all"}, {"granularity": "key"}])
-def test_a_word_that_is_none_is_refused(option):
+def test_an_unknown_level_or_granularity_is_rejected(option):
     with pytest.raises(ConfigError, match="must be one of"):
         CloudWatchMetrics(**option)
 
 
 @pytest.mark.anyio
-async def test_what_a_producer_received_and_has_pending_is_counted():
+async def test_received_and_pending_records_of_a_watched_producer_are_counted():
     metrics = CloudWatchMetrics()
     async with Producer(Config(), transport=FakeTransport(FakeKinesis({"orders": 1})), hooks=[metrics]) as producer:
         metrics.watch(producer)
@@ -180,7 +178,7 @@ class Client:
         self.calls.append(parameters)
 
 
-def test_a_call_holds_a_thousand_data_at_most():
+def test_a_call_has_at_most_a_thousand_data():
     metrics, client = CloudWatchMetrics(), Client()
     for number in range(500):
         metrics(finished(shard=f"shardId-{number}"))
@@ -192,7 +190,7 @@ def test_a_call_holds_a_thousand_data_at_most():
     assert {call["Namespace"] for call in client.calls} == {"KinesisProducerLibrary"}
 
 
-def test_what_could_not_be_sent_is_in_the_next_upload_and_said_once(caplog):
+def test_data_of_a_failed_upload_is_in_the_next_and_the_failure_is_logged_once(caplog):
     metrics, client = CloudWatchMetrics(), Client()
     uploader = CloudWatchUploader(metrics, client=client)
     client.is_down = True
@@ -211,7 +209,7 @@ def test_what_could_not_be_sent_is_in_the_next_upload_and_said_once(caplog):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError])
-def test_a_client_that_raises_whatever_it_likes_ends_no_uploads_and_loses_nothing(error, monkeypatch):
+def test_any_exception_of_the_client_loses_no_data_and_uploads_continue(error, monkeypatch):
     metrics, client = CloudWatchMetrics(granularity="global"), Client()
     failed, sent = threading.Event(), threading.Event()
     take = client.put_metric_data
@@ -231,7 +229,7 @@ def test_a_client_that_raises_whatever_it_likes_ends_no_uploads_and_loses_nothin
     assert "UserRecordsPut" in named
 
 
-def test_leaving_the_block_uploads_what_is_left_and_ends_the_thread():
+def test_leaving_the_block_uploads_the_rest_and_ends_the_thread():
     metrics, client = CloudWatchMetrics(), Client()
     with CloudWatchUploader(metrics, client=client):
         metrics(finished())
@@ -239,14 +237,14 @@ def test_leaving_the_block_uploads_what_is_left_and_ends_the_thread():
     assert not [thread for thread in threading.enumerate() if thread.name == "kpl-cloudwatch"]
 
 
-def test_an_uploader_that_was_never_entered_uploads_when_it_is_closed():
+def test_an_uploader_that_was_never_entered_uploads_at_close():
     metrics, client = CloudWatchMetrics(), Client()
     metrics(finished())
     CloudWatchUploader(metrics, client=client).close()
     assert len(client.calls) == 1
 
 
-def test_an_endpoint_that_never_answers_holds_up_the_end_for_seconds_and_not_for_minutes(monkeypatch):
+def test_an_endpoint_that_never_answers_delays_close_by_at_most_twenty_seconds(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
     metrics = CloudWatchMetrics()
@@ -259,7 +257,7 @@ def test_an_endpoint_that_never_answers_holds_up_the_end_for_seconds_and_not_for
     assert (config.connect_timeout + config.read_timeout) * config.retries["total_max_attempts"] <= 20
 
 
-def test_emf_lines_carry_the_same():
+def test_emf_lines_have_the_same_metrics():
     metrics = CloudWatchMetrics(granularity="stream")
     metrics(finished())
     lines = [json.loads(line) for line in emf_lines(metrics.take(), namespace="KPL", now=1.5)]
@@ -277,7 +275,7 @@ def test_emf_lines_carry_the_same():
     assert all(each["Name"] in line for each in directive["Metrics"])
 
 
-def test_merging_loses_nothing():
+def test_merging_keeps_sum_count_and_extremes():
     first, second = StatisticSet(), StatisticSet()
     first.add(10, 5)
     second.add(3, 1)

@@ -1,4 +1,4 @@
-"""What the local service refuses, through both SDKs: other emulators take it, or fail over it."""
+"""Requests that the local service rejects, through both SDKs; other emulators accept them or crash."""
 
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -8,15 +8,15 @@ from botocore.exceptions import ClientError
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.integrations.kinesis_clients import SDKS, Call, client_of
+from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of
 
 pytestmark = [
     pytest.mark.anyio,
-    # aiohttp's client says so of every body above 1 MiB that aiobotocore sends.
+    # aiohttp's client warns about every body above 1 MiB that aiobotocore sends.
     pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"),
 ]
 
-WHOLE = 2**128
+HASH_KEYS = 2**128
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def anyio_backend() -> str:
 
 
 class Service(NamedTuple):
-    """A running server and one SDK's way to call it."""
+    """A running server and one SDK's function to call it."""
 
     server: LocalKinesis
     call: Call
@@ -44,7 +44,7 @@ def entry(key: str = "k", data: bytes = b"", **more: str) -> dict[str, Any]:
 LONG = "k" * 257
 PATTERN = r"Member must satisfy regular expression pattern: 0|([1-9]\d{0,38})"
 
-REFUSED: list[tuple[str, str, dict[str, Any], str, str]] = [
+REJECTED: list[tuple[str, str, dict[str, Any], str, str]] = [
     (
         "501 records",
         "put_records",
@@ -125,9 +125,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, str]] = [
     (
         "hash key of 129 bits",
         "put_records",
-        {"StreamName": "orders", "Records": [entry(ExplicitHashKey=str(WHOLE))]},
+        {"StreamName": "orders", "Records": [entry(ExplicitHashKey=str(HASH_KEYS))]},
         "InvalidArgumentException",
-        f"Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. Specified value was {WHOLE}",
+        f"Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. Specified value was {HASH_KEYS}",
     ),
     (
         "hash key of letters",
@@ -179,7 +179,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, str]] = [
         ),
     ),
     (
-        "an iterator that is none",
+        "an invalid iterator",
         "get_records",
         {"ShardIterator": "nonsense"},
         "InvalidArgumentException",
@@ -189,9 +189,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("operation", "members", "code", "message"), [pytest.param(*row[1:], id=row[0]) for row in REFUSED]
+    ("operation", "members", "code", "message"), [pytest.param(*row[1:], id=row[0]) for row in REJECTED]
 )
-async def test_a_bad_request_is_refused_in_the_services_words(
+async def test_a_bad_request_is_rejected_with_the_services_message(
     service: Service, operation: str, members: dict[str, Any], code: str, message: str
 ) -> None:
     with pytest.raises(ClientError) as refusal:

@@ -1,4 +1,4 @@
-"""SigV4 as the service checks it; botocore, which signs for every AWS client in Python, is the oracle."""
+"""SigV4 verification; the oracle is botocore, which signs for every AWS client in Python."""
 
 import calendar
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ def signed(
     url: str = "http://127.0.0.1:8080/",
     headers: dict[str, str] | None = None,
 ) -> SignedRequest:
-    """Return a request as botocore signs it at the instant `at`."""
+    """Return a request that botocore signed at the instant `at`."""
     request = AWSRequest(method="POST", url=url, data=body, headers={**TARGET, **(headers or {})})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -52,14 +52,14 @@ def signed(
 
 
 def outcome(request: SignedRequest, *, now: float = NOW) -> Key | tuple[str, int]:
-    """Return the key that signed it, or the code and status of the refusal."""
+    """Return the key that signed it, or the code and status of the error."""
     try:
         credential = named_credential(dict(request.headers).get("authorization"))
         return require_signature(request, credential, KEYS.get, now=now)
     except RequestRefused as refused:
-        said = refused
-    assert SECRET not in str(said)
-    return (said.code, said.status)
+        error = refused
+    assert SECRET not in str(error)
+    return (error.code, error.status)
 
 
 def changed(request: SignedRequest, name: str, value: str | None) -> SignedRequest:
@@ -67,7 +67,7 @@ def changed(request: SignedRequest, name: str, value: str | None) -> SignedReque
     return request._replace(headers=others if value is None else [*others, (name, value)])
 
 
-def test_what_botocore_signs_is_let_in():
+def test_requests_signed_by_botocore_are_accepted():
     assert outcome(signed()) == KEYS["AKID"]
     assert outcome(signed(key="TEMPORARY", token="the-token")) == KEYS["TEMPORARY"]
 
@@ -82,7 +82,7 @@ def test_what_botocore_signs_is_let_in():
     ),
     st.floats(-299, 299),
 )
-def test_whatever_botocore_signs_is_let_in_and_nothing_of_it_can_be_changed(body, region, query, headers, skew):
+def test_any_request_signed_by_botocore_is_accepted_and_any_change_is_rejected(body, region, query, headers, skew):
     request = signed(body, region=region, url=f"http://127.0.0.1:8080/{query}", headers=headers, at=NOW + skew)
     assert outcome(request) == KEYS["AKID"]
     assert outcome(request._replace(body=body + b"x")) == ("InvalidSignatureException", 400)
@@ -93,17 +93,17 @@ def test_whatever_botocore_signs_is_let_in_and_nothing_of_it_can_be_changed(body
         assert outcome(changed(request, name, "other")) == ("InvalidSignatureException", 400)
 
 
-# What is wrong, and the service's own code; Kinesis answers all of them with status 400.
+# (fault, request, the service's error code); Kinesis answers all of them with status 400.
 REFUSALS: list[tuple[str, SignedRequest, str]] = [
     ("wrong secret", signed(secret="another"), "InvalidSignatureException"),
-    ("unknown key", signed(key="NOBODY"), "UnrecognizedClientException"),
+    ("unknown key", signed(key="UNKNOWN"), "UnrecognizedClientException"),
     ("slow clock", signed(at=NOW - 301), "InvalidSignatureException"),
     ("fast clock", signed(at=NOW + 301), "InvalidSignatureException"),
     ("another service", signed(service="s3"), "InvalidSignatureException"),
-    ("no token where there must be one", signed(key="TEMPORARY"), "UnrecognizedClientException"),
-    ("another token", signed(key="TEMPORARY", token="no"), "UnrecognizedClientException"),
-    ("a token where there is none", signed(token="no"), "UnrecognizedClientException"),
-    ("nothing signed", changed(signed(), "authorization", None), "MissingAuthenticationTokenException"),
+    ("required token missing", signed(key="TEMPORARY"), "UnrecognizedClientException"),
+    ("wrong token", signed(key="TEMPORARY", token="no"), "UnrecognizedClientException"),
+    ("unexpected token", signed(token="no"), "UnrecognizedClientException"),
+    ("not signed", changed(signed(), "authorization", None), "MissingAuthenticationTokenException"),
     ("empty", changed(signed(), "authorization", ""), "MissingAuthenticationTokenException"),
     ("another scheme", changed(signed(), "authorization", "Bearer x"), "IncompleteSignatureException"),
     ("incomplete", changed(signed(), "authorization", "AWS4-HMAC-SHA256 Credential=a"), "IncompleteSignatureException"),
@@ -120,11 +120,11 @@ REFUSALS: list[tuple[str, SignedRequest, str]] = [
 
 
 @pytest.mark.parametrize(("request_", "code"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
-def test_every_fault_has_the_service_s_own_code_and_status(request_, code):
+def test_every_fault_has_the_services_code_and_status(request_, code):
     assert outcome(request_) == (code, 400)
 
 
-def test_a_key_that_ended_is_an_expired_token_for_whoever_holds_it_only():
+def test_an_expired_key_is_reported_only_to_a_client_with_its_secret():
     request = signed(key="TEMPORARY", token="the-token", at=NOW + 60)
     assert outcome(request, now=NOW + 59.9) == KEYS["TEMPORARY"]
     assert outcome(request, now=NOW + 60) == ("ExpiredTokenException", 400)
@@ -132,7 +132,7 @@ def test_a_key_that_ended_is_an_expired_token_for_whoever_holds_it_only():
     assert outcome(forged, now=NOW + 60) == ("InvalidSignatureException", 400)
 
 
-def test_what_decides_the_meaning_must_be_signed():
+def test_headers_that_decide_the_meaning_must_be_signed():
     request = signed()
     authorization = dict(request.headers)["authorization"]
     for name in ("host;", ";x-amz-target", ";x-amz-date"):
@@ -145,6 +145,6 @@ def test_what_decides_the_meaning_must_be_signed():
 
 
 @given(st.text(st.characters(max_codepoint=255), max_size=200), st.text(st.characters(max_codepoint=255), max_size=30))
-def test_no_header_does_anything_but_be_refused(authorization, date):
+def test_an_arbitrary_authorization_header_is_rejected_without_a_crash(authorization, date):
     for value in (authorization, f"AWS4-HMAC-SHA256 Credential=AKID/20261120/r/kinesis/aws4_request, {authorization}"):
         assert isinstance(outcome(changed(changed(signed(), "authorization", value), "x-amz-date", date)), tuple)

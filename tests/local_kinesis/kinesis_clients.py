@@ -1,6 +1,6 @@
-"""The two AWS SDKs of Python behind one call, so that a test of a server runs with both.
+"""One call for both AWS SDKs of Python, so that a test of a server runs with both.
 
-Without retries, and without the client's own parameter validation: what the server does is the question.
+Retries and the client's own parameter validation are off, because the tests check the server.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Call(Protocol):
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop turn until something is true that the other end of a socket brings about."""
+    """Run the loop until `condition` is true, which the other end of a socket causes."""
     while not condition():  # noqa: ASYNC110 - the other end has no event to wait for
         await asyncio.sleep(0)
 
@@ -51,7 +51,7 @@ def _boto3_session() -> boto3.Session:
 
 @asynccontextmanager
 async def client_of(sdk: str, endpoint_url: str, **settings: Any) -> AsyncIterator[Call]:
-    """Yield a caller that speaks to `endpoint_url` through one of `SDKS`."""
+    """Yield a function that calls `endpoint_url` through one of `SDKS`."""
     options = _SETTINGS | settings
     names = {"service_name": "kinesis", "region_name": "us-east-1", "endpoint_url": endpoint_url}
     if sdk == "aiobotocore":

@@ -1,4 +1,4 @@
-"""What Prometheus reads: the names of the specification, in a registry of the producer's own."""
+"""The Prometheus exposition: the names of the specification, in the producer's own registry."""
 
 import re
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.metrics.catalogue import METRICS, Kind
+from kpl_integrations.metrics.metrics_hook import Sample
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from kpl_integrations.metrics.sources import breaker_source, producer_source
-from kpl_integrations.metrics.translation import Sample
-from tests.integrations.test_metrics_in_memory import DELIVERED, REQUEST, failed
+from tests.metrics.test_in_memory import DELIVERED, REQUEST, failed
 
 
 def scraped(metrics: PrometheusMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -37,7 +37,7 @@ def value(metrics: PrometheusMetrics, name: str, **labels: str) -> float:
     return scraped(metrics)[name, frozenset(labels.items())]
 
 
-def test_facts_are_scraped_under_the_names_of_the_specification() -> None:
+def test_facts_are_exposed_under_the_names_of_the_specification() -> None:
     metrics = PrometheusMetrics(clock=lambda: 5.0)
     for fact in (REQUEST, DELIVERED, failed(), ShardMapRefreshed("orders", 1)):
         metrics(fact)
@@ -55,7 +55,7 @@ def test_facts_are_scraped_under_the_names_of_the_specification() -> None:
 
 
 @given(st.lists(st.floats(0, 100) | st.sampled_from(METRICS["kinesis_producer_delivery_seconds"].buckets), max_size=50))
-def test_a_histogram_counts_as_prometheus_own_does(ages: list[float]) -> None:
+def test_a_histogram_counts_like_the_client_librarys_own(ages: list[float]) -> None:
     name = "kinesis_producer_delivery_seconds"
     metrics, own = PrometheusMetrics(), CollectorRegistry()
     theirs = Histogram(name, METRICS[name].meaning, registry=own, buckets=METRICS[name].buckets)
@@ -68,7 +68,7 @@ def test_a_histogram_counts_as_prometheus_own_does(ages: list[float]) -> None:
                 assert metrics.registry.get_sample_value(sample.name, sample.labels) == sample.value
 
 
-def test_a_histogram_without_labels_is_there_before_the_first_fact() -> None:
+def test_a_histogram_without_labels_exists_before_the_first_fact() -> None:
     assert value(PrometheusMetrics(), "kinesis_producer_delivery_seconds_count") == 0
 
 
@@ -82,7 +82,7 @@ def test_sources_are_read_at_every_scrape() -> None:
     assert value(metrics, "kinesis_producer_breaker_state", **labels) == 2
 
 
-def test_nothing_global_is_touched_and_two_producers_do_not_collide() -> None:
+def test_the_global_registry_is_unchanged_and_two_producers_do_not_collide() -> None:
     before = {family.name for family in REGISTRY.collect()}
     first, second = PrometheusMetrics(), PrometheusMetrics()
     first(DELIVERED)
@@ -92,7 +92,7 @@ def test_nothing_global_is_touched_and_two_producers_do_not_collide() -> None:
     assert key not in scraped(second)
 
 
-def test_a_registry_of_the_callers_is_used() -> None:
+def test_the_callers_registry_is_used() -> None:
     registry = CollectorRegistry()
     PrometheusMetrics(registry)(DELIVERED)
     labels = {"outcome": "delivered", "reason": "", "tier": "normal"}
@@ -100,12 +100,12 @@ def test_a_registry_of_the_callers_is_used() -> None:
 
 
 def test_every_metric_of_the_catalogue_can_be_exported() -> None:
-    """A row that no vendor code handles would fail here, whichever way its values come."""
+    """Fails for a row that the exporter cannot handle, whether its values come from facts or from a source."""
     metrics = PrometheusMetrics()
 
     def every_value() -> Iterator[Sample]:
         for metric in METRICS.values():
-            if metric.kind is not Kind.HISTOGRAM:  # those are fed by facts, and there already
+            if metric.kind is not Kind.HISTOGRAM:  # histograms are filled by facts
                 yield Sample(metric.name, ("x",) * len(metric.labels), 1.0)
 
     metrics.watch(every_value)
@@ -117,7 +117,7 @@ def test_every_metric_of_the_catalogue_can_be_exported() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_books_of_a_real_producer_balance_in_the_text() -> None:
+async def test_the_metrics_of_a_real_producer_add_up() -> None:
     kinesis = FakeKinesis()
     kinesis.create_stream("orders", shard_count=2, now=anyio.current_time())
     metrics = PrometheusMetrics()

@@ -1,4 +1,4 @@
-"""The local service through both SDKs: what other emulators get wrong must be right here."""
+"""The operations of the local service through both SDKs, with the details that other emulators get wrong."""
 
 import asyncio
 from collections import Counter
@@ -12,16 +12,16 @@ from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.hash_key import hash_key_of
 from kpl_core.testing import ServiceDurations, ServiceLimits
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.integrations.kinesis_clients import SDKS, Call, client_of
+from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of
 
 pytestmark = [
     pytest.mark.anyio,
-    # aiohttp's client says so of every body above 1 MiB that aiobotocore sends.
+    # aiohttp's client warns about every body above 1 MiB that aiobotocore sends.
     pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"),
 ]
 
 ZERO, ONE, TWO = (f"shardId-{index:012d}" for index in range(3))
-WHOLE = 2**128
+HASH_KEYS = 2**128
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 
 
 class Service(NamedTuple):
-    """A running server and one SDK's way to call it."""
+    """A running server and one SDK's function to call it."""
 
     server: LocalKinesis
     call: Call
@@ -38,7 +38,7 @@ class Service(NamedTuple):
 
 @pytest.fixture(params=SDKS)
 async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
-    # Its clock stands still, so that what is throttled does not depend on the machine.
+    # The clock stands still, so that throttling does not depend on the machine's speed.
     async with (
         LocalKinesis({"orders": 2}, clock=lambda: 1_000.0) as server,
         client_of(request.param, server.endpoint_url) as call,
@@ -51,7 +51,7 @@ def entry(key: str = "k", data: bytes = b"", **more: str) -> dict[str, Any]:
 
 
 async def read_all(call: Call, stream: str = "orders") -> dict[str, list[dict[str, Any]]]:
-    """Return what every shard of a stream holds."""
+    """Return the records of every shard of a stream."""
     content: dict[str, list[dict[str, Any]]] = {}
     shards = await call("list_shards", StreamName=stream)
     for shard in shards["Shards"]:
@@ -66,11 +66,11 @@ async def read_all(call: Call, stream: str = "orders") -> dict[str, list[dict[st
     return content
 
 
-def everything(content: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def all_records(content: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [record for records in content.values() for record in records]
 
 
-async def test_what_is_put_is_read_back_byte_for_byte(service: Service) -> None:
+async def test_records_are_read_back_byte_for_byte(service: Service) -> None:
     keys = ["a", "ключ", "鍵", "🔑" * 256, "\x00\n\"'\\", "e\u0301"]
     data = [bytes(range(256)), b"", b"\xff" * 1000, b"text", bytes.fromhex("f3899ac2"), b"x"]
     answer = await service.call(
@@ -80,12 +80,12 @@ async def test_what_is_put_is_read_back_byte_for_byte(service: Service) -> None:
     )
     assert answer["FailedRecordCount"] == 0
     content = await read_all(service.call)
-    read = {(record["PartitionKey"], record["Data"], record["SequenceNumber"]) for record in everything(content)}
+    read = {(record["PartitionKey"], record["Data"], record["SequenceNumber"]) for record in all_records(content)}
     numbers = [result["SequenceNumber"] for result in answer["Records"]]
     assert read == set(zip(keys, data, numbers, strict=True))
 
 
-async def test_success_entries_carry_no_error_members(service: Service) -> None:
+async def test_success_entries_have_no_error_members(service: Service) -> None:
     answer = await service.call("put_records", StreamName="orders", Records=[entry()])
     assert answer["Records"][0].keys() == {"ShardId", "SequenceNumber"}
     assert len(answer["Records"][0]["SequenceNumber"]) == 56
@@ -101,16 +101,16 @@ async def test_put_record_answers_shard_and_sequence_number(service: Service) ->
 async def test_keys_are_routed_by_md5_and_hash_keys_by_inclusive_ranges(service: Service) -> None:
     keys = [f"key-{number}" for number in range(100)]
     answer = await service.call("put_records", StreamName="orders", Records=[entry(key) for key in keys])
-    wanted = [ZERO if hash_key_of(key) < WHOLE // 2 else ONE for key in keys]
+    wanted = [ZERO if hash_key_of(key) < HASH_KEYS // 2 else ONE for key in keys]
     assert [result["ShardId"] for result in answer["Records"]] == wanted
-    edges = {"0": ZERO, str(WHOLE // 2 - 1): ZERO, str(WHOLE // 2): ONE, str(WHOLE - 1): ONE}
+    edges = {"0": ZERO, str(HASH_KEYS // 2 - 1): ZERO, str(HASH_KEYS // 2): ONE, str(HASH_KEYS - 1): ONE}
     answer = await service.call(
         "put_records", StreamName="orders", Records=[entry(ExplicitHashKey=edge) for edge in edges]
     )
     assert [result["ShardId"] for result in answer["Records"]] == list(edges.values())
 
 
-async def test_every_operation_takes_an_arn_instead_of_the_name(service: Service) -> None:
+async def test_every_operation_accepts_an_arn_instead_of_the_name(service: Service) -> None:
     arn = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
     await service.call("put_record", StreamARN=arn, **entry())
     await service.call("put_records", StreamARN=arn, Records=[entry()])
@@ -139,13 +139,13 @@ async def test_a_shard_throttles_its_records_one_by_one(service: Service) -> Non
         "ErrorCode": "ProvisionedThroughputExceededException",
         "ErrorMessage": f"Rate exceeded for shard {ZERO} in stream orders under account 000000000000.",
     }
-    other = await service.call("put_records", StreamName="orders", Records=[entry(ExplicitHashKey=str(WHOLE - 1))])
+    other = await service.call("put_records", StreamName="orders", Records=[entry(ExplicitHashKey=str(HASH_KEYS - 1))])
     assert other["FailedRecordCount"] == 0
     statistics = service.server.fake.statistics("orders")
     assert (statistics.put_requests, statistics.records_throttled) == (4, 500)
 
 
-async def test_records_of_9_mib_pass_once_the_stream_is_told_to_take_them(service: Service) -> None:
+async def test_records_of_9_mib_are_accepted_after_update_max_record_size(service: Service) -> None:
     record = entry(data=bytes(9 * MIB))
     with pytest.raises(ClientError, match="1048576"):
         await service.call("put_records", StreamName="orders", Records=[record])
@@ -154,7 +154,7 @@ async def test_records_of_9_mib_pass_once_the_stream_is_told_to_take_them(servic
     answer = await service.call("put_records", StreamName="orders", Records=[record])
     assert answer["FailedRecordCount"] == 0
     content = await read_all(service.call)
-    assert [len(stored["Data"]) for stored in everything(content)] == [9 * MIB]
+    assert [len(stored["Data"]) for stored in all_records(content)] == [9 * MIB]
 
 
 async def test_streams_are_created_listed_and_described(service: Service) -> None:
@@ -179,7 +179,7 @@ async def test_streams_are_created_listed_and_described(service: Service) -> Non
 
 
 async def test_listings_follow_filters_and_pages(service: Service) -> None:
-    await service.call("split_shard", StreamName="orders", ShardToSplit=ZERO, NewStartingHashKey=str(WHOLE // 4))
+    await service.call("split_shard", StreamName="orders", ShardToSplit=ZERO, NewStartingHashKey=str(HASH_KEYS // 4))
     pages = []
     page = await service.call("list_shards", StreamName="orders", ShardFilter={"Type": "AT_LATEST"}, MaxResults=2)
     pages.append([shard["ShardId"][-1] for shard in page["Shards"]])
@@ -214,7 +214,7 @@ async def test_a_reader_follows_a_split_to_the_children(service: Service) -> Non
     assert [record["Data"] for record in (await read_all(service.call))[TWO]] == [b"after"]
 
 
-async def test_a_timestamp_of_a_record_leads_back_to_it(service: Service) -> None:
+async def test_an_iterator_at_a_records_timestamp_returns_the_record(service: Service) -> None:
     await service.call("put_record", StreamName="orders", **entry("a", b"1"))
     (record,) = (await read_all(service.call))[ZERO]
     arguments = {"StreamName": "orders", "ShardId": ZERO, "ShardIteratorType": "AT_TIMESTAMP"}
@@ -223,7 +223,7 @@ async def test_a_timestamp_of_a_record_leads_back_to_it(service: Service) -> Non
     assert [stored["Data"] for stored in page["Records"]] == [b"1"]
 
 
-async def test_nothing_acknowledged_is_lost_with_many_writers_and_a_reshard() -> None:
+async def test_no_acknowledged_record_is_lost_with_many_writers_and_a_reshard() -> None:
     async with (
         LocalKinesis({"orders": 2}, enforce_limits=False) as server,
         client_of("aiobotocore", server.endpoint_url) as call,
@@ -239,17 +239,17 @@ async def test_nothing_acknowledged_is_lost_with_many_writers_and_a_reshard() ->
                 acknowledged.update(datum for datum, result in results if "SequenceNumber" in result)
 
         async def reshard() -> None:
-            await call("split_shard", StreamName="orders", ShardToSplit=ZERO, NewStartingHashKey=str(WHOLE // 4))
+            await call("split_shard", StreamName="orders", ShardToSplit=ZERO, NewStartingHashKey=str(HASH_KEYS // 4))
             await call("update_shard_count", StreamName="orders", TargetShardCount=6, ScalingType="UNIFORM_SCALING")
             await call("update_shard_count", StreamName="orders", TargetShardCount=3, ScalingType="UNIFORM_SCALING")
 
         await asyncio.gather(*(write(writer) for writer in range(20)), reshard())
-        stored = Counter(record["Data"] for record in everything(await read_all(call)))
+        stored = Counter(record["Data"] for record in all_records(await read_all(call)))
     assert sum(acknowledged.values()) == 20 * 10 * 25
     assert stored == acknowledged
 
 
-async def test_a_change_takes_its_time_over_http_too() -> None:
+async def test_a_stream_is_updating_for_the_configured_duration() -> None:
     now = 100.0
     durations = ServiceDurations(updating_seconds=30.0)
     async with (

@@ -1,4 +1,4 @@
-"""What a gateway's own `/metrics` tells a scraper: the names of the catalogue, each once, and who waits."""
+"""The gateway's own `/metrics`: the names of the catalogue, each once, and the tenants that wait."""
 
 import base64
 import json
@@ -11,12 +11,12 @@ from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from kpl_integrations.metrics.catalogue import METRICS
 from tests.ingest.running_gateway import running_gateway
 
-# A second of one shard, after its burst.
+# More than one shard accepts in its burst and a second.
 RECORDS = 110
 RECORD_BYTES = 20_000
 
 
-def test_a_gateways_metrics_are_those_of_the_catalogue_and_name_the_tenant_that_waits():
+def test_a_gateways_metrics_are_in_the_catalogue_and_name_the_waiting_tenant():
     data = base64.b64encode(bytes(RECORD_BYTES)).decode()
     lines = "\n".join(json.dumps({"partition_key": str(number), "data_base64": data}) for number in range(RECORDS))
     with running_gateway(OpenTenants(Tenant(id="shop")), {"orders": 1}) as gateway:
@@ -40,7 +40,7 @@ def test_a_gateways_metrics_are_those_of_the_catalogue_and_name_the_tenant_that_
     names = Counter(family.name for family in families)
     assert max(names.values()) == 1
     known = {name.removesuffix("_total") for name in METRICS}
-    # The client's own, beside each counter and histogram.
+    # Added by the client library for each counter and histogram.
     created = {f"{name}_created" for name in known}
     assert set(names) <= known | created
     assert {family.name: family.documentation for family in families if family.name not in created} == {
