@@ -12,14 +12,14 @@ from typing import Final, Literal
 import anyio
 
 from kpl_core import KplError
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.transport.transport import KinesisTransport
 
 __all__ = ["Startup", "StartupFailed", "check_streams"]
 
 Startup = Literal["lazy", "verify", "wait"]
 
-_FIRST_PAUSE_SECONDS: Final = 0.2
-_LONGEST_PAUSE_SECONDS: Final = 3.0
+_BACKOFF: Final = ExponentialBackoff(base_seconds=0.2, cap_seconds=3.0)
 
 
 class StartupFailed(KplError, RuntimeError):  # noqa: N818
@@ -40,7 +40,7 @@ async def check_streams(
     """
     deadline = clock() + patience_seconds
     for stream in streams:
-        pause = _FIRST_PAUSE_SECONDS
+        failures = 0
         while (problem := await _problem_with(transport, stream)) is not None:
             left = deadline - clock()
             if left <= 0:
@@ -50,8 +50,8 @@ async def check_streams(
                     f"and credentials (startup='lazy' begins without asking)"
                 )
                 raise StartupFailed(message)
-            await anyio.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            failures += 1
+            await anyio.sleep(min(_BACKOFF.longest_seconds(failures), left))
 
 
 async def _problem_with(transport: KinesisTransport, stream: str) -> str | None:

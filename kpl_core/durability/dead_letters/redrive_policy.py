@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.errors import ConfigError
-from kpl_core.pipeline.retrier import backoff_seconds
 from kpl_core.records.failure_reason import INCURABLE, REASONS, Reason
 
 __all__ = ["REDRIVEN_AUTOMATICALLY", "RedrivePolicy"]
@@ -57,6 +57,5 @@ class RedrivePolicy(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.max_redrives is not None and redrives >= self.max_redrives:
             return None
-        return now + backoff_seconds(
-            redrives + 1, base_seconds=self.base_seconds, cap_seconds=self.cap_seconds, chance=chance()
-        )
+        backoff = ExponentialBackoff(base_seconds=self.base_seconds, cap_seconds=self.cap_seconds)
+        return now + backoff.seconds(redrives + 1, chance)
