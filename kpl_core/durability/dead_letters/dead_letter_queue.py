@@ -1,23 +1,31 @@
-"""The dead-letter queue: what was not delivered, kept in the spool's file until somebody redrives it.
+"""Which dead letters are tried again by themselves, and when; pure.
 
-A record that leaves the spool for here does so in one transaction. The queue decides when a
-letter is due again (`RedrivePolicy`) and wakes somebody when it grows deep (`DepthAlarm`);
-who sends letters again is `Redriver` (by itself) and `operations` (on demand).
+Exponential backoff with full jitter, per letter: `chance * min(cap, base * 2**redrives)`.
+What no retry can cure waits for a person.
 """
 
 import logging
+import math
 import os
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kpl_core.durability.dead_letters.redrive_policy import RedrivePolicy
-from kpl_core.durability.spool.dead_letter_table import (
+import msgspec
+
+from kpl_core.backoff import ExponentialBackoff
+from kpl_core.durability.spool.envelope import DeadLetter, SpooledRecord, dead_letter_of, letter_id
+from kpl_core.durability.spool.spool import Spool
+from kpl_core.durability.spool.spool_writer import new_future
+from kpl_core.durability.spool.store import SpoolStore
+from kpl_core.durability.spool.tables import (
     LetterFilter,
     StoredLetter,
     count_letters,
@@ -27,14 +35,105 @@ from kpl_core.durability.spool.dead_letter_table import (
     newest_number,
     next_due_after,
 )
-from kpl_core.durability.spool.depth_alarm import AlarmChange, DepthAlarm, Escalation
-from kpl_core.durability.spool.envelope import DeadLetter, Reason, SpooledRecord, dead_letter_of, letter_id
-from kpl_core.durability.spool.spool import Spool
-from kpl_core.durability.spool.spool_writer import new_future
-from kpl_core.durability.spool.store import SpoolStore
+from kpl_core.errors import ConfigError
+from kpl_core.records.failure_reason import INCURABLE, REASONS, Reason
 from kpl_core.records.record_result import RecordResult
 
-__all__ = ["DeadLetterQueue", "DueLetters", "producer_version"]
+__all__ = [
+    "REDRIVEN_AUTOMATICALLY",
+    "AlarmChange",
+    "DeadLetterQueue",
+    "DepthAlarm",
+    "DueLetters",
+    "Escalation",
+    "RedrivePolicy",
+    "producer_version",
+]
+
+# What fails again whenever it is tried, `kpl dlq redrive` tries on demand.
+REDRIVEN_AUTOMATICALLY: Final[Mapping[Reason, bool]] = MappingProxyType(
+    {reason: reason not in INCURABLE for reason in REASONS}
+)
+
+
+class RedrivePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How patiently letters are tried again.
+
+    Args:
+        base_seconds: the longest wait before the first redrive; each further one may wait twice as long.
+        cap_seconds: the longest wait of all.
+        max_redrives: after as many the letter waits for a person; None: for ever.
+
+    Raises:
+        ConfigError: a value is out of its bounds.
+    """
+
+    base_seconds: float = 10.0
+    cap_seconds: float = 3_600.0
+    max_redrives: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every bound."""
+        if not 0.0 < self.base_seconds < math.inf:
+            message = f"base_seconds is {self.base_seconds!r}; it must be a finite number of seconds above 0"
+            raise ConfigError(message)
+        if not self.base_seconds <= self.cap_seconds < math.inf:
+            message = f"cap_seconds is {self.cap_seconds!r}; it must be at least base_seconds ({self.base_seconds:g})"
+            raise ConfigError(message)
+        if self.max_redrives is not None and self.max_redrives < 0:
+            message = f"max_redrives is {self.max_redrives}; it must be 0 or more, or None"
+            raise ConfigError(message)
+
+    def due_at(self, reason: Reason, *, redrives: int, now: float, chance: Callable[[], float]) -> float | None:
+        """Return when a letter that was redriven `redrives` times is due, None for never."""
+        if not REDRIVEN_AUTOMATICALLY[reason]:
+            return None
+        if self.max_redrives is not None and redrives >= self.max_redrives:
+            return None
+        backoff = ExponentialBackoff(base_seconds=self.base_seconds, cap_seconds=self.cap_seconds)
+        return now + backoff.seconds(redrives + 1, chance)
+
+
+class AlarmChange(StrEnum):
+    """What a new depth changed."""
+
+    RAISED = "raised"
+    CLEARED = "cleared"
+
+
+class Escalation(msgspec.Struct, frozen=True):
+    """The fact told to whoever asked to be woken."""
+
+    change: AlarmChange
+    depth: int
+    threshold: int
+
+
+class DepthAlarm:
+    """Watches a depth; `clear_at` defaults to half the threshold."""
+
+    def __init__(self, threshold: int, *, clear_at: int | None = None) -> None:
+        clear_at = threshold // 2 if clear_at is None else clear_at
+        if threshold < 1:
+            message = f"threshold is {threshold}; it must be at least 1 dead letter"
+            raise ConfigError(message)
+        if not 0 <= clear_at < threshold:
+            message = f"clear_at is {clear_at}; it must be between 0 and below the threshold, {threshold}"
+            raise ConfigError(message)
+        self.threshold = threshold
+        self.clear_at = clear_at
+        self.raised = False
+
+    def update(self, depth: int) -> Escalation | None:
+        """Note the present depth; return what it changed, None for nothing."""
+        if not self.raised and depth >= self.threshold:
+            self.raised = True
+            return Escalation(AlarmChange.RAISED, depth, self.threshold)
+        if self.raised and depth <= self.clear_at:
+            self.raised = False
+            return Escalation(AlarmChange.CLEARED, depth, self.threshold)
+        return None
+
 
 _log: Final = logging.getLogger(__name__)
 

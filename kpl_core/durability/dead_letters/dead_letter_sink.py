@@ -4,21 +4,30 @@ A sink stores letters or says, letter by letter, why it does not: never an excep
 letter among many, and never silence. Who sends them keeps what was refused.
 """
 
+import errno
+import fcntl
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
+from io import FileIO
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
-from kpl_core.durability.spool.envelope import DeadLetter
-from kpl_core.durability.spool.loop_mailbox import LoopMailbox
-from kpl_core.durability.spool.spool_error import SpoolError
+import anyio
+import anyio.to_thread
 
-__all__ = ["CallableSink", "DeadLetterSink", "QueueSink", "Refusal", "SinkReport"]
+from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
+from kpl_core.durability.spool.async_spool import LoopMailbox
+from kpl_core.durability.spool.envelope import DeadLetter, letter_to_json
+from kpl_core.durability.spool.spool_error import SpoolError
+from kpl_core.durability.spool.store import sync_folder
+
+__all__ = ["CallableSink", "DeadLetterSink", "JsonLinesSink", "QueueSink", "RefusedLetter", "SinkReport"]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Refusal(NamedTuple):
+class RefusedLetter(NamedTuple):
     """A letter that was not stored, and one sentence that says why and what to do."""
 
     letter: DeadLetter
@@ -29,7 +38,7 @@ class SinkReport(NamedTuple):
     """What became of the letters of one `send`: stored + refused = all of them."""
 
     stored: int
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedLetter, ...]
 
 
 class DeadLetterSink(Protocol):
@@ -47,7 +56,7 @@ class CallableSink:
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
         """Call the function for one letter after another; what it raises is logged."""
-        refused: list[Refusal] = []
+        refused: list[RefusedLetter] = []
         for letter in letters:
             try:
                 taken = self._take(letter)
@@ -55,7 +64,9 @@ class CallableSink:
                     await taken
             except Exception as error:  # noqa: BLE001 - the caller's own code; the letters before and after are safe
                 _log.exception("a function that takes dead letters failed for %s", letter.id)
-                refused.append(Refusal(letter, f"the function that takes dead letters raised {type(error).__name__}"))
+                refused.append(
+                    RefusedLetter(letter, f"the function that takes dead letters raised {type(error).__name__}")
+                )
         return SinkReport(len(letters) - len(refused), tuple(refused))
 
 
@@ -71,5 +82,60 @@ class QueueSink:
         try:
             await self._mailbox.wait_for(self._queue.bury_nowait(letters))
         except SpoolError as error:
-            return SinkReport(0, tuple(Refusal(letter, str(error)) for letter in letters))
+            return SinkReport(0, tuple(RefusedLetter(letter, str(error)) for letter in letters))
         return SinkReport(len(letters), ())
+
+
+class JsonLinesSink:
+    """Appends to `path` (mode 0600), and waits for the disk (`fsync`) before it reports. Processes may share a file."""
+
+    def __init__(self, path: Path) -> None:
+        # Where it is now, whatever folder the process goes to later.
+        self._path = path.absolute()
+        self._writing = anyio.Lock()
+
+    async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
+        """Append one line per letter; a disk that takes not all of them is left as it was, all are refused."""
+        lines = b"".join(letter_to_json(letter) + b"\n" for letter in letters)
+        # Two at a time would cut each other's lines.
+        async with self._writing:
+            why = await anyio.to_thread.run_sync(self._append, lines)
+        if why is None:
+            return SinkReport(len(letters), ())
+        return SinkReport(0, tuple(RefusedLetter(letter, why) for letter in letters))
+
+    def _append(self, lines: bytes) -> str | None:
+        """Return why the lines were not appended, None if they were."""
+        try:
+            with open(self._path, "ab+", buffering=0, opener=_opened_for_its_owner) as file:
+                # Other processes may append to the file as well, and what is taken back must be ours.
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._write(file, lines)
+        except OSError as error:
+            return f"dead-letter file {self._path}: {error.strerror}; free space or make it writable for this process"
+        return None
+
+    def _write(self, file: FileIO, lines: bytes) -> None:
+        before = file.seek(0, os.SEEK_END)
+        if before:
+            file.seek(before - 1)
+            # Else the first of ours would be lost with the half line that a power cut left behind.
+            lines = lines if file.read(1) == b"\n" else b"\n" + lines
+        try:
+            _write_whole(file, lines)
+            os.fsync(file)
+            if not before:
+                sync_folder(self._path.parent)
+        except OSError:
+            # Half a line would spoil the next one.
+            file.truncate(before)
+            raise
+
+
+def _write_whole(file: FileIO, lines: bytes) -> None:
+    if os.write(file.fileno(), lines) != len(lines):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _opened_for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,41 +1,219 @@
-"""What an operator does with dead letters: list, show, count, export, purge (redrive: see `Redriver`).
+"""Puts dead letters again: by itself those that are due, or on demand those that match a filter.
 
-Reading takes no lock, so it works beside the process that owns the spool. Purging changes the
-file, so it needs the spool itself.
+A letter leaves the queue only after Kinesis confirmed it. So an interrupted redrive is simply
+run again: what was delivered is gone from the queue, and what was in flight (at most the
+pace's `in_flight_records`) may be delivered twice.
 """
 
 import errno
+import math
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
+import anyio
+
 from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
-from kpl_core.durability.spool.dead_letter_table import (
+from kpl_core.durability.delivery_pace import DeliveryPace
+from kpl_core.durability.spool.async_spool import LoopMailbox
+from kpl_core.durability.spool.envelope import Reason, SpooledPut, SpooledRecord, letter_to_json
+from kpl_core.durability.spool.spool_error import SpoolError, SpoolUnavailable, as_spool_error
+from kpl_core.durability.spool.store import require_its_file, sync_folder
+from kpl_core.durability.spool.tables import (
     LetterFilter,
     StoredLetter,
     count_letters,
     find_letter,
     letters_matching,
+    require_readable,
 )
-from kpl_core.durability.spool.envelope import Reason, letter_to_json
-from kpl_core.durability.spool.folder import sync_folder
-from kpl_core.durability.spool.schema import require_readable
-from kpl_core.durability.spool.spool_error import SpoolUnavailable, as_spool_error
-from kpl_core.durability.spool.store import require_its_file
+from kpl_core.errors import BufferFull, InvalidUserRecord
+from kpl_core.records.record_result import RecordResult
 
-__all__ = ["Exported", "LetterReader", "purge"]
+__all__ = ["ExportReport", "LetterReader", "RedriveProgress", "Redriver", "purge"]
 
 _PAGE: Final = 500
 _FIRST: Final = (-1, 0)
+
+
+class RedriveProgress(NamedTuple):
+    """How far a redrive is. `damaged` letters changed on the disk and were not sent."""
+
+    total: int
+    delivered: int
+    failed: int
+    damaged: int
+
+
+class Redriver:
+    """Sends the letters of `queue` through `put`, critical first, no faster than `pace`.
+
+    One of `run` and `redrive` at a time, in the event loop that it was made in.
+    """
+
+    def __init__(self, queue: DeadLetterQueue, put: SpooledPut, pace: DeliveryPace) -> None:
+        self._queue = queue
+        self._put = put
+        self._pace = pace
+        self._mailbox = LoopMailbox()
+        self._pending: deque[StoredLetter] = deque()
+        # Until the mark of its result is on the disk, so that no letter is read and sent twice.
+        self._in_flight: set[int] = set()
+        self._delivered = self._failed = self._damaged = 0
+        # The producer refused or failed one since the page was read.
+        self._setback = False
+        self._wakeup = anyio.Event()
+
+    async def run(self) -> None:
+        """Redrive letters whenever they are due, for ever.
+
+        A critical letter that becomes due overtakes all others but the page that was read before, and
+        that one too if the producer takes nothing at the moment.
+
+        Raises:
+            ProducerClosed: the producer takes nothing any more.
+            SpoolError: the spool is closed or broken.
+        """
+        self._queue.listen(lambda: self._mailbox.post(self._wake))
+        while True:
+            self._wakeup = anyio.Event()
+            if self._setback:
+                self._pending.clear()
+                self._setback = False
+            now = anyio.current_time()
+            wait = self._pace.ready_at(0, now) - now
+            # A page is read only when a letter may go: under a storm each commit of new ones wakes this up.
+            if wait <= 0:
+                next_due_in = 0.0 if self._pending else await self._read_due()
+                wait = self._send()
+                if not self._pending:
+                    wait = min(wait, next_due_in)
+            await self._sleep(wait)
+
+    async def _read_due(self) -> float:
+        """Read the next page; return how many seconds until more letters are due."""
+        # As it is now: what lands while the page is on its way was still there when the page was read.
+        in_flight = frozenset(self._in_flight)
+        limit = len(in_flight) + _PAGE
+        due = await self._mailbox.wait_for(self._queue.due_nowait(limit))
+        self._pending.extend(stored for stored in due.letters if stored.number not in in_flight)
+        if len(due.letters) == limit:
+            return 0.0
+        return math.inf if due.next_due_in is None else due.next_due_in
+
+    async def redrive(
+        self, wanted: LetterFilter, *, on_progress: Callable[[RedriveProgress], None] | None = None
+    ) -> RedriveProgress:
+        """Send every letter that matches once, and return when all of them have a result.
+
+        Letters that come while it runs are left for the next call. `on_progress` is called at
+        most once per result.
+
+        Raises:
+            ProducerClosed: the producer takes nothing any more.
+            SpoolError: the spool is closed or broken.
+        """
+        counts = await self._mailbox.wait_for(self._queue.count_nowait(wanted))
+        newest = await self._mailbox.wait_for(self._queue.newest_nowait())
+        total, told = sum(counts.values()), -1
+        self._delivered = self._failed = self._damaged = 0
+        after, more = _FIRST, True
+        while more or self._pending or self._in_flight:
+            self._wakeup = anyio.Event()
+            if more and not self._pending:
+                page = await self._mailbox.wait_for(self._queue.select_nowait(wanted, _PAGE, after=after))
+                more = len(page) == _PAGE
+                after = (page[-1].tier_rank, page[-1].number) if page else after
+                self._pending.extend(stored for stored in page if stored.number <= newest)
+            wait = self._send()
+            progress = RedriveProgress(total, self._delivered, self._failed, self._damaged)
+            if on_progress is not None and sum(progress[1:]) != told:
+                told = sum(progress[1:])
+                on_progress(progress)
+            if self._pending or (self._in_flight and not more):
+                await self._sleep(wait)
+        return RedriveProgress(total, self._delivered, self._failed, self._damaged)
+
+    def _send(self) -> float:
+        """Put what may go; return how many seconds until more may, `math.inf` for "not before a result"."""
+        now = anyio.current_time()
+        while self._pending:
+            stored = self._pending[0]
+            if stored.letter is None:
+                self._pending.popleft()
+                self._damaged += 1
+                # Never due again: what is left of it is for whoever recovers the file.
+                self._queue.try_later([stored])
+                continue
+            record = stored.letter.as_record()
+            if not self._pace.try_send(record.size_bytes, now):
+                return self._pace.ready_at(record.size_bytes, now) - now
+            self._pending.popleft()
+            self._in_flight.add(stored.number)
+            self._put_one(stored, record, now)
+        return math.inf
+
+    def _put_one(self, stored: StoredLetter, record: SpooledRecord, now: float) -> None:
+        try:
+            self._put(record, partial(self._finished, stored, record.size_bytes))
+        except InvalidUserRecord:
+            self._pace.succeeded(record.size_bytes)
+            self._failed += 1
+            self._mark(stored, self._queue.try_later)
+        except BufferFull:
+            self._in_flight.discard(stored.number)
+            self._pending.appendleft(stored)
+            self._setback = True
+            self._pace.failed(record.size_bytes, now)
+        except BaseException:
+            self._in_flight.discard(stored.number)
+            self._pace.failed(record.size_bytes, now)
+            raise
+
+    def _finished(self, stored: StoredLetter, size_bytes: int, result: RecordResult) -> None:
+        if result.successful:
+            self._pace.succeeded(size_bytes)
+            self._delivered += 1
+            self._mark(stored, self._queue.remove)
+        else:
+            self._setback = True
+            self._pace.failed(size_bytes, self._mailbox.clock())
+            self._failed += 1
+            self._mark(stored, self._queue.try_later)
+
+    def _mark(self, stored: StoredLetter, mark: "Callable[[list[StoredLetter]], Future[None]]") -> None:
+        try:
+            marked = mark([stored])
+        except SpoolError:
+            # Closed or broken: the letter stays as it was. Our caller is the producer, who cannot help it.
+            self._landed(stored.number)
+        else:
+            marked.add_done_callback(lambda _: self._mailbox.post(partial(self._landed, stored.number)))
+
+    def _landed(self, number: int) -> None:
+        self._in_flight.discard(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._wakeup.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        with anyio.move_on_after(None if seconds == math.inf else seconds):
+            await self._wakeup.wait()
+
+
 _Answer = TypeVar("_Answer")
 _Arguments = ParamSpec("_Arguments")
 
 
-class Exported(NamedTuple):
+class ExportReport(NamedTuple):
     """What became of the letters of an export; those `damaged` changed on the disk, and were left out."""
 
     written: int
@@ -98,7 +276,7 @@ class LetterReader:
 
     def export(
         self, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], None] | None = None
-    ) -> Exported:
+    ) -> ExportReport:
         """Write the letters that match as JSON lines. `on_progress` is told how many are written so far.
 
         The destination appears complete or not at all: an interrupted export leaves what was there.
@@ -130,7 +308,7 @@ class LetterReader:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        return Exported(written, damaged)
+        return ExportReport(written, damaged)
 
     def _ask(
         self,

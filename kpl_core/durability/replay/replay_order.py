@@ -9,7 +9,7 @@ and then starts again from the oldest that failed.
 
 from heapq import heappop, heappush
 
-from kpl_core.durability.spool.ledger import Claimed
+from kpl_core.durability.spool.claims import Claimed
 
 __all__ = ["ReplayOrder"]
 

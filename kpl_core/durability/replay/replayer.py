@@ -24,8 +24,8 @@ from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.replay.replay_order import ReplayOrder
 from kpl_core.durability.spool.async_spool import AsyncSpool
-from kpl_core.durability.spool.ledger import Claimed
-from kpl_core.durability.spool.put import Put, SharedPut
+from kpl_core.durability.spool.claims import Claimed
+from kpl_core.durability.spool.envelope import SharedPut, SpooledPut
 from kpl_core.durability.spool.spool_error import SpoolError, SpoolFull, SpoolUnavailable
 from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.options.reliability import SpoolOptions
@@ -47,7 +47,7 @@ class Replayer:
     def __init__(
         self,
         spool: AsyncSpool,
-        put: Put | SharedPut[Any],
+        put: SpooledPut | SharedPut[Any],
         options: SpoolOptions,
         *,
         dead_letters: DeadLetterQueue,

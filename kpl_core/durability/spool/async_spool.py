@@ -1,22 +1,112 @@
 """The spool for an event loop: the same calls, awaited. Decides nothing."""
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
+from kpl_core.durability.spool.claims import Claimed
 from kpl_core.durability.spool.envelope import SpooledRecord
-from kpl_core.durability.spool.ledger import Claimed
-from kpl_core.durability.spool.loop_mailbox import LoopMailbox
 from kpl_core.durability.spool.spool import Spool, SpoolStatistics
-from kpl_core.durability.spool.to_the_end import to_the_end
 from kpl_core.options.kinesis_limits import MIB
 
-__all__ = ["AsyncSpool"]
+__all__ = ["AsyncSpool", "LoopMailbox", "shielded"]
+
+_Result = TypeVar("_Result")
+
+
+class LoopMailbox:
+    """Belongs to the event loop (asyncio or trio) it was made in."""
+
+    def __init__(self) -> None:
+        self._wake = _waker()
+        # The loop's clock, for what is called here: outside any task anyio does not know which loop it is in.
+        self.clock = _clock()
+        self._ready: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    async def wait_for(self, future: "Future[_Result]") -> _Result:
+        """Wait for a future that another thread completes; return its result or raise its exception.
+
+        Cancelling stops the wait, not what the future stands for.
+        """
+        if not future.done():
+            completed = anyio.Event()
+            future.add_done_callback(lambda _: self.post(completed.set))
+            await completed.wait()
+        else:
+            await anyio.lowlevel.checkpoint()
+        return future.result()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Let the loop call `call` soon; from any thread."""
+        self._ready.append(call)
+        # Appended first, looked at second: if the loop is on its way already, it will see the call.
+        if not self._woken:
+            self._call_loop()
+
+    def _call_loop(self) -> None:
+        self._woken = True
+        try:
+            self._wake(self._drain)
+        except RuntimeError:
+            # The loop is closed (trio's RunFinishedError is one too): nobody waits any more.
+            self._ready.clear()
+
+    def _drain(self) -> None:
+        self._woken = False
+        try:
+            while self._ready:
+                self._ready.popleft()()
+        finally:
+            # One call that raises must not keep the others waiting for the next post.
+            if self._ready and not self._woken:
+                self._call_loop()
+
+
+def _waker() -> Callable[[Callable[[], None]], Any]:
+    """Return the running loop's function that calls something soon and may be called from any thread."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        call_soon: Callable[[Callable[[], None]], Any] = trio.lowlevel.current_trio_token().run_sync_soon
+        return call_soon
+    return asyncio.get_running_loop().call_soon_threadsafe
+
+
+def _clock() -> Callable[[], float]:
+    """Return the running loop's clock, the one that sleeps use."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        current_time: Callable[[], float] = trio.lowlevel.current_clock().current_time
+        return current_time
+    return asyncio.get_running_loop().time
+
+
+async def shielded(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Run `work` to its end, which it must come to by itself; then let who cancelled have his way."""
+    with anyio.CancelScope(shield=True):
+        trio = sys.modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_task():
+            await work()
+            return
+        task = asyncio.ensure_future(work())
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        await task
+        if cancelled is not None:
+            raise cancelled
 
 
 class AsyncSpool:
@@ -30,7 +120,7 @@ class AsyncSpool:
         """Open the spool in a worker thread: it reads the file once."""
         self._mailbox = LoopMailbox()
         try:
-            await to_the_end(partial(anyio.to_thread.run_sync, self.spool.open))
+            await shielded(partial(anyio.to_thread.run_sync, self.spool.open))
         except BaseException:
             # Cancelled meanwhile: a file that stayed open would be locked for whoever tries again.
             await self._close()
@@ -44,7 +134,7 @@ class AsyncSpool:
         await self._close()
 
     async def _close(self) -> None:
-        await to_the_end(partial(anyio.to_thread.run_sync, self.spool.close))
+        await shielded(partial(anyio.to_thread.run_sync, self.spool.close))
 
     @property
     def mailbox(self) -> LoopMailbox:

@@ -11,7 +11,7 @@ Instants here are Unix seconds: a monotonic instant means nothing after a restar
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -24,6 +24,8 @@ __all__ = [
     "REASON_BY_ERROR_CODE",
     "DeadLetter",
     "Reason",
+    "SharedPut",
+    "SpooledPut",
     "SpooledRecord",
     "dead_letter_of",
     "decode_letter",
@@ -268,3 +270,42 @@ def letter_to_json(letter: DeadLetter) -> bytes:
             raise
         # As in the file: one letter's note must not cost the others of its bundle.
         return msgspec.json.encode({**fields, "metadata": _unserialisable(error)})
+
+
+_Ticket = TypeVar("_Ticket")
+
+
+class SpooledPut(Protocol):
+    """Puts a record and says later, once, on the same loop, what became of it.
+
+    A callback and no awaitable, because an awaitable would cost a task per record.
+    """
+
+    def __call__(self, record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> object:
+        """Put `record`; what is returned does not matter here.
+
+        Raises:
+            BufferFull: there is no room now; `finished` will not be called.
+            InvalidUserRecord: the record can never be put; `finished` will not be called.
+            ProducerClosed: nothing can be put any more; `finished` will not be called.
+        """
+
+
+@runtime_checkable
+class SharedPut(Protocol[_Ticket]):
+    """A `SpooledPut` that knows which records travel together: all of them are delivered, or none.
+
+    It is what lets more than one record of a key be on its way, and still arrive in order.
+    """
+
+    def __call__(self, record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> _Ticket:
+        """Put `record`; return the ticket by which others may join it. Raises as `SpooledPut`."""
+
+    def joins(self, record: SpooledRecord, ticket: _Ticket, /) -> bool:
+        """Say whether `record`, put now by `beside`, shares the fate of the one that got `ticket`."""
+
+    def beside(self, record: SpooledRecord, ticket: _Ticket, finished: Callable[[RecordResult], None], /) -> _Ticket:
+        """Put `record`, of which `joins` has just said that it shares a fate; return its ticket."""
+
+    def hurry(self) -> None:
+        """Let what was put wait for no more company: nothing comes to join it before it has its result."""

@@ -21,11 +21,12 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
+from kpl_core.durability.spool.claims import Claimed, ClaimTable
 from kpl_core.durability.spool.envelope import SpooledRecord, decode_record, encode_record
-from kpl_core.durability.spool.ledger import Claimed, SpoolLedger
 from kpl_core.durability.spool.spool_error import SpoolClosed
-from kpl_core.durability.spool.spool_writer import SpoolWriter, Work, new_future
-from kpl_core.durability.spool.store import Changes, LetterRow, RecordRow, Removed, SpoolStore
+from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter, new_future
+from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
+from kpl_core.durability.spool.tables import LetterRow, RecordRow
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.reliability import SpoolOptions
 
@@ -67,7 +68,7 @@ class Spool:
         self._store = SpoolStore(options)
         self._writer = SpoolWriter(self._store, options, clock=clock, on_commit=self._committed)
         self._lock = threading.Lock()
-        self._ledger: SpoolLedger | None = None
+        self._ledger: ClaimTable | None = None
         self._process = 0
         self._appended = self._confirmed = self._damaged = self._commits = 0
         self._last_commit_seconds = 0.0
@@ -86,7 +87,7 @@ class Spool:
         if self._ledger is not None:
             message = f"spool {options.path} was open before; make another Spool to open it again"
             raise SpoolClosed(message)
-        self._ledger = SpoolLedger(
+        self._ledger = ClaimTable(
             self._store.open(), max_bytes=options.max_bytes, max_letter_bytes=options.max_dead_letter_bytes
         )
         self._process = os.getpid()
@@ -134,7 +135,7 @@ class Spool:
                 RecordRow(record_id, checksum, envelope)
                 for record_id, (checksum, envelope) in zip(ids, sealed, strict=True)
             ]
-            work = Work(
+            work = CommitRequest(
                 Changes(records=rows),
                 done,
                 lambda stored: self._append_ended(ids, sizes, stored=stored, claim=claim),
@@ -219,7 +220,7 @@ class Spool:
         """
         changes = Changes(removed_letters=list(removed), rescheduled=list(rescheduled))
         records = len(removed) + len(rescheduled)
-        work = Work(changes, new_future(), settled, is_mark=True, records=records)
+        work = CommitRequest(changes, new_future(), settled, is_mark=True, records=records)
         with self._lock:
             self._require_open()
             self._writer.submit(work)
@@ -245,7 +246,7 @@ class Spool:
                 self._last_commit_seconds,
             )
 
-    def _require_open(self) -> SpoolLedger:
+    def _require_open(self) -> ClaimTable:
         if self._ledger is None:
             message = f"spool {self._options.path} is not open; enter it with `with spool:` first"
             raise SpoolClosed(message)
@@ -280,7 +281,7 @@ class Spool:
             numbers = ledger.reserve_letters(sizes)
             leaving = ledger.confirm(ids)
             rows = [letter._replace(number=number) for letter, number in zip(letters, numbers, strict=True)]
-            work = Work(
+            work = CommitRequest(
                 Changes(confirmed_ids=leaving, letters=rows),
                 done,
                 lambda made: self._leave_ended(leaving, sizes, settled, made=made),

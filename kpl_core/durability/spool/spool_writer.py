@@ -15,12 +15,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from kpl_core.durability.spool.group_commit import GroupCommit
 from kpl_core.durability.spool.spool_error import SpoolClosed, SpoolError, as_spool_error, passes
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from kpl_core.options.reliability import SpoolOptions
 
-__all__ = ["SpoolWriter", "Work"]
+__all__ = ["CommitRequest", "GroupCommit", "SpoolWriter"]
 
 _log: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -30,7 +29,7 @@ _Question = tuple[Callable[[SpoolStore], Any], "Future[Any]"]
 _RETRY_SECONDS: Final = 1.0
 
 
-class Work(msgspec.Struct):
+class CommitRequest(msgspec.Struct):
     """Some changes that are made together, and who waits for them."""
 
     changes: Changes
@@ -64,9 +63,9 @@ class SpoolWriter:
             max_bytes=options.commit_max_bytes,
         )
         self._ready = threading.Condition()
-        self._work: list[Work] = []
+        self._work: list[CommitRequest] = []
         self._questions: list[_Question] = []
-        self._in_hand: tuple[list[Work], list[_Question]] = [], []
+        self._in_hand: tuple[list[CommitRequest], list[_Question]] = [], []
         # Why no more work is taken, None while it is.
         self._refusal: SpoolError | None = None
         self._closing = False
@@ -78,7 +77,7 @@ class SpoolWriter:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: CommitRequest) -> None:
         """Let `work` join the next commit.
 
         Raises:
@@ -151,7 +150,7 @@ class SpoolWriter:
         self._in_hand = [], []
         return not closing
 
-    def _take(self) -> tuple[list[Work], list[_Question]]:
+    def _take(self) -> tuple[list[CommitRequest], list[_Question]]:
         work, self._work = self._work, []
         self._group.committed()
         return work, self._take_questions()
@@ -170,7 +169,7 @@ class SpoolWriter:
         else:
             answer.set_result(result)
 
-    def _commit(self, work: list[Work]) -> None:
+    def _commit(self, work: list[CommitRequest]) -> None:
         started_at = self._clock()
         try:
             removed = self._store.commit(_merged(work))
@@ -205,7 +204,7 @@ class SpoolWriter:
                 self._refusal = error
                 _log.error("%s", error)
 
-    def _failed(self, work: list[Work], error: SpoolError) -> None:
+    def _failed(self, work: list[CommitRequest], error: SpoolError) -> None:
         with self._ready:
             kept = [] if self._refusal is not None else [each for each in work if each.is_mark]
             if kept:
@@ -217,7 +216,7 @@ class SpoolWriter:
                 each.done.set_exception(another(error))
 
 
-def _merged(work: list[Work]) -> Changes:
+def _merged(work: list[CommitRequest]) -> Changes:
     if len(work) == 1:
         return work[0].changes
     merged = Changes()
@@ -241,3 +240,36 @@ def new_future() -> "Future[Any]":
 def another(error: SpoolError) -> SpoolError:
     """Return an equal error: one that is raised again and again would gather a traceback each time."""
     return type(error)(*error.args)
+
+
+class GroupCommit:
+    """Collects no work, only its size; pure. `interval` is in seconds."""
+
+    __slots__ = ("_interval", "_max_bytes", "_max_records", "_oldest_at", "_records", "_size_bytes")
+
+    def __init__(self, *, interval: float, max_records: int, max_bytes: int) -> None:
+        self._interval = interval
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._records = 0
+        self._size_bytes = 0
+        self._oldest_at = math.inf
+
+    def add(self, *, records: int, size_bytes: int, now: float) -> None:
+        """Note work that came in at `now`, or that must not be tried before."""
+        self._records += records
+        self._size_bytes += size_bytes
+        if now < self._oldest_at:
+            self._oldest_at = now
+
+    def due_at(self) -> float:
+        """Return when to commit: `math.inf` without work, `-math.inf` if the group is large enough."""
+        if self._records >= self._max_records or self._size_bytes >= self._max_bytes:
+            return -math.inf
+        return self._oldest_at + self._interval
+
+    def committed(self) -> None:
+        """Start the next group, with nothing in it."""
+        self._records = 0
+        self._size_bytes = 0
+        self._oldest_at = math.inf

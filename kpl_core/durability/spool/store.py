@@ -7,22 +7,23 @@ back: one step for 512 rows instead of 512 steps made the worst commit ten times
 """
 
 import contextlib
+import fcntl
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from kpl_core.durability.spool.process_lock import ProcessLock
-from kpl_core.durability.spool.schema import migrate
-from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolUnavailable, as_spool_error
+from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable, as_spool_error
+from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate
 from kpl_core.options.reliability import SpoolOptions
 
-__all__ = ["Changes", "LetterRow", "RecordRow", "Removed", "SpoolStore", "Totals", "require_its_file"]
+__all__ = ["Changes", "ProcessLock", "Removed", "SpoolStore", "SpoolTotals", "require_its_file", "sync_folder"]
 
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty, and 16 KiB pages were written a third faster.
 _PAGE_BYTES: Final = 16_384
@@ -34,31 +35,7 @@ _MAX_ROWS: Final = 512
 _RECLAIM_BYTES: Final = 64 * 1024 * 1024
 
 
-class RecordRow(NamedTuple):
-    """A spooled record as its table holds it; ids rise in the order of arrival."""
-
-    id: int
-    checksum: int
-    envelope: bytes
-
-
-class LetterRow(NamedTuple):
-    """A dead letter as its table holds it; see `schema.MIGRATIONS`."""
-
-    number: int
-    id: str
-    tier: int
-    stream: str
-    tenant: str | None
-    reason: str
-    first_seen: float
-    due_at: float | None
-    redrives: int
-    checksum: int
-    envelope: bytes
-
-
-class Totals(NamedTuple):
+class SpoolTotals(NamedTuple):
     """What the tables hold: rows, bytes of envelopes, and the highest key ever seen in them."""
 
     records: int
@@ -104,7 +81,7 @@ class SpoolStore:
         """The SQLite file."""
         return self._path
 
-    def open(self) -> Totals:
+    def open(self) -> SpoolTotals:
         """Take the lock, open or create the file, check it, bring its tables up to date and count what they hold.
 
         Reads the whole file: about half a second for a GiB.
@@ -154,7 +131,7 @@ class SpoolStore:
             raise sqlite3.ProgrammingError(message)
         return self._connection
 
-    def totals(self) -> Totals:
+    def totals(self) -> SpoolTotals:
         """Count what the tables hold."""
         row = self.connection.execute(
             """
@@ -163,7 +140,7 @@ class SpoolStore:
                 (SELECT count(*), coalesce(sum(length(envelope)), 0), coalesce(max(number), 0) FROM dead_letters)
             """
         ).fetchone()
-        return Totals(*row)
+        return SpoolTotals(*row)
 
     def commit(self, changes: Changes) -> Removed:
         """Make all changes durable, or none; return which dead letters it removed (one twice removed counts once).
@@ -342,3 +319,81 @@ def _is_no_file(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return path.exists() and not path.is_file()
     return False
+
+
+_held: "weakref.WeakSet[ProcessLock]" = weakref.WeakSet()
+
+
+class ProcessLock:
+    """Holds the lock of `path` from `acquire` to `release`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> Self:
+        """Take the lock, without waiting.
+
+        Raises:
+            SpoolLocked: another process holds it; the message says which.
+            SpoolUnavailable: the lock file cannot be created.
+        """
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            message = (
+                f"spool lock {self._path}: {error.strerror}; create its folder and make it writable for this process"
+            )
+            raise SpoolUnavailable(message) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            message = (
+                f"spool lock {self._path}: process {owner} owns this spool; "
+                f"stop it, or give each process a spool of its own"
+            )
+            raise SpoolLocked(message) from error
+        # Only for the sentence above, so a full disk is no reason to fail.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        self._descriptor = descriptor
+        _held.add(self)
+        return self
+
+    def release(self) -> None:
+        """Give the lock back; again and again if you like."""
+        if self._descriptor is not None:
+            # Closing alone would not do while a child that was forked just now still has the descriptor.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the descriptor; the lock stays with whoever else has it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            _held.discard(self)
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in `folder` would survive a power cut.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

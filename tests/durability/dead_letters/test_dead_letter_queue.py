@@ -7,20 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, RedrivePolicy
+from kpl_core.durability.dead_letters import AlarmChange, DeadLetterQueue, DepthAlarm, Escalation, RedrivePolicy
 from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
-from kpl_core.durability.spool import (
-    AlarmChange,
-    DeadLetter,
-    DepthAlarm,
-    Escalation,
-    LetterFilter,
-    Reason,
-    Spool,
-    SpoolClosed,
-    SpoolFull,
-    SpoolOptions,
-)
+from kpl_core.durability.spool import DeadLetter, LetterFilter, Reason, Spool, SpoolClosed, SpoolFull, SpoolOptions
 from kpl_core.records.user_record import Tier
 from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
 

@@ -16,11 +16,10 @@ from kpl_core.durability.dead_letters import (
     DeadLetterSink,
     JsonLinesSink,
     QueueSink,
-    Refusal,
+    RefusedLetter,
     SinkReport,
 )
-from kpl_core.durability.dead_letters.s3_sink import S3Sink
-from kpl_core.durability.dead_letters.sqs_sink import SqsSink
+from kpl_core.durability.dead_letters.aws_sinks import S3Sink, SqsSink
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, LetterFilter, Spool, SpoolOptions
 from kpl_core.durability.spool.envelope import dead_letter_of, letter_id
 from tests.durability.spool.records import spooled
@@ -66,7 +65,9 @@ async def test_a_letter_for_which_the_function_raises_is_refused_and_the_others_
         taken.append(each)
 
     report = await CallableSink(take).send(LETTERS)
-    assert report == SinkReport(24, (Refusal(LETTERS[3], "the function that takes dead letters raised ValueError"),))
+    assert report == SinkReport(
+        24, (RefusedLetter(LETTERS[3], "the function that takes dead letters raised ValueError"),)
+    )
     assert taken == [*LETTERS[:3], *LETTERS[4:]]
     assert LETTERS[3].id in caplog.text
 
@@ -211,7 +212,7 @@ async def test_a_request_holds_no_more_bytes_than_the_limit() -> None:
 async def test_what_sqs_refuses_of_a_request_is_refused_by_name() -> None:
     client = FakeSqs(limit=None, failing=(LETTERS[3].id,))
     report = await SqsSink(client, "http://sqs/queue").send(LETTERS[:5])
-    assert report == SinkReport(4, (Refusal(LETTERS[3], "SQS refused it: InternalError again"),))
+    assert report == SinkReport(4, (RefusedLetter(LETTERS[3], "SQS refused it: InternalError again"),))
 
 
 async def test_an_sqs_that_says_nothing_of_a_letter_has_not_stored_it() -> None:

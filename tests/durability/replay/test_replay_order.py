@@ -6,7 +6,7 @@ from collections import Counter, deque
 from hypothesis import given, settings, strategies as st
 
 from kpl_core.durability.replay.replay_order import ReplayOrder
-from kpl_core.durability.spool.ledger import Claimed
+from kpl_core.durability.spool.claims import Claimed
 from tests.durability.spool.records import spooled
 
 

@@ -24,7 +24,8 @@ from kpl_core.durability.spool import (
     SpoolUnavailable,
     spool_writer,
 )
-from kpl_core.durability.spool.store import Changes, RecordRow, Removed, SpoolStore
+from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
+from kpl_core.durability.spool.tables import RecordRow
 from tests.durability.spool.records import spooled
 
 SECONDS = 20.0

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from kpl_core.durability.spool import store as store_module
-from kpl_core.durability.spool.process_lock import ProcessLock
-from kpl_core.durability.spool.schema import APPLICATION_ID, MIGRATIONS, migrate
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
-from kpl_core.durability.spool.store import Changes, RecordRow, Removed, SpoolStore, Totals
+from kpl_core.durability.spool.store import Changes, ProcessLock, Removed, SpoolStore, SpoolTotals
+from kpl_core.durability.spool.tables import APPLICATION_ID, MIGRATIONS, RecordRow, migrate
 from kpl_core.errors import ConfigError
 from kpl_core.options.reliability import SpoolOptions
 
@@ -30,11 +29,11 @@ def rows(*ids: int) -> list[RecordRow]:
 
 def test_what_was_committed_is_there_when_the_file_is_opened_again(options: SpoolOptions) -> None:
     store = SpoolStore(options)
-    assert store.open() == Totals(0, 0, 0, 0, 0, 0)
+    assert store.open() == SpoolTotals(0, 0, 0, 0, 0, 0)
     assert store.commit(Changes(records=rows(1, 2, 30))) == Removed(0, 0)
     store.commit(Changes(confirmed_ids=[2]))
     store.close()
-    assert store.open() == Totals(2, 3, 30, 0, 0, 0)
+    assert store.open() == SpoolTotals(2, 3, 30, 0, 0, 0)
     assert store.records_after(1, 10, 100) == rows(30)
     assert store.records_by_id([30, 2, 1], 10**9) == (rows(1, 30), ())
     store.close()

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kpl_core.durability.spool.ledger import SpoolLedger
+from kpl_core.durability.spool.claims import ClaimTable
 from kpl_core.durability.spool.spool_error import SpoolFull
-from kpl_core.durability.spool.store import Totals
+from kpl_core.durability.spool.store import SpoolTotals
 
-EMPTY = Totals(0, 0, 0, 0, 0, 0)
+EMPTY = SpoolTotals(0, 0, 0, 0, 0, 0)
 
 
-def ledger(*, max_bytes: int = 1_000_000, totals: Totals = EMPTY) -> SpoolLedger:
-    return SpoolLedger(totals, max_bytes=max_bytes, max_letter_bytes=10_000)
+def ledger(*, max_bytes: int = 1_000_000, totals: SpoolTotals = EMPTY) -> ClaimTable:
+    return ClaimTable(totals, max_bytes=max_bytes, max_letter_bytes=10_000)
 
 
 def test_a_full_spool_takes_nothing_more_and_says_how_much_it_holds() -> None:
@@ -53,7 +53,7 @@ def test_a_released_record_is_asked_for_again_only_if_the_cursor_passed_it() -> 
 
 
 def test_a_ledger_goes_on_where_the_file_stands() -> None:
-    each = ledger(totals=Totals(5, 500, 17, 2, 80, 9))
+    each = ledger(totals=SpoolTotals(5, 500, 17, 2, 80, 9))
     assert each.backlog == 5
     assert each.record_bytes == 500 + 5 * 32
     assert each.reserve([1], claim=True) == range(18, 19)

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from kpl_core.durability.spool.envelope import SpooledRecord
 from kpl_core.durability.spool.spool_error import SpoolFull
-from kpl_core.durability.spool.store import Totals
+from kpl_core.durability.spool.store import SpoolTotals
 
-__all__ = ["BacklogQuery", "Claimed", "SpoolLedger"]
+__all__ = ["BacklogQuery", "ClaimTable", "Claimed"]
 
 # What a row costs beside its envelope: key, checksum, headers.
 _ROW_BYTES: Final = 32
@@ -33,13 +33,13 @@ class BacklogQuery(NamedTuple):
     after_id: int
 
 
-class SpoolLedger:
+class ClaimTable:
     """Counts every stored byte once, from its reservation to the commit that deletes it.
 
     Not thread-safe.
     """
 
-    def __init__(self, totals: Totals, *, max_bytes: int, max_letter_bytes: int) -> None:
+    def __init__(self, totals: SpoolTotals, *, max_bytes: int, max_letter_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._max_letter_bytes = max_letter_bytes
         self.records = totals.records

@@ -7,16 +7,17 @@ quotas".)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kpl_core.durability.dead_letters.dead_letter_sink import Refusal, SinkReport
+from kpl_core.durability.dead_letters.dead_letter_sink import RefusedLetter, SinkReport
 from kpl_core.durability.spool.envelope import DeadLetter, letter_to_json
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.hash_key import hash_key_of
 
-__all__ = ["SqsClient", "SqsSink"]
+__all__ = ["S3Sink", "S3SinkClient", "SqsClient", "SqsSink"]
 
 _MESSAGES_PER_REQUEST: Final = 10
 _Message = tuple[DeadLetter, str]
@@ -46,7 +47,7 @@ class SqsSink:
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
         """Send each letter as one JSON message; refuse those that are too large or that SQS refuses."""
-        refused: list[Refusal] = []
+        refused: list[RefusedLetter] = []
         if self._max_bytes is None:
             self._max_bytes = await self._queue_limit()
         messages: list[_Message] = []
@@ -57,7 +58,7 @@ class SqsSink:
                     f"dead letter {letter.id} has {size:,} bytes as a message and the SQS queue takes "
                     f"{self._max_bytes:,}; send letters of this stream to S3, a file or the spool instead"
                 )
-                refused.append(Refusal(letter, why))
+                refused.append(RefusedLetter(letter, why))
             else:
                 messages.append((letter, body))
         for portion in self._portions(messages, self._max_bytes):
@@ -74,13 +75,13 @@ class SqsSink:
             return MIB
         return int(answer.get("Attributes", {}).get("MaximumMessageSize", MIB))
 
-    async def _send_portion(self, portion: Sequence[_Message]) -> list[Refusal]:
+    async def _send_portion(self, portion: Sequence[_Message]) -> list[RefusedLetter]:
         entries = [self._entry(index, letter, body) for index, (letter, body) in enumerate(portion)]
         try:
             answer = await self._client.send_message_batch(QueueUrl=self._queue_url, Entries=entries)
         except (BotoCoreError, ClientError, OSError) as error:
             why = f"SQS did not take the request ({error}); check the queue's URL, its permissions and the network"
-            return [Refusal(letter, why) for letter, _ in portion]
+            return [RefusedLetter(letter, why) for letter, _ in portion]
         why_not = {
             failure.get("Id"): f"SQS refused it: {failure.get('Code')} {failure.get('Message', '')}"
             for failure in answer.get("Failed", ())
@@ -88,7 +89,9 @@ class SqsSink:
         # botocore takes nearly any body for an answer in which everything is missing.
         stored = {success.get("Id") for success in answer.get("Successful", ())}
         return [
-            Refusal(letter, why_not.get(str(index), "SQS answered without a word of it; check the queue's endpoint"))
+            RefusedLetter(
+                letter, why_not.get(str(index), "SQS answered without a word of it; check the queue's endpoint")
+            )
             for index, (letter, _) in enumerate(portion)
             if str(index) not in stored
         ]
@@ -115,3 +118,34 @@ class SqsSink:
             size += length
         if portion:
             yield portion
+
+
+class S3SinkClient(Protocol):
+    """What is used of an aiobotocore S3 client; its owner opens and closes it."""
+
+    async def put_object(self, **parameters: Any) -> Mapping[str, Any]:  # noqa: ANN401 - botocore's shape
+        """API_PutObject."""
+
+
+class S3Sink:
+    """Writes into `bucket` under `prefix`. asyncio only, like its client."""
+
+    def __init__(self, client: S3SinkClient, bucket: str, *, prefix: str = "dead-letters/") -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+
+    async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
+        """Write one object with a line per letter; all are refused if S3 does not take it."""
+        if not letters:
+            return SinkReport(0, ())
+        first = letters[0]
+        seen_at = datetime.fromtimestamp(first.first_seen, UTC)
+        key = f"{self._prefix}{seen_at:%Y/%m/%d/%H}/{first.id}.jsonl"
+        body = b"".join(letter_to_json(letter) + b"\n" for letter in letters)
+        try:
+            await self._client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/x-ndjson")
+        except (BotoCoreError, ClientError, OSError) as error:
+            why = f"S3 did not take {key} ({error}); check the bucket's name, its permissions and the network"
+            return SinkReport(0, tuple(RefusedLetter(letter, why) for letter in letters))
+        return SinkReport(len(letters), ())
