@@ -1,6 +1,6 @@
 """Sums up what all workers consume, every few seconds, in one object of S3; in a thread, or in a task.
 
-The objects are those of AWS's example (see `kpl_core.coordination.scaled_limits`), so its workers
+The objects are those of AWS's example (see `kpl_core.coordination.proportional`), so its workers
 may follow this aggregator, and these workers its own.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kpl_core.coordination.scaled_limits import Consumption, ConsumptionSummary, as_json, summed
+from kpl_core.coordination.proportional import Consumption, ConsumptionSummary, as_json, summed
 from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
 from kpl_integrations.dynamodb_limits.repeating import RepeatingTask, RepeatingThread, Repetition
 

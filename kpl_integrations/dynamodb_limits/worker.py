@@ -18,7 +18,7 @@ import msgspec
 from botocore.exceptions import ClientError
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.scaled_limits import WHOLE, ConsumptionSummary, ScaledLimits, as_json
+from kpl_core.coordination.proportional import WHOLE, ConsumptionSummary, ScaledLimits, as_json
 from kpl_core.coordination.stores.s3 import S3Store
 from kpl_integrations.dynamodb_limits.aggregator import with_slash
 from kpl_integrations.dynamodb_limits.repeating import RepeatingTask, RepeatingThread, Repetition
