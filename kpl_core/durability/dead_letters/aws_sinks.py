@@ -1,9 +1,8 @@
-"""Dead letters as messages of an SQS queue, ten to a request.
+"""Dead-letter sinks on AWS: messages of an SQS queue, objects of an S3 bucket. asyncio only, like their clients.
 
-SQS bounds a message, and the sum of a request, at 1 MiB (256 KiB before August 2025), and a
-queue may be set lower (`MaximumMessageSize`). A Kinesis record may be larger, and base64 adds
-a third; such a letter is refused, never cut. (AWS, API_SendMessageBatch; "Amazon SQS message
-quotas".)
+SQS limits a message, and the sum of a request, to 1 MiB (256 KiB before August 2025); a queue may have a lower limit
+(`MaximumMessageSize`). A Kinesis record may be larger, and base64 adds a third. Such a letter is refused, never cut.
+(AWS, API_SendMessageBatch; "Amazon SQS message quotas".)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ _Message = tuple[DeadLetter, str]
 
 
 class SqsClient(Protocol):
-    """What is used of an aiobotocore SQS client; its owner opens and closes it."""
+    """The calls used of an aiobotocore SQS client; its owner opens and closes it."""
 
     async def get_queue_attributes(self, **parameters: Any) -> Mapping[str, Any]:  # noqa: ANN401 - botocore's shape
         """API_GetQueueAttributes."""
@@ -34,10 +33,10 @@ class SqsClient(Protocol):
 
 
 class SqsSink:
-    """Sends to `queue_url`. asyncio only, like its client.
+    """Sends one JSON message per letter to `queue_url`, ten per request.
 
-    For a FIFO queue (its name ends in .fifo) the group is the partition key's hash, and the
-    letter's id deduplicates.
+    For a FIFO queue (its name ends in .fifo) the message group is the partition key's hash, and the letter's id is the
+    deduplication id.
     """
 
     def __init__(self, client: SqsClient, queue_url: str) -> None:
@@ -46,7 +45,7 @@ class SqsSink:
         self._max_bytes: int | None = None
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
-        """Send each letter as one JSON message; refuse those that are too large or that SQS refuses."""
+        """Send each letter as one JSON message; letters that are too large, or that SQS rejects, are refused."""
         refused: list[RefusedLetter] = []
         if self._max_bytes is None:
             self._max_bytes = await self._queue_limit()
@@ -55,7 +54,7 @@ class SqsSink:
             body = letter_to_json(letter).decode()
             if (size := len(body.encode())) > self._max_bytes:
                 why = (
-                    f"dead letter {letter.id} has {size:,} bytes as a message and the SQS queue takes "
+                    f"dead letter {letter.id} has {size:,} bytes as a message and the SQS queue allows "
                     f"{self._max_bytes:,}; send letters of this stream to S3, a file or the spool instead"
                 )
                 refused.append(RefusedLetter(letter, why))
@@ -71,7 +70,7 @@ class SqsSink:
                 QueueUrl=self._queue_url, AttributeNames=["MaximumMessageSize"]
             )
         except (BotoCoreError, ClientError):
-            # Not allowed to ask: then SQS itself says what is too large, with the same result.
+            # Without permission to ask, SQS itself rejects messages that are too large.
             return MIB
         return int(answer.get("Attributes", {}).get("MaximumMessageSize", MIB))
 
@@ -80,17 +79,17 @@ class SqsSink:
         try:
             answer = await self._client.send_message_batch(QueueUrl=self._queue_url, Entries=entries)
         except (BotoCoreError, ClientError, OSError) as error:
-            why = f"SQS did not take the request ({error}); check the queue's URL, its permissions and the network"
+            why = f"SQS rejected the request ({error}); check the queue's URL, its permissions and the network"
             return [RefusedLetter(letter, why) for letter, _ in portion]
         why_not = {
             failure.get("Id"): f"SQS refused it: {failure.get('Code')} {failure.get('Message', '')}"
             for failure in answer.get("Failed", ())
         }
-        # botocore takes nearly any body for an answer in which everything is missing.
+        # botocore accepts nearly any body as an answer, with every field missing.
         stored = {success.get("Id") for success in answer.get("Successful", ())}
         return [
             RefusedLetter(
-                letter, why_not.get(str(index), "SQS answered without a word of it; check the queue's endpoint")
+                letter, why_not.get(str(index), "the answer of SQS does not mention it; check the queue's endpoint")
             )
             for index, (letter, _) in enumerate(portion)
             if str(index) not in stored
@@ -99,14 +98,14 @@ class SqsSink:
     def _entry(self, index: int, letter: DeadLetter, body: str) -> dict[str, str]:
         entry = {"Id": str(index), "MessageBody": body}
         if self._queue_url.endswith(".fifo"):
-            # A group id takes 128 characters of a small alphabet and a partition key is any text.
+            # A group id allows 128 characters of a small alphabet; a partition key may be any text.
             entry["MessageGroupId"] = f"{hash_key_of(letter.partition_key):032x}"
             entry["MessageDeduplicationId"] = letter.id
         return entry
 
     @staticmethod
     def _portions(messages: Sequence[_Message], max_bytes: int) -> Iterator[Sequence[_Message]]:
-        """Cut into requests of ten messages, and of `max_bytes` together."""
+        """Split into requests of at most ten messages and `max_bytes` in total."""
         portion: list[_Message] = []
         size = 0
         for letter, body in messages:
@@ -121,14 +120,18 @@ class SqsSink:
 
 
 class S3SinkClient(Protocol):
-    """What is used of an aiobotocore S3 client; its owner opens and closes it."""
+    """The call used of an aiobotocore S3 client; its owner opens and closes it."""
 
     async def put_object(self, **parameters: Any) -> Mapping[str, Any]:  # noqa: ANN401 - botocore's shape
         """API_PutObject."""
 
 
 class S3Sink:
-    """Writes into `bucket` under `prefix`. asyncio only, like its client."""
+    """Writes one object of JSON lines per `send` into `bucket` under `prefix`.
+
+    The key is `<prefix>2026/11/20/10/<id of the first letter>.jsonl`, by the UTC hour in which the first record was
+    seen. When a `send` is retried after an unclear answer, the same letters overwrite their own object.
+    """
 
     def __init__(self, client: S3SinkClient, bucket: str, *, prefix: str = "dead-letters/") -> None:
         self._client = client
@@ -136,7 +139,7 @@ class S3Sink:
         self._prefix = prefix
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
-        """Write one object with a line per letter; all are refused if S3 does not take it."""
+        """Write one object with one line per letter; all are refused if S3 rejects it."""
         if not letters:
             return SinkReport(0, ())
         first = letters[0]
@@ -146,6 +149,6 @@ class S3Sink:
         try:
             await self._client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/x-ndjson")
         except (BotoCoreError, ClientError, OSError) as error:
-            why = f"S3 did not take {key} ({error}); check the bucket's name, its permissions and the network"
+            why = f"S3 rejected {key} ({error}); check the bucket's name, its permissions and the network"
             return SinkReport(0, tuple(RefusedLetter(letter, why) for letter in letters))
         return SinkReport(len(letters), ())

@@ -1,4 +1,4 @@
-"""A spool on disk (SQLite) for records that must survive the process, and the dead letters in it."""
+"""A spool on disk (SQLite) for records that must survive the process, and for dead letters."""
 
 from kpl_core.durability.spool.async_spool import AsyncSpool
 from kpl_core.durability.spool.claims import Claimed

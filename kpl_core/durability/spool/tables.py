@@ -1,8 +1,10 @@
-"""The tables of a spool file, and how an older file becomes a present one.
+"""The tables of a spool file: their schema and migrations, their rows, and the queries on dead letters.
 
-`PRAGMA user_version` counts the migrations a file has seen. To change the tables, append a
-script to `MIGRATIONS`; never touch one that was released. `PRAGMA application_id` tells a
-spool from somebody else's database.
+`PRAGMA user_version` counts the migrations a file has seen. To change the tables, append a script to `MIGRATIONS`;
+never change one that was released. `PRAGMA application_id` tells a spool from the database of another application.
+
+The queries accept any connection to the file: the spool's own, or a read-only one while another process owns the spool
+(`kpl dlq list | show | export`).
 """
 
 import sqlite3
@@ -36,8 +38,8 @@ __all__ = [
 # "KPLs" in ASCII.
 APPLICATION_ID: Final = 0x4B504C73
 
-# In `dead_letters`, what a query may filter or sort by stands beside the envelope that says all:
-# `tier` is 0 for critical, `due_at` the Unix seconds of the next automatic redrive, NULL for none.
+# `dead_letters` has a column for each field that a query filters or sorts by; the envelope holds all fields.
+# `tier` is 0 for critical. `due_at` is the Unix time of the next automatic redrive, NULL for none.
 MIGRATIONS: Final[Sequence[Sequence[str]]] = (
     (
         """
@@ -63,7 +65,7 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         )
         """,
         "CREATE INDEX dead_letters_by_id ON dead_letters (id)",
-        # Every index ends with the row's number, so this one is (tier, number).
+        # Every SQLite index ends with the row's number, so this one is (tier, number).
         "CREATE INDEX dead_letters_by_tier ON dead_letters (tier)",
         "CREATE INDEX dead_letters_by_due_at ON dead_letters (tier, due_at)",
     ),
@@ -73,11 +75,10 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
 def migrate(connection: sqlite3.Connection, *, name: str, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
     """Bring the file behind `connection` (autocommit) to the latest version, in one transaction.
 
-    It writes even if there is nothing to change, so that a full or read-only disk shows here
-    and not at the first record.
+    It writes even if nothing changes, so that a full or read-only disk is found here and not at the first record.
 
     Raises:
-        SpoolCorrupt: the file is another application's, or was written by a later version of this one.
+        SpoolCorrupt: the file belongs to another application, or to a later version of this one.
         sqlite3.Error: the file cannot be written.
     """
     connection.execute("BEGIN IMMEDIATE")
@@ -98,8 +99,8 @@ def require_readable(connection: sqlite3.Connection, *, name: str) -> None:
     """Check that the file behind `connection` is a spool of this version.
 
     Raises:
-        SpoolCorrupt: it is another application's, or of another version.
-        sqlite3.Error: it cannot be read.
+        SpoolCorrupt: the file belongs to another application, or has another version.
+        sqlite3.Error: the file cannot be read.
     """
     version = _version(connection, name, len(MIGRATIONS))
     if version != len(MIGRATIONS):
@@ -115,11 +116,11 @@ def _version(connection: sqlite3.Connection, name: str, latest: int) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application_id != APPLICATION_ID and (application_id or version or tables):
-        message = f"spool {name}: the file is another application's database; give the spool another path"
+        message = f"spool {name}: the file is a database of another application; give the spool another path"
         raise SpoolCorrupt(message)
     if version > latest:
         message = (
-            f"spool {name}: its schema has version {version}, this program knows {latest}; "
+            f"spool {name}: its schema has version {version}, this program supports {latest}; "
             f"run the version of kpl-integrations that wrote it, or a later one"
         )
         raise SpoolCorrupt(message)
@@ -127,7 +128,7 @@ def _version(connection: sqlite3.Connection, name: str, latest: int) -> int:
 
 
 class RecordRow(NamedTuple):
-    """A spooled record as its table holds it; ids rise in the order of arrival."""
+    """A row of `spooled`. Ids rise in the order of arrival."""
 
     id: int
     checksum: int
@@ -135,7 +136,7 @@ class RecordRow(NamedTuple):
 
 
 class LetterRow(NamedTuple):
-    """A dead letter as its table holds it; see `schema.MIGRATIONS`."""
+    """A row of `dead_letters`; see `MIGRATIONS`."""
 
     number: int
     id: str
@@ -154,10 +155,10 @@ _COLUMNS: Final = "number, tier, due_at, redrives, checksum, envelope"
 
 
 class StoredLetter(NamedTuple):
-    """A dead letter and where it stands; `letter` is None if its bytes changed on the disk."""
+    """A dead letter and its row; `letter` is None if its bytes changed on the disk."""
 
     number: int
-    # 0 for critical; what `TIERS` holds at this place.
+    # The index of the letter's tier in `TIERS`: 0 for critical.
     tier_rank: int
     due_at: float | None
     redrives: int
@@ -165,7 +166,7 @@ class StoredLetter(NamedTuple):
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters: all that meet every condition given. Instants are Unix seconds of `first_seen`."""
+    """Selects the dead letters that meet every given condition. Instants are Unix seconds of `first_seen`."""
 
     ids: tuple[str, ...] | None = None
     stream: str | None = None
@@ -191,14 +192,14 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
                 conditions.append(condition)
                 parameters.append(value)
         if self.ids is not None:
-            # One parameter however many ids: SQLite bounds the number of parameters.
+            # One parameter for any number of ids, because SQLite limits the number of parameters.
             conditions.append("id IN (SELECT value FROM json_each(?))")
             parameters.append(msgspec.json.encode(self.ids).decode())
         return " AND ".join(conditions), parameters
 
 
 def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -> LetterRow:
-    """Return the row of a letter; the spool gives it its number."""
+    """Return the row of a letter; the spool assigns its number."""
     checksum, envelope = encode_letter(letter)
     return LetterRow(
         number=0,
@@ -216,14 +217,14 @@ def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -
 
 
 def letters_due(connection: sqlite3.Connection, now: float, limit: int, *, latest: float) -> list[StoredLetter]:
-    """Return up to `limit` letters due by `now`: critical first, and within a tier the longest due.
+    """Return up to `limit` letters due by `now`: critical first, within a tier the longest due first.
 
-    Nobody makes a letter wait beyond `latest`: what seems to be due later was put by a clock that was wrong, and has
-    been set right since. It is due too.
+    No letter is ever scheduled beyond `latest`. A later `due_at` was written while the clock was wrong, so such a
+    letter is due too.
     """
     letters: list[StoredLetter] = []
     for tier_rank in range(len(TIERS)):
-        # Tier by tier and on either side, so that the index leads past those that are not due.
+        # One query per tier and condition, so that the index skips letters that are not due.
         for condition, bound in (("due_at <= ?", now), ("due_at > ?", latest)):
             statement = f"SELECT {_COLUMNS} FROM dead_letters WHERE tier = ? AND {condition} ORDER BY due_at LIMIT ?"  # noqa: S608 - our own names
             rows = connection.execute(statement, (tier_rank, bound, limit - len(letters)))
@@ -232,7 +233,7 @@ def letters_due(connection: sqlite3.Connection, now: float, limit: int, *, lates
 
 
 def next_due_after(connection: sqlite3.Connection, now: float) -> float | None:
-    """Return when the first of the letters that are not due yet will be, None if none ever will."""
+    """Return when the next letter becomes due, None if none ever will."""
     instants = []
     for tier_rank in range(len(TIERS)):
         row = connection.execute(
@@ -246,9 +247,9 @@ def next_due_after(connection: sqlite3.Connection, now: float) -> float | None:
 def letters_matching(
     connection: sqlite3.Connection, wanted: LetterFilter, limit: int, *, after: tuple[int, int] = (-1, 0)
 ) -> list[StoredLetter]:
-    """Return up to `limit` letters that match, critical first, and within a tier in the order of arrival.
+    """Return up to `limit` letters that match: critical first, within a tier in the order of arrival.
 
-    `after` is (tier_rank, number) of the last letter already seen.
+    `after` is the (tier_rank, number) of the last letter already read.
     """
     condition, parameters = wanted.where()
     statement = f"SELECT {_COLUMNS} FROM dead_letters WHERE (tier, number) > (?, ?) AND {condition} ORDER BY tier, number LIMIT ?"  # noqa: S608, E501 - our own names
@@ -269,7 +270,7 @@ def count_letters(connection: sqlite3.Connection, wanted: LetterFilter) -> dict[
 
 
 def newest_number(connection: sqlite3.Connection) -> int:
-    """Return the number of the letter that came last, 0 if there is none."""
+    """Return the number of the latest letter, 0 if there is none."""
     (number,) = connection.execute("SELECT coalesce(max(number), 0) FROM dead_letters").fetchone()
     return int(number)
 

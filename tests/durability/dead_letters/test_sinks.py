@@ -198,7 +198,7 @@ async def test_a_letter_above_the_queues_limit_is_refused_clearly_and_the_others
     assert report.stored == 2
     ((refused, why),) = report.refused
     assert refused is large
-    assert "as a message and the SQS queue takes 1,024; send letters of this stream to S3" in why
+    assert "as a message and the SQS queue allows 1,024; send letters of this stream to S3" in why
 
 
 async def test_a_request_holds_no_more_bytes_than_the_limit() -> None:
@@ -224,7 +224,7 @@ async def test_an_sqs_that_says_nothing_of_a_letter_has_not_stored_it() -> None:
 
     report = await SqsSink(Silent(), "http://sqs/queue").send(LETTERS)
     assert (report.stored, len(report.refused)) == (0, 25)
-    assert "SQS answered without a word of it" in report.refused[0].why
+    assert "the answer of SQS does not mention it" in report.refused[0].why
 
 
 async def test_an_sqs_that_does_not_answer_refuses_the_whole_request() -> None:

@@ -18,7 +18,7 @@ def ledger(*, max_bytes: int = 1_000_000, totals: SpoolTotals = EMPTY) -> ClaimT
 def test_a_full_spool_takes_nothing_more_and_says_how_much_it_holds() -> None:
     each = ledger(max_bytes=400)
     assert each.reserve([100, 100], claim=True) == range(1, 3)
-    with pytest.raises(SpoolFull, match="holds 264 bytes and 182 more would pass its max_bytes of 400") as full:
+    with pytest.raises(SpoolFull, match="holds 264 bytes and 182 more would exceed its max_bytes of 400") as full:
         each.reserve([100, 18], claim=True)
     assert (full.value.stored_bytes, full.value.max_bytes) == (264, 400)
     assert (each.records, each.claimed) == (2, 2)
@@ -27,7 +27,7 @@ def test_a_full_spool_takes_nothing_more_and_says_how_much_it_holds() -> None:
 def test_what_was_never_stored_leaves_no_trace_but_its_ids() -> None:
     each = ledger()
     ids = each.reserve([10, 20], claim=True)
-    each.never_stored(ids, [10, 20])
+    each.cancel_reservation(ids, [10, 20])
     assert (each.records, each.record_bytes, each.claimed, each.backlog) == (0, 0, 0, 0)
     assert each.reserve([1], claim=False) == range(3, 4)
 
@@ -108,7 +108,7 @@ class AnyLedger(RuleBasedStateMachine):
             for record_id in leaving:
                 del self.model[record_id]
         else:
-            self.ledger.stayed(leaving)
+            self.ledger.restore_claims(leaving)
             for record_id in leaving:
                 self.model[record_id] = (self.model[record_id][0], "claimed")
 

@@ -170,7 +170,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_left_alone(options: SpoolOptions) -> None:
     options.path.write_bytes(b"dear diary, " * 1_000)
-    with pytest.raises(SpoolCorrupt, match="no SQLite database"):
+    with pytest.raises(SpoolCorrupt, match="not an SQLite database"):
         SpoolStore(options).open()
     assert options.path.read_bytes() == b"dear diary, " * 1_000
 
@@ -180,7 +180,7 @@ def test_another_applications_database_is_left_alone(options: SpoolOptions) -> N
     other.execute("CREATE TABLE invoices (id INTEGER)")
     other.commit()
     other.close()
-    with pytest.raises(SpoolCorrupt, match="another application's database"):
+    with pytest.raises(SpoolCorrupt, match="database of another application"):
         SpoolStore(options).open()
 
 
@@ -189,7 +189,7 @@ def test_a_file_of_a_later_version_is_refused(options: SpoolOptions) -> None:
     store.open()
     store.connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     store.close()
-    with pytest.raises(SpoolCorrupt, match=f"version {len(MIGRATIONS) + 1}, this program knows {len(MIGRATIONS)}"):
+    with pytest.raises(SpoolCorrupt, match=f"version {len(MIGRATIONS) + 1}, this program supports {len(MIGRATIONS)}"):
         store.open()
 
 
