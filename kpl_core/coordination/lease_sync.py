@@ -1,4 +1,4 @@
-"""One meeting of a worker with the others, at the store: read, obey, report, and now and then compute.
+"""One meeting of a worker with the others, at the store: read, apply_shares, report, and now and then compute.
 
 Leaderless: whoever finds the summary old enough claims the next one by a conditional write,
 reads all reports and writes the summary under the condition that its claim still stands. One
@@ -14,20 +14,23 @@ import msgspec
 
 from kpl_core.coordination.lease_table import LIFETIME_INTERVALS, TableRules, next_summary
 from kpl_core.coordination.leaseholder import Leaseholder
-from kpl_core.coordination.report import UnreadableObject, WorkerReport, decode_report, encode
 from kpl_core.coordination.store import CoordinationStore
-from kpl_core.coordination.summary import (
+from kpl_core.coordination.store_objects import (
     Summary,
     SummaryPart,
+    UnreadableObject,
+    WorkerReport,
     decode_part,
+    decode_report,
     decode_summary,
+    encode,
     part_name,
     part_of,
     part_prefix,
     split,
 )
 
-__all__ = ["REPORT_PREFIX", "SUMMARY_NAME", "LeaseMeeting", "compute"]
+__all__ = ["REPORT_PREFIX", "SUMMARY_NAME", "LeaseSync", "compute"]
 
 SUMMARY_NAME: Final = "leases.json"
 REPORT_PREFIX: Final = "report-"
@@ -39,11 +42,11 @@ REMOVALS: Final = 50
 SUSPICIOUS: Final = 2
 MOST_SUSPICION: Final = 6
 
-Complain = Callable[[str, str], None]
+OnProblem = Callable[[str, str], None]
 
 
-class LeaseMeeting:
-    """Speaks for one leaseholder. `complain(reason, sentence)` hears of objects that cannot be read."""
+class LeaseSync:
+    """Speaks for one leaseholder. `on_problem(reason, sentence)` hears of objects that cannot be read."""
 
     def __init__(
         self,
@@ -53,37 +56,37 @@ class LeaseMeeting:
         *,
         worker_id: str,
         may_compute: bool,
-        complain: Complain,
+        on_problem: OnProblem,
     ) -> None:
         self._store = store
         self._holder = holder
         self._rules = rules
         self._worker_id = worker_id
         self._may_compute = may_compute
-        self._complain = complain
+        self._on_problem = on_problem
         # Of the own object, as last written.
         self._report_version: str | None = None
         self._suspicion = 0
         # The store's clock less this process' wall clock.
         self.clock_offset = 0.0
         # Whether the last meeting looked at everybody's objects, as only who computes does; and came to the end of it.
-        self.is_looking = self.has_looked = False
+        self.is_reading_all = self.has_read_all = False
 
-    async def meet(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+    async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         """Read the summary and obey it, report, and compute the next summary if nobody else did.
 
         Raises:
             StoreFailed: it could not be done; what was obeyed so far stays.
         """
-        self._holder.meets(clock())
-        self.is_looking, self.has_looked = False, not self._may_compute
+        self._holder.sync_started(clock())
+        self.is_reading_all, self.has_read_all = False, not self._may_compute
         reading = await self._store.read(SUMMARY_NAME)
         self.clock_offset = reading.at - wall_clock()
         try:
             head = None if reading.body is None else decode_summary(reading.body)
             part = await self._own_part(head)
         except UnreadableObject as error:
-            self._complain(error.reason, f"{SUMMARY_NAME}: {error}")
+            self._on_problem(error.reason, f"{SUMMARY_NAME}: {error}")
             if error.reason == "version":
                 # Somebody newer speaks to his like. Writing over it would stop them.
                 return
@@ -95,7 +98,7 @@ class LeaseMeeting:
                 self._holder.apply(head, part, clock(), at=reading.at)
         if self._suspicion > SUSPICIOUS:
             sentence = f"{_report_name(self._worker_id)}: another process writes it; give each a worker_id of its own"
-            self._complain("duplicate", sentence)
+            self._on_problem("duplicate", sentence)
         if self._holder.wants_to_report(clock()):
             await self._report(encode(self._holder.report(clock(), at=wall_clock() + self.clock_offset)))
         if self._may_compute and self._holder.may_compute(head, at=reading.at):
@@ -122,9 +125,9 @@ class LeaseMeeting:
         return None if reading.body is None else decode_part(reading.body)
 
     async def _compute(self, head: Summary | None, version: str, *, at: float, clock: Callable[[], float]) -> None:
-        self.is_looking = True
-        summary = await compute(self._store, head, version, self._rules, at=at, complain=self._complain)
-        self.has_looked = True
+        self.is_reading_all = True
+        summary = await compute(self._store, head, version, self._rules, at=at, on_problem=self._on_problem)
+        self.has_read_all = True
         if summary is not None:
             self._holder.apply(summary, None, clock(), at=summary.computed_at)
 
@@ -145,7 +148,7 @@ async def compute(
     rules: TableRules,
     *,
     at: float,
-    complain: Complain,
+    on_problem: OnProblem,
 ) -> Summary | None:
     """Compute and write the summary that follows `head`; None: somebody else does, or did.
 
@@ -155,7 +158,7 @@ async def compute(
         version: of the object `head` came from.
         rules: intervals and bounds.
         at: the store's clock.
-        complain: hears of reports that cannot be read.
+        on_problem: hears of reports that cannot be read.
 
     Raises:
         StoreFailed: it could not be done.
@@ -170,10 +173,10 @@ async def compute(
     if claimed.version is None:
         return None
     listing = await store.read_all(REPORT_PREFIX)
-    previous = await _whole(store, head, complain)
+    previous = await _whole(store, head, on_problem)
     oldest = listing.at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * rules.interval_seconds
     gone: list[str] = []
-    reports = _reports(listing.bodies, complain, gone, oldest=oldest)
+    reports = _reports(listing.bodies, on_problem, gone, oldest=oldest)
     summary = next_summary(previous, reports, rules, at=listing.at)
     # The version of the claim is nobody else's, so no parts are written over by one who is overtaken.
     summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
@@ -188,21 +191,21 @@ async def compute(
 
 
 def _reports(
-    bodies: Mapping[str, bytes], complain: Complain, gone: list[str], *, oldest: float
+    bodies: Mapping[str, bytes], on_problem: OnProblem, gone: list[str], *, oldest: float
 ) -> Iterator[WorkerReport]:
     """Read one report after the other; add to `gone` who left, or wrote none since `oldest`."""
     for name, body in bodies.items():
         try:
             report = decode_report(body)
         except UnreadableObject as error:
-            complain(error.reason, f"{name}: {error}")
+            on_problem(error.reason, f"{name}: {error}")
             continue
         if report.leaving or report.written_at < oldest:
             gone.append(report.worker_id)
         yield report
 
 
-async def _whole(store: CoordinationStore, head: Summary | None, complain: Complain) -> Summary | None:
+async def _whole(store: CoordinationStore, head: Summary | None, on_problem: OnProblem) -> Summary | None:
     """Return the summary with all its parts; None if one is missing: then the reports say what is held."""
     if head is None or not head.generation:
         return None
@@ -212,7 +215,7 @@ async def _whole(store: CoordinationStore, head: Summary | None, complain: Compl
     try:
         parts = [decode_part(body) for body in listing.bodies.values()]
     except UnreadableObject as error:
-        complain(error.reason, f"a part of {SUMMARY_NAME}: {error}")
+        on_problem(error.reason, f"a part of {SUMMARY_NAME}: {error}")
         return None
     if len(parts) < head.part_count:
         return None

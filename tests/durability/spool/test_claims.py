@@ -4,21 +4,21 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kpl_core.durability.spool.ledger import SpoolLedger
+from kpl_core.durability.spool.claims import ClaimTable
 from kpl_core.durability.spool.spool_error import SpoolFull
-from kpl_core.durability.spool.store import Totals
+from kpl_core.durability.spool.store import SpoolTotals
 
-EMPTY = Totals(0, 0, 0, 0, 0, 0)
+EMPTY = SpoolTotals(0, 0, 0, 0, 0, 0)
 
 
-def ledger(*, max_bytes: int = 1_000_000, totals: Totals = EMPTY) -> SpoolLedger:
-    return SpoolLedger(totals, max_bytes=max_bytes, max_letter_bytes=10_000)
+def ledger(*, max_bytes: int = 1_000_000, totals: SpoolTotals = EMPTY) -> ClaimTable:
+    return ClaimTable(totals, max_bytes=max_bytes, max_letter_bytes=10_000)
 
 
 def test_a_full_spool_takes_nothing_more_and_says_how_much_it_holds() -> None:
     each = ledger(max_bytes=400)
     assert each.reserve([100, 100], claim=True) == range(1, 3)
-    with pytest.raises(SpoolFull, match="holds 264 bytes and 182 more would pass its max_bytes of 400") as full:
+    with pytest.raises(SpoolFull, match="holds 264 bytes and 182 more would exceed its max_bytes of 400") as full:
         each.reserve([100, 18], claim=True)
     assert (full.value.stored_bytes, full.value.max_bytes) == (264, 400)
     assert (each.records, each.claimed) == (2, 2)
@@ -27,7 +27,7 @@ def test_a_full_spool_takes_nothing_more_and_says_how_much_it_holds() -> None:
 def test_what_was_never_stored_leaves_no_trace_but_its_ids() -> None:
     each = ledger()
     ids = each.reserve([10, 20], claim=True)
-    each.never_stored(ids, [10, 20])
+    each.cancel_reservation(ids, [10, 20])
     assert (each.records, each.record_bytes, each.claimed, each.backlog) == (0, 0, 0, 0)
     assert each.reserve([1], claim=False) == range(3, 4)
 
@@ -53,7 +53,7 @@ def test_a_released_record_is_asked_for_again_only_if_the_cursor_passed_it() -> 
 
 
 def test_a_ledger_goes_on_where_the_file_stands() -> None:
-    each = ledger(totals=Totals(5, 500, 17, 2, 80, 9))
+    each = ledger(totals=SpoolTotals(5, 500, 17, 2, 80, 9))
     assert each.backlog == 5
     assert each.record_bytes == 500 + 5 * 32
     assert each.reserve([1], claim=True) == range(18, 19)
@@ -108,7 +108,7 @@ class AnyLedger(RuleBasedStateMachine):
             for record_id in leaving:
                 del self.model[record_id]
         else:
-            self.ledger.stayed(leaving)
+            self.ledger.restore_claims(leaving)
             for record_id in leaving:
                 self.model[record_id] = (self.model[record_id][0], "claimed")
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.durability.spool.depth_alarm import AlarmChange, DepthAlarm, Escalation
+from kpl_core.durability.dead_letters.dead_letter_queue import AlarmChange, DepthAlarm, Escalation
 from kpl_core.errors import ConfigError
 
 
