@@ -21,7 +21,7 @@ WITH_KINESIS = [path for path in EXAMPLES if "KPL_ENDPOINT_URL" in path.read_tex
 # Where the packages are imported from: the checkout, or the place the wheel was installed to.
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
 SECONDS = 110
-pytestmark = pytest.mark.timeout(SECONDS + 10)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 10)]
 
 
 def _run(example: Path, folder: Path, environment: Mapping[str, str]) -> str:

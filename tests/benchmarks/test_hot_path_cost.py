@@ -45,6 +45,7 @@ def counted() -> dict[str, Any]:
     return counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("profile", "name", "most", "why"), BOUNDS)
 def test_a_user_record_costs_no_more_than_its_bound(profile: str, name: str, most: float, why: str) -> None:
     assert counted()[profile][name] <= most, why

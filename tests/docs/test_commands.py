@@ -140,6 +140,7 @@ def _executed(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[i
     return process.returncode, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", HERE, ids=[f"{place}: {text}" for text, place in HERE.items()])
 def test_a_command_on_a_page_does_what_it_should(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> None:
     if "0193..." in text:

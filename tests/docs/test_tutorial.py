@@ -15,6 +15,7 @@ import pytest
 import kpl_core
 from kpl_core import decode
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
@@ -79,16 +80,11 @@ def _serve(app: str, folder: Path, environment: dict[str, str], port: int) -> su
     return server
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
+@pytest.mark.long
 def test_the_service_takes_orders_and_accounts_for_them(
     folder: Path, environment: dict[str, str], kinesis: ThreadedLocalKinesis
 ) -> None:
-    port = _free_port()
+    port = free_port()
     server = _serve("app:app", folder, environment, port)
     try:
         assert _post(port, "/orders", '{"customer": "ada", "total": 12}')[0] == 202
@@ -102,8 +98,9 @@ def test_the_service_takes_orders_and_accounts_for_them(
     assert "1 delivered, 0 failed, 0 buffered" in said
 
 
+@pytest.mark.long
 def test_the_other_service_answers_when_it_is_stored(folder: Path, environment: dict[str, str]) -> None:
-    port = _free_port()
+    port = free_port()
     server = _serve("stored:app", folder, environment, port)
     try:
         status, body = _post(port, "/orders/ada", "")
@@ -114,6 +111,7 @@ def test_the_other_service_answers_when_it_is_stored(folder: Path, environment: 
     assert '"shard":"shardId-' in body
 
 
+@pytest.mark.long
 def test_its_tests_pass(folder: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "test_app.py"]
     ended = subprocess.run(

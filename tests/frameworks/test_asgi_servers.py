@@ -17,7 +17,9 @@ from kpl_integrations.asgi.lifespan import DEFAULT_CLOSE_SECONDS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.frameworks.log_stream import log_records, user_records
 from tests.frameworks.running_program import Running, running
+from tests.ports import free_port
 
+pytestmark = pytest.mark.long
 REPORT = re.compile(r"the Kinesis producer is closed: ([\d,]+) accepted: ([\d,]+) delivered, ([\d,]+) failed")
 
 
@@ -29,10 +31,7 @@ def kinesis() -> Iterator[ThreadedLocalKinesis]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        free: int = bound.getsockname()[1]
-        return free
+    return free_port()
 
 
 def uvicorn(port: int, *options: str) -> list[str]:

@@ -188,7 +188,7 @@ def test_letters_survive_a_restart(tmp_path: Path) -> None:
 def test_the_alarm_escalates_once_for_each_crossing(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     told: list[Escalation] = []
     queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=told.append)
-    with caplog.at_level(logging.INFO, logger="kpl_core.durability.spool"):
+    with caplog.at_level(logging.INFO, logger="kpl_core.durability"):
         for number in range(6):
             bury(queue, number)
         queue.remove(queue.select_nowait(LetterFilter(), 5).result(SECONDS)).result(SECONDS)
