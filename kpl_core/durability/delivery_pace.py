@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from kpl_core.pipeline.retrier import backoff_seconds
+from kpl_core.pipeline.backoff import backoff_seconds
 from kpl_core.pipeline.token_bucket import TokenBucket
 
 __all__ = ["DeliveryPace"]

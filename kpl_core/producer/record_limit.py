@@ -6,8 +6,8 @@ from typing import Final
 
 import anyio
 
+from kpl_core.pipeline.backoff import RepeatedCallBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.background_backoff import BackgroundBackoff
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_record_limit
 
@@ -25,7 +25,7 @@ class RecordLimit:
     def __init__(self, pipeline: StreamPipeline, transport: KinesisTransport, *, chance: Callable[[], float]) -> None:
         self._pipeline = pipeline
         self._transport = transport
-        self._backoff = BackgroundBackoff(chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
+        self._backoff = RepeatedCallBackoff(chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
 
     async def run(self) -> None:
         """Return when the limit is known. Cancelled by the producer."""

@@ -10,8 +10,8 @@ from typing import Final
 
 import anyio
 
+from kpl_core.pipeline.backoff import RepeatedCallBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.background_backoff import BackgroundBackoff
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_shards
 
@@ -62,7 +62,7 @@ class ShardMapRefresher:
                     self.wake()
 
     async def _refresh(self) -> None:
-        backoff = BackgroundBackoff(self._chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
+        backoff = RepeatedCallBackoff(self._chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
         while True:
             shards = as_shards(await self._transport.list_shards(self._pipeline.stream))
             if not isinstance(shards, RequestFailure):

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.pipeline.retrier import backoff_seconds
-from kpl_core.pipeline.sending_pause import FAILURES_IN_A_ROW, SendingPause
+from kpl_core.pipeline.backoff import backoff_seconds
+from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW, SendingPause
 
 CAP_SECONDS = 5.0
 chances = st.floats(0.0, 1.0, exclude_max=True)

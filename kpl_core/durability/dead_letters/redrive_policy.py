@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kpl_core.errors import ConfigError
-from kpl_core.pipeline.retrier import backoff_seconds
+from kpl_core.pipeline.backoff import backoff_seconds
 from kpl_core.records.failure_reason import INCURABLE, REASONS, Reason
 
 __all__ = ["REDRIVEN_AUTOMATICALLY", "RedrivePolicy"]
