@@ -15,10 +15,10 @@ import msgspec
 from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.lane import Lane, Placed
-from kpl_core.pipeline.stages import Stages
+from kpl_core.pipeline.stages import GroupTerms, Stages, WriteAhead
 from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import Delivery, Note
 from kpl_core.records.user_record import (
     Tier,
     UserRecord,
@@ -40,10 +40,11 @@ _Place = tuple[Lane, str, bytes, bytes, int, str | None]
 class FairIntake:
     """The fair queues of one stream and the gates behind them."""
 
-    def __init__(self, stages: Stages, policy: FairnessPolicy) -> None:
+    def __init__(self, stages: Stages, policy: FairnessPolicy, write_ahead: WriteAhead | None) -> None:
         config = stages.config
         self._stages = stages
         self._policy = policy
+        self._write_ahead = write_ahead
         self._buffer_limit = stages.buffer_limit
         self._shard_map = stages.shard_map
         self._aggregator = stages.aggregator
@@ -167,40 +168,24 @@ class FairIntake:
 
     # Many user records of one flow together, all or none
 
-    def enter(
-        self,
-        records: Sequence[Any],
-        deliveries: list[Delivery] | None,
-        now: float,
-        *,
-        flow: str | None,
-        tier: Tier,
-        aggregate: bool,
+    def put_together(
+        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[Delivery]
     ) -> Iterator[None]:
-        """Check and reserve room for all records, then put each into its lane or its flow.
+        """Accept all records or none, appending their deliveries.
 
-        Yields whenever a lane has closed a record, so that the pipeline hands it on: that may close the gate. With
-        `deliveries` None the records are pairs of key and bytes, of tier normal, and no delivery is made for them.
+        Room is taken once for all. Behind an open gate each then costs as much as without fairness. Yields whenever a
+        lane has closed a record, so that the pipeline hands it on: that may close the gate.
         """
-        if deliveries is None:
+        flow, tier, aggregate, keep, wants_deliveries = terms
+        is_durable = self._stages.ledger.is_durable
+        if not wants_deliveries and not is_durable:
             runs, size_bytes = self._runs_by_lane(records)
-            self._reserve_together(flow, size_bytes, len(records), "normal", aggregate=True)
+            self._reserve(terms, size_bytes, len(records))
             yield from self._enter_runs(runs, now, flow)
-        else:
-            placed = self._place_all(records, flow=flow, tier=tier, aggregate=aggregate)
-            yield from self._enter_placed(records, placed, deliveries, now, flow, tier)
-
-    def reserve(
-        self, records: Sequence[UserRecord], *, flow: str | None, tier: Tier, aggregate: bool
-    ) -> list[UserRecord]:
-        """Check user records and reserve room for all of them; return them with this flow and tier."""
-        self._place_all(records, flow=flow, tier=tier, aggregate=aggregate)
-        return [msgspec.structs.replace(record, flow=flow, tier=tier) for record in records]
-
-    def _place_all(
-        self, records: Sequence[UserRecord], *, flow: str | None, tier: Tier, aggregate: bool
-    ) -> list[_Place]:
-        """Return where each user record goes, after room was reserved for all."""
+            return
+        if not wants_deliveries:
+            # The durable store needs the flow of each.
+            records = [UserRecord(key, as_bytes(data)) for key, data in records]
         require_notes(flow, None)
         if tier == "normal" and aggregate:
             placed = self._places_by_key(records)
@@ -209,16 +194,26 @@ class FairIntake:
         size_bytes = 0
         for place in placed:
             size_bytes += place[4]
-        self._reserve_together(flow, size_bytes, len(placed), tier, aggregate=aggregate)
-        return placed
+        self._reserve(terms, size_bytes, len(placed))
+        if self._write_ahead is not None and keep:
+            for record in records:
+                detached = self._stages.accept_detached(msgspec.structs.replace(record, flow=flow, tier=tier), now)
+                self._write_ahead.add(detached)
+                deliveries.append(self._delivery(detached.outcome, 0))
+            return
+        yield from self._enter_placed(records, placed, deliveries, now, terms)
+        if is_durable or not aggregate:
+            note = Note(flow, None if keep else "caller")
+            for delivery in deliveries:
+                delivery.remark(note)
 
-    def _reserve_together(self, flow: str | None, size_bytes: int, count: int, tier: Tier, *, aggregate: bool) -> None:
-        self._waiting.require_share(flow, size_bytes, records=count, tier=tier)
-        self._buffer_limit.reserve(size_bytes=size_bytes, records=count, tier=tier)
-        if not aggregate:
-            self._lone_flows.add(flow)
+    def _reserve(self, terms: GroupTerms, size_bytes: int, count: int) -> None:
+        self._waiting.require_share(terms.flow, size_bytes, records=count, tier=terms.tier)
+        self._buffer_limit.reserve(size_bytes=size_bytes, records=count, tier=terms.tier)
+        if not terms.aggregate:
+            self._lone_flows.add(terms.flow)
         elif self._lone_flows:
-            self._lone_flows.discard(flow)
+            self._lone_flows.discard(terms.flow)
 
     def _places_by_key(self, records: Sequence[UserRecord]) -> list[_Place]:
         """Return where each user record is aggregated, by the routes that every put uses where that is possible."""
@@ -253,8 +248,7 @@ class FairIntake:
         placed: list[_Place],
         deliveries: list[Delivery],
         now: float,
-        flow: str | None,
-        tier: Tier,
+        terms: GroupTerms,
     ) -> Iterator[None]:
         """Put user records into their lanes, or behind closed gates."""
         output = self._output
@@ -265,7 +259,7 @@ class FairIntake:
             if gate is None:
                 gate = is_open[lane] = self.lets_pass(lane.shard_id)
             if not gate:
-                detached = self._queue(lane.shard_id, records[index], now, flow, tier)
+                detached = self._queue(lane.shard_id, records[index], now, terms.flow, terms.tier)
                 deliveries.append(self._delivery(detached.outcome, 0))
                 continue
             if explicit_hash_key is None:

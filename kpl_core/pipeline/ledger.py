@@ -210,6 +210,12 @@ class Ledger:
                 )
             )
 
+    def fail_waiting(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
+        """Fail a user record that waited for its flow's turn."""
+        self.settle_alone(detached, attempt, predicted_shard=None)
+        self.generations.release(detached.generation)
+        detached.outcome.wake()
+
     def move(self, detached: DetachedUserRecord, delivery: Delivery) -> None:
         """Let a user record share the outcome of the Kinesis record that it joined, and keep its history."""
         outcome, index = delivery.outcome, delivery.index

@@ -9,11 +9,8 @@ parentheses is described in `stages.py`.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
@@ -23,13 +20,12 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import expired_attempt
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.pipeline.stages import FairQueueing, Gate, Stages, WriteAhead
+from kpl_core.pipeline.stages import FairQueueing, Gate, GroupTerms, Poll, Stages, WriteAhead
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Delivery, Note, Origin
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
 from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
-    Tier,
     UserRecord,
     as_bytes,
     check_user_record,
@@ -38,16 +34,7 @@ from kpl_core.records.user_record import (
     with_bytes,
 )
 
-__all__ = ["Poll", "StreamPipeline"]
-
-
-class Poll(NamedTuple):
-    """What the driver has to do: send these requests, and poll again at `wakeup` (`math.inf`: not before news)."""
-
-    requests: list[PutRecordsRequest]
-    wakeup: float
-    # One more request is due than the driver had places for.
-    wants_more: bool
+__all__ = ["StreamPipeline"]
 
 
 class StreamPipeline:
@@ -90,8 +77,6 @@ class StreamPipeline:
         self._in_order = stages.config.ordering == "per_key"
         # A newer shard map. It waits until no record is in flight that the records it moves could overtake.
         self._next_shards: tuple[Shard, ...] | None = None
-        # How many records came back from a durable store.
-        self._returned: Counter[Origin] = Counter()
         self._promised_wakeup = now
         # True if a put wants attention earlier than the last poll's `wakeup`. The driver clears it.
         self.attention = False
@@ -207,7 +192,7 @@ class StreamPipeline:
         digest = digest_of(key, record.explicit_hash_key)
         shard_id = self.shard_map.predict(digest)
         if origin is not None:
-            self._returned[origin] += 1
+            self._stages.returned[origin] += 1
         is_waiting = fair is not None and not fair.lets_pass(shard_id)
         if is_waiting or (origin is not None and self.reaggregator.travels_alone(record, record.flow)):
             detached = self._stages.accept_detached(record, now, origin)
@@ -261,46 +246,18 @@ class StreamPipeline:
             self.reaggregator.add((detached,), now)
             self._generations.release(detached.generation)
 
-    def put_together(
-        self,
-        records: Sequence[Any],
-        now: float,
-        *,
-        flow: str | None,
-        tier: Tier = "normal",
-        aggregate: bool = True,
-        keep: bool = True,
-        wants_deliveries: bool = True,
-    ) -> list[Delivery]:
-        """Accept all user records of one flow and tier, or none of them; needs a fair intake.
-
-        Each is a UserRecord, whose own flow and tier do not count, or a pair of partition key and bytes. Room is taken
-        once for all. Behind an open gate each then costs as much as without fairness. With `keep` False no disk ever
-        stores them: the caller still has them, and hears if they fail. Without deliveries pairs cost half as much.
+    def put_together(self, records: Sequence[Any], now: float, terms: GroupTerms) -> list[Delivery]:
+        """Accept all records of one flow and tier, or none of them; needs a fair intake.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.
             BufferFull: there is no room for all of them now, or the flow has used up its share. Nothing was reserved.
         """
-        fair = self.fair
-        assert fair is not None  # noqa: S101 - the driver asks for the intake first
-        is_durable = self.ledger.is_durable
-        if not wants_deliveries and not is_durable:
-            for _ in fair.enter(records, None, now, flow=flow, tier=tier, aggregate=aggregate):
-                self._attend(now)
-            return []
-        if not wants_deliveries:
-            records = [UserRecord(key, as_bytes(data)) for key, data in records]
         deliveries: list[Delivery] = []
-        if self.write_ahead is not None and keep:
-            records = fair.reserve(records, flow=flow, tier=tier, aggregate=aggregate)
-            return [self._write_first(record, self.write_ahead, now) for record in records]
-        for _ in fair.enter(records, deliveries, now, flow=flow, tier=tier, aggregate=aggregate):
-            self._attend(now)
-        if is_durable or not aggregate:
-            note = Note(flow, None if keep else "caller")
-            for delivery in deliveries:
-                delivery.remark(note)
+        if self.fair is not None:
+            for _ in self.fair.put_together(records, now, terms, deliveries):
+                self._attend(now)
+            self.attention = self.attention or self.has_work_for_the_disk
         return deliveries
 
     def _attend(self, now: float) -> None:
@@ -376,7 +333,7 @@ class StreamPipeline:
 
     def _expire_waiting(self, fair: FairQueueing, now: float) -> None:
         for detached in fair.take_expired(now):
-            self._settle(detached, expired_attempt(detached, now))
+            self.ledger.fail_waiting(detached, expired_attempt(detached, now))
 
     def _let_in(self, fair: FairQueueing, now: float) -> None:
         """Let user records in, in fair order, until something waits for tokens again."""
@@ -484,15 +441,9 @@ class StreamPipeline:
         """Give every user record that is left its final result: never sent, or sent and never answered."""
         if self.fair is not None:
             for detached in self.fair.take_all():
-                self._settle(detached, Attempt(False, SHUTDOWN, NEVER_SENT, now, now))  # noqa: FBT003
+                self.ledger.fail_waiting(detached, Attempt(False, SHUTDOWN, NEVER_SENT, now, now))  # noqa: FBT003
         self._forwarder.abandon(self._in_flight, now)
         self._in_flight.clear()
-
-    def _settle(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
-        """Fail a user record that waited for its flow's turn."""
-        self.ledger.settle_alone(detached, attempt, predicted_shard=None)
-        self._generations.release(detached.generation)
-        detached.outcome.wake()
 
     # The shard map changes
 
@@ -545,15 +496,4 @@ class StreamPipeline:
 
     def statistics(self) -> PipelineStatistics:
         """Count the user records in every stage."""
-        counted = self._stages.statistics()
-        return msgspec.structs.replace(
-            counted,
-            accepted=counted.accepted - self._returned.total(),
-            in_flight=sum(len(record.arrivals) for request in self._in_flight for record in request.records),
-            backing_off=counted.backing_off + (0 if self.gate is None else self.gate.user_record_count),
-            queueing=0 if self.fair is None else self.fair.user_record_count,
-            keeping=counted.keeping + (0 if self.write_ahead is None else self.write_ahead.count),
-            replayed=self._returned["replay"],
-            redriven=self._returned["redrive"],
-            breakers={} if self.gate is None else self.gate.states,
-        )
+        return self._stages.statistics(self._in_flight, self.fair, self.write_ahead, self.gate)

@@ -12,8 +12,9 @@ what fills the places.
 """
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
@@ -36,7 +37,16 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
 
-__all__ = ["FairQueueing", "Gate", "Passage", "Stages", "WriteAhead"]
+__all__ = ["FairQueueing", "Gate", "GroupTerms", "Passage", "Poll", "Stages", "WriteAhead"]
+
+
+class Poll(NamedTuple):
+    """What the driver has to do: send these requests, and poll again at `wakeup` (`math.inf`: not before news)."""
+
+    requests: list[PutRecordsRequest]
+    wakeup: float
+    # One more request is due than the driver had places for.
+    wants_more: bool
 
 
 class WriteAhead(Protocol):
@@ -66,13 +76,23 @@ class WriteAhead(Protocol):
         """End the journey of a written user record before it began, because the producer is closed."""
 
 
+class GroupTerms(NamedTuple):
+    """How a group of records is put: all of them or none.
+
+    The records are of this flow and tier, whatever each says. Without `aggregate` each travels in a Kinesis record of
+    its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail. With
+    `wants_deliveries` False the records are pairs of partition key and bytes, of tier normal, and cost half as much.
+    """
+
+    flow: str | None
+    tier: Tier = "normal"
+    aggregate: bool = True
+    keep: bool = True
+    wants_deliveries: bool = True
+
+
 class FairQueueing(Protocol):
     """Intake: user records that wait per flow in front of an overloaded shard."""
-
-    def reserve(
-        self, records: Sequence[UserRecord], *, flow: str | None, tier: Tier, aggregate: bool
-    ) -> list[UserRecord]:
-        """Check user records and reserve room for all of them; return them with this flow and tier."""
 
     def require_share(self, flow: str | None, size_bytes: int, *, records: int, tier: Tier) -> None:
         """Raise BufferFull if the flow has used up its share of the buffer."""
@@ -83,17 +103,10 @@ class FairQueueing(Protocol):
     def enqueue(self, shard_id: str | None, detached: DetachedUserRecord) -> None:
         """Let a user record wait for its turn."""
 
-    def enter(
-        self,
-        records: Sequence[Any],
-        deliveries: list[Delivery] | None,
-        now: float,
-        *,
-        flow: str | None,
-        tier: Tier,
-        aggregate: bool,
+    def put_together(
+        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[Delivery]
     ) -> Iterator[None]:
-        """Check and reserve room for all records, then put each into its lane or its flow; yield when a lane closed."""
+        """Accept all records or none, appending their deliveries; yield whenever a lane has closed a record."""
 
     def next_ready(self, now: float) -> DetachedUserRecord | None:
         """Remove and return the next user record that may enter aggregation, None if none may."""
@@ -201,6 +214,8 @@ class Stages:
         self.send_queue = SendQueue(self.collector, self.retrier.bisection, SendingPause(self.retrier.backoff))
         # User records accepted without entering a lane first.
         self.accepted_detached = 0
+        # How many records came back from a durable store.
+        self.returned: Counter[Origin] = Counter()
 
     def shard_of(self, record: UserRecord) -> str | None:
         """Return the predicted shard of a valid user record, None if it is unknown."""
@@ -226,19 +241,29 @@ class Stages:
             history=None,
         )
 
-    def statistics(self) -> PipelineStatistics:
-        """Count the user records in the stages; the pipeline adds those in its places and in flight."""
+    def statistics(
+        self,
+        in_flight: Iterable[PutRecordsRequest],
+        fair: FairQueueing | None,
+        write_ahead: WriteAhead | None,
+        gate: Gate | None,
+    ) -> PipelineStatistics:
+        """Count the user records in the stages, in flight, and in what fills the places."""
         return PipelineStatistics(
-            accepted=self.aggregator.accepted + self.accepted_detached,
+            accepted=self.aggregator.accepted + self.accepted_detached - self.returned.total(),
             delivered=self.ledger.delivered,
             failed=dict(self.ledger.failed),
             aggregating=self.aggregator.open_user_records + self.aggregator.closed_user_records,
             limited=self.limiter.user_record_count,
             collected=self.send_queue.user_record_count,
-            in_flight=0,
-            backing_off=self.backoff_queue.user_record_count,
+            in_flight=sum(len(record.arrivals) for request in in_flight for record in request.records),
+            backing_off=self.backoff_queue.user_record_count + (0 if gate is None else gate.user_record_count),
             held=self.retrier.user_records_awaiting_map,
-            keeping=self.ledger.pending_count,
+            queueing=0 if fair is None else fair.user_record_count,
+            keeping=self.ledger.pending_count + (0 if write_ahead is None else write_ahead.count),
             spooled=self.ledger.kept["spooled"],
             dead_lettered=self.ledger.kept["dead_lettered"],
+            replayed=self.returned["replay"],
+            redriven=self.returned["redrive"],
+            breakers={} if gate is None else gate.states,
         )

@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from kpl_core.errors import BufferFull, ConfigError, NotSpooled
+from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_with
 from kpl_core.producer.producer_life import ProducerLife
@@ -98,7 +99,7 @@ class Producer(ProducerLife):
             raise _no_fair_queue()
         if any(type(record.data) is not bytes for record in records):
             records = [with_bytes(record) for record in records]
-        deliveries = pipeline.put_together(records, self._clock(), flow=flow, tier=tier, aggregate=aggregate, keep=keep)
+        deliveries = pipeline.put_together(records, self._clock(), GroupTerms(flow, tier, aggregate, keep))
         if pipeline.attention:
             self._own_streams().wake(stream)
         return deliveries  # type: ignore[return-value] # as `put_nowait`
@@ -118,7 +119,7 @@ class Producer(ProducerLife):
             self._require_own_loop()
         if pipeline.fair is None:
             raise _no_fair_queue()
-        pipeline.put_together(pairs, self._clock(), flow=flow, wants_deliveries=False)
+        pipeline.put_together(pairs, self._clock(), GroupTerms(flow, wants_deliveries=False))
         if pipeline.attention:
             self._own_streams().wake(stream)
 

@@ -5,8 +5,8 @@ from typing import Any
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.pipeline import Poll
 from kpl_core.pipeline.shard_map import Shard
+from kpl_core.pipeline.stages import Poll
 from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.outcome import Delivery
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
