@@ -1,4 +1,4 @@
-"""Dead letters on their way to a sink of the caller's: a box, and the one task that empties it."""
+"""Sends dead letters to the caller's sink: a queue, and the one task that empties it."""
 
 import logging
 from collections import deque
@@ -11,13 +11,13 @@ import anyio
 from kpl_core.durability.dead_letters import DeadLetterSink, SinkReport
 from kpl_core.durability.spool import DeadLetter
 
-__all__ = ["LetterBox"]
+__all__ = ["DeadLetterSender"]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class LetterBox:
-    """Sends letters in the order they come; each bundle's future completes with the sink's report."""
+class DeadLetterSender:
+    """Sends letters in the order in which they come; each bundle's future completes with the sink's report."""
 
     def __init__(self, sink: DeadLetterSink) -> None:
         self._sink = sink
@@ -26,7 +26,7 @@ class LetterBox:
         self._arrived = anyio.Event()
 
     def send_nowait(self, letters: Sequence[DeadLetter]) -> "Future[SinkReport]":
-        """Leave a bundle of letters to be sent."""
+        """Enqueue a bundle of letters to be sent."""
         future: Future[SinkReport] = Future()
         self._bundles.append((letters, future))
         self._letters_of[future] = letters
@@ -34,7 +34,7 @@ class LetterBox:
         return future
 
     async def run(self) -> None:
-        """Send what comes, until cancelled."""
+        """Send the letters until cancelled."""
         while True:
             await self._arrived.wait()
             self._arrived = anyio.Event()
@@ -42,14 +42,14 @@ class LetterBox:
                 letters, future = self._bundles.popleft()
                 try:
                     report = _require_report(await self._sink.send(letters), len(letters))
-                except Exception as error:  # noqa: BLE001 - the caller's own code must not end the producer; told in the log
+                except Exception as error:  # noqa: BLE001 - the caller's own code must not end the producer; logged
                     _log.exception("the dead-letter sink failed; %d user records have failed with it", len(letters))
                     future.set_exception(error)
                 else:
                     future.set_result(report)
 
     def refused(self, future: "Future[SinkReport]") -> set[int]:
-        """Return which letters of a bundle that was answered the sink refused, by their place in it."""
+        """Return the indices of the letters that the sink refused, for a bundle that was answered."""
         letters = self._letters_of.pop(future, ())
         if future.exception() is not None:
             return set()
@@ -58,10 +58,10 @@ class LetterBox:
 
 
 def _require_report(report: object, letters: int) -> SinkReport:
-    """Return what a sink answered, if it says what became of the letters.
+    """Return what a sink answered, if it is a report.
 
     Raises:
-        TypeError: it is no report; a sink that forgets to return one would never be heard to have answered.
+        TypeError: it is no report. Without this check a sink that forgets to return one would look like no answer.
     """
     if not isinstance(report, SinkReport):
         message = (

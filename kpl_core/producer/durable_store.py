@@ -1,8 +1,8 @@
-"""Moves user records between the pipelines and where they are kept: the spool, the dead letters.
+"""Moves user records between the pipelines and the durable stores: the spool and the dead letters.
 
-The pipelines say what is to be written and what is leaving; here are the files, the futures and the
-tasks that give back what is kept. Records go to the disk in one append for all that a turn of the
-loop brought, and nothing is called kept before the disk has it.
+The pipelines say which records to write and which have failed. This file has the files, the futures and the tasks that
+replay stored records. All records of one turn of the loop go to the disk in one append, and none is called stored
+before the disk has it.
 """
 
 import contextlib
@@ -27,8 +27,7 @@ from kpl_core.durability.dead_letters import (
     Redriver,
 )
 from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
-from kpl_core.durability.keeping_ledger import Leaving
-from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
+from kpl_core.durability.durable_ledger import DurableLedger, PendingFallback
 from kpl_core.durability.replay import DeliveryPace, Replayer
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
@@ -37,15 +36,16 @@ from kpl_core.errors import ConfigError, ProducerClosed
 from kpl_core.hooks import DeadLetterAlarm, Fact
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.pipeline.stages import WriteAhead
+from kpl_core.producer.dead_letter_sender import DeadLetterSender
 from kpl_core.producer.kept_record import as_result, as_spooled
-from kpl_core.producer.letter_box import LetterBox
-from kpl_core.producer.put_back import PutBack
+from kpl_core.producer.replay_put import ReplayPut
 from kpl_core.producer.result_callback import ResultCallback
-from kpl_core.records.kinesis_record import MovingUserRecord
 from kpl_core.records.outcome import Origin
 from kpl_core.records.record_result import Place, RecordResult
 
-__all__ = ["Keeping"]
+__all__ = ["DurableStore"]
 
 _log: Final = logging.getLogger(__name__)
 # How long a close waits for disk and sink after the last request.
@@ -53,7 +53,7 @@ FINISH_SECONDS: Final = 5.0
 _REDRIVE_BYTES_PER_SECOND: Final = 1e9
 
 
-class Keeping:
+class DurableStore:
     """Everything a producer keeps; an async context manager. One for each producer, in its loop."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Keeping:
         self._options = _file_options(config, has_sink=sink is not None)
         self._gives_back = config.spool is not None
         self._takes_letters = config.dead_letters is not None
-        self._box = None if sink is None else LetterBox(sink)
+        self._box = None if sink is None else DeadLetterSender(sink)
         self._chance = chance
         self._tell = tell
         self._wall_clock = wall_clock
@@ -78,7 +78,7 @@ class Keeping:
         self.queue: DeadLetterQueue | None = None
         # What the files held when they were opened.
         self.found_records = self.found_letters = 0
-        self._replayed: PutBack | None = None
+        self._replayed: ReplayPut | None = None
         # What waits for the disk: what to do when it answered, and what if it never does.
         self._pending: dict[Future[Any], tuple[Callable[[], None], Callable[[], None]]] = {}
         self._confirmed: list[int] = []
@@ -122,8 +122,8 @@ class Keeping:
     def start(
         self,
         *,
-        progressed: Callable[[], Sequence[ReliableStreamPipeline]],
-        pipeline: Callable[[str], ReliableStreamPipeline],
+        progressed: Callable[[], Sequence[StreamPipeline]],
+        pipeline: Callable[[str], StreamPipeline],
         wake: Callable[[str], None],
         clock: Callable[[], float],
         progress: Callable[[], None],
@@ -155,63 +155,59 @@ class Keeping:
         """Take from the pipelines what the disk must know; called after every change."""
         for pipeline in self._progressed():
             if pipeline.has_work_for_the_disk:
-                if writes := pipeline.take_writes():
-                    self._write_ahead(pipeline, writes)
-                if leaving := pipeline.take_leaving():
-                    self._send(pipeline, leaving, 0)
+                if pipeline.write_ahead is not None and pipeline.write_ahead.has_records:
+                    self._write(pipeline, pipeline.write_ahead)
+                if pipeline.ledger.has_pending:
+                    self._send(pipeline, _ledger(pipeline).take_pending_fallbacks(), 0)
         if self._confirmed and self.spool is not None:
             confirmed, self._confirmed = self._confirmed, []
             # A spool that is closed or broken delivers them once more after the restart.
             with contextlib.suppress(SpoolError):
                 self.spool.confirm(confirmed)
 
-    def _write_ahead(self, pipeline: ReliableStreamPipeline, writes: list[MovingUserRecord]) -> None:
-        assert self.spool is not None  # noqa: S101 - the mode of a spool
+    def _write(self, pipeline: StreamPipeline, write_ahead: WriteAhead) -> None:
+        assert self.spool is not None  # noqa: S101 - write-ahead is a mode of the spool
+        writes = write_ahead.take()
 
         def refused(why: str) -> None:
-            self._not_written(pipeline, writes, why)
+            for detached in writes:
+                write_ahead.not_written(detached, why, self._clock())
+            self._tell_facts(pipeline)
 
         wall_offset = self._wall_offset()
-        records = [as_spooled(pipeline.stream, moving, wall_offset=wall_offset) for moving in writes]
+        records = [as_spooled(pipeline.stream, detached, wall_offset=wall_offset) for detached in writes]
         try:
             stored = self.spool.spool.append_nowait(records, claim=True)
         except SpoolError as error:
             refused(str(error))
             return
-        self._when(stored, lambda: self._written(pipeline, writes, stored), partial(refused, "the disk did not answer"))
 
-    def _written(
-        self, pipeline: ReliableStreamPipeline, writes: list[MovingUserRecord], stored: "Future[range]"
-    ) -> None:
-        error = stored.exception()
-        if error is not None:
-            self._not_written(pipeline, writes, str(error))
-            return
-        assert self.spool is not None  # noqa: S101 - it stored them
-        for moving, number in zip(writes, stored.result(), strict=True):
-            if self._closing:
-                pipeline.wait_in_spool(moving, self._clock())
-                self._release(number)
-            else:
-                ResultCallback(pipeline.written(moving, self._clock()), partial(self._ended, number))
-        self._wake(pipeline.stream)
+        def written() -> None:
+            error = stored.exception()
+            if error is not None:
+                refused(str(error))
+                return
+            for detached, number in zip(writes, stored.result(), strict=True):
+                if self._closing:
+                    write_ahead.left_in_spool(detached, self._clock())
+                    self._release(number)
+                else:
+                    ResultCallback(pipeline.start_written(detached, self._clock()), partial(self._ended, number))
+            self._wake(pipeline.stream)
 
-    def _not_written(self, pipeline: ReliableStreamPipeline, writes: Sequence[MovingUserRecord], why: str) -> None:
-        for moving in writes:
-            pipeline.not_written(moving, why, self._clock())
+        self._when(stored, written, partial(refused, "the disk did not answer"))
+
+    def _settle(self, pipeline: StreamPipeline, fallbacks: Sequence[PendingFallback], place: Place | None) -> None:
+        _ledger(pipeline).settle_fallbacks(fallbacks, place)
         self._tell_facts(pipeline)
 
-    def _left(self, pipeline: ReliableStreamPipeline, leaving: Sequence[Leaving], place: Place | None) -> None:
-        pipeline.left(leaving, place)
-        self._tell_facts(pipeline)
-
-    def _tell_facts(self, pipeline: ReliableStreamPipeline) -> None:
-        """Tell the hooks what the disk decided: the stream itself may have nothing more to do, and so no turn."""
-        for fact in pipeline.take_facts():
+    def _tell_facts(self, pipeline: StreamPipeline) -> None:
+        """Give the hooks the facts that the disk decided: the stream may have nothing more to do, and so no turn."""
+        for fact in pipeline.ledger.take_facts():
             self._tell(fact)
 
     def _ended(self, number: int, result: RecordResult) -> None:
-        """Hear of the result of a record that was written ahead."""
+        """Confirm or release a written record in the spool, by its result."""
         if result.successful:
             self._confirmed.append(number)
         else:
@@ -222,18 +218,18 @@ class Keeping:
         with contextlib.suppress(SpoolError):
             self.spool.release([number])
 
-    def _send(self, pipeline: ReliableStreamPipeline, leaving: Sequence[Leaving], choice: int) -> None:
-        """Store what is leaving in its first, second ... place; what no place took has failed."""
-        by_place: dict[Place | None, list[Leaving]] = {}
-        for each in leaving:
-            by_place.setdefault(each.places[choice] if choice < len(each.places) else None, []).append(each)
+    def _send(self, pipeline: StreamPipeline, fallbacks: Sequence[PendingFallback], choice: int) -> None:
+        """Store failed records in their first, second ... destination; those that no store took have failed."""
+        by_place: dict[Place | None, list[PendingFallback]] = {}
+        for each in fallbacks:
+            by_place.setdefault(each.destinations[choice] if choice < len(each.destinations) else None, []).append(each)
         for place, group in by_place.items():
             if place is None:
-                self._left(pipeline, group, None)
+                self._settle(pipeline, group, None)
             else:
                 self._store(pipeline, group, choice, place)
 
-    def _store(self, pipeline: ReliableStreamPipeline, group: list[Leaving], choice: int, place: Place) -> None:
+    def _store(self, pipeline: StreamPipeline, group: list[PendingFallback], choice: int, place: Place) -> None:
         try:
             stored = self._spool_nowait(pipeline, group) if place == "spooled" else self._bury_nowait(pipeline, group)
         except SpoolError as error:
@@ -246,31 +242,31 @@ class Keeping:
             failed = stored.exception() is not None
             taken = [each for index, each in enumerate(group) if not failed and index not in refused]
             self._send(pipeline, [each for index, each in enumerate(group) if failed or index in refused], choice + 1)
-            self._left(pipeline, taken, place)
+            self._settle(pipeline, taken, place)
 
-        self._when(stored, answered, lambda: self._left(pipeline, group, None))
+        self._when(stored, answered, lambda: self._settle(pipeline, group, None))
 
-    def _spool_nowait(self, pipeline: ReliableStreamPipeline, group: list[Leaving]) -> "Future[Any]":
+    def _spool_nowait(self, pipeline: StreamPipeline, group: list[PendingFallback]) -> "Future[Any]":
         assert self.spool is not None  # noqa: S101 - the rules name no place that is not there
         wall_offset = self._wall_offset()
-        records = [as_spooled(pipeline.stream, each.moving, wall_offset=wall_offset) for each in group]
+        records = [as_spooled(pipeline.stream, each.detached, wall_offset=wall_offset) for each in group]
         return self.spool.spool.append_nowait(records, claim=False)
 
-    def _bury_nowait(self, pipeline: ReliableStreamPipeline, group: list[Leaving]) -> "Future[Any]":
+    def _bury_nowait(self, pipeline: StreamPipeline, group: list[PendingFallback]) -> "Future[Any]":
         letters = [self._letter(pipeline.stream, each) for each in group]
         if self._box is not None:
             return self._box.send_nowait(letters)
         assert self.queue is not None  # noqa: S101 - as above
         return self.queue.bury_nowait(letters)
 
-    def _letter(self, stream: str, leaving: Leaving) -> DeadLetter:
+    def _letter(self, stream: str, fallback: PendingFallback) -> DeadLetter:
         wall_offset = self._wall_offset()
         return dead_letter_of(
-            as_spooled(stream, leaving.moving, wall_offset=wall_offset),
+            as_spooled(stream, fallback.detached, wall_offset=wall_offset),
             id=letter_id(self._wall_clock(), os.urandom(8)),
-            reason=leaving.reason,
+            reason=fallback.reason,
             producer_version=self._version,
-            result=as_result(leaving),
+            result=as_result(fallback),
             wall_offset=wall_offset,
         )
 
@@ -298,8 +294,8 @@ class Keeping:
 
     # Back from the disk
 
-    def _put_back(self, origin: Origin) -> PutBack:
-        return PutBack(origin, pipeline=self._pipeline, wake=self._wake, clock=self._clock)
+    def _put_back(self, origin: Origin) -> ReplayPut:
+        return ReplayPut(origin, pipeline=self._pipeline, wake=self._wake, clock=self._clock)
 
     async def _replay(self) -> None:
         assert self.spool is not None  # noqa: S101 - started only with both
@@ -364,6 +360,12 @@ class Keeping:
         fact = DeadLetterAlarm(escalation.change is AlarmChange.RAISED, escalation.depth, escalation.threshold)
         if self.spool is not None:
             self.spool.mailbox.post(partial(self._tell, fact))
+
+
+def _ledger(pipeline: StreamPipeline) -> DurableLedger:
+    ledger = pipeline.ledger
+    assert isinstance(ledger, DurableLedger)  # noqa: S101 - every stream of a producer with a durable store has one
+    return ledger
 
 
 def _file_options(config: Config, *, has_sink: bool) -> SpoolOptions | None:
