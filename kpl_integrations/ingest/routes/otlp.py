@@ -20,9 +20,9 @@ from kpl_integrations.ingest.admission.account import TenantAccount
 from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
 from kpl_integrations.ingest.admission.admission import ADMISSION, Refusal, Refused
 from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_records
+from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
-from kpl_integrations.ingest.decoding.partition_keys import random_partition_key
 from kpl_integrations.ingest.http.body import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.header_fields import header_fields
 from kpl_integrations.ingest.http.request_options import ACK_HEADER, request_options
