@@ -49,8 +49,8 @@ from kpl_integrations.ingest.stats.metrics import GatewayMetrics
 from kpl_integrations.ingest.stats.totals import Alone, Whole
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
-from kpl_integrations.ingest.tenants.admin_key import AdminKey
-from kpl_integrations.ingest.tenants.reload_trouble import ReloadTrouble
+from kpl_integrations.ingest.tenants.credentials import AdminKey
+from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.membership import Membership
 from kpl_integrations.ingest.workers.seat import Seat
 
@@ -202,7 +202,7 @@ class IngestGateway:
         self._closing_scope.cancel()
 
     async def _reload(self) -> None:
-        trouble = ReloadTrouble()
+        failures = ReloadFailureLog()
         while True:
             await anyio.sleep(self.settings.reload_seconds)
             try:
@@ -210,9 +210,9 @@ class IngestGateway:
                 if await anyio.to_thread.run_sync(self.directory.reload_if_changed):
                     _log.info("the tenants were read anew: %d", sum(1 for _ in self.directory.tenants()))
             except Exception as error:  # noqa: BLE001 - an application's directory may raise anything
-                trouble.failed(error, anyio.current_time())
+                failures.failed(error, anyio.current_time())
             else:
-                trouble.worked(anyio.current_time())
+                failures.succeeded(anyio.current_time())
 
     def _told(self, fact: Any) -> None:  # noqa: ANN401 - any fact; only the intake looks
         if self._entered:

@@ -13,7 +13,7 @@ from kpl_integrations.ingest.http.tally import Tally
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
-from kpl_integrations.ingest.tenants.admin_key import AdminKey
+from kpl_integrations.ingest.tenants.credentials import AdminKey
 
 __all__ = ["OpenGateway"]
 
