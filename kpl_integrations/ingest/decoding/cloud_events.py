@@ -61,7 +61,7 @@ class CloudEvent(msgspec.Struct, gc=False):
     source: _Attribute
     type: _Attribute
     partitionkey: Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1, "maxLength": 256})] | None = None
-    data: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     data_base64: str | None = None
 
 

@@ -75,7 +75,7 @@ class WireRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             description="A string's UTF-8 bytes; of anything else, its JSON text.",
             extra_json_schema={"not": {"type": "null"}},
         ),
-    ] = msgspec.Raw()
+    ] = msgspec.field(default_factory=msgspec.Raw)
     data_base64: Annotated[str, msgspec.Meta(extra_json_schema={"contentEncoding": "base64"})] | None = None
     explicit_hash_key: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": HASH_KEY_PATTERN})] | None = None
 

@@ -183,7 +183,10 @@ def parse_tenants(
         None if content.unknown is None else _tenant(UNKNOWN_TENANT.id, content.unknown, content.otlp, default_ack)
     )
     if not digests and not access_keys and unknown is None:
-        message = "no client could authenticate: no tenant has api_keys or sigv4, and there is no [unknown]; run `kpl keys new`"
+        message = (
+            "no client could authenticate: no tenant has api_keys or sigv4, and there is no [unknown]; "
+            "run `kpl keys new`"
+        )
         raise ConfigError(message)
     return TenantTable(
         tenants, unknown=unknown, api_keys=ApiKeys(digests), access_keys=access_keys, secret_files=tuple(files)
