@@ -24,6 +24,7 @@ import anyio
 import msgspec
 
 from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerReport
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.protocol import HEALTH_KEY, STATE_KEY, ASGIApp, Message, Receive, Scope, Send
@@ -39,8 +40,7 @@ UserLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | N
 
 # Below the usual 30 seconds of uvicorn and Kubernetes, so that the report is still logged.
 DEFAULT_CLOSE_SECONDS: Final = 25.0
-_FIRST_PAUSE_SECONDS: Final = 0.2
-_MAX_PAUSE_SECONDS: Final = 3.0
+_BACKOFF: Final = ExponentialBackoff(base_seconds=0.2, cap_seconds=3.0)
 _LIFESPAN_ENDS: Final = frozenset({"lifespan.shutdown.complete", "lifespan.shutdown.failed", "lifespan.startup.failed"})
 _TWO_PRODUCERS: Final = (
     f"the inner lifespan yields {STATE_KEY!r} too, so requests would get one of two producers; one producer serves "
@@ -285,7 +285,7 @@ async def _check_streams(
     """
     deadline = clock() + patience_seconds
     for stream in streams:
-        pause = _FIRST_PAUSE_SECONDS
+        failures = 0
         while (problem := await _problem_with(transport, stream)) is not None:
             left = deadline - clock()
             if left <= 0:
@@ -295,8 +295,8 @@ async def _check_streams(
                     f"and credentials (startup='lazy' skips this check)"
                 )
                 raise StartupFailed(message)
-            await anyio.sleep(min(pause, left))
-            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+            failures += 1
+            await anyio.sleep(min(_BACKOFF.longest_seconds(failures), left))
 
 
 async def _problem_with(transport: KinesisTransport, stream: str) -> str | None:

@@ -8,8 +8,8 @@ import anyio
 
 from kpl_core import ConfigError, CoordinationOptions
 from kpl_core.coordination import StoreFailed
-from kpl_core.coordination.coordinator import Coordinator
-from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.stores import open_store
+from kpl_core.coordination.worker import Coordinator
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import note, print_json
 
@@ -65,7 +65,7 @@ class CoordinateCommand:
             interval_seconds=self._options.interval_seconds,
             max_workers=self._options.max_workers,
             staleness_seconds=self._options.staleness_seconds,
-            complain=lambda _, sentence: note(sentence),
+            on_problem=lambda _, sentence: note(sentence),
         )
         try:
             if self._once:

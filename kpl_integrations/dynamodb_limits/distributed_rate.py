@@ -23,7 +23,7 @@ import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.scaled_limits import (
+from kpl_core.coordination.proportional import (
     WHOLE,
     Consumption,
     ConsumptionSummary,

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, Exported, LetterReader, purge
+from kpl_core.durability.dead_letters import DeadLetterQueue, ExportReport, LetterReader, purge
 from kpl_core.durability.spool import LetterFilter, Spool, SpooledRecord, SpoolOptions
 from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
@@ -274,7 +274,7 @@ def test_an_interrupted_export_leaves_no_file(
 
     def interrupted_export(
         reader: LetterReader, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], object]
-    ) -> Exported:
+    ) -> ExportReport:
         return export(reader, wanted, destination, on_progress=interrupted(on_progress))
 
     monkeypatch.setattr(LetterReader, "export", interrupted_export)

@@ -1,4 +1,4 @@
-"""The tutorial, followed to the letter: its files written, its server started, its requests sent, its tests run."""
+"""The tutorial works: the test writes its files, starts its server, sends its requests and runs its tests."""
 
 import os
 import re
@@ -23,7 +23,7 @@ PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the tutorial's files; blocks of one title follow one another in one file."""
+    """Return a folder with the tutorial's files; blocks with the same title are appended to one file."""
     for title, code in re.findall(r"^```python title=\"(.+?)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         with (tmp_path / title).open("a", encoding="utf-8") as file:
             file.write(f"{code}\n\n")
@@ -63,7 +63,7 @@ def _wait_until_listening(port: int, server: subprocess.Popen[str]) -> None:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         assert server.poll() is None, server.communicate()[0]
-        time.sleep(0.1)  # another process starts; it has no event for us
+        time.sleep(0.1)  # another process starts and gives no event
     pytest.fail("uvicorn did not listen within 30 s")
 
 
@@ -81,7 +81,7 @@ def _serve(app: str, folder: Path, environment: dict[str, str], port: int) -> su
 
 
 @pytest.mark.long
-def test_the_service_takes_orders_and_accounts_for_them(
+def test_the_service_accepts_orders_and_reports_them(
     folder: Path, environment: dict[str, str], kinesis: ThreadedLocalKinesis
 ) -> None:
     port = free_port()
@@ -99,7 +99,7 @@ def test_the_service_takes_orders_and_accounts_for_them(
 
 
 @pytest.mark.long
-def test_the_other_service_answers_when_it_is_stored(folder: Path, environment: dict[str, str]) -> None:
+def test_the_other_service_answers_when_the_order_is_stored(folder: Path, environment: dict[str, str]) -> None:
     port = free_port()
     server = _serve("stored:app", folder, environment, port)
     try:
