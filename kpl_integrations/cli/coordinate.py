@@ -1,8 +1,8 @@
 """`kpl coordinate`: computes the summary for a fleet of producers in a separate process."""
 
 import sys
-from functools import partial
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import anyio
 
@@ -19,31 +19,18 @@ __all__ = ["CoordinateCommand"]
 _PAUSE_SHARE: Final = 0.4
 
 
+@dataclass
 class CoordinateCommand:
     """Computes summaries until SIGINT or SIGTERM, or once."""
 
-    def __init__(
-        self,
-        store: str,
-        *,
-        policy: str,
-        interval_seconds: float,
-        staleness_seconds: float,
-        max_workers: int,
-        once: bool,
-        as_json: bool,
-    ) -> None:
-        self._create_options = partial(
-            CoordinationOptions,
-            store=store,
-            policy=policy,  # type: ignore[arg-type]
-            interval_seconds=interval_seconds,
-            staleness_seconds=staleness_seconds,
-            max_workers=max_workers,
-        )
-        self._once = once
-        self._as_json = as_json
-        self._printed: object = None
+    store: str
+    policy: Any  # CoordinationOptions validates it
+    interval_seconds: float
+    staleness_seconds: float
+    max_workers: int
+    once: bool
+    as_json: bool
+    _printed: object = field(init=False, default=None)
 
     async def run(self) -> ExitCode:
         """Compute; the status is 0 after a signal, and 3 if the first round fails.
@@ -52,23 +39,29 @@ class CoordinateCommand:
             CommandFailure: an option or the store's URL is wrong, or the store cannot be used.
         """
         try:
-            self._options = self._create_options()
-            _require_shared_store(self._options.store)
-            store = await open_store(self._options.store)
+            self._options = CoordinationOptions(
+                store=self.store,
+                policy=self.policy,
+                interval_seconds=self.interval_seconds,
+                staleness_seconds=self.staleness_seconds,
+                max_workers=self.max_workers,
+            )
+            _require_shared_store(self.store)
+            store = await open_store(self.store)
         except ConfigError as error:
             lacks_package = isinstance(error.__cause__, ImportError)
             status = ExitCode.UNUSABLE if lacks_package else ExitCode.WRONG_USAGE
             raise CommandFailure(str(error), exit_code=status) from error
         coordinator = Coordinator(
             store,
-            policy=self._options.policy,
-            interval_seconds=self._options.interval_seconds,
-            max_workers=self._options.max_workers,
-            staleness_seconds=self._options.staleness_seconds,
+            policy=self.policy,
+            interval_seconds=self.interval_seconds,
+            max_workers=self.max_workers,
+            staleness_seconds=self.staleness_seconds,
             on_problem=lambda _, sentence: note(sentence),
         )
         try:
-            if self._once:
+            if self.once:
                 await self._round(coordinator)
                 return ExitCode.DONE
             await until_signal(lambda: self._rounds(coordinator))
@@ -83,7 +76,7 @@ class CoordinateCommand:
         await self._round(coordinator)
         is_ok = True
         while True:
-            await anyio.sleep(_PAUSE_SHARE * self._options.interval_seconds)
+            await anyio.sleep(_PAUSE_SHARE * self.interval_seconds)
             try:
                 await self._round(coordinator)
                 is_ok = True
@@ -94,10 +87,10 @@ class CoordinateCommand:
 
     async def _round(self, coordinator: Coordinator) -> None:
         workers, outcome = await coordinator.compute_once()
-        if (workers, outcome) == self._printed and not self._once:
+        if (workers, outcome) == self._printed and not self.once:
             return
         self._printed = (workers, outcome)
-        if self._as_json:
+        if self.as_json:
             print_json({"workers": workers, "outcome": outcome})
             return
         result = "summary written" if outcome == "computed" else "another process computes"

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from math import exp, log
 from signal import Signals
 from typing import Any, Final, Protocol
@@ -65,17 +66,19 @@ _Put = tuple[_Load, ProducerReport]
 OpenGateway = Callable[[Connection, RequestTotals], AbstractAsyncContextManager[_Gateway]]
 
 
+@dataclass
 class DemoCommand:
     """One run of the command."""
 
-    def __init__(
-        self, *, count: int, shards: int, seed: int, split: bool, open_gateway: OpenGateway | None, as_json: bool
-    ) -> None:
-        self._records = DemoRecords(count, seed=seed)
-        self._shards = shards
-        self._split = split
-        self._open_gateway = open_gateway
-        self._as_json = as_json
+    count: int
+    shards: int
+    seed: int
+    split: bool
+    open_gateway: OpenGateway | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        self._records = DemoRecords(self.count, seed=self.seed)
         self._inventory = Inventory(self._records)
         self._hook = RequestTotals()
 
@@ -89,20 +92,20 @@ class DemoCommand:
         return outcome
 
     async def _journey(self) -> ExitCode:
-        async with local_kinesis({_STREAM: self._shards}) as server:
+        async with local_kinesis({_STREAM: self.shards}) as server:
             connection = Connection.to_own_server(_STREAM, endpoint_url=server.endpoint_url)
             with progress() as bars:
                 started_at = time.monotonic()
-                if self._open_gateway is None:
+                if self.open_gateway is None:
                     load, report = await self._put_directly(connection, bars)
                 else:
-                    load, report = await self._put_through(self._open_gateway(connection, self._hook), connection, bars)
+                    load, report = await self._put_through(self.open_gateway(connection, self._hook), connection, bars)
                 put_seconds = time.monotonic() - started_at
                 reader, read_seconds = await self._read_all(connection, bars)
         figures = self._figures(load, report, reader, put_seconds=put_seconds, read_seconds=read_seconds)
-        print_figures(figures, as_json=self._as_json)
+        print_figures(figures, as_json=self.as_json)
         is_lossless = self._inventory.lost == 0 and self._inventory.altered == 0
-        if not self._as_json:
+        if not self.as_json:
             self._conclude(is_lossless=is_lossless)
         return ExitCode.DONE if is_lossless else ExitCode.NOT_ALL_ARRIVED
 
@@ -111,7 +114,7 @@ class DemoCommand:
     ) -> _Put:
         async with connection.client() as client:
             async with opening as gateway:
-                load = gateway.load(self._records, _STREAM, shards=self._shards)
+                load = gateway.load(self._records, _STREAM, shards=self.shards)
                 await self._run(load, gateway.producer, client, bars)
             report = gateway.producer.report()
         return load, report
@@ -119,7 +122,7 @@ class DemoCommand:
     async def _put_directly(self, connection: Connection, bars: Progress) -> _Put:
         producer = Producer(connection.producer_config(), session=connection.session, hooks=[self._hook])
         async with connection.client() as client, producer:
-            load = DirectLoad(self._records, producer, _STREAM, self._hook, shards=self._shards)
+            load = DirectLoad(self._records, producer, _STREAM, self._hook, shards=self.shards)
             await self._run(load, producer, client, bars)
             report = await producer.close()
         return load, report
@@ -133,7 +136,7 @@ class DemoCommand:
         bars.update(shown, completed=producer.report().delivered)
 
     async def _split_first_shard(self, client: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
-        if not self._split:
+        if not self.split:
             return
         listed = await client.list_shards(StreamName=_STREAM, MaxResults=1)
         shard = listed["Shards"][0]
@@ -168,11 +171,11 @@ class DemoCommand:
         retried = max(0, hook.user_records - report.accepted)
         p50, p99 = (1000 * percentile(load.seconds_to_ack, share) for share in (0.5, 0.99))
         per_second = load.put_count / put_seconds
-        now_open = self._shards + 1 if self._split else self._shards
+        now_open = self.shards + 1 if self.split else self.shards
         return [
             Figure("records", load.put_count, f"{load.put_count:,}", f"{per_second:,.0f} a second"),
             Figure("bytes", load.put_bytes, f"{load.put_bytes:,}", "of data"),
-            Figure("shards", now_open, f"{now_open}", "one was split in the middle" if self._split else ""),
+            Figure("shards", now_open, f"{now_open}", "one was split in the middle" if self.split else ""),
             Figure(
                 "aggregation_ratio",
                 round(hook.aggregation_ratio, 1),

@@ -4,6 +4,7 @@ Limits are those of the Kinesis Data Streams developer guide, "Quotas and limits
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
@@ -54,15 +55,15 @@ class Check(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+@dataclass
 class DoctorCommand:
     """One run of the command."""
 
-    def __init__(self, stream: str, *, endpoint_url: str | None, region: str | None, as_json: bool) -> None:
-        self._stream = stream
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._as_json = as_json
-        self._checks: list[Check] = []
+    stream: str
+    endpoint_url: str | None
+    region: str | None
+    as_json: bool
+    _checks: list[Check] = field(init=False, default_factory=list)
 
     async def run(self) -> ExitCode:
         """Run all checks; the status is 3 if one failed."""
@@ -71,8 +72,8 @@ class DoctorCommand:
         known = {check.name: check for check in self._checks}
         checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
         is_ok = all(check.status != "failed" for check in checks)
-        if self._as_json:
-            document = {"ok": is_ok, "stream": self._stream, "checks": checks}
+        if self.as_json:
+            document = {"ok": is_ok, "stream": self.stream, "checks": checks}
             print_json(document)
         else:
             self._print(checks)
@@ -101,7 +102,7 @@ class DoctorCommand:
             return None
 
     async def _connection(self) -> Connection:
-        found = await Connection.resolved(self._stream, region=self._region, endpoint_url=self._endpoint_url)
+        found = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
         self._checks.append(Check("configuration", "ok", found.place))
         return found
 

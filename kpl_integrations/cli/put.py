@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,27 +35,19 @@ _AFTER_FAILURE_SECONDS: Final = 20.0
 _SHARD_MAP_SECONDS: Final = 1.0
 
 
+@dataclass
 class PutCommand:
     """One run of the command."""
 
-    def __init__(
-        self,
-        stream: str,
-        file: Path,
-        read_line: ReadLine,
-        *,
-        skip: int,
-        endpoint_url: str | None,
-        region: str | None,
-        as_json: bool,
-    ) -> None:
-        self._stream = stream
-        self._file = file
-        self._read_line = read_line
-        self._skip = skip
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._as_json = as_json
+    stream: str
+    file: Path
+    read_line: ReadLine
+    skip: int
+    endpoint_url: str | None
+    region: str | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
         self._confirmed = ConfirmedLines()
         self._totals = RequestTotals()
         self._bytes_put = 0
@@ -65,11 +58,11 @@ class PutCommand:
 
     async def run(self) -> ExitCode:
         """Put all lines, or as many as possible; print the summary."""
-        with InputLines.opened(self._file) as lines:
-            connection = await Connection.resolved(self._stream, region=self._region, endpoint_url=self._endpoint_url)
+        with InputLines.opened(self.file) as lines:
+            connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
             await connection.require_stream()
             if lines.is_terminal:
-                note(f"type lines to put into {self._stream}; press Ctrl-D at the end")
+                note(f"type lines to put into {self.stream}; press Ctrl-D at the end")
             started_at = time.monotonic()
             config = connection.producer_config(record_ttl_ms=_TTL_MS, max_outstanding_bytes=_OUTSTANDING_BYTES)
             producer = Producer(config, session=connection.session, hooks=[self._totals])
@@ -133,9 +126,9 @@ class PutCommand:
                         number += 1
                         await self._put_line(line, number, begins_at, producer)
                         begins_at += len(line)
-            if number < self._skip:
+            if number < self.skip:
                 message = (
-                    f"--skip is {self._skip:,} and {lines.name} has {number:,} lines; check that it is the same input"
+                    f"--skip is {self.skip:,} and {lines.name} has {number:,} lines; check that it is the same input"
                 )
                 self._skip_too_large = CommandFailure(message, exit_code=ExitCode.BAD_INPUT)
         except InvalidUserRecord as error:
@@ -146,12 +139,12 @@ class PutCommand:
 
     async def _put_line(self, line: bytes, number: int, begins_at: int, producer: Producer) -> None:
         content = line.removesuffix(b"\n").removesuffix(b"\r")
-        if number <= self._skip or not content or content.isspace():
+        if number <= self.skip or not content or content.isspace():
             self._confirmed.skip(number, begins_at, len(line))
             return
-        record = self._read_line(content, number)
+        record = self.read_line(content, number)
         delivery = await producer.put(
-            self._stream,
+            self.stream,
             partition_key=record.partition_key,
             data=record.data,
             explicit_hash_key=record.explicit_hash_key,
@@ -182,7 +175,7 @@ class PutCommand:
             Figure("throttled", totals.throttled_records, f"{totals.throttled_records:,}", "Kinesis records"),
             Figure("seconds", round(seconds, 3), f"{seconds:,.1f}"),
         ]
-        print_figures(figures, as_json=self._as_json)
+        print_figures(figures, as_json=self.as_json)
 
     def _outcome(self, report: ProducerReport) -> ExitCode:
         """Print the failure, if any, with the option to continue with; return the exit status."""

@@ -10,6 +10,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -35,27 +36,21 @@ _RECORDS_PER_READ: Final = 1_000
 Start = Literal["LATEST", "TRIM_HORIZON"]
 
 
+@dataclass
 class TailCommand:
     """One run of the command."""
 
-    def __init__(
-        self,
-        stream: str,
-        *,
-        endpoint_url: str | None,
-        region: str | None,
-        from_start: bool,
-        follow: bool,
-        limit: int | None,
-        as_json: bool,
-    ) -> None:
-        self._stream = stream
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._from_start = from_start
-        self._follow = follow
-        self._left = limit
-        self._console: Console | None = None if as_json else results()
+    stream: str
+    endpoint_url: str | None
+    region: str | None
+    from_start: bool
+    follow: bool
+    limit: int | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        self._left = self.limit
+        self._console: Console | None = None if self.as_json else results()
 
     async def run(self) -> ExitCode:
         """Read until Ctrl-C, the limit, or the end of the stream without --follow; each of them is status 0."""
@@ -63,15 +58,15 @@ class TailCommand:
         return ExitCode.DONE
 
     async def _read(self) -> ExitCode:
-        connection = await Connection.resolved(self._stream, region=self._region, endpoint_url=self._endpoint_url)
+        connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
         await connection.require_stream()
         async with connection.client() as client:
             reader = StreamReader(
                 client,
                 connection.stream_argument,
                 self._take,
-                start="TRIM_HORIZON" if self._from_start else "LATEST",
-                follow=self._follow,
+                start="TRIM_HORIZON" if self.from_start else "LATEST",
+                follow=self.follow,
             )
             try:
                 await reader.run(started=lambda: self._note_start(connection))
@@ -85,8 +80,8 @@ class TailCommand:
 
     def _note_start(self, connection: Connection) -> None:
         """Print that reading has started: an idle stream shows nothing, and a program may wait for this line."""
-        if self._follow:
-            note(f"reading {self._stream} from {connection.place}; press Ctrl-C to stop")
+        if self.follow:
+            note(f"reading {self.stream} from {connection.place}; press Ctrl-C to stop")
 
     def _take(self, records: Sequence["ReadRecord"]) -> bool:
         if self._left is not None:

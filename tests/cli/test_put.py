@@ -133,11 +133,11 @@ def test_a_line_larger_than_any_record_is_reported(stream, kpl, tmp_path):
 def test_a_rejected_record_ends_the_run_with_the_option_to_continue(stream, kpl, tmp_path, monkeypatch):
     monkeypatch.setattr(put, "_SHARD_MAP_SECONDS", 0.0)
     (tmp_path / "lines").write_text("".join(f"line {number}\n" for number in range(1, 101)))
-    meets = When(stream=stream.name, record=lambda _, data: data == b"line 41")
+    matching = When(stream=stream.name, record=lambda _, data: data == b"line 41")
     # Without a shard map a Kinesis record has one user record, so only line 41 fails.
     no_shards = When(stream=stream.name, operation="ListShards")
     with (
-        stream.fault(RecordError("KMSAccessDeniedException", "no key"), meets),
+        stream.fault(RecordError("KMSAccessDeniedException", "no key"), matching),
         stream.fault(ErrorAnswer("AccessDeniedException"), no_shards),
     ):
         outcome = kpl("put", *stream.address, tmp_path / "lines")
@@ -185,9 +185,9 @@ def test_ctrl_c_delivers_the_read_lines_and_prints_the_option_to_continue(stream
 
 
 def test_a_second_signal_stops_it_immediately(stream):
-    meets = When(stream=stream.name, operation="PutRecords")
+    matching = When(stream=stream.name, operation="PutRecords")
     unavailable = ErrorAnswer("ServiceUnavailable")
-    with stream.fault(unavailable, meets) as fault, started("put", *stream.address, "--json") as running:
+    with stream.fault(unavailable, matching) as fault, started("put", *stream.address, "--json") as running:
         running.stdin.write("one\n")
         running.stdin.flush()
         while not fault.fired:

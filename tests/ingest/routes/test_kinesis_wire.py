@@ -23,7 +23,7 @@ from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal
 from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
 from kpl_integrations.ingest.streams.upstream import UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
-from kpl_integrations.kinesis_protocol import RequestRefused
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 
 SECRET = "a-secret-of-the-tenant"

@@ -12,7 +12,8 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kpl_integrations.ingest.streams.upstream import AiobotocoreUpstream
-from kpl_integrations.kinesis_protocol import JsonWire, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
+from kpl_integrations.kinesis_protocol.wire import JsonWire
 from tests.virtual_time import Backend
 
 
