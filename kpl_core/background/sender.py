@@ -23,6 +23,9 @@ from importlib import import_module
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
+import msgspec
+
+from kpl_core.background.process_end import watch_uvicorn
 from kpl_core.errors import WrongEventLoop
 from kpl_core.options.config import Config
 from kpl_core.producer.producer import Producer
@@ -173,6 +176,8 @@ class BackgroundSender:
             RuntimeError: the interpreter finalizes and starts no threads.
             OSError: the process has no file descriptor left for the loop's selector.
         """
+        # It may have been imported since the owner was made.
+        watch_uvicorn()
         loop = self._loop = ExitSafeLoop(self.own_threads)
         try:
             self._thread.start()
@@ -361,10 +366,16 @@ class BackgroundSender:
         if source in self._sources:
             self._sources.remove(source)
 
+    async def opened(self) -> Producer:
+        """Return the producer, once it is open."""
+        await self._opened.wait()
+        assert self.producer is not None  # noqa: S101 - open
+        return self.producer
+
     async def put_queued(self, timeout: float | None) -> bool:
         """Put everything that is queued now; return False if `timeout` seconds were not enough."""
         deadline = math.inf if timeout is None else monotonic() + timeout
-        assert self.producer is not None  # noqa: S101 - the loop runs coroutines only after the producer is open
+        producer = await self.opened()
         are_drained = [source.watch_drained() for source in self._sources]
         self._drain()
         while not all(is_drained() for is_drained in are_drained):
@@ -372,19 +383,18 @@ class BackgroundSender:
             if left <= 0:
                 return False
             # What the producer has batched leaves now, which makes room.
-            await self.producer.flush(min(left, _LOOK_SECONDS))
+            await producer.flush(min(left, _LOOK_SECONDS))
             await asyncio.sleep(0)
             self._drain()
         return True
 
     async def flush_in_loop(self, timeout: float | None) -> ProducerReport:
         """Wait up to `timeout` seconds (None: forever) until everything queued before has its result."""
-        # A flush may come while the producer still opens.
-        await self._opened.wait()
-        assert self.producer is not None  # noqa: S101 - open
+        producer = await self.opened()
         deadline = math.inf if timeout is None else monotonic() + timeout
-        await self.put_queued(timeout)
-        return await self.producer.flush(None if timeout is None else max(0.0, deadline - monotonic()))
+        is_put = await self.put_queued(timeout)
+        report = await producer.flush(None if timeout is None else max(0.0, deadline - monotonic()))
+        return msgspec.structs.replace(report, complete=report.complete and is_put)
 
     def _run(self) -> None:
         loop = self._loop

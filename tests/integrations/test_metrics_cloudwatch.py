@@ -14,7 +14,7 @@ from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics, emf_lines
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
 from kpl_integrations.metrics.kpl_names import KPL_METRICS
 from kpl_integrations.metrics.statistic_set import StatisticSet
-from tests.frameworks.black_hole import refusing
+from tests.programs.black_hole import refusing
 
 # The table of the KPL's metrics.md: name, level, unit, finest place.
 KPL_TABLE = """
