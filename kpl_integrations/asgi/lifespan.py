@@ -19,11 +19,11 @@ import anyio
 import msgspec
 
 from kpl_core import Config, ConfigError, Hook, Producer, ProducerReport
+from kpl_core.background.process_end import begin_last_flushes
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.connection_state import HEALTH_KEY, STATE_KEY
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.startup import Startup, check_streams
-from kpl_core.background.process_end import begin_last_flushes
 
 __all__ = ["KinesisLifespan", "LifespanOptions", "TransportFactory"]
 

@@ -10,7 +10,7 @@ shuts down providers that it is given. So it is told not to configure, and this 
 import importlib.util
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
@@ -56,6 +56,7 @@ class KinesisTelemetry(ProcessListener):
         self.meter_provider = MeterProvider([PeriodicExportingMetricReader(metrics)], resource=resource)
         # How many were lost when a flush last reported it.
         self._reported_losses = self._losses()
+        _open.add(self)
         listen(self)
 
     def for_fastapi(self) -> "TelemetryConfig":
@@ -104,6 +105,7 @@ class KinesisTelemetry(ProcessListener):
 
     def shutdown(self) -> None:
         """Deliver what is there, each signal within its shutdown timeout. Before that, an export may wait for room."""
+        _open.discard(self)
         self.tracer_provider.shutdown()
         self.logger_provider.shutdown()
         self.meter_provider.shutdown()
@@ -111,6 +113,10 @@ class KinesisTelemetry(ProcessListener):
     def counts(self) -> dict[Signal, ExportCounts]:
         """Return where everything is, by signal."""
         return {signal: exporter.counts() for signal, exporter in self._exporters.items()}
+
+
+# The SDK keeps the providers until the process exits, so an application may keep only a tracer of them.
+_open: Final[set[KinesisTelemetry]] = set()
 
 
 def kinesis_telemetry(

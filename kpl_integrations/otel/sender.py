@@ -149,7 +149,7 @@ class TelemetrySender:
     # From any thread
 
     def offer(self, shipment: Shipment, *, deadline: float) -> bool:
-        """Take a shipment once there is room, up to the monotonic instant `deadline`; return False if there was none."""
+        """Take a shipment once there is room, by the monotonic instant `deadline`; return False if there was none."""
         size = shipment.size_bytes
         with self._changed:
             if not self._has_room(size):

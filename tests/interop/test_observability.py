@@ -31,10 +31,10 @@ from kpl_integrations.metrics.sources import (
 )
 from kpl_integrations.metrics.translation import Sample
 from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
-from tests.programs.running_program import wait_until
 from tests.integrations.test_metrics_cloudwatch import EXPIRED, finished, request
 from tests.interop.emulators import Emulator
 from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
+from tests.programs.running_program import wait_until
 
 NO_PROMETHEUS = "no `prometheus` on the PATH, so nothing was scraped (Debian, Ubuntu: apt install prometheus)"
 TENANTS = 10_000
