@@ -1,4 +1,4 @@
-"""A store whose every call waits for the test's permission, so that meetings interleave as the test likes."""
+"""A store whose calls each wait for the test's permission, so that a test can interleave syncs as it likes."""
 
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
@@ -19,18 +19,18 @@ class _Turn:
 
 
 class SteppingStore(MemoryStore):
-    """Suspends before each call; `is_down` makes calls fail."""
+    """Suspends before each call; with `is_down` the calls fail."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self.is_down = False
 
     def remembered(self) -> dict[str, tuple[bytes, str]]:
-        """Return what it holds."""
+        """Return a copy of the contents."""
         return dict(self._objects)
 
     def go_back_to(self, remembered: dict[str, tuple[bytes, str]]) -> None:
-        """Hold what it held before, as a replica does that missed the latest writes and takes over."""
+        """Restore older contents, as after a failover to a stale replica."""
         self._objects = dict(remembered)
 
     async def _turn(self) -> None:
@@ -57,7 +57,7 @@ class SteppingStore(MemoryStore):
 
 
 class SteppedWorker:
-    """One worker whose meeting advances a store call at a time."""
+    """One worker whose sync advances one store call at a time."""
 
     def __init__(self, name: str, store: MemoryStore, clock: Callable[[], float], *, max_workers: int) -> None:
         self.name = name
@@ -86,7 +86,7 @@ class SteppedWorker:
         self.holder.look({RESOURCE: Usage(LIMIT, counted)}, now)
 
     def step(self, *, looks: bool = True) -> bool:
-        """Go on to the next store call; say whether the meeting is over."""
+        """Continue to the next store call; return True when the sync has finished."""
         if self._running is None:
             if looks:
                 self.look()

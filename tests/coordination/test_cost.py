@@ -1,4 +1,4 @@
-"""What coordination costs: calls counted over minutes of a settled fleet, and the table of the page made of them."""
+"""The cost of coordination: calls counted over minutes of a settled fleet, and the table of the documentation."""
 
 import random
 import re
@@ -23,7 +23,7 @@ DYNAMODB_WRITE, DYNAMODB_READ = 0.625e-6, 0.125e-6
 
 
 class Cost(NamedTuple):
-    """For each worker and hour."""
+    """Calls per worker and hour."""
 
     reads: float
     writes: float
@@ -110,7 +110,7 @@ COSTS = {workers: measured(workers) for workers in (4, 20, 100)}
 
 
 def rows() -> dict[int, list[float]]:
-    """The table of the page: by workers, the other cells."""
+    """Return the documented table: the number of workers -> the other cells."""
     found = re.findall(r"^\| (\d+) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return {
         int(workers): [float(cell.strip().removeprefix("$").replace(",", "")) for cell in cells.split("|")]
@@ -119,12 +119,12 @@ def rows() -> dict[int, list[float]]:
 
 
 @pytest.mark.parametrize("workers", COSTS)
-def test_the_page_says_what_was_counted(workers):
+def test_the_documented_table_agrees_with_the_counted_calls(workers):
     cost = COSTS[workers]
     assert rows()[workers] == pytest.approx(list(cost), rel=0.1)
 
 
-def test_calls_grow_with_the_workers_and_not_faster():
-    # For each worker and hour: the same, in a fleet of five times as many.
+def test_the_calls_per_worker_do_not_grow_with_the_fleet():
+    # Per worker and hour: the same in a fleet five times as large.
     assert COSTS[100].reads + COSTS[100].writes <= 1.1 * (COSTS[20].reads + COSTS[20].writes)
     assert COSTS[100].read_by_computing <= 1.3 * COSTS[20].read_by_computing
