@@ -20,9 +20,7 @@ from kpl_core.coordination.store_objects import (
     SummaryPart,
     UnreadableObject,
     WorkerReport,
-    decode_part,
-    decode_report,
-    decode_summary,
+    decode,
     encode,
     part_name,
     part_of,
@@ -83,7 +81,7 @@ class LeaseSync:
         reading = await self._store.read(SUMMARY_NAME)
         self.clock_offset = reading.at - wall_clock()
         try:
-            head = None if reading.body is None else decode_summary(reading.body)
+            head = None if reading.body is None else decode(reading.body, Summary)
             part = await self._own_part(head)
         except UnreadableObject as error:
             self._on_problem(error.reason, f"{SUMMARY_NAME}: {error}")
@@ -127,7 +125,7 @@ class LeaseSync:
             return None
         reading = await self._store.read(part_name(head, part_of(self._worker_id, head.part_count)))
         # If the part is gone, a newer head exists and the next sync reads it.
-        return None if reading.body is None else decode_part(reading.body)
+        return None if reading.body is None else decode(reading.body, SummaryPart)
 
     async def _compute(self, head: Summary | None, version: str, *, at: float, clock: Callable[[], float]) -> None:
         self.is_reading_all = True
@@ -201,7 +199,7 @@ def _reports(
     """Yield the reports one by one; append to `gone` the workers that left, or did not report since `oldest`."""
     for name, body in bodies.items():
         try:
-            report = decode_report(body)
+            report = decode(body, WorkerReport)
         except UnreadableObject as error:
             on_problem(error.reason, f"{name}: {error}")
             continue
@@ -218,7 +216,7 @@ async def _with_parts(store: CoordinationStore, head: Summary | None, on_problem
         return head
     listing = await store.read_all(part_prefix(head.generation, head.token))
     try:
-        parts = [decode_part(body) for body in listing.bodies.values()]
+        parts = [decode(body, SummaryPart) for body in listing.bodies.values()]
     except UnreadableObject as error:
         on_problem(error.reason, f"a part of {SUMMARY_NAME}: {error}")
         return None

@@ -75,10 +75,6 @@ class Leaseholder:
         known = self._shares.get(resource)
         return self._newcomer(resource, limit) if known is None else known
 
-    def shares(self) -> dict[str, Pair]:
-        """Return the rates of all known resources."""
-        return dict(self._shares)
-
     def _newcomer(self, resource: str, limit: Pair) -> Pair:
         plan = self._plans.get(resource) if self._is_current else None
         if plan is not None:

@@ -157,10 +157,6 @@ class ScaledLimits:
             initial_limit(aggregate_max=limit[1], worker_max=worker_max[1]),
         )
 
-    def shares(self) -> dict[str, Pair]:
-        """Return the rates of all known resources."""
-        return dict(self._limits)
-
     def _most(self, limit: Pair) -> Pair:
         return limit if self._worker_max is None else self._worker_max
 

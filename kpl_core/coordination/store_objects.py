@@ -12,7 +12,7 @@ of a head makes exactly its own parts current.
 
 import zlib
 from collections.abc import Mapping
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -28,9 +28,7 @@ __all__ = [
     "SummaryPart",
     "UnreadableObject",
     "WorkerReport",
-    "decode_part",
-    "decode_report",
-    "decode_summary",
+    "decode",
     "encode",
     "part_name",
     "part_of",
@@ -111,7 +109,6 @@ class _Version(msgspec.Struct):
 
 
 _encoder: Final = msgspec.json.Encoder()
-_report_decoder: Final = msgspec.json.Decoder(WorkerReport)
 _version_decoder: Final = msgspec.json.Decoder(_Version)
 
 
@@ -120,22 +117,7 @@ def encode(value: msgspec.Struct | Mapping[str, object]) -> bytes:
     return _encoder.encode(value)
 
 
-def decode_report(body: bytes) -> WorkerReport:
-    """Decode a worker's report.
-
-    Raises:
-        UnreadableObject: it is garbage, or has another version.
-    """
-    try:
-        report = _report_decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise unreadable(body, error) from error
-    if report.version != VERSION:
-        raise unreadable(body, None)
-    return report
-
-
-def unreadable(body: bytes, error: Exception | None) -> UnreadableObject:
+def _unreadable(body: bytes, error: Exception | None) -> UnreadableObject:
     """Return why `body` could not be decoded: another version if it says so, else garbage."""
     try:
         version = _version_decoder.decode(body).version
@@ -239,38 +221,26 @@ class SummaryPart(msgspec.Struct, kw_only=True):
         return _plans_decoder.decode(self.raw_resources)
 
 
-_Kind = TypeVar("_Kind", Summary, SummaryPart)
+_Object = TypeVar("_Object", WorkerReport, Summary, SummaryPart)
 
-_summary_decoder: Final = msgspec.json.Decoder(Summary)
-_part_decoder: Final = msgspec.json.Decoder(SummaryPart)
+_decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (WorkerReport, Summary, SummaryPart)
+}
 _plans_decoder: Final = msgspec.json.Decoder(dict[str, ResourcePlan])
 
 
-def decode_summary(body: bytes) -> Summary:
-    """Decode a head.
+def decode(body: bytes, kind: type[_Object]) -> _Object:
+    """Decode an object of the store.
 
     Raises:
         UnreadableObject: it is garbage, or has another version.
     """
-    return _checked(_summary_decoder, body)
-
-
-def decode_part(body: bytes) -> SummaryPart:
-    """Decode a part.
-
-    Raises:
-        UnreadableObject: it is garbage, or has another version.
-    """
-    return _checked(_part_decoder, body)
-
-
-def _checked(decoder: msgspec.json.Decoder[_Kind], body: bytes) -> _Kind:
     try:
-        value = decoder.decode(body)
+        value: _Object = _decoders[kind].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise unreadable(body, error) from error
+        raise _unreadable(body, error) from error
     if value.version != VERSION:
-        raise unreadable(body, None)
+        raise _unreadable(body, None)
     return value
 
 

@@ -22,7 +22,7 @@ from kpl_core.coordination.lease_table import TableRules, is_claimed
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import ProportionalSync, ScaledLimits, sum_up
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
-from kpl_core.coordination.store_objects import Pair, UnreadableObject, decode_summary
+from kpl_core.coordination.store_objects import Pair, Summary, UnreadableObject, decode
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
 from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy, WorkerTier
 
@@ -329,7 +329,7 @@ class Coordinator:
             return summed.active_workers, "computed"
         reading = await self._store.read(SUMMARY_NAME)
         try:
-            head = None if reading.body is None else decode_summary(reading.body)
+            head = None if reading.body is None else decode(reading.body, Summary)
         except UnreadableObject as error:
             if error.reason == "version":
                 message = f"{SUMMARY_NAME}: {error}"

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
-from kpl_core.coordination.store_objects import Claim, WorkerReport, decode_summary, encode
+from kpl_core.coordination.store_objects import Claim, Summary, WorkerReport, decode, encode
 from kpl_core.coordination.stores.file import FileStore
 from tests.cli.kpl_process import started
 
@@ -30,7 +30,7 @@ def test_it_counts_the_workers_and_writes_a_summary(kpl, tmp_path):
         report_of(tmp_path, worker_id)
     outcome = kpl("coordinate", f"file://{tmp_path}", "--once", "--json")
     assert (outcome.status, json.loads(outcome.out)) == (0, {"workers": 2, "outcome": "computed"})
-    summary = decode_summary((tmp_path / SUMMARY_NAME).read_bytes())
+    summary = decode((tmp_path / SUMMARY_NAME).read_bytes(), Summary)
     assert set(summary.members) == {"one", "two"}
     assert summary.dedicated
 

@@ -19,7 +19,7 @@ from kpl_core.coordination.store_objects import (
     Summary,
     UnreadableObject,
     WorkerReport,
-    decode_report,
+    decode,
     encode,
 )
 
@@ -80,10 +80,10 @@ def test_throttling_of_one_worker_lowers_the_limit_of_all():
 )
 def test_a_report_with_numbers_out_of_bounds_is_garbage(ours, theirs):
     body = encode(report("w0", 1, 1_000.0))
-    assert decode_report(body).worker_id == "w0"
+    assert decode(body, WorkerReport).worker_id == "w0"
     assert ours in body
     with pytest.raises(UnreadableObject, match="it cannot be decoded") as unreadable:
-        decode_report(body.replace(ours, theirs, 1))
+        decode(body.replace(ours, theirs, 1), WorkerReport)
     assert unreadable.value.reason == "garbage"
 
 
@@ -177,7 +177,7 @@ def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
 
     name = "worker-7"
     holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=workers))
-    resource = next(iter(decode_report(finished(store.read(f"report-{name}.json")).body).claims))
+    resource = next(iter(decode(finished(store.read(f"report-{name}.json")).body, WorkerReport).claims))
     holder.look({resource: Usage(LIMIT, (0.0, 0.0))}, clock[0])
     meeting = LeaseSync(
         store, holder, RULES, worker_id=name, may_compute=False, on_problem=lambda *_: pytest.fail("complained")

@@ -12,7 +12,7 @@ from kpl_core import CoordinationOptions
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import SUMMARY_NAME
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
-from kpl_core.coordination.store_objects import Pair, decode_summary
+from kpl_core.coordination.store_objects import Pair, Summary, decode
 from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.worker import CoordinationWorker
 from tests.coordination.fights import assert_never_two_winners
@@ -113,7 +113,7 @@ async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
                     await anyio.sleep(0.1)
             tasks.cancel_scope.cancel()
         assert sum(share[0] for share in shares.values()) <= 900.0 * (1 + 1e-9)
-        head = decode_summary((await stores[0].read(SUMMARY_NAME)).body or b"")
+        head = decode((await stores[0].read(SUMMARY_NAME)).body or b"", Summary)
         assert set(head.members) == {"w0", "w1", "w2"}
     finally:
         for each in workers:

@@ -1,6 +1,7 @@
 """Translates errors of botocore into one sentence and a label for metrics; reads the clock of an answer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination.store import StoreFailed
 
-__all__ = ["AWS_ERRORS", "answered_at", "code_of", "store_failed"]
+__all__ = ["AWS_ERRORS", "answered_at", "code_of", "store_errors", "store_failed"]
 
 # aiohttp's own errors: a truncated body.
 AWS_ERRORS: Final = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
@@ -44,6 +45,15 @@ def store_failed(place: str, error: BaseException) -> StoreFailed:
         if code.startswith(beginning):
             return StoreFailed(f"{place}: {code}; {remedy}", reason=reason)
     return StoreFailed(f"{place}: {code}; check its endpoint and the network", reason="down")
+
+
+@contextmanager
+def store_errors(place: str) -> Iterator[None]:
+    """Turn the errors of aiobotocore into `StoreFailed`."""
+    try:
+        yield
+    except AWS_ERRORS as error:
+        raise store_failed(place, error) from error
 
 
 def answered_at(place: str, answer: Mapping[str, Any]) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from uuid import uuid4
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_failed
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
 
 __all__ = ["DynamoDbClient", "DynamoDbStore"]
 
@@ -55,10 +55,8 @@ class DynamoDbStore:
 
     async def read(self, name: str) -> Reading:
         """Return one object: one GetItem."""
-        try:
+        with store_errors(self._place):
             answer = await self._client.get_item(TableName=self._table, Key=self._key(name), ConsistentRead=True)
-        except AWS_ERRORS as error:
-            raise store_failed(self._place, error) from error
         at = self._at = self._answered_at(answer)
         item = answer.get("Item")
         if item is None:
@@ -97,7 +95,7 @@ class DynamoDbStore:
         bodies: dict[str, bytes] = {}
         start: dict[str, Any] = {}
         while True:
-            try:
+            with store_errors(self._place):
                 page = await self._client.query(
                     TableName=self._table,
                     ConsistentRead=True,
@@ -106,8 +104,6 @@ class DynamoDbStore:
                     ExpressionAttributeValues={":group": {"S": self._group}, ":prefix": {"S": prefix}},
                     **start,
                 )
-            except AWS_ERRORS as error:
-                raise store_failed(self._place, error) from error
             for item in page["Items"]:
                 # Objects of another program fail later, where they are decoded and reported.
                 bodies[item["name"]["S"]] = _body_of(item) or b""
@@ -117,10 +113,8 @@ class DynamoDbStore:
 
     async def delete(self, name: str) -> None:
         """Remove an object: one DeleteItem."""
-        try:
+        with store_errors(self._place):
             await self._client.delete_item(TableName=self._table, Key=self._key(name))
-        except AWS_ERRORS as error:
-            raise store_failed(self._place, error) from error
 
     async def aclose(self) -> None:
         """Close the client if it is this store's own."""

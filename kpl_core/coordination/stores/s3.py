@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import anyio
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_failed
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
 
 __all__ = ["S3Store", "S3StoreClient"]
 
@@ -86,10 +86,8 @@ class S3Store:
         keys: list[str] = []
         token: dict[str, str] = {}
         while True:
-            try:
+            with store_errors(self._place):
                 page = await self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + prefix, **token)
-            except AWS_ERRORS as error:
-                raise store_failed(self._place, error) from error
             keys += [found["Key"] for found in page.get("Contents", ())]
             if not page.get("IsTruncated"):
                 break
@@ -114,10 +112,8 @@ class S3Store:
 
     async def delete(self, name: str) -> None:
         """Delete an object: one DeleteObject, which is free of charge."""
-        try:
+        with store_errors(self._place):
             await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
-        except AWS_ERRORS as error:
-            raise store_failed(self._place, error) from error
 
     async def aclose(self) -> None:
         """Close the client if it is this store's own."""

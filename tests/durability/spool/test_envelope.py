@@ -17,8 +17,7 @@ from kpl_core.durability.spool.envelope import (
     dead_letter_of,
     decode_letter,
     decode_record,
-    encode_letter,
-    encode_record,
+    encode,
     letter_id,
     letter_to_json,
     reason_of,
@@ -44,12 +43,12 @@ RECORDS = st.builds(
 
 @given(RECORDS)
 def test_a_decoded_record_equals_the_encoded_one(record: SpooledRecord) -> None:
-    assert decode_record(*encode_record(record)) == record
+    assert decode_record(*encode(record)) == record
 
 
 @given(RECORDS, st.data())
 def test_any_flipped_bit_is_detected(record: SpooledRecord, data: st.DataObject) -> None:
-    checksum, envelope = encode_record(record)
+    checksum, envelope = encode(record)
     bit = data.draw(st.integers(0, len(envelope) * 8 - 1))
     flipped = bytearray(envelope)
     flipped[bit // 8] ^= 1 << bit % 8
@@ -89,7 +88,7 @@ def test_subclasses_of_str_and_bytes_are_stored_as_str_and_bytes() -> None:
     record = SpooledRecord(
         Text("orders"), Text("key"), Bytes(b"data"), 1.0, metadata={"note": [Text("n"), Bytes(b"b")]}
     )
-    read = decode_record(*encode_record(record))
+    read = decode_record(*encode(record))
     assert read == SpooledRecord("orders", "key", b"data", 1.0, metadata={"note": ["n", b"b"]})
     letter = json.loads(letter_to_json(dead_letter_of(record, id="1", reason="ttl", producer_version="1")))
     assert (letter["partition_key"], letter["data"], letter["metadata"]) == ("key", "ZGF0YQ==", {"note": ["n", "Yg=="]})
@@ -116,7 +115,7 @@ class Odd:
 )
 def test_values_that_messagepack_does_not_support_are_stored_as_text(note: object, kept: object) -> None:
     record = msgspec.structs.replace(spooled(), metadata={"note": note})
-    read = decode_record(*encode_record(record))
+    read = decode_record(*encode(record))
     assert read is not None
     assert read.metadata == {"note": kept}
 
@@ -130,7 +129,7 @@ def cycle() -> dict[str, Any]:
 @pytest.mark.parametrize("note", [2**70, "\ud800", cycle()], ids=["70 bits", "a surrogate", "a cycle"])
 def test_metadata_that_cannot_be_encoded_is_dropped_and_the_record_is_kept(note: object) -> None:
     record = msgspec.structs.replace(spooled(7), metadata={"note": note})
-    read = decode_record(*encode_record(record))
+    read = decode_record(*encode(record))
     assert read is not None
     assert read.data == b"7"
     assert read.metadata is not None
@@ -246,9 +245,9 @@ IN_ITSELF["again"] = IN_ITSELF
 )
 def test_no_metadata_prevents_a_record_from_being_stored(metadata: Any) -> None:
     record = spooled_record_of("orders", "k", b"x", accepted_at=1.0, metadata=metadata)
-    assert decode_record(*encode_record(record)) is not None
+    assert decode_record(*encode(record)) is not None
     letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1")
-    read = decode_letter(*encode_letter(letter))
+    read = decode_letter(*encode(letter))
     assert read is not None
     assert read.data == b"x"
     assert json.loads(letter_to_json(letter))["data"] == "eA=="
@@ -257,7 +256,7 @@ def test_no_metadata_prevents_a_record_from_being_stored(metadata: Any) -> None:
 def test_an_error_message_with_lone_surrogates_stays_readable() -> None:
     result = failed(Attempt(False, "Odd\ud800", "said \ud800", 1.0, 2.0))
     letter = dead_letter_of(spooled(), id="id", reason="ttl", producer_version="1", result=result)
-    read = decode_letter(*encode_letter(letter))
+    read = decode_letter(*encode(letter))
     assert read is not None
     assert (read.error_code, read.error_message) == ("Odd\\ud800", "said \\ud800")
 
@@ -265,7 +264,7 @@ def test_an_error_message_with_lone_surrogates_stays_readable() -> None:
 @given(RECORDS)
 def test_a_decoded_letter_equals_the_encoded_one_and_returns_its_record(record: SpooledRecord) -> None:
     letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1", result=failed(EXPIRED))
-    assert decode_letter(*encode_letter(letter)) == letter
+    assert decode_letter(*encode(letter)) == letter
     assert letter.as_record().data == record.data
 
 
@@ -284,4 +283,4 @@ def test_ids_sort_by_time() -> None:
 
 def test_a_record_that_cannot_be_encoded_without_metadata_raises() -> None:
     with pytest.raises(UnicodeEncodeError):
-        encode_record(spooled(key="\ud800"))
+        encode(spooled(key="\ud800"))
