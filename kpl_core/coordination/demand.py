@@ -41,27 +41,27 @@ SATURATED: Final = 2.0
 class DemandMeter:
     """Measures the demand for one resource over the last `interval_seconds`."""
 
-    __slots__ = ("_interval", "_looks", "demand", "idle_since", "reported_sent", "reported_throttled", "usage")
+    __slots__ = ("_interval", "_samples", "demand", "idle_since", "reported_sent", "reported_throttled", "usage")
 
     def __init__(self, interval_seconds: float, usage: Usage, now: float) -> None:
         self._interval = interval_seconds
-        self._looks: deque[tuple[float, Pair]] = deque([(now, (0.0, 0.0))])
+        self._samples: deque[tuple[float, Pair]] = deque([(now, (0.0, 0.0))])
         self.usage = usage
         self.demand: Pair = usage.waiting
         self.idle_since = now
         self.reported_sent = 0.0
         self.reported_throttled = 0.0
 
-    def look(self, usage: Usage, now: float) -> None:
+    def measure(self, usage: Usage, now: float) -> None:
         """Record the counts at `now`."""
-        looks = self._looks
-        latest_at, latest = looks[-1]
+        samples = self._samples
+        latest_at, latest = samples[-1]
         if now <= latest_at:
             return
-        while len(looks) > 1 and looks[1][0] <= now - self._interval:
-            looks.popleft()
-        oldest_at, oldest = looks[0]
-        looks.append((now, usage.offered))
+        while len(samples) > 1 and samples[1][0] <= now - self._interval:
+            samples.popleft()
+        oldest_at, oldest = samples[0]
+        samples.append((now, usage.offered))
         first, second = (
             max(
                 (usage.offered[dimension] - oldest[dimension]) / (now - oldest_at),

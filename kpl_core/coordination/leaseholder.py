@@ -94,14 +94,14 @@ class Leaseholder:
 
     # Demand and report
 
-    def look(self, usages: Mapping[str, Usage], now: float) -> None:
+    def measure(self, usages: Mapping[str, Usage], now: float) -> None:
         """Record the measured usage of each resource."""
         for resource, usage in usages.items():
             meter = self._meters.get(resource)
             if meter is None:
                 meter = self._meters[resource] = DemandMeter(self._rules.interval_seconds, usage, now)
                 self._shares[resource] = self._newcomer(resource, usage.limit)
-            meter.look(usage, now)
+            meter.measure(usage, now)
         idle_before = now - IDLE_INTERVALS * self._rules.interval_seconds
         for resource, meter in list(self._meters.items()):
             if resource not in usages or (meter.idle_since < idle_before and len(self._meters) > 1):

@@ -170,7 +170,7 @@ class ScaledLimits:
         """Return the seconds since the applied summary was written."""
         return 0.0 if self._summary_at is None else max(0.0, now - self._summary_at)
 
-    def look(self, usages: Mapping[str, Usage], now: float) -> None:  # noqa: ARG002 - the signature of the other policy
+    def measure(self, usages: Mapping[str, Usage], now: float) -> None:  # noqa: ARG002 - the signature of the other policy
         """Record the measured usage of each resource."""
         self._usages = usages
         for resource, usage in usages.items():

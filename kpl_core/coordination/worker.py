@@ -45,7 +45,7 @@ _TIER_RANK: Final[Mapping[WorkerTier, int]] = {"critical": 0, "normal": 1, "bulk
 
 
 class _Holder(Protocol):
-    def look(self, usages: Mapping[str, Usage], now: float) -> None: ...
+    def measure(self, usages: Mapping[str, Usage], now: float) -> None: ...
     def share(self, resource: str, limit: Pair) -> Pair: ...
     def state(self, now: float) -> str: ...
     def lease_age(self, now: float) -> float: ...
@@ -146,20 +146,20 @@ class CoordinationWorker:
     async def run(self) -> None:
         """Sync and apply shares until cancelled."""
         while True:
-            await self.turn()
+            await self.step()
             now = self._clock()
             measure_at = now + MEASURE_SHARE * self._options.interval_seconds
             next_sync_at = self._holder.next_sync_at(usual_seconds=self._usual_seconds)
             await anyio.sleep(max(0.001, min(measure_at, next_sync_at) - now))
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         """Measure once, sync if it is due, and apply the shares."""
         now = self._clock()
         usages = self._usages()
-        self._holder.look(usages, now)
+        self._holder.measure(usages, now)
         if self._holder.sync_due(now, usual_seconds=self._usual_seconds):
             await self._sync()
-        self._follow(usages)
+        self._use_shares(usages)
 
     async def leave(self) -> None:
         """Report that this worker's shares are free, if that takes less than a second."""
@@ -189,20 +189,18 @@ class CoordinationWorker:
 
     async def _sync(self) -> None:
         interval = self._options.interval_seconds
-        failure = ""
+        failure = sentence = ""
         self._object_problems.clear()
         self._usual_seconds = interval * (1.0 - JITTER + 2.0 * JITTER * self._chance())
         try:
             with anyio.fail_after(self._options.store_timeout_seconds):
                 await self._sync_round.sync(self._clock, self._wall_clock)
         except StoreFailed as error:
-            failure = error.reason
-            self._warn(failure, str(error), needs_full_read=self._sync_round.is_reading_all)
+            failure, sentence = error.reason, str(error)
         except TimeoutError:
             failure = "slow"
             seconds = self._options.store_timeout_seconds
             sentence = f"no answer within {seconds:g} s; check whether the store is overloaded"
-            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
         except Exception as error:
             # An error in a store, perhaps the caller's own class, must not stop records.
             failure = "broken"
@@ -210,10 +208,10 @@ class CoordinationWorker:
             sentence = (
                 f"{type(error).__name__}; the log at DEBUG has the traceback; report it to the author of the store"
             )
-            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
         else:
             self._recovered()
         if failure:
+            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
             self._usual_seconds *= RETRY_SHARE * 2
         now = self._clock()
         state = self._holder.state(now)
@@ -228,12 +226,12 @@ class CoordinationWorker:
             self._object_problems["clock"] = ""
             self._warn("clock", f"this machine's clock differs from the store's by {-offset:+,.0f} s; synchronise it")
         # Some problems are visible only in a sync that reads all reports, and this worker does not do that each time.
-        looked_since = self._clock() - QUIET_INTERVALS * self._options.interval_seconds
+        full_read_since = self._clock() - QUIET_INTERVALS * self._options.interval_seconds
         over = {
             reason
             for reason, problem in self._problems.items()
             if reason not in self._object_problems
-            and (not problem.needs_full_read or self._sync_round.has_read_all or problem.seen_at < looked_since)
+            and (not problem.needs_full_read or self._sync_round.has_read_all or problem.seen_at < full_read_since)
         }
         if over:
             for reason in over:
@@ -255,7 +253,7 @@ class CoordinationWorker:
                 sentence.rstrip("."),
             )
 
-    def _follow(self, usages: Mapping[str, Usage]) -> None:
+    def _use_shares(self, usages: Mapping[str, Usage]) -> None:
         shares = {resource: self._holder.share(resource, usage.limit) for resource, usage in usages.items()}
         if shares == self._shares:
             return

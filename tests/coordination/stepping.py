@@ -78,18 +78,18 @@ class SteppedWorker:
         )
         self._running: Coroutine[Any, Any, None] | None = None
 
-    def look(self) -> None:
+    def measure(self) -> None:
         now = self._clock()
         self._offered += self.demand * (now - self._looked_at)
         self._looked_at = now
         counted = (self._offered, self._offered * 1000)
-        self.holder.look({RESOURCE: Usage(LIMIT, counted)}, now)
+        self.holder.measure({RESOURCE: Usage(LIMIT, counted)}, now)
 
-    def step(self, *, looks: bool = True) -> bool:
+    def step(self, *, measures: bool = True) -> bool:
         """Continue to the next store call; return True when the sync has finished."""
         if self._running is None:
-            if looks:
-                self.look()
+            if measures:
+                self.measure()
             self.met_at = self._clock()
             self._running = self._sync_round.sync(self._clock, self._clock)
         try:
@@ -102,8 +102,8 @@ class SteppedWorker:
             return True
         return False
 
-    def sync(self, *, looks: bool = True) -> None:
-        while not self.step(looks=looks):
+    def sync(self, *, measures: bool = True) -> None:
+        while not self.step(measures=measures):
             pass
 
     def share(self, dimension: int = 0) -> float:

@@ -131,9 +131,9 @@ def test_the_two_limits_are_independent():
     large, small = (SteppedWorker(name, store, lambda: now[0], max_workers=2) for name in ("large", "small"))
     for second in range(40):
         now[0] = float(second)
-        large.holder.look({RESOURCE: Usage(TWO, (10.0 * second, 5e6 * second))}, now[0])
-        small.holder.look({RESOURCE: Usage(TWO, (5e3 * second, 1e4 * second))}, now[0])
+        large.holder.measure({RESOURCE: Usage(TWO, (10.0 * second, 5e6 * second))}, now[0])
+        small.holder.measure({RESOURCE: Usage(TWO, (5e3 * second, 1e4 * second))}, now[0])
         for worker in (large, small):
-            worker.sync(looks=False)
+            worker.sync(measures=False)
     assert small.share(0) > 900
     assert large.share(1) > 900_000

@@ -93,7 +93,7 @@ def measured(workers: int, shards: int = 2) -> Cost:
                     continue
                 offered = (now[0] - began) * 400.0
                 usage = Usage((1_000.0, 1_048_576.0), (offered, offered * 1_000))
-                holder.look({f"orders/shardId-{shard:012d}": usage for shard in range(shards)}, now[0])
+                holder.measure({f"orders/shardId-{shard:012d}": usage for shard in range(shards)}, now[0])
                 usual[index] = INTERVAL * chance.uniform(0.9, 1.1)
                 finished(meeting.sync(lambda: now[0], lambda: now[0]))
 

@@ -40,7 +40,7 @@ class Fleet:
         for second in range(12):
             for index, worker in enumerate(self.workers):
                 worker.demand = 5000.0 if (index + second) % 3 == 0 else 0.0
-                worker.look()
+                worker.measure()
                 if second % 2:
                     worker.sync()
             self.wait(1.0)
@@ -131,7 +131,7 @@ def test_after_any_history_nearly_all_of_the_limit_is_used_within_four_intervals
     for _ in range(80):
         fleet.now += INTERVAL / 20
         for worker in fleet.workers:
-            worker.look()
+            worker.measure()
             if worker.holder.sync_due(fleet.now, usual_seconds=INTERVAL):
                 worker.sync()
     assert fleet.total() >= 0.95 * LIMIT[0]
@@ -174,7 +174,7 @@ def test_a_step_of_the_stores_clock_blocks_neither_leases_nor_computing(seconds,
     for _ in range(100):
         fleet.now += INTERVAL / 20
         for worker in fleet.workers:
-            worker.look()
+            worker.measure()
             if worker.holder.sync_due(fleet.now, usual_seconds=INTERVAL):
                 worker.sync()
         assert fleet.total() <= LIMIT[0] * (1 + 1e-9)
