@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
+from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
 from tests.browser.conftest import Gateway
 
 pytestmark = pytest.mark.timeout(120)

@@ -18,7 +18,7 @@ from botocore.config import Config
 from kinesis import Producer as AsyncKinesisProducer
 from kinesis.processors import StringProcessor
 
-from kpl_integrations.ingest.admission.admission import Refusal
+from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 from tests.interop.installation import HERE, Installed

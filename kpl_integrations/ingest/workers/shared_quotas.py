@@ -13,7 +13,7 @@ import msgspec
 
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.seat import Seat
 
