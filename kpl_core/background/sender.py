@@ -449,7 +449,7 @@ def import_early(config: Config) -> None:
     """
     import_module("kpl_core.transport.aiobotocore_transport")
     if config.spool is not None or config.dead_letters is not None:
-        import_module("kpl_core.producer.keeping")
+        import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:
         import_module("kpl_core.producer.coordinating")
     # anyio and name resolution import these when they are first used.

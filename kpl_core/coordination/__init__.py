@@ -1,10 +1,9 @@
-"""One rate budget for many processes, which meet at a store and are led by nobody."""
+"""One rate budget for many processes. They share state in a store; there is no leader."""
 
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_table import TableRules, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.store import ABSENT, CoordinationStore, Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.coordination.store import ABSENT, CoordinationStore, Listing, MemoryStore, Reading, StoreFailed, Written
 
 __all__ = [
     "ABSENT",

@@ -34,7 +34,7 @@ ACCOUNT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_P
 # Bound of an end: 5 seconds for the senders, and what a busy machine and the server take.
 END_SECONDS = 40.0
 
-GUNICORN = ("gunicorn", "--no-control-socket", "--bind", "127.0.0.1:{port}")
+GUNICORN = ("gunicorn", "--no-control-socket", "--graceful-timeout", "10", "--bind", "127.0.0.1:{port}")
 SERVERS = {
     "uvicorn": ("uvicorn", "--port", "{port}", "ending_app:app"),
     "uvicorn --workers 2": ("uvicorn", "--port", "{port}", "--workers", "2", "ending_app:app"),
@@ -119,6 +119,10 @@ def run_server(end: ServerEnd, senders: str, kinesis: ThreadedLocalKinesis, outp
         port = bound.getsockname()[1]
     command = [part.format(port=port) for part in SERVERS[end.server]]
     more = variables(kinesis, senders, LIFESPAN="1" if end.has_lifespan else "0")
+    if end.server == "gunicorn UvicornWorker" and end.ending == signal.SIGINT:
+        # gunicorn sends SIGQUIT, which this worker ignores, and kills it after the graceful timeout. Until then the
+        # senders work as ever.
+        more |= {"LINGER_MS": "100", "OTEL_BSP_SCHEDULE_DELAY": "1000"}
     with running(command, output, more) as server:
         wait_until(lambda: answers(port, "GET", "/"), server.said)
         for number in range(REQUESTS):

@@ -13,7 +13,7 @@ import msgspec
 
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.seat import Seat
 
@@ -51,13 +51,13 @@ class SharedQuotas:
         self._metered: dict[str, _Metered] = {}
         self._gone: dict[str, _Metered] = {}
         self._worker = CoordinationWorker(
-            store, options, usages=self._usages, obey=self._obey, clock=clock, chance=chance
+            store, options, usages=self._usages, apply_shares=self._apply_shares, clock=clock, chance=chance
         )
 
     @contextlib.asynccontextmanager
     async def taking_part(self) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
         """Meet the others once before the block, and leave after it; the block runs what is yielded beside itself."""
-        await self._worker.turn()
+        await self._worker.step()
         try:
             yield self._worker.run
         finally:
@@ -106,7 +106,7 @@ class SharedQuotas:
         each.quota.set_rates(*_within(self._worker.share(tenant_id, each.limit), each.limit), now)
         each.quota.woken = lambda: self._woken(tenant_id, each.quota, each.limit)
 
-    def _obey(self, shares: Mapping[str, Pair]) -> None:
+    def _apply_shares(self, shares: Mapping[str, Pair]) -> None:
         now = self._clock()
         for tenant_id, share in shares.items():
             each = self._metered.get(tenant_id)
