@@ -57,7 +57,7 @@ class SharedQuotas:
     @contextlib.asynccontextmanager
     async def taking_part(self) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
         """Meet the others once before the block, and leave after it; the block runs what is yielded beside itself."""
-        await self._worker.turn()
+        await self._worker.step()
         try:
             yield self._worker.run
         finally:
