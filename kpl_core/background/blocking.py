@@ -123,7 +123,7 @@ class _QueuedPut(msgspec.Struct, frozen=True):
 class BlockingProducer(ProcessListener):
     """A producer for any number of threads; a context manager. A forked child makes its own.
 
-    It works until the last non-daemon thread has ended. If nobody closes it, it delivers what was put within 5 seconds
+    It works until the last non-daemon thread has ended. If it is not closed, it delivers what was put within 5 seconds
     when the interpreter exits and when an ASGI server shuts down (docs/howto/process-end.md). With `flush_on_sigterm`
     it also does so before SIGTERM ends the process.
     """

@@ -1,4 +1,4 @@
-"""Whatever ends a process, and whichever server runs in it: what was put and not closed is delivered, exactly once.
+"""At every end of a process, under every server, records that were put and not closed are delivered exactly once.
 
 Each cell is a real process against a real local Kinesis on loopback. `python -m tests.background.test_process_end`
 runs all cells and prints the matrix of ends, servers and senders.
@@ -121,7 +121,7 @@ def run_server(end: ServerEnd, senders: str, kinesis: ThreadedLocalKinesis, outp
     more = variables(kinesis, senders, LIFESPAN="1" if end.has_lifespan else "0")
     if end.server == "gunicorn UvicornWorker" and end.ending == signal.SIGINT:
         # gunicorn sends SIGQUIT, which this worker ignores, and kills it after the graceful timeout. Until then the
-        # senders work as ever.
+        # senders go on.
         more |= {"LINGER_MS": "100", "OTEL_BSP_SCHEDULE_DELAY": "1000"}
     with running(command, output, more) as server:
         wait_until(lambda: answers(port, "GET", "/"), server.said)
