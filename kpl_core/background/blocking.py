@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from kpl_core.background.process_end import ProcessListener, flush_on_sigterm as flush_at_sigterm, listen
+from kpl_core.background.process_end import (
+    ProcessListener,
+    flush_on_sigterm as flush_at_sigterm,
+    keep_for_parent,
+    listen,
+)
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
 from kpl_core.errors import BufferFull, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
@@ -419,6 +424,7 @@ class BlockingProducer(ProcessListener):
         """Mark it closed in a forked child, which does not have its thread."""
         self._changed = threading.Condition(lock := threading.RLock())
         self._sender.begin_child(lock)
+        keep_for_parent(self._sender)
         self._inbox = deque()
         self._is_open = False
         self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)

@@ -117,7 +117,7 @@ def test_a_sender_that_cannot_start_is_printed_and_counted(make, logger, capsys,
     assert handler._sender.join(30)  # noqa: SLF001
     logger.info("second")
     assert handler.counts().dropped == {"SenderFailed": 2}
-    assert "nothing can be sent: region is" in capsys.readouterr().err
+    assert "nothing can be sent: no region is configured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["ExitSafeLoop", "threading.Thread"])
