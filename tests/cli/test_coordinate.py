@@ -52,11 +52,11 @@ def test_it_runs_until_it_is_stopped(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("ftp://host",), 2, "no URL of a known kind"),
+        (("ftp://host",), 2, "not a URL of a known kind"),
         (("file://relative/x",), 2, "give the full path of a folder"),
         (("memory://x",), 2, "no producer is in this one"),
         (("memory://x", "--policy", "fair"), 2, "'leases', 'proportional'"),
-        (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 seconds"),
+        (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 (seconds)"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(kpl, arguments, status, message):

@@ -118,9 +118,7 @@ FAULTS: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), FAULTS, ids=[f"{row}-{words}" for row, (_, words) in enumerate(FAULTS)]
-)
+@pytest.mark.parametrize(("text", "words"), FAULTS, ids=[f"{row}-{words}" for row, (_, words) in enumerate(FAULTS)])
 def test_an_invalid_file_raises_an_error_with_the_reason_and_without_secrets(path, tmp_path, text, words):
     (tmp_path / "open").write_text(SECRET)
     (tmp_path / "open").chmod(0o640)
