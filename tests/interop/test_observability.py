@@ -32,10 +32,10 @@ from kpl_integrations.metrics.sources import (
     token_bucket_source,
 )
 from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
-from tests.frameworks.running_program import wait_until
 from tests.interop.emulators import Emulator
 from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
 from tests.metrics.test_cloudwatch import EXPIRED, finished, request
+from tests.programs.running_program import wait_until
 
 NO_PROMETHEUS = "no `prometheus` on the PATH, so nothing was scraped (Debian, Ubuntu: apt install prometheus)"
 TENANTS = 10_000
