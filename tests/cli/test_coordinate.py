@@ -56,7 +56,7 @@ def test_it_runs_until_it_is_stopped(tmp_path):
         (("file://relative/x",), 2, "give the full path of a folder"),
         (("memory://x",), 2, "no producer is in this one"),
         (("memory://x", "--policy", "fair"), 2, "'leases', 'proportional'"),
-        (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600"),
+        (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 (seconds)"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(kpl, arguments, status, message):
