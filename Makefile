@@ -1,7 +1,8 @@
-# Each target makes the virtual environment it needs and installs what it lacks; the second time is quick.
+# Each target creates the virtual environment it needs and installs missing packages. The second run is quick.
 #
 #   make demo        200,000 records through a gateway, a local Kinesis and back, none lost
 #   make test        the tests, on asyncio and trio          make test ARGS="-k token_bucket -x"
+#   make test-long   the tests marked long                   make test WORKERS=0 ARGS="--pdb": in one process
 #   make check       format, lint, types, layers, coverage   make -k check: all of them, past the first failure
 #
 # Another interpreter: make test PYTHON=python3.13 VENV=.venv-3.13
@@ -14,10 +15,19 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python)
 SOURCES  = $(shell find $(wildcard kpl_core kpl_integrations tests examples docs README.md) -type f -not -path '*/__pycache__/*')
 RELEASED = $(SOURCES) $(shell find $(wildcard benchmarks .ci) -type f -not -path '*/__pycache__/*') $(wildcard *.md *.toml *.yml LICENSE Makefile)
 
-# Beside the environment, so that two environments in one folder do not mix their figures.
+# Each run of the tests has a worker process per core. A worker that has finished takes tests from another one.
+WORKERS  ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+PARALLEL := -n $(WORKERS) --dist worksteal
+
+# Without byte code on disk each process compiles all modules again: every worker the tests, every program the packages.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Inside the environment, so that two environments in one folder do not mix their figures.
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
-# Stamps: empty files that say what stands in the environment, and that coverage is measured as the sources are now.
+CORE_TESTS := $(addprefix tests/,options records pipeline fairness durability producer transport background)
+
+# Stamps: empty files that record what the environment contains, and that coverage is up to date with the sources.
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY_TO_DEV := $(VENV)/.ready-to-develop
 READY_TO_DOC := $(VENV)/.ready-to-document
@@ -27,11 +37,13 @@ BUILT        := dist/.built
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
-	@echo 'make test      the tests, on asyncio and trio'
+	@echo 'make test      the tests, on asyncio and trio, but for those marked long'
+	@echo 'make test-long the tests marked long'
+	@echo 'make test-pythons  core, driver and ingest on each CPython from 3.11 on that is installed'
 	@echo 'make check     format, lint, types, layers, coverage'
 	@echo 'make fuzz      arbitrary bodies at the decoders of the gateway, for a minute (SECONDS=60)'
 	@echo 'make interop   against emulators and consumers nobody here wrote'
@@ -48,11 +60,25 @@ demo: $(READY_TO_RUN)
 	@$(BIN)/kpl demo $(ARGS)
 
 test: $(READY_TO_DEV)
-	@$(RUN) pytest --quiet $(ARGS)
+	@$(RUN) pytest --quiet -m 'not long' $(PARALLEL) $(ARGS)
+
+test-long: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet -m long $(PARALLEL) $(ARGS)
+
+# The suites that depend most on the interpreter, long tests included.
+test-suites: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet $(PARALLEL) $(CORE_TESTS) tests/ingest $(ARGS)
+
+# One environment for each interpreter: .venv-3.11, .venv-3.12, ... All of them run, even if one fails.
+test-pythons:
+	@.ci/pythons | { failed=; while read -r version python; do \
+	    echo "Python $$version: $$python"; \
+	    $(MAKE) --no-print-directory test-suites PYTHON="$$python" VENV=".venv-$$version" </dev/null || failed="$$failed $$version"; \
+	done; if [ -n "$$failed" ]; then echo "FAILED on Python$$failed"; exit 1; fi; }
 
 check: format lint types layers coverage
 
-# $(call quietly,name,command): one line if it passes, all it said if it does not
+# $(call quietly,name,command): prints one line if the command passes, else its complete output
 define quietly
 @printf '%-10s' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo FAILED; printf '%s\n' "$$said"; exit 1; fi
 endef
@@ -74,7 +100,7 @@ layers: $(READY_TO_DEV)
 coverage: $(COVERED)
 	$(call quietly,coverage,$(RUN) coverage report)
 
-# What fails is told by `make test`; here it runs once more, so that its lines count.
+# `make test` reports the failures. Here failed tests run once more, so that their lines count.
 TRACED = -m pytest --quiet -o cache_dir=$(abspath $(VENV))/.coverage-cache -m 'not long' -k 'not trio' \
     $(wildcard $(addprefix tests/,options records pipeline fairness durability limits producer transport background testing coordination))
 
@@ -100,7 +126,7 @@ bench: $(READY_TO_DEV)
 docs: $(READY_TO_DOC)
 	$(call quietly,docs,NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict)
 
-# The packages are imported from this folder as they stand; only tests elsewhere prove that the wheel holds all of them.
+# Here the packages are imported from this folder. Only tests outside of it prove that the wheel is complete.
 # $(call on_the_wheel,folder of the wheel,what is tested)
 define on_the_wheel
 @test -x $(VENV)-wheel/bin/python || $(RUN) venv $(VENV)-wheel
@@ -109,24 +135,24 @@ define on_the_wheel
 @$(VENV)-wheel/bin/python -m pip --quiet install --force-reinstall --no-deps $(1)/*.whl
 @elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && \
     cp -R $(wildcard tests examples benchmarks docs .ci *.md *.toml *.yml Makefile LICENSE) "$$elsewhere" && \
-    python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(2) $(ARGS)
+    python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(PARALLEL) $(2) $(ARGS)
 endef
 
 package: $(BUILT)
 	$(call on_the_wheel,dist,)
 
-# The hot path in C, by mypyc; about a minute to compile. In a copy, because the compiler takes pyproject.toml away for a while.
+# The hot path in C, by mypyc; about a minute to compile. In a copy, because the compiler removes pyproject.toml for a while.
 compiled: $(READY_TO_DEV)
 	@rm -rf build/compiled
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
 	    cp -R kpl_core kpl_integrations pyproject.toml README.md LICENSE "$$copy" && \
 	    HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(PIP) wheel --no-deps --wheel-dir build/compiled "$$copy"
-	$(call on_the_wheel,build/compiled,tests/options tests/records tests/pipeline tests/fairness tests/durability tests/producer tests/transport tests/background)
+	$(call on_the_wheel,build/compiled,$(CORE_TESTS))
 	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; assert COMPILED, "nothing was compiled"'
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)
 
-# The bill and the licences are those of an environment that holds nothing else.
+# The bill and the licences are those of an environment without other packages.
 $(BUILT): $(READY_TO_REL) $(RELEASED)
 	@rm -rf dist
 	@$(RUN) build --outdir dist . >/dev/null

@@ -16,7 +16,7 @@ def import_early(config: Config) -> None:
     """Import what a producer of `config` imports when it is opened, on asyncio and over the network."""
     import_module("kpl_core.transport.aiobotocore_transport")
     if config.spool is not None or config.dead_letters is not None:
-        import_module("kpl_core.producer.keeping")
+        import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:
         import_module("kpl_core.producer.coordinating")
     # What anyio and the resolution of names import when they are first used.

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.report import Pair
 from kpl_core.coordination.store import CoordinationStore
-from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.store_objects import Pair
+from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.options.config import Config
 from kpl_core.options.coordination_options import CoordinationOptions
@@ -70,7 +70,7 @@ class Coordinating:
             self._store,
             self._options,
             usages=self.usages,
-            obey=self.obey,
+            apply_shares=self.apply_shares,
             tell=streams.tell,
             clock=clock,
             chance=chance,
@@ -96,7 +96,7 @@ class Coordinating:
         for stream, pipeline in self._streams.pipelines().items():
             config = self._config.for_stream(stream)
             limit = (config.rate_limit_records_per_sec_per_shard, config.rate_limit_bytes_per_sec_per_shard)
-            for shard_id, usage in pipeline.shard_usages().items():
+            for shard_id, usage in pipeline.limiter.usages().items():
                 usages[f"{stream}/{shard_id or ''}"] = Usage(
                     limit,
                     (
@@ -109,7 +109,7 @@ class Coordinating:
                 )
         return usages
 
-    def obey(self, shares: Mapping[str, Pair]) -> None:
+    def apply_shares(self, shares: Mapping[str, Pair]) -> None:
         """Let the shards use what they have been given."""
         by_stream: dict[str, dict[str | None, Pair]] = {}
         for resource, share in shares.items():
@@ -119,7 +119,7 @@ class Coordinating:
         now = self._clock()
         for stream, pipeline in self._streams.pipelines().items():
             if stream in by_stream:
-                pipeline.set_shard_shares(by_stream[stream], now)
+                pipeline.limiter.set_shares(by_stream[stream], now)
                 self._streams.wake(stream)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from kpl_core.options.config import Config
 from kpl_core.pipeline.classification import TABLE, Action, Case, Row, classify
-from kpl_core.pipeline.retrier import backoff_seconds
 from tests.pipeline.books import CURABLE, EVERY, INCURABLE, OURS, THROTTLED, Mode
 
 MODES: dict[Mode, Config] = {
@@ -84,7 +83,7 @@ SPECIFIED = [
     Expected(("kcl",), elsewhere(aggregated=True, inside=False), Action.RETRY, refresh=True),
     Expected(("range_blind",), elsewhere(aggregated=True, inside=False), Action.FINISH, refresh=True),
     # range not known yet: hold; no map in time: treat as outside
-    Expected(("kcl",), elsewhere(aggregated=True, known=False), Action.HOLD, refresh=True),
+    Expected(("kcl",), elsewhere(aggregated=True, known=False), Action.AWAIT_MAP, refresh=True),
     Expected(("kcl",), elsewhere(aggregated=True, known=False, waited=True), Action.RETRY, refresh=True),
     Expected(("range_blind",), elsewhere(aggregated=True, known=False), Action.FINISH, refresh=True),
 ]
@@ -106,7 +105,9 @@ def test_a_caller_that_prefers_to_fail_fails_when_throttled_and_only_then(mode, 
         assert classify(Case(error_code=code, request_of_many=many), config).action is Action.RETRY
 
 
-@pytest.mark.parametrize(("consumer", "action"), [("per_user_record", Action.HOLD), ("range_blind", Action.FINISH)])
+@pytest.mark.parametrize(
+    ("consumer", "action"), [("per_user_record", Action.AWAIT_MAP), ("range_blind", Action.FINISH)]
+)
 def test_in_arrival_order_an_unknown_range_is_waited_for_where_ranges_count(consumer, action):
     row = classify(elsewhere(aggregated=True, known=False), Config(consumer=consumer, ordering="per_key"))
     assert (row.action, row.refresh) == (action, True)
@@ -142,7 +143,7 @@ def test_every_case_has_a_row_errors_never_finish_and_successes_never_fail(confi
         if case.error_code is not None:
             assert action in {Action.FAIL, Action.RETRY, Action.BISECT}
         else:
-            assert action in {Action.FINISH, Action.RETRY, Action.RETRY_OUTSIDE, Action.HOLD}
+            assert action in {Action.FINISH, Action.RETRY, Action.RETRY_OUTSIDE, Action.AWAIT_MAP}
 
 
 @pytest.mark.parametrize("config", MODES.values())
@@ -150,18 +151,3 @@ def test_the_map_is_refreshed_for_surprises_and_for_nothing_else(config):
     for case in every_case():
         surprise = case.error_code is None and not case.expected_shard
         assert classify(case, config).refresh == surprise
-
-
-# Backoff
-
-
-@pytest.mark.parametrize(
-    ("failures", "longest"), [(1, 0.05), (2, 0.1), (3, 0.2), (7, 3.2), (8, 5.0), (100, 5.0), (10**9, 5.0)]
-)
-def test_backoff_doubles_up_to_its_cap_with_full_jitter(failures, longest):
-    def wait(chance: float) -> float:
-        return backoff_seconds(failures, base_seconds=0.05, cap_seconds=5.0, chance=chance)
-
-    assert wait(0.0) == 0.0
-    assert wait(0.5) == pytest.approx(longest / 2)
-    assert wait(1.0) == pytest.approx(longest)

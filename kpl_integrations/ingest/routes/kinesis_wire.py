@@ -37,6 +37,7 @@ from kpl_integrations.ingest.streams.upstream import (
 from kpl_integrations.ingest.tenants import AccessKey
 from kpl_integrations.kinesis_protocol import (
     REFUSED_CREDENTIALS,
+    UNKNOWN_OPERATION,
     PutRecord,
     PutRecords,
     PutResult,
@@ -51,7 +52,6 @@ from kpl_integrations.kinesis_protocol import (
     require_signature,
     wire_of,
 )
-from kpl_integrations.kinesis_protocol.refusal import UNKNOWN_OPERATION
 
 __all__ = ["UNAVAILABLE_ANSWER", "WIRE_ANSWERS", "WIRE_CODES", "KinesisWireRoute", "WireAnswer"]
 

@@ -10,13 +10,13 @@ import anyio
 
 from kpl_core import BreakerPolicy, Config, FairnessPolicy, RecordResult, decode
 from kpl_core.durability.dead_letters import DeadLetterQueue
-from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.durability.replay import Replayer
 from kpl_core.durability.spool import AsyncSpool, SpooledRecord, SpoolOptions
-from kpl_core.durability.spool.ledger import Claimed
+from kpl_core.durability.spool.claims import Claimed
 from kpl_core.event_loop import running_clock
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.producer.put_back import PutBack
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.producer.replay_put import ReplayPut
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.testing.fake_transport import FakeTransport
 
@@ -72,7 +72,7 @@ async def replaying(
     options: dict[str, Any] | None = None,
     apart: bool = False,
     **config: Any,
-) -> AsyncIterator[tuple[ReliableStreamPipeline, PutBack]]:
+) -> AsyncIterator[tuple[StreamPipeline, ReplayPut]]:
     """Replay as the gateway does; yield the pipeline, and a put of fresh records.
 
     `apart`: as if no two records could share a fate.
@@ -84,9 +84,8 @@ async def replaying(
     async with transport.open(), anyio.create_task_group() as tasks:
         await tasks.start(streams.run)
         pipeline = streams.start(STREAM)
-        assert isinstance(pipeline, ReliableStreamPipeline)
         put, fresh = (
-            PutBack(origin, pipeline=lambda _: pipeline, wake=streams.wake, clock=clock)
+            ReplayPut(origin, pipeline=lambda _: pipeline, wake=streams.wake, clock=clock)
             for origin in ("replay", "redrive")
         )
 

@@ -93,12 +93,12 @@ async def test_a_fate_is_shared_by_what_travels_in_one_aggregated_record_and_by_
         put_at = anyio.current_time()
         first = fresh(SpooledRecord(STREAM, "key", b"1", 1_700_000_000.0), lambda _: None)
         await anyio.sleep(0.05)
-        assert pipeline.arrival_beside(UserRecord("key", b"2"), first) == put_at
-        assert pipeline.arrival_beside(UserRecord("key", b"2", None, None, "bulk"), first) is None
-        assert pipeline.arrival_beside(UserRecord("key", bytes(60_000)), first) is None
-        assert pipeline.arrival_beside(UserRecord("", b"2"), first) is None
+        assert pipeline.reaggregator.arrival_with(UserRecord("key", b"2"), first) == put_at
+        assert pipeline.reaggregator.arrival_with(UserRecord("key", b"2", None, None, "bulk"), first) is None
+        assert pipeline.reaggregator.arrival_with(UserRecord("key", bytes(60_000)), first) is None
+        assert pipeline.reaggregator.arrival_with(UserRecord("", b"2"), first) is None
         await anyio.sleep(0.1)
-        assert pipeline.arrival_beside(UserRecord("key", b"2"), first) is None
+        assert pipeline.reaggregator.arrival_with(UserRecord("key", b"2"), first) is None
 
 
 @pytest.mark.parametrize("fairness", [None, FairnessPolicy()], ids=["in a line", "fair"])
