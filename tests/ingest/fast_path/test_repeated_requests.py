@@ -150,7 +150,7 @@ def test_answers_and_effects_are_those_of_parsing_every_request(names: list[str]
 class TestOneConnection:
     """State that changes between two requests with the same head."""
 
-    async def test_requests_like_the_one_before_are_not_parsed(self):
+    async def test_requests_with_the_cached_head_are_not_parsed(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway)
@@ -174,7 +174,7 @@ class TestOneConnection:
             await line.hear(ASKED["one"])
             assert line.wire.said.count(b"HTTP/1.1 403") == 1
 
-    async def test_a_closed_gateway_says_so_and_hangs_up(self):
+    async def test_a_closed_gateway_answers_503_and_closes_the_connection(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway)
