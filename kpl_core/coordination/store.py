@@ -18,7 +18,7 @@ __all__ = ["ABSENT", "CoordinationStore", "Listing", "MemoryStore", "Reading", "
 ABSENT: Final = ""
 
 
-class StoreFailed(Exception):  # noqa: N818  - the name says what happened
+class StoreFailed(Exception):  # noqa: N818 - the name says what happened
     """The store could not be used this time. The message is one sentence without secrets.
 
     Args:

@@ -57,7 +57,7 @@ async def open_store(
         case "redis" | "rediss" | "unix":
             group = query.pop("group", DEFAULT_GROUP)
             return _redis_store(urlunsplit(parts._replace(query=urlencode(query))), group)
-    message = "store is no URL of a known kind; see docs/howto/coordination.md"
+    message = "store is not a URL of a known kind; see docs/howto/coordination.md"
     raise ConfigError(message)
 
 
