@@ -209,12 +209,14 @@ class BackgroundSender:
             self.run_soon(self._drain)
 
     def run_soon(self, callback: Callable[[], object]) -> None:
-        """Let the loop call `callback`; do nothing if the loop has ended, or ends before."""
-        with self._lock:
-            if not self.has_ended and self._loop is not None:
-                # The loop may be closed, and about to set `has_ended`.
-                with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(callback)
+        """Let the loop call `callback`; do nothing if the loop has ended, or ends before.
+
+        This takes no lock: a log handler calls it with a lock of its own, which the loop's thread may want.
+        """
+        if not self.has_ended and self._loop is not None:
+            # The loop may be closed, and about to set `has_ended`.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback)
 
     def call(self, work: Callable[[], T]) -> T:
         """Call a function in the loop, and return what it returns or raise what it raises.
