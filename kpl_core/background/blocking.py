@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from kpl_core.background.process_end import ProcessListener, flush_on_sigterm as flush_at_sigterm, listen
+from kpl_core.background.process_end import (
+    ProcessListener,
+    flush_on_sigterm as flush_at_sigterm,
+    keep_for_parent,
+    listen,
+)
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
 from kpl_core.errors import BufferFull, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
@@ -123,7 +128,7 @@ class _QueuedPut(msgspec.Struct, frozen=True):
 class BlockingProducer(ProcessListener):
     """A producer for any number of threads; a context manager. A forked child makes its own.
 
-    It works until the last non-daemon thread has ended. If nobody closes it, it delivers what was put within 5 seconds
+    It works until the last non-daemon thread has ended. If it is not closed, it delivers what was put within 5 seconds
     when the interpreter exits and when an ASGI server shuts down (docs/howto/process-end.md). With `flush_on_sigterm`
     it also does so before SIGTERM ends the process.
     """
@@ -419,6 +424,7 @@ class BlockingProducer(ProcessListener):
         """Mark it closed in a forked child, which does not have its thread."""
         self._changed = threading.Condition(lock := threading.RLock())
         self._sender.begin_child(lock)
+        keep_for_parent(self._sender)
         self._inbox = deque()
         self._is_open = False
         self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)

@@ -134,7 +134,7 @@ class BackgroundSender:
         prepare_thread: called first in the sender's thread.
         own_threads: gets the identities of the sender's threads, while they run.
 
-    `failure` is the exception that ended the loop, None if there is none: a thread can raise it to nobody.
+    `failure` is the exception that ended the loop, None if there is none. A thread has no caller to raise it to.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class BackgroundSender:
         """Wait until the producer takes records.
 
         Raises:
-            BaseException: whatever opening the producer raised.
+            BaseException: the error that opening the producer raised.
         """
         with self._over:
             self._over.wait_for(lambda: self.is_open or self._is_over)
@@ -287,7 +287,7 @@ class BackgroundSender:
     def pause(self, timeout: float) -> Callable[[], object]:
         """Stop the thread between two steps of its loop, for a fork; return a function that lets it go on.
 
-        A child that is forked while this thread is inside an import inherits a module that nobody can ever import.
+        A child that is forked while this thread is inside an import inherits a module that it can never import.
         """
         paused, go_on = threading.Event(), threading.Event()
 

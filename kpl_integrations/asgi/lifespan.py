@@ -155,7 +155,7 @@ class KinesisLifespan:
     async def open_producer(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the state of an open producer; at the end drain the producer and log its report.
 
-        It also flushes the log handlers and telemetry exporters of this package (`last_flush`).
+        It also flushes the log handlers and telemetry exporters of this package.
 
         Raises:
             StartupFailed: a stream that `startup` checks cannot be used.

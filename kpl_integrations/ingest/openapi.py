@@ -23,7 +23,7 @@ from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, RpcStatus
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.upstream import FORWARDED
 from kpl_integrations.ingest.tenants import ACKS
-from kpl_integrations.kinesis_protocol import JSON_CONTENT_TYPE, TARGET_PREFIX
+from kpl_integrations.kinesis_protocol.wire import JSON_CONTENT_TYPE, TARGET_PREFIX
 
 __all__ = ["FINER_CODES", "openapi_document", "protocol_paths", "schemas"]
 

@@ -9,12 +9,10 @@ from typing import Final
 
 from kpl_core import ConfigError, ProducerReport
 from kpl_core.durability.spool import SpoolError
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.serve.serve_crew import serve_by_many
 from kpl_integrations.cli.serve.serve_parts import connection_of, own_kinesis, settings_given, through, who_may
-from kpl_integrations.cli.signals import on_signal
-from kpl_integrations.cli.terminal import note, noted
+from kpl_integrations.cli.terminal import note, show_logs
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import listening_sockets, require_certificate
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
@@ -58,7 +56,7 @@ class Serve:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept."""
         self._streams = _wanted_streams(self._wanted)
         try:
-            with noted("kpl_integrations", logging.INFO), noted("uvicorn.error", logging.ERROR):
+            with show_logs("kpl_integrations", logging.INFO), show_logs("uvicorn.error", logging.ERROR):
                 report = await self._run()
         except ConfigError as error:
             raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error

@@ -10,10 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from kpl_core import ProducerReport
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.serve.serve_worker import Briefing
-from kpl_integrations.cli.signals import on_signal
 from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.burial import Burial

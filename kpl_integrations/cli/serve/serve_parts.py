@@ -7,9 +7,8 @@ from typing import Any, Final
 from kpl_core import KinesisTransport
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection, is_this_machine
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.local_server import local_kinesis
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
+from kpl_integrations.cli.local import local_kinesis
 from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 
@@ -69,7 +68,7 @@ async def connection_of(settings: IngestSettings, our_own: str | None) -> Connec
         CommandFailure: there is none.
     """
     if our_own is not None:
-        return Connection.to_our_own("", endpoint_url=our_own)
+        return Connection.to_own_server("", endpoint_url=our_own)
     return await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
 
 

@@ -20,12 +20,10 @@ import msgspec
 
 from kpl_core import ConfigError
 from kpl_core.durability.spool import SpoolError
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.serve.echoes import Echoes
 from kpl_integrations.cli.serve.serve_parts import connection_of, through, who_may
-from kpl_integrations.cli.signals import on_signal
-from kpl_integrations.cli.terminal import complain, note
+from kpl_integrations.cli.terminal import note, print_failure
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.workers.crew import READY
@@ -155,13 +153,13 @@ def main() -> int:
         options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
         anyio.run(_run, briefing, backend_options=options)
     except ConfigError as error:
-        complain(CommandFailure(str(error)))
+        print_failure(CommandFailure(str(error)))
         return ExitCode.WRONG_USAGE
     except SpoolError as error:
-        complain(CommandFailure(str(error)))
+        print_failure(CommandFailure(str(error)))
         return ExitCode.UNUSABLE
     except CommandFailure as failure:
-        complain(failure)
+        print_failure(failure)
         return failure.exit_code
     return ExitCode.DONE
 
