@@ -14,11 +14,10 @@ from kpl_core.hooks import RecordsFinished
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.generations import Generations
 from kpl_core.pipeline.ledger import Ledger
-from kpl_core.records.failure_reason import Reason, reason_of_code
 from kpl_core.records.kinesis_record import KinesisRecord, MovingUserRecord
 from kpl_core.records.outcome import Note
 from kpl_core.records.put_records import PutRecordsEntry
-from kpl_core.records.record_result import Attempt, Place
+from kpl_core.records.record_result import Attempt, Place, Reason, reason_of_code
 
 __all__ = ["KeepingLedger", "Leaving", "note_of"]
 

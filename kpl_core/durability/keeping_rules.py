@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 
 from kpl_core.options.config import Config
-from kpl_core.records.failure_reason import INCURABLE, Reason
 from kpl_core.records.outcome import Origin
-from kpl_core.records.record_result import Place
+from kpl_core.records.record_result import INCURABLE, Place, Reason
 from kpl_core.records.user_record import Tier
 
 __all__ = ["KeepingRules", "keeping_rules", "places_of"]

@@ -3,7 +3,7 @@
 import pytest
 
 from kpl_core.durability.keeping_rules import KeepingRules, places_of
-from kpl_core.records.failure_reason import INCURABLE, REASONS
+from kpl_core.records.record_result import INCURABLE, REASONS
 
 BOTH = KeepingRules(spool=True, dead_letters=True)
 SPOOL = KeepingRules(spool=True)

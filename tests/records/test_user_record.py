@@ -34,8 +34,8 @@ def test_characters_are_code_points_neither_bytes_nor_utf_16_units():
 @pytest.mark.parametrize(
     ("partition_key", "problem"),
     [
-        ("", r"partition_key has 0 characters; Kinesis takes 1 to 256"),
-        ("x" * 257, r"partition_key has 257 characters; Kinesis takes 1 to 256"),
+        ("", r"partition_key has 0 characters; Kinesis accepts 1 to 256"),
+        ("x" * 257, r"partition_key has 257 characters; Kinesis accepts 1 to 256"),
         ("ok\ud800", r"partition_key has a lone surrogate at character 2"),
         ("\udfff", r"partition_key has a lone surrogate at character 0"),
     ],
@@ -79,7 +79,7 @@ def test_data_of_another_type_is_a_type_error_that_says_what_to_do(data):
 
 def test_key_and_data_count_together_as_the_service_counts_them():
     require_size(256, MIB - 256, max_record_bytes=MIB)
-    with pytest.raises(InvalidUserRecord, match=r"1,048,577 bytes together; the stream takes 1,048,576"):
+    with pytest.raises(InvalidUserRecord, match=r"1,048,577 bytes together; the stream accepts at most 1,048,576"):
         require_size(256, MIB - 255, max_record_bytes=MIB)
 
 
