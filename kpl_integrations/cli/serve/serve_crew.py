@@ -15,7 +15,7 @@ from kpl_integrations.cli.failure import CommandFailure
 from kpl_integrations.cli.serve.serve_worker import Briefing
 from kpl_integrations.cli.signals import on_signal
 from kpl_integrations.ingest import IngestSettings
-from kpl_integrations.ingest.stats.totals import Totals
+from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.burial import Burial
 from kpl_integrations.ingest.workers.crew import Crew, WorkerFailed
 from kpl_integrations.ingest.workers.own_files import heirs
@@ -75,7 +75,7 @@ async def serve_by_many(
             raise CommandFailure(message, exit_code=status) from failed
 
 
-def _report(totals: Totals) -> ProducerReport:
+def _report(totals: GatewayTotals) -> ProducerReport:
     """Return the accounts of all workers as those of one producer."""
     records = totals.stats.records
     failed = records.failed | ({LOST: records.lost} if records.lost else {})

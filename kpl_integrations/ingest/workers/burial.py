@@ -7,7 +7,7 @@ import anyio
 import msgspec
 
 from kpl_core.coordination import CoordinationStore, StoreFailed
-from kpl_integrations.ingest.stats.totals import Totals
+from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.company import PAST, gather
 from kpl_integrations.ingest.workers.past import Past, folded
 from kpl_integrations.ingest.workers.seat import Seat
@@ -40,7 +40,7 @@ class Burial:
             except (StoreFailed, msgspec.DecodeError) as error:
                 _logger.warning("what worker %d had counted cannot be kept: %s", seat.worker, error)
 
-    async def accounts(self) -> Totals:
+    async def accounts(self) -> GatewayTotals:
         """Return what all workers told, the dead and those that ended in order."""
         gathered = await gather(self._store)
         return sum_of(list(gathered.living.values()), gathered.past)

@@ -18,9 +18,9 @@ import anyio
 import msgspec
 
 from kpl_core.coordination import CoordinationStore, StoreFailed
-from kpl_integrations.ingest.admission.account import TenantAccount
-from kpl_integrations.ingest.stats.stats import Stats
-from kpl_integrations.ingest.stats.totals import Alone, Totals
+from kpl_integrations.gateway_figures import StatsDocument
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.stats.totals import GatewayTotals, SingleProcessStats
 from kpl_integrations.ingest.workers.past import Past
 from kpl_integrations.ingest.workers.seat import Seat
 from kpl_integrations.ingest.workers.snapshot import Snapshot, decode_snapshot, encode_snapshot, snapshot_of
@@ -52,7 +52,7 @@ class Company:
 
     def __init__(
         self,
-        alone: Alone,
+        alone: SingleProcessStats,
         store: CoordinationStore,
         seat: Seat,
         *,
@@ -80,7 +80,7 @@ class Company:
     async def tell(self) -> Snapshot:
         """Let the others know what this worker has counted."""
         async with self._telling:
-            totals = await self._alone.look()
+            totals = await self._alone.totals()
             snapshot = snapshot_of(totals, self._seat, process_id=os.getpid(), inherited=self._inherited)
             try:
                 await self._store.write(self._seat.name, encode_snapshot(snapshot))
@@ -90,7 +90,7 @@ class Company:
                 self._is_well = True
         return snapshot
 
-    async def look(self) -> Totals:
+    async def totals(self) -> GatewayTotals:
         """Return the sum over all workers."""
         own = await self.tell()
         try:
@@ -102,10 +102,10 @@ class Company:
             self._complain(error)
         return sum_of(list((self._known.living | {self._seat.name: own}).values()), self._known.past)
 
-    async def look_at(self, account: TenantAccount) -> Stats:
+    async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
         """Return the sum over all workers; it has the tenant's own too, if it ever asked."""
         del account
-        return (await self.look()).stats
+        return (await self.totals()).stats
 
     def _complain(self, error: StoreFailed) -> None:
         if self._is_well:

@@ -19,7 +19,7 @@ import msgspec
 from anyio.abc import Process
 
 from kpl_core.backoff import ExponentialBackoff
-from kpl_integrations.ingest.stats.totals import Totals
+from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.burial import Burial
 from kpl_integrations.ingest.workers.door import Door
 from kpl_integrations.ingest.workers.seat import Seat
@@ -93,7 +93,7 @@ class Crew:
         for process in self._alive.values():
             _send(process, number)
 
-    async def run(self, *, started: Callable[[], object] = lambda: None) -> Totals:
+    async def run(self, *, started: Callable[[], object] = lambda: None) -> GatewayTotals:
         """Serve until `stop`; return what became of all records.
 
         Raises:

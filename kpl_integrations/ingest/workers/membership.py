@@ -8,7 +8,7 @@ from typing import Self
 import anyio
 
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import Alone
+from kpl_integrations.ingest.stats.totals import SingleProcessStats
 from kpl_integrations.ingest.workers.asking import Asking
 from kpl_integrations.ingest.workers.company import Company
 from kpl_integrations.ingest.workers.seat import Seat
@@ -20,7 +20,9 @@ __all__ = ["Membership"]
 class Membership:
     """One worker's part in the company, from before its door opens until its producer is closed."""
 
-    def __init__(self, seat: Seat, opened: OpenGateway, alone: Alone, *, chance: Callable[[], float]) -> None:
+    def __init__(
+        self, seat: Seat, opened: OpenGateway, alone: SingleProcessStats, *, chance: Callable[[], float]
+    ) -> None:
         from kpl_core.coordination.stores.file import FileStore  # noqa: PLC0415 - fcntl is not everywhere
 
         self._asking = Asking(seat.place_of("asking"), seat.name)
@@ -31,7 +33,7 @@ class Membership:
             inherited=opened.producer.report().accepted,
             ask=self._asking.ask,
         )
-        self._quotas = SharedQuotas(FileStore(seat.place_of("quotas")), seat, clock=opened.intake.now, chance=chance)
+        self._quotas = SharedQuotas(FileStore(seat.place_of("quotas")), seat, clock=opened.admission.now, chance=chance)
         self._accounts = opened.accounts
         self._exits = AsyncExitStack()
 

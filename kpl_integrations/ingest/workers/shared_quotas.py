@@ -13,7 +13,7 @@ import msgspec
 
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.seat import Seat
 
@@ -57,7 +57,7 @@ class SharedQuotas:
     @contextlib.asynccontextmanager
     async def taking_part(self) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
         """Meet the others once before the block, and leave after it; the block runs what is yielded beside itself."""
-        await self._worker.turn()
+        await self._worker.step()
         try:
             yield self._worker.run
         finally:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import msgspec
 from prometheus_client.metrics_core import Metric as Family
 
-from kpl_integrations.ingest.stats.stats import Stats
-from kpl_integrations.ingest.stats.totals import Totals
+from kpl_integrations.gateway_figures import StatsDocument
+from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.seat import Seat
 
 __all__ = ["FamilySnapshot", "Snapshot", "decode_snapshot", "encode_snapshot", "snapshot_of"]
@@ -34,12 +34,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     life: int
     process_id: int
     inherited: int
-    stats: Stats
+    stats: StatsDocument
     families: list[FamilySnapshot]
     takes: bool = True
 
 
-def snapshot_of(totals: Totals, seat: Seat, *, process_id: int, inherited: int) -> Snapshot:
+def snapshot_of(totals: GatewayTotals, seat: Seat, *, process_id: int, inherited: int) -> Snapshot:
     """Return a worker's totals as it tells them."""
     return Snapshot(
         worker=seat.worker,

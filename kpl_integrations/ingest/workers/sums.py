@@ -9,9 +9,15 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric as Family
 
-from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats, WorkerStats
-from kpl_integrations.ingest.stats.stats import Stats
-from kpl_integrations.ingest.stats.totals import Totals
+from kpl_integrations.gateway_figures import (
+    BufferStats,
+    RecordStats,
+    StatsDocument,
+    StreamStats,
+    TenantStats,
+    WorkerStats,
+)
+from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.past import GROWING, Past, WorkerPast, added
 from kpl_integrations.ingest.workers.snapshot import FamilySnapshot, Snapshot
 from kpl_integrations.metrics.catalogue import METRICS
@@ -35,9 +41,9 @@ _STATES: Final = ("closed", "draining", "open")
 _Labels = tuple[tuple[str, str], ...]
 
 
-def sum_of(living: Sequence[Snapshot], past: Past) -> Totals:
+def sum_of(living: Sequence[Snapshot], past: Past) -> GatewayTotals:
     """Return the totals of all workers; `living` has each number at most once, and nobody whom `past` has."""
-    stats = Stats(
+    stats = StatsDocument(
         state=min((each.stats.state for each in living if each.takes), key=_STATES.index, default="closed"),
         tenants=_tenants([past.tenants, *(each.stats.tenants for each in living)]),
         records=_records(living, past),
@@ -56,7 +62,7 @@ def sum_of(living: Sequence[Snapshot], past: Past) -> Totals:
             for each in sorted(living, key=lambda each: each.worker)
         },
     )
-    return Totals(stats, _families(living, past, stats))
+    return GatewayTotals(stats, _families(living, past, stats))
 
 
 def _records(living: Sequence[Snapshot], past: Past) -> RecordStats:
@@ -79,10 +85,10 @@ def _records(living: Sequence[Snapshot], past: Past) -> RecordStats:
     )
 
 
-def _room(rooms: Iterable[Room]) -> Room:
-    total = Room()
+def _room(rooms: Iterable[BufferStats]) -> BufferStats:
+    total = BufferStats()
     for room in rooms:
-        total = Room(
+        total = BufferStats(
             outstanding_records=total.outstanding_records + room.outstanding_records,
             max_records=total.max_records + room.max_records,
             outstanding_bytes=total.outstanding_bytes + room.outstanding_bytes,
@@ -143,7 +149,7 @@ def _breakers(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str
     return found
 
 
-def _families(living: Sequence[Snapshot], past: Past, stats: Stats) -> list[Family]:
+def _families(living: Sequence[Snapshot], past: Past, stats: StatsDocument) -> list[Family]:
     families: dict[str, Family] = {}
     sums: dict[str, dict[tuple[str, _Labels], float]] = {}
     for snapshot in [past.families, *(_of_the_whole(each) for each in living)]:
@@ -180,7 +186,7 @@ def _set(sums: Mapping[str, dict[tuple[str, _Labels], float]], family: str, valu
         sums[family][key] = value
 
 
-def _of_the_workers(stats: Stats) -> list[Family]:
+def _of_the_workers(stats: StatsDocument) -> list[Family]:
     return [
         _gauge("kinesis_ingest_workers", len(stats.workers)),
         _gauge("kinesis_ingest_lost_records", stats.records.lost),

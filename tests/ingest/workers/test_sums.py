@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from prometheus_client.metrics_core import Metric as Family
 
-from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats
+from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
 from kpl_integrations.ingest.stats.metrics import exposition
-from kpl_integrations.ingest.stats.stats import Stats
-from kpl_integrations.ingest.stats.totals import Totals
+from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.past import Past, folded
 from kpl_integrations.ingest.workers.seat import Seat
 from kpl_integrations.ingest.workers.snapshot import Snapshot, decode_snapshot, encode_snapshot, snapshot_of
@@ -59,7 +58,7 @@ class Worker:
             self.failed += done
 
     def tell(self) -> None:
-        stats = Stats(
+        stats = StatsDocument(
             state="open",
             tenants={
                 "t": TenantStats(requests=self.accepted, accepted_records=self.accepted, waiting_records=self.open)
@@ -78,7 +77,7 @@ class Worker:
             float(self.accepted),
         )
         families = [family("kinesis_producer_accepted_records", "counter", counter)]
-        self.told = snapshot_of(Totals(stats, families), self.seat, process_id=1, inherited=self.inherited)
+        self.told = snapshot_of(GatewayTotals(stats, families), self.seat, process_id=1, inherited=self.inherited)
 
 
 STEPS = st.lists(
@@ -137,15 +136,15 @@ def test_what_a_dead_worker_left_is_lost_unless_its_successor_finds_it(keeps, lo
 
 def snapshot(number: int, *families: Family, **stats: object) -> Snapshot:
     seat = Seat(worker=number, life=1, count=2, folder="/nowhere")
-    whole = msgspec.structs.replace(Stats(state="open"), **stats)
-    return snapshot_of(Totals(whole, families), seat, process_id=number, inherited=0)
+    whole = msgspec.structs.replace(StatsDocument(state="open"), **stats)
+    return snapshot_of(GatewayTotals(whole, families), seat, process_id=number, inherited=0)
 
 
 def test_each_kind_of_count_is_added_as_it_should_be():
     one = snapshot(
         1,
         tenants={"a": TenantStats(requests=1, waiting_records=2, waiting_bytes=3, refused={"quota": 4})},
-        room=Room(outstanding_records=1, max_records=10, outstanding_bytes=2, max_bytes=20),
+        room=BufferStats(outstanding_records=1, max_records=10, outstanding_bytes=2, max_bytes=20),
         answers={"200": 1, "429": 4},
         streams={"s": StreamStats(accepted=1, delivered=1, breakers={"": "closed", "shard": "open"})},
         state="draining",
@@ -153,7 +152,7 @@ def test_each_kind_of_count_is_added_as_it_should_be():
     other = snapshot(
         0,
         tenants={"a": TenantStats(requests=10, refused={"quota": 1}), "b": TenantStats(requests=5)},
-        room=Room(outstanding_records=3, max_records=10, outstanding_bytes=4, max_bytes=20),
+        room=BufferStats(outstanding_records=3, max_records=10, outstanding_bytes=4, max_bytes=20),
         answers={"200": 2},
         streams={"s": StreamStats(accepted=2, waiting=1, breakers={"": "half_open", "shard": "closed"})},
     )
@@ -161,14 +160,14 @@ def test_each_kind_of_count_is_added_as_it_should_be():
     assert stats.state == "draining"
     tenant = TenantStats(requests=11, waiting_records=2, waiting_bytes=3, refused={"quota": 5})
     assert stats.tenants == {"a": tenant, "b": TenantStats(requests=5)}
-    assert stats.room == Room(outstanding_records=4, max_records=20, outstanding_bytes=6, max_bytes=40)
+    assert stats.room == BufferStats(outstanding_records=4, max_records=20, outstanding_bytes=6, max_bytes=40)
     assert stats.answers == {"200": 3, "429": 4}
     breakers = {"": "half_open", "shard": "open"}
     assert stats.streams == {"s": StreamStats(accepted=3, delivered=1, waiting=1, breakers=breakers)}
     assert list(stats.workers) == ["0", "1"]
 
 
-def samples(totals: Totals) -> dict[str, float]:
+def samples(totals: GatewayTotals) -> dict[str, float]:
     lines = exposition(totals.families).decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
@@ -212,7 +211,7 @@ def test_who_only_emptied_an_old_spool_and_ended_does_not_close_the_gateway():
     totals = sum_of(both, Past())
     assert (totals.stats.state, samples(totals)["kinesis_ingest_open"]) == ("open", 1.0)
     seat = Seat(worker=1, life=1, count=2, folder="/nowhere", takes=False)
-    assert not snapshot_of(Totals(Stats(state="open"), []), seat, process_id=1, inherited=0).takes
+    assert not snapshot_of(GatewayTotals(StatsDocument(state="open"), []), seat, process_id=1, inherited=0).takes
 
 
 def test_a_tenant_that_waits_at_two_workers_is_one_that_waits():
