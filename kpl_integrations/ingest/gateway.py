@@ -46,13 +46,13 @@ from kpl_integrations.ingest.routes.records_route import PREFIX, SUFFIX, Records
 from kpl_integrations.ingest.routes.wire_protocol import WireProtocol
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stats.metrics import GatewayMetrics
-from kpl_integrations.ingest.stats.totals import Alone, Whole
+from kpl_integrations.ingest.stats.totals import GatewayStats, SingleProcessStats
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
 from kpl_integrations.ingest.tenants.admin_key import AdminKey
 from kpl_integrations.ingest.tenants.reload_trouble import ReloadTrouble
-from kpl_integrations.ingest.workers.membership import Membership
-from kpl_integrations.ingest.workers.seat import Seat
+from kpl_integrations.ingest.workers.link import SupervisorLink
+from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
 
 __all__ = ["IngestGateway"]
 
@@ -67,8 +67,8 @@ class IngestGateway:
 
     `transport` replaces the network; by default aiobotocore's. `config` replaces the producer's options that the
     settings would give; it must have a fair queue. `plain_receive` says that requests come straight from a server,
-    whose `receive` opens no cancel scopes: then a request that is all here needs no timer. `seat` is its place among
-    several processes that are one gateway.
+    whose `receive` opens no cancel scopes: then a request that is all here needs no timer. `supervisor` connects a
+    worker of `kpl serve --workers` to the others.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class IngestGateway:
         config: Config | None = None,
         chance: Callable[[], float] = random.random,
         plain_receive: bool = False,
-        seat: Seat | None = None,
+        supervisor: SupervisorLink | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
         self._config = settings.producer_config(TenantFairness(directory)) if config is None else config
-        if seat is not None and self._config.coordination is None:
-            self._config = dataclasses.replace(self._config, coordination=seat.shard_sharing())
-        self._seat = seat
-        self._membership: Membership | None = None
+        if supervisor is not None and self._config.coordination is None:
+            self._config = dataclasses.replace(self._config, coordination=supervisor.identity.shard_sharing())
+        self._supervisor = supervisor
+        self._peer_stats: PeerStats | None = None
         self._transport = transport
         self._chance = chance
         self.plain_receive = plain_receive
@@ -115,11 +115,11 @@ class IngestGateway:
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
             metrics.watch(opened)
-            alone = Alone(opened, metrics)
-            if self._seat is not None:
-                joining = Membership(self._seat, opened, alone, chance=self._chance)
-                self._membership = await stack.enter_async_context(joining)
-            self._route(opened, alone if self._membership is None else self._membership.company)
+            own = SingleProcessStats(opened, metrics)
+            if self._supervisor is not None:
+                taking_part = take_part(self._supervisor, opened, own, chance=self._chance)
+                self._peer_stats = await stack.enter_async_context(taking_part)
+            self._route(opened, own if self._peer_stats is None else self._peer_stats)
             reloading = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(reloading.cancel_scope.cancel)
             reloading.start_soon(self._reload)
@@ -149,8 +149,8 @@ class IngestGateway:
             closing=anyio.Event(),
         )
 
-    def _route(self, opened: OpenGateway, whole: Whole) -> None:
-        self._resources = Resources(opened, whole)
+    def _route(self, opened: OpenGateway, gateway_stats: GatewayStats) -> None:
+        self._resources = Resources(opened, gateway_stats)
         self._records = RecordsRoute(
             opened.settings, opened.producer, opened.directory, opened.accounts, opened.streams, opened.intake
         )
@@ -158,7 +158,7 @@ class IngestGateway:
         self.routes |= {
             ("POST", "/"): WireProtocol(opened),
             **{("POST", path): OtlpRoute(opened, signal) for path, signal in OTLP_PATHS.items()},
-            **Dashboard(opened, whole).routes(),
+            **Dashboard(opened, gateway_stats).routes(),
         }
 
     async def __aexit__(
@@ -189,8 +189,8 @@ class IngestGateway:
             with self._closing_scope:
                 await self.producer.close(timeout=self.settings.close_seconds)
             self.report = self.producer.report()
-            if self._membership is not None:
-                await self._membership.last_word()
+            if self._peer_stats is not None:
+                await self._peer_stats.report()
             # What expired or was refused for good is complete, and lost all the same.
             is_well = self.report.complete and not self.report.failed_total
             level = logging.INFO if is_well else logging.WARNING

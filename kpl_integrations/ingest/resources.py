@@ -14,7 +14,7 @@ from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi.openapi import openapi_document
 from kpl_integrations.ingest.routes.records_route import account_of
 from kpl_integrations.ingest.stats.metrics import EXPOSITION_TYPE, exposition
-from kpl_integrations.ingest.stats.totals import Whole
+from kpl_integrations.ingest.stats.totals import GatewayStats
 
 __all__ = ["Resource", "Resources"]
 
@@ -26,9 +26,9 @@ _JSON: Final = (b"content-type", b"application/json")
 class Resources:
     """Answers GET for one open gateway."""
 
-    def __init__(self, opened: OpenGateway, whole: Whole) -> None:
+    def __init__(self, opened: OpenGateway, gateway_stats: GatewayStats) -> None:
         self._opened = opened
-        self._whole = whole
+        self._gateway_stats = gateway_stats
         self._description = msgspec.json.encode(openapi_document(opened.settings))
         self.health = ProducerHealth(opened.producer, checks={"door": self._door})
         self.by_path: dict[str, Resource] = {
@@ -51,17 +51,17 @@ class Resources:
         return ReadinessAnswer(state == "open", state)
 
     async def _metrics(self, _scope: Scope) -> tuple[int, Headers, bytes]:
-        totals = await self._whole.look()
+        totals = await self._gateway_stats.totals()
         return 200, [(b"content-type", EXPOSITION_TYPE.encode())], exposition(totals.families)
 
     async def _stats(self, scope: Scope) -> tuple[int, Headers, bytes]:
         opened = self._opened
         headers = header_fields(scope["headers"])
         if opened.admin_key.is_shown(headers) or not opened.directory.verifies:
-            document = (await self._whole.look()).stats.document()
+            document = (await self._gateway_stats.totals()).stats.document()
         else:
             account = account_of(headers, opened.directory, opened.accounts)
-            document = (await self._whole.look_at(account)).document_for(account.tenant.id)
+            document = (await self._gateway_stats.stats_for(account)).document_for(account.tenant.id)
         return 200, [_JSON, (b"cache-control", b"no-store")], msgspec.json.encode(document)
 
     async def _openapi(self, _scope: Scope) -> tuple[int, Headers, bytes]:

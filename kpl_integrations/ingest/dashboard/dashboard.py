@@ -24,7 +24,7 @@ from kpl_integrations.ingest.dashboard.session import Session
 from kpl_integrations.ingest.http.body import ClientGone, read_body
 from kpl_integrations.ingest.http.http_answer import send_refusal
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import Whole
+from kpl_integrations.ingest.stats.totals import GatewayStats
 
 __all__ = ["Dashboard"]
 
@@ -42,9 +42,11 @@ Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Dashboard:
     """The routes of one gateway's dashboard. `wall_clock` is for cookies alone."""
 
-    def __init__(self, opened: OpenGateway, whole: Whole, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, opened: OpenGateway, gateway_stats: GatewayStats, *, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._opened = opened
-        self._whole = whole
+        self._gateway_stats = gateway_stats
         self._wall_clock = wall_clock
         key = opened.settings.admin_key
         self._session = None if key is None else Session(key.get_secret_value())
@@ -141,7 +143,7 @@ class Dashboard:
             # Half a period: timers of several watchers do not fire in step.
             if now - self._seen_at >= LOOK_SECONDS / 2:
                 self._seen_at = now
-                stats, families = await self._whole.look()
+                stats, families = await self._gateway_stats.totals()
                 samples = [
                     MetricSample(sample.name, sample.labels, sample.value)
                     for family in families

@@ -1,4 +1,4 @@
-"""What the gateway tells of itself as a whole, whoever of its processes is asked."""
+"""What `/metrics`, `/v1/stats` and the dashboard show: the statistics of the whole gateway."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -10,38 +10,38 @@ from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats.metrics import GatewayMetrics
 from kpl_integrations.ingest.stats.stats import Stats, stats_of, tenant_stats
 
-__all__ = ["Alone", "Totals", "Whole"]
+__all__ = ["GatewayStats", "GatewayTotals", "SingleProcessStats"]
 
 
-class Totals(NamedTuple):
-    """The counts of `/v1/stats`, and the metrics."""
+class GatewayTotals(NamedTuple):
+    """The document of `/v1/stats`, and the metrics."""
 
     stats: Stats
     families: Sequence[Family]
 
 
-class Whole(Protocol):
-    """Where the totals come from."""
+class GatewayStats(Protocol):
+    """The statistics of all processes of a gateway."""
 
-    async def look(self) -> Totals:
-        """Return the totals of all processes of this gateway, as fresh as they can be had."""
+    async def totals(self) -> GatewayTotals:
+        """Return the current totals."""
 
-    async def look_at(self, account: TenantAccount) -> Stats:
-        """Return what concerns one tenant; other members of it need not be filled."""
+    async def stats_for(self, account: TenantAccount) -> Stats:
+        """Return the current state and one tenant's statistics; other members may be empty."""
 
 
-class Alone:
-    """A gateway of one process is the whole."""
+class SingleProcessStats:
+    """The statistics of this process."""
 
     def __init__(self, opened: OpenGateway, metrics: GatewayMetrics) -> None:
         self._opened = opened
         self._metrics = metrics
 
-    async def look(self) -> Totals:
-        """Return what this process knows."""
-        return Totals(stats_of(self._opened), list(self._metrics.families()))
+    async def totals(self) -> GatewayTotals:
+        """Return the current totals."""
+        return GatewayTotals(stats_of(self._opened), list(self._metrics.families()))
 
-    async def look_at(self, account: TenantAccount) -> Stats:
-        """Return what this process counts for a tenant."""
+    async def stats_for(self, account: TenantAccount) -> Stats:
+        """Return the current state and one tenant's statistics."""
         opened = self._opened
         return Stats(state=opened.intake.state, tenants=tenant_stats([account], opened.producer))

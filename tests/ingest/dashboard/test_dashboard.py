@@ -15,7 +15,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.dashboard.dashboard import LAST_WORD_SECONDS, MOST_WATCHERS, Dashboard
 from kpl_integrations.ingest.stats.metrics import GatewayMetrics
-from kpl_integrations.ingest.stats.totals import Alone
+from kpl_integrations.ingest.stats.totals import SingleProcessStats
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
 from tests.virtual_time import Backend
 
@@ -156,7 +156,7 @@ async def test_a_session_that_is_over_ends_its_event_stream() -> None:
         began_at = anyio.current_time()
         gateway.routes |= Dashboard(
             gateway.opened,
-            Alone(gateway.opened, GatewayMetrics()),
+            SingleProcessStats(gateway.opened, GatewayMetrics()),
             wall_clock=lambda: 1_800_000_000.0 + (anyio.current_time() - began_at) * 3_600,
         ).routes()
         entered = await Client("POST", "/dashboard", body=f"key={KEY}".encode()).ask(gateway)

@@ -13,24 +13,24 @@ from kpl_integrations.cli.local_server import local_kinesis
 from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 
-__all__ = ["connection_of", "own_kinesis", "settings_given", "through", "who_may"]
+__all__ = ["connect", "embedded_kinesis", "given_settings", "tenant_directory"]
 
-# Who runs it alone on this machine wants it gone at Ctrl-C.
+# With --local a developer presses Ctrl-C, and no load balancer has to notice.
 _LOCAL: Final[Mapping[str, Any]] = {"drain_delay_seconds": 0.0}
 
 
-def settings_given(options: Mapping[str, object], *, local: bool) -> dict[str, Any]:
-    """Return the options that were given, and what --local means for the others."""
+def given_settings(options: Mapping[str, object], *, local: bool) -> dict[str, Any]:
+    """Return the options that were given, and the defaults that --local changes."""
     given = {name: value for name, value in options.items() if value is not None}
     return {**_LOCAL, **given} if local else given
 
 
-def who_may(settings: IngestSettings, *, local: bool, first_stream: str) -> TenantDirectory:
-    """Return who may use the gateway.
+def tenant_directory(settings: IngestSettings, *, local: bool, first_stream: str) -> TenantDirectory:
+    """Return the tenants that may use the gateway.
 
     Raises:
-        CommandFailure: it would be everybody, and not only on this machine.
-        ConfigError: the file of tenants cannot be used.
+        CommandFailure: there are no tenants, and the gateway would be open to other machines.
+        ConfigError: the tenants file cannot be used.
     """
     if settings.tenants is not None:
         return FileTenants(settings.tenants, default_ack=settings.default_ack)
@@ -42,19 +42,19 @@ def who_may(settings: IngestSettings, *, local: bool, first_stream: str) -> Tena
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
     if not is_this_machine(settings.host):
         message = (
-            f"--local checks no credentials, and others reach host {settings.host!r}; leave --host alone, or name "
+            f"--local checks no credentials, and other machines reach host {settings.host!r}; omit --host, or name "
             f"a file of tenants with --tenants"
         )
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
-    everywhere = dict.fromkeys(SIGNALS, first_stream)
-    return OpenTenants(Tenant(id="local", default_ack=settings.default_ack, otlp_streams=everywhere))
+    streams = dict.fromkeys(SIGNALS, first_stream)
+    return OpenTenants(Tenant(id="local", default_ack=settings.default_ack, otlp_streams=streams))
 
 
 @contextlib.asynccontextmanager
-async def own_kinesis(
+async def embedded_kinesis(
     settings: IngestSettings, streams: Mapping[str, int], *, local: bool
 ) -> AsyncIterator[str | None]:
-    """Start a Kinesis here if that is wanted; yield its URL."""
+    """Start a local Kinesis in this process if --local needs one; yield its URL, else None."""
     if local and settings.endpoint_url is None:
         async with local_kinesis(streams) as server:
             yield server.endpoint_url
@@ -62,18 +62,15 @@ async def own_kinesis(
         yield None
 
 
-async def connection_of(settings: IngestSettings, our_own: str | None) -> Connection:
-    """Return the way to Kinesis: to `our_own`, if there is one.
+async def connect(settings: IngestSettings, embedded_url: str | None) -> tuple[IngestSettings, KinesisTransport]:
+    """Return the settings with region and endpoint filled in, and a transport to the embedded Kinesis or to AWS.
 
     Raises:
-        CommandFailure: there is none.
+        CommandFailure: region or credentials are missing.
     """
-    if our_own is not None:
-        return Connection.to_our_own("", endpoint_url=our_own)
-    return await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
-
-
-def through(settings: IngestSettings, connection: Connection) -> tuple[IngestSettings, KinesisTransport]:
-    """Return the settings with what the connection knows, and a transport on it."""
+    if embedded_url is not None:
+        connection = Connection.to_our_own("", endpoint_url=embedded_url)
+    else:
+        connection = await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
     settings = settings.model_copy(update={"region": connection.region, "endpoint_url": connection.endpoint_url})
     return settings, AiobotocoreTransport(settings.producer_config(), session=connection.session)
