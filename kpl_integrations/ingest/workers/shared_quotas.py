@@ -58,7 +58,7 @@ class SharedQuotas:
         # Reported as idle in the last interval; the leaseholder releases their leases meanwhile.
         self._idle: dict[str, _ActiveTenant] = {}
         self._worker = CoordinationWorker(
-            store, options, usages=self._usages, obey=self._apply, clock=clock, chance=chance
+            store, options, usages=self._usages, apply_shares=self._apply_shares, clock=clock, chance=chance
         )
 
     @contextlib.asynccontextmanager
@@ -110,7 +110,7 @@ class SharedQuotas:
                 usages[tenant_id] = Usage(each.limit, each.offered())
         return usages
 
-    def _apply(self, shares: Mapping[str, Pair]) -> None:
+    def _apply_shares(self, shares: Mapping[str, Pair]) -> None:
         now = self._clock()
         for tenant_id, share in shares.items():
             each = self._active.get(tenant_id)

@@ -22,6 +22,7 @@ import anyio
 import msgspec
 from anyio.abc import Process, TaskGroup
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import shared_socket
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
@@ -32,8 +33,7 @@ __all__ = ["Supervisor", "WorkerFailed", "WorkerSocket"]
 
 # A process that lived shorter died of something that is still there.
 _LONG_LIFE_SECONDS: Final = 10.0
-_FIRST_BACKOFF_SECONDS: Final = 0.25
-_MAX_BACKOFF_SECONDS: Final = 10.0
+_RESTART_BACKOFF: Final = ExponentialBackoff(base_seconds=0.25, cap_seconds=10.0)
 # About 25 s of backoff. What kills workers for that long, such as a damaged spool, needs an operator.
 _MAX_QUICK_DEATHS: Final = 8
 # The status of a process that could not be started.
@@ -214,7 +214,7 @@ class Supervisor:
                 self.stop(signal.SIGINT)
                 break
             quick_deaths = quick_deaths + 1 if time.monotonic() - started_at < _LONG_LIFE_SECONDS else 0
-            backoff_seconds = _backoff_seconds(quick_deaths)
+            backoff_seconds = _RESTART_BACKOFF.longest_seconds(quick_deaths) if quick_deaths else 0.0
             _logger.warning("worker %d %s; it is replaced in %g s", number, _ended(status), backoff_seconds)
             if worker.socket is not None and quick_deaths >= _MAX_QUICK_DEATHS:
                 worker.socket.abandon()
@@ -306,12 +306,6 @@ class Supervisor:
     def _close_sockets(self) -> None:
         for each in self._sockets:
             each.close()
-
-
-def _backoff_seconds(quick_deaths: int) -> float:
-    if not quick_deaths:
-        return 0.0
-    return float(min(_MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** (quick_deaths - 1)))
 
 
 def _ended(status: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers import supervisor as supervisor_module
@@ -28,7 +29,7 @@ only_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the w
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch):
-    monkeypatch.setattr(supervisor_module, "_FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor_module, "_RESTART_BACKOFF", ExponentialBackoff(base_seconds=0.0, cap_seconds=0.0))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
 
