@@ -1,8 +1,8 @@
 """One worker's part in the gateway: it reports its counts to the supervisor, and shares its tenants' rates.
 
-The supervisor keeps the last report of each worker, and adds them up when a worker asks. A worker reports twice a
-second, before it asks, and when the supervisor requests it because another worker asks. So a sum is exact while all
-workers answer, and counters never fall. What a worker counted after its last report is missing if it is killed.
+The supervisor keeps the last report of each worker. When a worker asks, it requests a report from all of them and adds
+them up. So a sum is exact while all workers answer, and counters never fall. Each worker also reports twice a second.
+What a worker counted after its last report is missing if it is killed.
 """
 
 import contextlib
@@ -71,7 +71,6 @@ class PeerStats:
         """Return the sum over all workers; the last known one if the supervisor does not answer."""
         answer = None
         with anyio.move_on_after(ANSWER_SECONDS):
-            await self.report()
             answer = await self._link.ask_for_totals()
         if answer is not None:
             self._known = decode_totals(answer)

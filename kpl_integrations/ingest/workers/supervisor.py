@@ -40,7 +40,6 @@ _MAX_QUICK_DEATHS: Final = 8
 _NOT_STARTED: Final = 1
 # A worker in the middle of a large request reports after it.
 _REPORT_SECONDS: Final = 0.5
-# What a dead process sent before is in the socket's buffer; the end of the stream follows at once.
 _LAST_MESSAGES_SECONDS: Final = 5.0
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.workers")
@@ -115,13 +114,13 @@ class _Worker:
         self.changed = anyio.Event()
 
     async def reported(self, request: int) -> None:
-        """Return when a report answers this request, or the process is gone."""
-        while self.channel is not None and self.answered < request:
+        """Return when a report answers this request; at once if no process runs that has reported before."""
+        while self.channel is not None and self.report is not None and self.answered < request:
             await self.changed.wait()
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def post(self, message: bytes) -> None:
         if self.channel is not None:
-            self.channel.post(b"stop %d" % number)
+            self.channel.post(message)
 
 
 class Supervisor:
@@ -164,7 +163,7 @@ class Supervisor:
         # The workers have descriptors of their own, and answer until they close them. Then no connection may wait here.
         self._close_sockets()
         for worker in self._workers:
-            worker.send_signal(number)
+            worker.post(b"stop %d" % number)
 
     def totals(self) -> GatewayTotals:
         """Return the sum over all workers, as they reported it last."""
@@ -227,11 +226,35 @@ class Supervisor:
 
     async def _run_process(self, worker: _Worker, background: TaskGroup) -> int:
         """Run one process to its end; return its exit status."""
+        try:
+            worker.process, own, instructions = await self._start(worker)
+        except OSError as error:
+            # There may be no memory, files or processes left for a moment; the other workers are not affected.
+            _logger.warning("worker %d could not be started: %s", worker.identity.worker, error.strerror or error)
+            return _NOT_STARTED
+        async with worker.process, anyio.create_task_group() as tasks:
+            worker.channel = channel = await Channel.over(own)
+            worker.answered = 0
+            # Nothing awaits in between: a signal is sent once, here or by `stop`.
+            channel.post(instructions)
+            for number in self._signals:
+                worker.post(b"stop %d" % number)
+            tasks.start_soon(self._receive, worker, channel, background)
+            status = await worker.process.wait()
+            # What it sent last is in the socket's buffer, and the end of the stream follows.
+            tasks.cancel_scope.deadline = anyio.current_time() + _LAST_MESSAGES_SECONDS
+        channel.close()
+        worker.channel = worker.process = None
+        worker.notify()
+        return status
+
+    async def _start(self, worker: _Worker) -> tuple[Process, socket, bytes]:
+        """Start a process; return it with this end of its connection, and its instructions."""
+        descriptor = None if worker.socket is None else worker.socket.descriptor()
         own, other = socketpair()
         try:
             with other:
-                descriptor = None if worker.socket is None else worker.socket.descriptor()
-                worker.process = await anyio.open_process(
+                process = await anyio.open_process(
                     self._command,
                     stdin=other.fileno(),
                     stdout=DEVNULL,
@@ -240,27 +263,10 @@ class Supervisor:
                     start_new_session=True,
                     pass_fds=() if descriptor is None else (descriptor,),
                 )
-        except OSError as error:
-            # There may be no memory, files or processes left for a moment; the other workers are not affected.
+        except OSError:
             own.close()
-            _logger.warning("worker %d could not be started: %s", worker.identity.worker, error.strerror or error)
-            return _NOT_STARTED
-        async with worker.process, anyio.create_task_group() as tasks:
-            worker.channel = channel = await Channel.over(own)
-            worker.answered = 0
-            # Nothing awaits in between: a signal is sent once, here or by `stop`.
-            channel.post(self._instructions(worker.identity, descriptor))
-            for number in self._signals:
-                worker.send_signal(number)
-            tasks.start_soon(self._receive, worker, channel, background)
-            status = await worker.process.wait()
-            with anyio.move_on_after(_LAST_MESSAGES_SECONDS):
-                await worker.reported(sys.maxsize)
-            tasks.cancel_scope.cancel()
-        channel.close()
-        worker.channel = worker.process = None
-        worker.notify()
-        return status
+            raise
+        return process, own, self._instructions(worker.identity, descriptor)
 
     async def _receive(self, worker: _Worker, channel: Channel, background: TaskGroup) -> None:
         """Handle a worker's messages until its process is gone."""
@@ -268,23 +274,21 @@ class Supervisor:
             if message == b"ready":
                 self._set_ready(worker)
             elif message.startswith(b"totals "):
-                background.start_soon(self._answer, worker, channel, message.removeprefix(b"totals "))
+                background.start_soon(self._answer, channel, message.removeprefix(b"totals "))
             elif message.startswith(b"report "):
                 worker.take_report(message)
         worker.channel = None
         worker.notify()
 
-    async def _answer(self, asker: _Worker, channel: Channel, question: bytes) -> None:
-        """Send the sum to a worker that asked, when the others have reported again, or after 0.5 s."""
+    async def _answer(self, channel: Channel, question: bytes) -> None:
+        """Send the sum to a worker that asked, when all have reported again, or after 0.5 s."""
         self._request += 1
         request = self._request
-        others = [each for each in self._workers if each is not asker and each.channel is not None and each.report]
-        for each in others:
-            assert each.channel is not None  # noqa: S101 - see above
-            each.channel.post(b"report %d" % request)
+        for worker in self._workers:
+            worker.post(b"report %d" % request)
         with anyio.move_on_after(_REPORT_SECONDS):
-            for each in others:
-                await each.reported(request)
+            for worker in self._workers:
+                await worker.reported(request)
         await channel.send(b"sum %s " % question + encode(self.totals()))
 
     def _set_ready(self, worker: _Worker) -> None:
