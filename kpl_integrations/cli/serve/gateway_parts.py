@@ -1,10 +1,11 @@
 """What one gateway process of `kpl serve` is made of, whether it is the only one or one of several."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
-from kpl_core import KinesisTransport
+from kpl_core import ConfigError, KinesisTransport
+from kpl_core.durability.spool import SpoolError
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import ExitCode
@@ -13,10 +14,21 @@ from kpl_integrations.cli.local_server import local_kinesis
 from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 
-__all__ = ["connect", "embedded_kinesis", "given_settings", "tenant_directory"]
+__all__ = ["connect", "embedded_kinesis", "given_settings", "known_failures", "tenant_directory"]
 
 # With --local a developer presses Ctrl-C, and no load balancer has to notice.
 _LOCAL: Final[Mapping[str, Any]] = {"drain_delay_seconds": 0.0}
+
+
+@contextlib.contextmanager
+def known_failures() -> Iterator[None]:
+    """Raise CommandFailure for settings or a spool that cannot be used."""
+    try:
+        yield
+    except ConfigError as error:
+        raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
+    except SpoolError as error:
+        raise CommandFailure(str(error)) from error
 
 
 def given_settings(options: Mapping[str, object], *, local: bool) -> dict[str, Any]:

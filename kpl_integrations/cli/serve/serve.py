@@ -10,11 +10,16 @@ from typing import Any, Final
 
 import msgspec
 
-from kpl_core import ConfigError, ProducerReport
-from kpl_core.durability.spool import SpoolError
+from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.serve.gateway_parts import connect, embedded_kinesis, given_settings, tenant_directory
+from kpl_integrations.cli.serve.gateway_parts import (
+    connect,
+    embedded_kinesis,
+    given_settings,
+    known_failures,
+    tenant_directory,
+)
 from kpl_integrations.cli.serve.worker import Instructions
 from kpl_integrations.cli.signals import on_signal
 from kpl_integrations.cli.terminal import note, noted
@@ -68,13 +73,8 @@ class Serve:
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = _parse_streams(self._stream_texts)
-        try:
-            with noted("kpl_integrations", logging.INFO), noted("uvicorn.error", logging.ERROR):
-                report = await self._run()
-        except ConfigError as error:
-            raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
-        except SpoolError as error:
-            raise CommandFailure(str(error)) from error
+        with known_failures(), noted("kpl_integrations", logging.INFO), noted("uvicorn.error", logging.ERROR):
+            report = await self._run()
         note(f"stopped; {report}")
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 

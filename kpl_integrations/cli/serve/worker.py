@@ -1,7 +1,7 @@
 """One worker process of `kpl serve --workers`. The supervisor starts it, with a socket pair as its standard input.
 
 The first line is its `Instructions`; `ingest/workers/link.py` describes the others. It exits with status 0 if it
-stopped in order, whatever happened to the records: its last report has their counts.
+stopped in order, even if records failed: its last report has their counts.
 """
 
 import asyncio
@@ -19,11 +19,9 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from kpl_core import ConfigError
-from kpl_core.durability.spool import SpoolError
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.serve.gateway_parts import connect, tenant_directory
+from kpl_integrations.cli.serve.gateway_parts import connect, known_failures, tenant_directory
 from kpl_integrations.cli.signals import on_signal
 from kpl_integrations.cli.terminal import complain, note
 from kpl_integrations.ingest import IngestGateway, load_settings
@@ -74,13 +72,8 @@ async def _run() -> None:
     try:
         first = await channel.receive()
         if first is not None:
-            await _serve(msgspec.json.decode(first, type=Instructions), channel)
-    except ConfigError as error:
-        complain(CommandFailure(str(error)))
-        status = ExitCode.WRONG_USAGE
-    except SpoolError as error:
-        complain(CommandFailure(str(error)))
-        status = ExitCode.UNUSABLE
+            with known_failures():
+                await _serve(msgspec.json.decode(first, type=Instructions), channel)
     except CommandFailure as failure:
         complain(failure)
         status = failure.exit_code
