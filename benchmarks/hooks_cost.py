@@ -55,9 +55,9 @@ def shares() -> dict[str, dict[str, float]]:
     records = workload.records(0, _RECORD_COUNT)
     journey = Journey(workload, {}, listening=True)
     journey.deliver(records)
-    journey.pipeline.take_facts()
+    journey.pipeline.ledger.take_facts()
     instructions = counted_instructions(lambda: journey.deliver(records))
-    facts = journey.pipeline.take_facts()
+    facts = journey.pipeline.ledger.take_facts()
     found = {}
     for name, make in HOOKS.items():
         hook = make()

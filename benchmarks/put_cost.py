@@ -20,8 +20,8 @@ from benchmarks.ledger import ShardRanges
 from benchmarks.workload import STREAM_NAME, Keys, Workload
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
+from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.outcome import Delivery
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 
@@ -48,7 +48,7 @@ class Journey:
         unlimited = {"rate_limit_records_per_sec_per_shard": 1e12, "rate_limit_bytes_per_sec_per_shard": 1e15}
         config = Config(**(unlimited | options))
         room = BufferLimit(max_records=10**9, max_bytes=10**12)
-        self.pipeline = StreamPipeline(STREAM_NAME, config, room, now=_NOW, chance=lambda: 0.5, listening=listening)
+        self.pipeline = stream_pipeline(STREAM_NAME, config, room, now=_NOW, chance=lambda: 0.5, listening=listening)
         ranges = ShardRanges(workload.shard_count).ranges
         self.pipeline.shards_changed(
             [Shard(f"shardId-{number:012d}", start, end) for number, (start, end) in enumerate(ranges)], _NOW
@@ -68,8 +68,9 @@ class Journey:
     def finish(self) -> None:
         """Close the open records and answer every request."""
         self.pipeline.flush(_NOW)
-        while (request := self.pipeline.next_request(_NOW)) is not None:
-            self.pipeline.request_completed(request, _success(request), _NOW)
+        while requests := self.pipeline.poll(_NOW, 1_000).requests:
+            for request in requests:
+                self.pipeline.request_completed(request, _success(request), _NOW)
 
 
 def costs(profile: str) -> dict[str, float]:

@@ -231,10 +231,13 @@ class CircuitBreaker:
         return f"CircuitBreaker({self._state}, succeeded={self._succeeded}, failed={self._failed})"
 
     def _advance(self, now: float) -> None:
-        """Let time do what it does: slots leave the window, breaks end, probes are given up."""
-        self._latest = now = max(now, self._latest)
+        """Let time pass: slots leave the window, breaks end, unanswered probes are given up."""
+        if now < self._latest:
+            now = self._latest
+        else:
+            self._latest = now
         if self._state is BreakerState.CLOSED:
-            oldest = self._slot(now) - _SLOTS
+            oldest = self._slot(now) - _SLOTS if self._slots else 0
             while self._slots and self._slots[0][0] <= oldest:
                 _, succeeded, failed = self._slots.popleft()
                 self._succeeded -= succeeded

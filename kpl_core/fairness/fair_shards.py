@@ -20,7 +20,7 @@ from kpl_core.errors import BufferFull
 from kpl_core.fairness import FairQueue
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.records.kinesis_record import MovingUserRecord
+from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.user_record import Tier
 
 __all__ = ["FairShards"]
@@ -38,7 +38,7 @@ class FairShards:
         self._policy = policy
         self._buffer_limit = buffer_limit
         self._ttl_seconds = ttl_seconds
-        self._queues: dict[str | None, FairQueue[MovingUserRecord]] = {}
+        self._queues: dict[str | None, FairQueue[DetachedUserRecord]] = {}
         # By flow: user records and bytes that wait, in front of whatever shard.
         self._held: dict[Flow, list[int]] = {}
         # Never later than the earliest expiration in here.
@@ -83,7 +83,7 @@ class FairShards:
             message, outstanding_records=limit.outstanding_records, outstanding_bytes=limit.outstanding_bytes
         )
 
-    def put(self, shard_id: str | None, waiting: MovingUserRecord, size_bytes: int) -> None:
+    def put(self, shard_id: str | None, waiting: DetachedUserRecord, size_bytes: int) -> None:
         """Let a user record wait behind the others of its flow."""
         queue = self._queues.get(shard_id)
         if queue is None:
@@ -95,7 +95,7 @@ class FairShards:
         held[1] += size_bytes
         self._earliest_expiration = min(self._earliest_expiration, waiting.arrived_at + self._ttl_seconds)
 
-    def take(self, shard_id: str | None) -> MovingUserRecord:
+    def take(self, shard_id: str | None) -> DetachedUserRecord:
         """Remove and return the user record whose turn it is; something is waiting for the shard."""
         queue = self._queues[shard_id]
         waiting = queue.pop()
@@ -104,7 +104,7 @@ class FairShards:
         self._left(waiting)
         return waiting
 
-    def _left(self, waiting: MovingUserRecord) -> None:
+    def _left(self, waiting: DetachedUserRecord) -> None:
         flow = waiting.user_record.flow
         held = self._held[flow]
         held[0] -= 1
@@ -112,13 +112,13 @@ class FairShards:
         if not held[0]:
             del self._held[flow]
 
-    def take_expired(self, now: float) -> list[MovingUserRecord]:
+    def take_expired(self, now: float) -> list[DetachedUserRecord]:
         """Remove and return user records whose time to live is over; if there are more, `next_wakeup` says at once."""
         if self._earliest_expiration > now:
             return []
-        expired: list[MovingUserRecord] = []
+        expired: list[DetachedUserRecord] = []
 
-        def expires(waiting: MovingUserRecord) -> bool:
+        def expires(waiting: DetachedUserRecord) -> bool:
             if waiting.arrived_at + self._ttl_seconds > now or len(expired) >= EXPIRED_AT_ONCE:
                 return False
             expired.append(waiting)
@@ -142,7 +142,7 @@ class FairShards:
         )
         return expired
 
-    def drain(self, shard_ids: Iterable[str | None]) -> list[MovingUserRecord]:
+    def drain(self, shard_ids: Iterable[str | None]) -> list[DetachedUserRecord]:
         """Remove and return what waits for these shards, in the order in which it would have been served."""
         drained = []
         for shard_id in shard_ids:
@@ -172,6 +172,6 @@ class FairShards:
         return sum(len(queue) for queue in self._queues.values())
 
     @property
-    def held_by_flow(self) -> dict[Flow, tuple[int, int]]:
+    def queued_by_flow(self) -> dict[Flow, tuple[int, int]]:
         """Return how many user records, of how many bytes, each flow has waiting; those with none are left out."""
         return {flow: (records, size_bytes) for flow, (records, size_bytes) in self._held.items()}

@@ -16,7 +16,7 @@ from kpl_core.errors import ProducerClosed
 from kpl_core.event_loop import running_clock
 from kpl_core.options.config import Config
 from kpl_core.options.stage_rules import ShardRules
-from kpl_core.pipeline.limiter import Limiter as ShardLimiters
+from kpl_core.pipeline.limiter import StreamLimiter as ShardLimiters
 from kpl_core.pipeline.shard_limiter import Drained
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.record_result import EXPIRED

@@ -1,23 +1,20 @@
 """Aggregate: collect user records of one predicted shard into one Kinesis record.
 
-There is a lane for each predicted shard and tier. A lane's open aggregated
-record closes when the next user record would not fit (size), when it holds
-enough (count), when its oldest user record has waited long enough (deadline),
-or by flush. Like the KPL, user records of different shards never share one, and
-while a shard is unknown every user record travels alone: a consumer drops the
-whole aggregated record if any user record in it belongs to another shard.
+There is a lane for each predicted shard and tier. A lane's open aggregated record closes when the next user record
+would not fit (size), when it has enough of them (count), when its oldest one has waited long enough (deadline), or by
+a flush. As in the KPL, user records of different shards never share one, and while the shard is unknown each user
+record travels alone: a consumer drops the whole aggregated record if any user record in it belongs to another shard.
 
-Different from the KPL: sizes are exact before a user record is added, so
-nothing is ever taken out again. (`reducer.h` estimates, sorts and trims.)
+Different from the KPL: sizes are exact before a user record is added, so none is taken out again. (`reducer.h`
+estimates, sorts and trims.)
 """
 
 import sys
 from collections.abc import Container
 
 from kpl_core.options.stage_rules import AggregationRules
-from kpl_core.pipeline.generations import Generations
-from kpl_core.pipeline.lane import AggregatingLane, Lane, SingleLane
-from kpl_core.pipeline.lane_output import LaneOutput
+from kpl_core.pipeline.lane import AggregatingLane, Lane, LaneOutput, SingleLane
+from kpl_core.pipeline.ledger import Generations
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.outcome import Delivery
 from kpl_core.records.user_record import Tier
@@ -26,7 +23,7 @@ __all__ = ["Aggregator"]
 
 
 class Aggregator:
-    """All lanes of one stream, the deadlines of those that are open, and what they closed."""
+    """All lanes of one stream; `output` has their deadlines and the records they closed."""
 
     def __init__(
         self, rules: AggregationRules, generations: Generations, *, delivery: type[Delivery] = Delivery
@@ -39,7 +36,7 @@ class Aggregator:
         """Return the lane of a predicted shard (None: unpredicted), made when first asked for."""
         lane = self._lanes.get((shard_id, tier))
         if lane is None:
-            # Without a predicted shard there is no company that is safe to travel in.
+            # Without a predicted shard no two user records may safely share a Kinesis record.
             if shard_id is None or not self.output.rules.enabled:
                 lane = SingleLane(self.output, shard_id, tier)
             else:
@@ -48,18 +45,18 @@ class Aggregator:
         return lane
 
     def single_lane(self, shard_id: str | None, tier: Tier) -> Lane:
-        """Return a lane of a predicted shard in which every user record travels alone, aggregation or not."""
+        """Return a lane of a predicted shard that never aggregates, whatever the options say."""
         lane = self._single_lanes.get((shard_id, tier))
         if lane is None:
             lane = self._single_lanes[shard_id, tier] = SingleLane(self.output, shard_id, tier)
         return lane
 
     def lane_apart(self, shard_id: str, tier: Tier) -> AggregatingLane:
-        """Return a lane of a predicted shard that nobody else will find: for user records that must stay together."""
+        """Return a new lane that no other put can reach: for user records that must stay together."""
         return AggregatingLane(self.output, shard_id, tier)
 
     def close_due(self, by: float, most: int = sys.maxsize) -> None:
-        """Close the open aggregated records whose deadline is reached by then; `most` of them, if there are more."""
+        """Close the open aggregated records whose deadline is at or before `by`; at most `most` of them."""
         deadlines = self.output.deadlines
         for lane in deadlines.take_due(by, most):
             if lane.deadline <= by:
@@ -92,7 +89,7 @@ class Aggregator:
 
     @property
     def accepted(self) -> int:
-        """Return how many user records were ever put, those still open included."""
+        """Return how many user records were put into lanes so far, including those in open records."""
         closed = self.output.fresh_count + self.output.single_count
         return closed + sum(lane.fresh_count for lane in self._lanes.values())
 
@@ -103,9 +100,5 @@ class Aggregator:
 
     @property
     def closed_user_records(self) -> int:
-        """Return how many user records wait in Kinesis records to be taken."""
+        """Return how many user records are in closed Kinesis records that wait to be taken."""
         return sum(len(record.arrivals) for record in self.output.closed)
-
-    def next_wakeup(self) -> float:
-        """Return the earliest deadline of an open aggregated record, `math.inf` if none is open."""
-        return self.output.deadlines.earliest()

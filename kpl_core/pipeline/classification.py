@@ -34,7 +34,7 @@ class Action(enum.Enum):
     FAIL = "report failure"
     RETRY = "retry all of them"
     RETRY_OUTSIDE = "report success for those inside the shard's range, retry those outside"
-    HOLD = "decide when the shard map is refreshed"
+    AWAIT_MAP = "decide when the shard map is refreshed"
     BISECT = "send the halves of the request apart"
 
 
@@ -103,7 +103,7 @@ TABLE: Final[tuple[Row, ...]] = (
         lambda case, config: (
             not case.range_known and not case.waited and (config.consumer == "kcl" or config.ordering == "per_key")
         ),
-        Action.HOLD,
+        Action.AWAIT_MAP,
         refresh=True,
     ),
     Row(

@@ -37,9 +37,9 @@ class Collector:
         self._count_limit = rules.count_limit
         self._size_limit = rules.size_limit
         self._extension_seconds = rules.extension_seconds
-        self._full: deque[list[KinesisRecord]] = deque()
+        self.full: deque[list[KinesisRecord]] = deque()
         # Never later than the first instant at which something here is too old; exact after `take_expired`.
-        self._earliest_expiration = math.inf
+        self.earliest_expiration = math.inf
         self._start()
 
     def _start(self) -> None:
@@ -47,7 +47,7 @@ class Collector:
         self._bytes_by_shard: dict[str | None, int] = {}
         self._count = 0
         self._size = 0
-        self._deadline = math.inf
+        self.deadline = math.inf
 
     def add(self, record: KinesisRecord, now: float) -> None:
         """Put an admitted record into the request being packed, closing what is full."""
@@ -78,9 +78,9 @@ class Collector:
         self._size += size
         self._count += len(records)
         expires_at = min([record.expires_at for record in records])
-        self._earliest_expiration = min(self._earliest_expiration, expires_at + self._extension_seconds)
+        self.earliest_expiration = min(self.earliest_expiration, expires_at + self._extension_seconds)
         deadline = min([record.deadline for record in records])
-        self._deadline = min(self._deadline, max(deadline, now + self._extension_seconds))
+        self.deadline = min(self.deadline, max(deadline, now + self._extension_seconds))
         return True
 
     def _add_each(self, records: Sequence[KinesisRecord], now: float) -> None:
@@ -101,13 +101,13 @@ class Collector:
             self._bytes_by_shard[shard] = shard_bytes
             self._size += size
             expires_at = record.expires_at + extension_seconds
-            if expires_at < self._earliest_expiration:
-                self._earliest_expiration = expires_at
+            if expires_at < self.earliest_expiration:
+                self.earliest_expiration = expires_at
             deadline = extended
             if deadline < record.deadline:
                 deadline = record.deadline
-            if deadline < self._deadline:
-                self._deadline = deadline
+            if deadline < self.deadline:
+                self.deadline = deadline
             self._count += 1
             if self._count >= self._count_limit:
                 self._close_all()
@@ -115,42 +115,42 @@ class Collector:
                 self._close_shard(shard)
 
     def _close_all(self) -> None:
-        self._full.append([record for records in self._by_shard.values() for record in records])
+        self.full.append([record for records in self._by_shard.values() for record in records])
         self._start()
 
     def _close_shard(self, shard: str) -> None:
         records = self._by_shard.pop(shard)
-        self._full.append(records)
+        self.full.append(records)
         self._count -= len(records)
         self._size -= self._bytes_by_shard.pop(shard)
         if not self._count:
-            self._deadline = math.inf
+            self.deadline = math.inf
 
     def next_records(self, now: float) -> list[KinesisRecord] | None:
         """Return the records of the next request that is full or due, None if there is none."""
-        if not self._full and self._count and self._deadline <= now:
+        if not self.full and self._count and self.deadline <= now:
             self._close_all()
-        if not self._full:
+        if not self.full:
             return None
-        records = self._full.popleft()
-        if not self._full and not self._count:
-            self._earliest_expiration = math.inf
+        records = self.full.popleft()
+        if not self.full and not self._count:
+            self.earliest_expiration = math.inf
         return records
 
     def take_expired(self, now: float) -> list[KinesisRecord]:
         """Remove and return the records that expired while no request could leave."""
-        if self._earliest_expiration > now:
+        if self.earliest_expiration > now:
             return []
         # In place: packing the others anew would let them wait anew, for ever if one expires each time.
         expired: list[KinesisRecord] = []
-        self._full = deque(left for full in self._full if (left := self._sift(full, expired, now)))
+        self.full = deque(left for full in self.full if (left := self._sift(full, expired, now)))
         for shard, records in list(self._by_shard.items()):
             left = self._sift(records, expired, now)
             if len(left) < len(records):
                 self._replace(shard, left)
-        held = [record for full in (*self._full, *self._by_shard.values()) for record in full]
+        held = [record for full in (*self.full, *self._by_shard.values()) for record in full]
         first = min((record.expires_at for record in held), default=math.inf)
-        self._earliest_expiration = first + self._extension_seconds
+        self.earliest_expiration = first + self._extension_seconds
         return expired
 
     def _sift(self, records: list[KinesisRecord], expired: list[KinesisRecord], now: float) -> list[KinesisRecord]:
@@ -169,7 +169,7 @@ class Collector:
             self._by_shard[shard] = records
             self._bytes_by_shard[shard] = size
         if not self._count:
-            self._deadline = math.inf
+            self.deadline = math.inf
 
     def flush(self) -> None:
         """Let everything packed so far leave without waiting for more."""
@@ -179,34 +179,34 @@ class Collector:
     def take_all(self) -> list[KinesisRecord]:
         """Remove and return everything, because the shard map changed."""
         self.flush()
-        records = [record for full in self._full for record in full]
-        self._full.clear()
-        self._earliest_expiration = math.inf
+        records = [record for full in self.full for record in full]
+        self.full.clear()
+        self.earliest_expiration = math.inf
         return records
 
     @property
     def has_full(self) -> bool:
         """Say whether a request waits that has no room for more."""
-        return bool(self._full)
+        return bool(self.full)
 
     def is_due(self, now: float) -> bool:
         """Say whether `next_records` would return a request."""
-        return bool(self._full) or (self._count > 0 and self._deadline <= now)
+        return bool(self.full) or (self._count > 0 and self.deadline <= now)
 
-    def room_beside(self, now: float) -> int:
+    def free_places(self, now: float) -> int:
         """Return how many more records the next request has room for if it is due and not full; else 0."""
-        if self._full or self._deadline > now:
+        if self.full or self.deadline > now:
             return 0
         return self._count_limit - self._count
 
     def next_wakeup(self, *, may_send: bool = True) -> float:
         """Return when the next request is due or a record expires: `-math.inf` for at once."""
         if not may_send:
-            return self._earliest_expiration
-        return -math.inf if self._full else min(self._deadline, self._earliest_expiration)
+            return self.earliest_expiration
+        return -math.inf if self.full else min(self.deadline, self.earliest_expiration)
 
     @property
     def user_record_count(self) -> int:
         """Return how many user records are packed and not taken."""
         packing = sum(len(record.arrivals) for records in self._by_shard.values() for record in records)
-        return packing + sum(len(record.arrivals) for full in self._full for record in full)
+        return packing + sum(len(record.arrivals) for full in self.full for record in full)

@@ -1,14 +1,17 @@
 """A lane: where the user records of one predicted shard and tier become Kinesis records.
 
-Two kinds. In an `AggregatingLane` user records share an open aggregated record:
-a few parallel lists and running sizes. In a `SingleLane` each becomes a Kinesis
-record at once, because aggregation is off or the shard is unknown.
+There are two kinds. In an `AggregatingLane` user records share an open aggregated record: a few parallel lists and
+running sizes. In a `SingleLane` each user record becomes a Kinesis record at once, because aggregation is off or the
+shard is unknown. All lanes of a stream hand their closed Kinesis records to one `LaneOutput`.
 """
 
 import math
+from collections.abc import Callable
 from typing import Final
 
-from kpl_core.pipeline.lane_output import LaneOutput, Placed
+from kpl_core.options.stage_rules import AggregationRules
+from kpl_core.pipeline.ledger import Generations
+from kpl_core.pipeline.wakeups import Wakeups
 from kpl_core.records.aggregated_record import (
     ENVELOPE_BYTES,
     HEADS,
@@ -21,16 +24,62 @@ from kpl_core.records.aggregated_record import (
     seal,
 )
 from kpl_core.records.hash_key import md5
-from kpl_core.records.kinesis_record import KinesisRecord, MovingUserRecord
+from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Delivery, Outcome
 from kpl_core.records.user_record import Tier
 
-__all__ = ["AggregatingLane", "Lane", "SingleLane"]
+__all__ = ["AggregatingLane", "Lane", "LaneOutput", "Placed", "SingleLane"]
 
-# The size limit of a lane whose next user record needs `add_any`: nothing is below it.
+# The size limit of a lane whose next user record needs `add_any`: no size is below it.
 _SHUT: Final = -1
 # More than any size limit.
 _BEYOND: Final = 1 << 62
+
+# A user record on its way into a lane: its partition key, the lane's entry for it, data, bytes of key and data.
+Placed = tuple[str, bytes, bytes, int]
+
+
+class LaneOutput:
+    """What all lanes of a stream share: the Kinesis records they closed, and when to take them."""
+
+    def __init__(self, rules: AggregationRules, generations: Generations, delivery: type[Delivery]) -> None:
+        self.rules = rules
+        self.generations = generations
+        self.delivery = delivery
+        # The deadline of each lane's open aggregated record.
+        self.deadlines: Wakeups[AggregatingLane] = Wakeups()
+        # Closed Kinesis records that the pipeline has not taken yet, and when it must take them.
+        self.closed: list[KinesisRecord] = []
+        self.drain_at = math.inf
+        # True if a lane closed a record, or opened one and so set a deadline, since the pipeline last looked.
+        # The pipeline reads it after every put.
+        self.has_closed = False
+        # Called when a Kinesis record opens, in the context of the put that opens it. None: no hook asked for it.
+        self.opening_context: Callable[[], object] | None = None
+        # The sequence of the Kinesis record closed last, and how many user records in closed ones came from a put.
+        self.closed_count = 0
+        self.fresh_count = 0
+        # How many records in `closed` have one user record from a put. They join their generation, and the count,
+        # all at once when they are taken.
+        self.single_count = 0
+
+    def next_sequence(self) -> int:
+        """Return the sequence of one more Kinesis record: behind all that were closed before."""
+        self.closed_count += 1
+        return self.closed_count
+
+    def take_closed(self, now: float = math.inf) -> list[KinesisRecord]:
+        """Remove and return the closed Kinesis records, in the order they were closed."""
+        closed, self.closed = self.closed, []
+        if self.single_count:
+            # They belong to the current generation: a flush takes what is closed before it starts the next one.
+            self.generations.retain(self.generations.current, self.single_count)
+            self.fresh_count += self.single_count
+            self.single_count = 0
+        # A single lane that set a time will soon close more. Looking again anyway saves it from asking each time.
+        looks_again = bool(closed) and math.isfinite(self.drain_at)
+        self.drain_at = now + self.rules.run_seconds if looks_again else math.inf
+        return closed
 
 
 class AggregatingLane:
@@ -50,11 +99,11 @@ class AggregatingLane:
         self._explicit_indices: dict[str, int] = {}
         self._pieces: list[bytes] = []
         self._size = ENVELOPE_BYTES
-        # What `add` may fill; opening and closing are `add_any`'s.
+        # The size up to which `add` may fill the record. Opening and closing it is left to `add_any`.
         self._quick_limit = _SHUT
         self._arrivals: list[float] = []
         self._user_bytes = 0
-        self._moved_in = 0
+        self._rejoined = 0
         self._first_explicit_hash_key: str | None = None
         self._oldest_arrival = math.inf
         self._outcome = Outcome()
@@ -63,13 +112,13 @@ class AggregatingLane:
 
     @property
     def user_record_count(self) -> int:
-        """Return how many user records the open aggregated record holds."""
+        """Return how many user records are in the open aggregated record."""
         return len(self._arrivals)
 
     @property
     def fresh_count(self) -> int:
         """Return how many of them came from a put and not from a retry."""
-        return len(self._arrivals) - self._moved_in
+        return len(self._arrivals) - self._rejoined
 
     def entry(self, key: bytes, digest: bytes | None) -> bytes:  # noqa: ARG002 - the other kind of lane needs the digest
         """Return a partition key's entry in the key table."""
@@ -78,8 +127,8 @@ class AggregatingLane:
     def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> Delivery:
         """Append a user record to the open aggregated record; return its delivery.
 
-        `key_entry` is what `entry` gave, `user_bytes` counts key and data. This is the hot path:
-        what happens once per aggregated record, or to few user records, is `add_any`'s.
+        `key_entry` is what `entry` returned, `user_bytes` counts key and data. This is the hot path: `add_any` does
+        what happens once per aggregated record, or to few user records.
         """
         indices, entries = self._key_indices, self._key_entries
         known = len(entries)
@@ -88,7 +137,7 @@ class AggregatingLane:
             record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
             index_field = KEY_INDEX[index]
         except IndexError:
-            # No table is prepared for it, so it is `add_any`'s too.
+            # The tables have no entry for it: leave it to `add_any`.
             record_bytes, head, index_field, length = _BEYOND, b"", b"", b""
         size = self._size + record_bytes
         if index == known:
@@ -107,7 +156,7 @@ class AggregatingLane:
         return self._delivery(self._outcome, len(arrivals) - 1)
 
     def add_run(self, run: list[Placed], start: int, now: float) -> int:
-        """Append user records of a run from `start` on, until one needed `add_any`; return where the next would be."""
+        """Append the user records of a run from `start` on, up to one that needs `add_any`; return the next index."""
         indices, entries, pieces = self._key_indices, self._key_entries, self._pieces
         known, size, limit, user_bytes = len(entries), self._size, self._quick_limit, self._user_bytes
         position, end = start, len(run)
@@ -148,13 +197,13 @@ class AggregatingLane:
         arrived_at: float,
         *,
         explicit_hash_key: str | None = None,
-        moving: MovingUserRecord | None = None,
+        detached: DetachedUserRecord | None = None,
         deadline: float = math.inf,
     ) -> Delivery:
-        """Append any user record: the first of a record, the last, large ones, explicit hash keys, movers.
+        """Append any user record: the first or last of a record, a large one, an explicit hash key, a detached one.
 
-        Closes what is open if it would not fit. A `moving` user record brings its past and its own
-        `deadline`, and what it joins hurries up for it.
+        Closes the open record first if the user record would not fit. A `detached` user record brings its history and
+        its own `deadline`; the record that it joins takes the earlier deadline.
         """
         limit = self._rules.size_limit
         size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
@@ -163,8 +212,8 @@ class AggregatingLane:
             size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
         if not self._arrivals:
             self._open(arrived_at, explicit_hash_key)
-        if moving is not None:
-            self._hurry(moving, deadline)
+        if detached is not None:
+            self._rejoin(detached, deadline)
         self._size = size
         index = self._key_indices.setdefault(partition_key, len(self._key_indices))
         if index == len(self._key_entries):
@@ -180,22 +229,22 @@ class AggregatingLane:
         if self._size >= limit or left <= 0:
             self.close()
         else:
-            # With a count limit every user record might be the last, so each comes here.
+            # With a count limit any user record may be the last one, so each comes here.
             self._quick_limit = limit if left == math.inf else _SHUT
         return delivery
 
-    def arrival_beside(
+    def arrival_with(
         self, earlier: Delivery, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
     ) -> float | None:
-        """Return when `earlier` arrived, if a user record added now would share an aggregated record with it."""
+        """Return when `earlier` arrived, if a user record added now would join its aggregated record; else None."""
         if earlier.follow() is not self._outcome:
             return None
         if self._size_with(partition_key, key_entry, data, explicit_hash_key) > self._rules.size_limit:
             return None
         return self._arrivals[earlier.index]
 
-    def hurry(self, now: float) -> None:
-        """Let the open aggregated record wait for no more company."""
+    def make_due(self, now: float) -> None:
+        """Make the open aggregated record due now instead of waiting for more user records."""
         if self._arrivals and now < self.deadline:
             self.deadline = now
             self._output.deadlines.schedule(self, now)
@@ -222,25 +271,25 @@ class AggregatingLane:
         if output.opening_context is not None:
             self._outcome.opened_in = output.opening_context()
         self.generation = output.generations.current
-        output.generations.hold(self.generation)
+        output.generations.retain(self.generation)
         self.deadline = arrived_at + self._rules.buffered_seconds
         output.deadlines.schedule(self, self.deadline)
-        output.news = True
+        output.has_closed = True
 
-    def _hurry(self, moving: MovingUserRecord, deadline: float) -> None:
+    def _rejoin(self, detached: DetachedUserRecord, deadline: float) -> None:
         output = self._output
-        self._moved_in += 1
-        self._oldest_arrival = min(self._oldest_arrival, moving.arrived_at)
-        if moving.generation < self.generation:
-            output.generations.hold(moving.generation)
+        self._rejoined += 1
+        self._oldest_arrival = min(self._oldest_arrival, detached.arrived_at)
+        if detached.generation < self.generation:
+            output.generations.retain(detached.generation)
             output.generations.release(self.generation)
-            self.generation = moving.generation
+            self.generation = detached.generation
         if not self._arrivals or deadline < self.deadline:
             self.deadline = deadline
             output.deadlines.schedule(self, deadline)
 
     def close(self) -> None:
-        """Close the open aggregated record, if it holds anything, and leave it with the output."""
+        """Close the open aggregated record, if it has any user record, and hand it to the output."""
         arrivals = self._arrivals
         if not arrivals:
             return
@@ -256,7 +305,7 @@ class AggregatingLane:
         expires_at = self._oldest_arrival + self._rules.ttl_seconds
         output = self._output
         output.closed_count += 1
-        output.fresh_count += len(arrivals) - self._moved_in
+        output.fresh_count += len(arrivals) - self._rejoined
         output.closed.append(
             # By position: with keywords it takes twice as long.
             KinesisRecord(
@@ -277,8 +326,8 @@ class AggregatingLane:
                 output.closed_count,
             )
         )
-        output.take_at = -math.inf
-        output.news = True
+        output.drain_at = -math.inf
+        output.has_closed = True
         self._start()
 
     def __repr__(self) -> str:
@@ -288,7 +337,7 @@ class AggregatingLane:
 class SingleLane:
     """User records of one shard, or of an unknown one, each in a Kinesis record of its own.
 
-    They are taken in runs, because most of what comes next costs as much for a run as for one.
+    The pipeline takes them in runs, because the next stages cost about as much for a run as for one record.
     """
 
     def __init__(self, output: LaneOutput, shard_id: str | None, tier: Tier) -> None:
@@ -309,7 +358,7 @@ class SingleLane:
         return decimal_hash_key(key, digest).encode()
 
     def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> Delivery:
-        """Make a Kinesis record of a user record; `key_entry` is what `entry` gave."""
+        """Make a Kinesis record of a user record; `key_entry` is what `entry` returned."""
         output = self._output
         outcome = Outcome()
         if output.opening_context is not None:
@@ -338,15 +387,15 @@ class SingleLane:
             )
         )
         if len(closed) >= self._run_count:
-            output.take_at = now
-            output.news = True
-        elif now + self._run_seconds < output.take_at:
-            output.take_at = now + self._run_seconds
-            output.news = True
+            output.drain_at = now
+            output.has_closed = True
+        elif now + self._run_seconds < output.drain_at:
+            output.drain_at = now + self._run_seconds
+            output.has_closed = True
         return self._delivery(outcome, 0)
 
     def add_run(self, run: list[Placed], start: int, now: float) -> int:
-        """Make a Kinesis record of the user record at `start` of a run; return where the next one is."""
+        """Make a Kinesis record of the user record at `start` of a run; return the next index."""
         self.add(*run[start], now)
         return start + 1
 
@@ -359,33 +408,33 @@ class SingleLane:
         arrived_at: float,
         *,
         explicit_hash_key: str | None = None,
-        moving: MovingUserRecord | None = None,
+        detached: DetachedUserRecord | None = None,
         deadline: float = math.inf,
     ) -> Delivery:
-        """Make a Kinesis record of any user record, also of one with a past."""
+        """Make a Kinesis record of any user record, also of a detached one with a history."""
         delivery = self.add(partition_key, key_entry, data, user_bytes, arrived_at)
         record = self._output.closed[-1]
         if explicit_hash_key is not None:
             record.explicit_hash_key = record.user_explicit_hash_key = explicit_hash_key
-        if moving is not None:
+        if detached is not None:
             self._output.single_count -= 1
-            self._output.generations.hold(moving.generation)
-            record.generation = moving.generation
+            self._output.generations.retain(detached.generation)
+            record.generation = detached.generation
             record.deadline = deadline
-            self._output.take_at = -math.inf
+            self._output.drain_at = -math.inf
         return delivery
 
-    def arrival_beside(
+    def arrival_with(
         self, _earlier: Delivery, _partition_key: str, _key_entry: bytes, _data: bytes, _explicit_hash_key: str | None
     ) -> float | None:
-        """Return None: nobody shares anything."""
+        """Return None: no two user records share a Kinesis record here."""
         return None
 
-    def hurry(self, now: float) -> None:
-        """Do nothing: nothing is ever open."""
+    def make_due(self, now: float) -> None:
+        """Do nothing: this lane has no open record."""
 
     def close(self) -> None:
-        """Close nothing: nothing is ever open."""
+        """Do nothing: this lane has no open record."""
 
     def __repr__(self) -> str:
         return f"<SingleLane {self.shard_id} {self.tier}>"

@@ -1,11 +1,16 @@
-"""The books: every user record accepted is delivered, kept, failed for a reason, or still outstanding.
+"""The accounts of one stream: what became of every user record, and what each flush still waits for.
 
-Final results pass through here and nowhere else, so that outcome, backpressure,
-flush and counters can never disagree. The invariant
+Every user record accepted is delivered, stored for later, failed for a reason, or still outstanding. Final results
+pass through `Ledger` and through no other place, so that outcome, backpressure, flush and counters cannot disagree. The
+invariant
 
     accepted = delivered + failed + spooled + dead-lettered + buffered
 
-is checked by the tests against an independent count of what the stages hold.
+is checked by the tests against an independent count of the records in the stages.
+
+`Generations` counts what a flush waits for, per Kinesis record instead of per user record. Each flush starts a new
+generation. An open aggregated record or a Kinesis record belongs to the generation of the oldest user record in it. A
+flush is done when no record belongs to its generation or to an earlier one.
 """
 
 from collections import Counter
@@ -13,34 +18,94 @@ from collections.abc import Sequence
 
 from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.generations import Generations
-from kpl_core.records.kinesis_record import KinesisRecord, MovingUserRecord
+from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Delivery, History, Outcome
 from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.records.record_result import Attempt, Place
+from kpl_core.records.user_record import UserRecord
 
-__all__ = ["Ledger"]
+__all__ = ["Generations", "Ledger"]
+
+
+class Generations:
+    """How many Kinesis records belong to each generation."""
+
+    __slots__ = ("_counts", "current")
+
+    def __init__(self) -> None:
+        self.current = 0
+        self._counts: dict[int, int] = {}
+
+    def retain(self, generation: int, count: int = 1) -> None:
+        """Add `count` Kinesis records, open or closed, to `generation`."""
+        self._counts[generation] = self._counts.get(generation, 0) + count
+
+    def release(self, generation: int, count: int = 1) -> None:
+        """Remove `count` of them: they are final, or their user records moved to other Kinesis records."""
+        if not count:
+            return
+        left = self._counts[generation] - count
+        if left:
+            self._counts[generation] = left
+        else:
+            del self._counts[generation]
+
+    def advance(self) -> int:
+        """Start the next generation; return the one that ends."""
+        self.current += 1
+        return self.current - 1
+
+    @property
+    def has_earlier(self) -> bool:
+        """Return True if a record belongs to a generation that a flush has ended."""
+        return len(self._counts) > 1 or (bool(self._counts) and self.current not in self._counts)
+
+    def is_finished(self, generation: int) -> bool:
+        """Return True if no record belongs to `generation` or to an earlier one."""
+        return not any(retained <= generation for retained in self._counts)
 
 
 class Ledger:
-    """Counts of one stream, and the one place where results become final."""
+    """The counts of one stream, and the one place where results become final. Failed records are final at once.
 
-    def __init__(self, stream: str, buffer_limit: BufferLimit, generations: Generations, *, listening: bool) -> None:
+    `DurableLedger` replaces it where a spool or dead letters are configured, and offers failed records to them first.
+    """
+
+    def __init__(self, stream: str, buffer_limit: BufferLimit, *, listening: bool = False) -> None:
         self._stream = stream
         self._buffer_limit = buffer_limit
-        self._generations = generations
-        self._listening = listening
+        self.generations = Generations()
+        # True if hooks want facts.
+        self.listening = listening
         self.delivered = 0
         self.delivered_bytes = 0
         self.failed: Counter[str] = Counter()
-        # How many times a user record went to where it is kept.
+        # How many times a user record went to the spool or to the dead letters.
         self.kept: Counter[Place] = Counter()
         self.facts: list[Fact] = []
 
     @property
-    def failed_total(self) -> int:
-        """Return how many user records failed, for whatever reason."""
-        return self.failed.total()
+    def is_durable(self) -> bool:
+        """Return True if failed records are offered to a durable store before they are final."""
+        return False
+
+    @property
+    def has_pending(self) -> bool:
+        """Return True if the driver has failed user records to take to the durable store."""
+        return False
+
+    @property
+    def pending_count(self) -> int:
+        """Return how many user records are on their way to the durable store."""
+        return 0
+
+    def can_spill(self, record: UserRecord) -> bool:  # noqa: ARG002 - a durable ledger looks at it
+        """Return True if a user record that finds no room may go to the disk instead of being rejected."""
+        return False
+
+    def spill_to_disk(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
+        """Send a user record that found no room to the disk. Call it only if `can_spill` returned True."""
+        raise NotImplementedError
 
     def deliver(self, record: KinesisRecord, entry: PutRecordsEntry, attempt: Attempt) -> None:
         """Make success the result of all user records in a Kinesis record."""
@@ -50,12 +115,12 @@ class Ledger:
         """Make success the result of all user records in these Kinesis records, which made this attempt together."""
         first = History(attempt, None)
         count = size_bytes = 0
-        # Nearly all of a request are of one generation: they leave it together.
+        # Nearly all records of a request belong to one generation: release them in one call.
         generation = leaving = 0
         for record, entry in stored:
             outcome = record.outcome
             outcome.history = first if outcome.history is None else History(attempt, outcome.history)
-            # What `settle` does, without the price of a call.
+            # The same as `settle`, without the cost of a call.
             outcome.shard_id = entry.shard_id
             outcome.sequence_number = entry.sequence_number
             outcome.settled = True
@@ -64,12 +129,12 @@ class Ledger:
             count += len(record.arrivals)
             size_bytes += record.user_bytes
             if record.generation != generation:
-                self._generations.release(generation, leaving)
+                self.generations.release(generation, leaving)
                 generation, leaving = record.generation, 0
             leaving += 1
-            if self._listening:
-                self._tell(record, attempt)
-        self._generations.release(generation, leaving)
+            if self.listening:
+                self._note_fact(record, attempt)
+        self.generations.release(generation, leaving)
         self.delivered += count
         self.delivered_bytes += size_bytes
         self._buffer_limit.release(records=count, size_bytes=size_bytes)
@@ -81,11 +146,11 @@ class Ledger:
         count = len(record.arrivals)
         self.failed[attempt.error_code or ""] += count
         self._buffer_limit.release(records=count, size_bytes=record.user_bytes)
-        self._generations.release(record.generation)
-        if self._listening:
-            self._tell(record, attempt)
+        self.generations.release(record.generation)
+        if self.listening:
+            self._note_fact(record, attempt)
 
-    def _tell(self, record: KinesisRecord, attempt: Attempt) -> None:
+    def _note_fact(self, record: KinesisRecord, attempt: Attempt) -> None:
         history = record.outcome.history
         self.facts.append(
             RecordsFinished(
@@ -104,20 +169,20 @@ class Ledger:
 
     def settle_alone(
         self,
-        moving: MovingUserRecord,
+        detached: DetachedUserRecord,
         attempt: Attempt,
         *,
         predicted_shard: str | None,
         entry: PutRecordsEntry | None = None,
         kept: Place | None = None,
     ) -> None:
-        """Give one user record a result of its own, apart from its neighbours.
+        """Give one user record a result of its own, apart from the others of its Kinesis record.
 
-        An `entry` means success, `kept` that it is safe although it was not delivered.
+        An `entry` means success. `kept` names the store that has the record although it was not delivered.
         """
         outcome = Outcome()
-        outcome.history = History(attempt, moving.history)
-        size = moving.size_bytes
+        outcome.history = History(attempt, detached.history)
+        size = detached.size_bytes
         if kept is not None:
             self.kept[kept] += 1
             outcome.settle(kept=kept)
@@ -129,40 +194,46 @@ class Ledger:
             self.delivered_bytes += size
             outcome.settle(shard_id=entry.shard_id, sequence_number=entry.sequence_number)
         self._buffer_limit.release(records=1, size_bytes=size)
-        moving.outcome.move(moving.index, outcome, 0)
-        if self._listening:
+        detached.outcome.move(detached.index, outcome, 0)
+        if self.listening:
             self.facts.append(
                 RecordsFinished(
                     stream=self._stream,
                     shard_id=outcome.shard_id or predicted_shard,
-                    tier=moving.tier,
+                    tier=detached.tier,
                     outcome=kept or ("failed" if entry is None else "delivered"),
                     reason=attempt.error_code or "",
                     user_records=1,
                     user_bytes=size,
                     attempts=len(outcome.history.to_tuple()),
-                    age=attempt.ended_at - moving.arrived_at,
+                    age=attempt.ended_at - detached.arrived_at,
                 )
             )
 
-    def move(self, moving: MovingUserRecord, delivery: Delivery) -> None:
-        """Let a user record share the outcome of the Kinesis record it joined, and keep its past."""
+    def fail_waiting(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
+        """Fail a user record that waited for its flow's turn."""
+        self.settle_alone(detached, attempt, predicted_shard=None)
+        self.generations.release(detached.generation)
+        detached.outcome.wake()
+
+    def move(self, detached: DetachedUserRecord, delivery: Delivery) -> None:
+        """Let a user record share the outcome of the Kinesis record that it joined, and keep its history."""
         outcome, index = delivery.outcome, delivery.index
-        if moving.history is not None:
+        if detached.history is not None:
             if outcome.histories is None:
                 outcome.histories = {}
-            outcome.histories[index] = moving.history
-        metadata = moving.outcome.metadata
-        if metadata is not None and moving.index in metadata:
-            delivery.note(metadata[moving.index])
-        notes = moving.outcome.notes
-        if notes is not None and moving.index in notes:
-            delivery.remark(notes[moving.index])
-        moving.outcome.move(moving.index, outcome, index)
+            outcome.histories[index] = detached.history
+        metadata = detached.outcome.metadata
+        if metadata is not None and detached.index in metadata:
+            delivery.note(metadata[detached.index])
+        notes = detached.outcome.notes
+        if notes is not None and detached.index in notes:
+            delivery.remark(notes[detached.index])
+        detached.outcome.move(detached.index, outcome, index)
 
-    def leave(self, record: KinesisRecord) -> None:
-        """Close the page of a Kinesis record whose user records have all moved or been settled alone."""
-        self._generations.release(record.generation)
+    def detach(self, record: KinesisRecord) -> None:
+        """Release a Kinesis record whose user records have all moved elsewhere or were settled alone."""
+        self.generations.release(record.generation)
         record.outcome.wake()
 
     def take_facts(self) -> list[Fact]:

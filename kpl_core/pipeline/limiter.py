@@ -1,10 +1,8 @@
 """Limit: one queue per predicted shard, and one for records without a prediction.
 
-Shards are made when first needed. Those that wait for tokens are found through
-a heap of wake-ups, never by scanning all shards. The queue without a prediction
-has one shard's limits: the KPL sends such records unlimited, just when the
-stream is being resharded. What it let pass went to some shard, nobody knows to
-which, so a shard begins with no more tokens than it has.
+Shards are made when first needed. Those that wait for tokens are found through a heap of wake-ups, never by scanning
+all shards. The queue without a prediction has one shard's limits: the KPL sends such records unlimited, just while the
+stream is being resharded. Its records went to an unknown shard, so a new shard begins with no more tokens than it has.
 """
 
 import math
@@ -16,30 +14,31 @@ from kpl_core.pipeline.shard_limiter import Drained, ShardLimiter, ShardUsage
 from kpl_core.pipeline.wakeups import Wakeups
 from kpl_core.records.kinesis_record import KinesisRecord
 
-__all__ = ["Limiter"]
+__all__ = ["StreamLimiter"]
 
-# After an outage all shards are due at one instant, each with a burst; the loop that serves others too must not
-# stop for all of them together.
+# Records drained by one call. After an outage all shards are due at one instant, each with a burst, and other tasks of
+# the loop must get their turn.
 DRAINED_AT_ONCE: Final = 500
 
 
-class Limiter:
+class StreamLimiter:
     """All shard limiters of one stream, made lazily; `None` stands for the unpredicted shard."""
 
     def __init__(self, rules: ShardRules) -> None:
         self._rules = rules
         self._shards: dict[str | None, ShardLimiter] = {}
-        self._wakeups: Wakeups[str | None] = Wakeups()
-        # Nothing is limited any more.
+        # When each shard may next let a record go.
+        self.wakeups: Wakeups[str | None] = Wakeups()
+        # True once the limits are lifted, because the producer is closing.
         self.is_forced = False
-        # Nothing is admitted, because it could not leave.
-        self.is_held = False
-        self._held_until = -math.inf
-        # Who would have been drained meanwhile.
-        self._held_back: set[str | None] = set()
+        # True while no record is admitted, because it could not leave.
+        self.is_paused = False
+        self._paused_until = -math.inf
+        # The shards that were due during the pause.
+        self._due_after_pause: set[str | None] = set()
 
     def shard(self, shard_id: str | None, now: float) -> ShardLimiter:
-        """Return the limiter of a predicted shard, made when first asked for."""
+        """Return the limiter of a predicted shard, made when first needed."""
         limiter = self._shards.get(shard_id)
         if limiter is None:
             limiter = ShardLimiter(self._rules, now)
@@ -50,117 +49,114 @@ class Limiter:
         return limiter
 
     def is_waiting(self, shard_id: str | None) -> bool:
-        """Say whether records wait for this shard's tokens."""
+        """Return True if records wait for this shard's tokens."""
         shard = self._shards.get(shard_id)
         return shard is not None and shard.is_waiting
 
     def put(self, record: KinesisRecord, now: float) -> Drained | None:
-        """Let a record wait, and drain its own shard at once. None: it was admitted, alone, and nothing else moved."""
+        """Admit a record and return None, or enqueue it and return what its shard lets go now."""
         if self.is_forced and record.expires_at > now:
             return None
         shard = self._shards.get(record.predicted_shard)
         if shard is None:
             shard = self.shard(record.predicted_shard, now)
-        if not self.is_held and shard.admit_at_once(record, now):
+        if not self.is_paused and shard.admit_at_once(record, now):
             return None
         shard.put(record)
         return self._drain(record.predicted_shard, shard, now)
 
     def put_back(self, record: KinesisRecord, now: float) -> None:
-        """Let a record wait in the place it has, and drain nothing yet: others may come back to theirs."""
+        """Enqueue a record at the place of its sequence, and drain nothing yet: others may return to their places."""
         shard = self.shard(record.predicted_shard, now)
         shard.put(record)
-        self._wakeups.schedule(record.predicted_shard, shard.wakeup_at(now))
+        self.wakeups.schedule(record.predicted_shard, shard.wakeup_at(now))
 
     def admit_run(self, records: Sequence[KinesisRecord], now: float) -> int:
-        """Admit the first of these records of one shard, as many as can go at once; return how many. Put the others."""
-        if self.is_forced or self.is_held:
+        """Admit all of these records of one shard, or none of them; return how many. `put` the others."""
+        if self.is_forced or self.is_paused:
             return 0
         return self.shard(records[0].predicted_shard, now).admit_run(records, now)
 
     def drain_due(self, now: float) -> list[Drained]:
-        """Drain the shards that wait for this instant; if those are too many records, the others are due at once."""
+        """Drain the shards that are due: about 500 records in one call; shards beyond that stay due."""
         drained: list[Drained] = []
         count = 0
-        for shard_id in self._wakeups.take_due(now):
+        for shard_id in self.wakeups.take_due(now):
             shard = self._shards.get(shard_id)
             if shard is None:
                 continue
             if count >= DRAINED_AT_ONCE:
-                self._wakeups.schedule(shard_id, now)
+                self.wakeups.schedule(shard_id, now)
                 continue
             drained.append(self._drain(shard_id, shard, now))
             count += len(drained[-1].admitted) + sum(len(record.arrivals) for record in drained[-1].expired)
         return drained
 
     def drain_force(self, now: float) -> list[Drained]:
-        """Empty every queue whether tokens are there or not, and limit nothing from now on.
-
-        Used when closing runs out of time.
-        """
+        """Empty every queue without tokens, and stop limiting. Used when a close runs out of time."""
         self.is_forced = True
         return [shard.drain_force(now) for shard in self._shards.values() if shard]
 
-    def hold(self, until: float, now: float) -> None:
-        """Admit nothing before `until`: what is admitted now could not leave, and tokens would gather with it.
+    def pause(self, until: float, now: float) -> None:
+        """Admit no record before `until`, because it could not leave.
 
-        All of it would reach the shard at once in the end, far above its limit. Tokens that nobody
-        takes do not gather beyond the burst. The hold ends with the next call that says so, not by itself.
+        Admitted records would gather and then reach their shard together, far above its limit. Tokens that are not
+        spent do not gather beyond the burst. The pause ends with a later call that says so, not by itself.
         """
-        held = until > now
-        self._held_until = until
-        if self.is_held and not held:
-            for shard_id in self._held_back:
+        paused = until > now
+        self._paused_until = until
+        if self.is_paused and not paused:
+            for shard_id in self._due_after_pause:
                 shard = self._shards.get(shard_id)
                 if shard is not None:
-                    self._wakeups.schedule(shard_id, shard.wakeup_at(now))
-            self._held_back.clear()
-        self.is_held = held
+                    self.wakeups.schedule(shard_id, shard.wakeup_at(now))
+            self._due_after_pause.clear()
+        self.is_paused = paused
 
     def _drain(self, shard_id: str | None, shard: ShardLimiter, now: float) -> Drained:
-        if self.is_held:
-            self._held_back.add(shard_id)
+        if self.is_paused:
+            self._due_after_pause.add(shard_id)
             expired = shard.take_expired(now)
-            self._wakeups.schedule(shard_id, shard.earliest_expiration)
+            self.wakeups.schedule(shard_id, shard.earliest_expiration)
             return Drained(expired, [])
         drained = shard.drain(now)
-        self._wakeups.schedule(shard_id, shard.wakeup_at(now))
+        self.wakeups.schedule(shard_id, shard.wakeup_at(now))
         return drained
 
     def answered(self, shard_id: str | None, *, sent: int, throttled: int, now: float) -> float | None:
-        """Let a shard learn from an answer; return its new fraction of the limit if that changed."""
+        """Give an answer's counts to a shard; return its new fraction of the limit, None if that did not change."""
         shard = self._shards.get(shard_id)
         if shard is None or not shard.answered(sent=sent, throttled=throttled, now=now):
             return None
-        self._wakeups.schedule(shard_id, shard.wakeup_at(now))
+        self.wakeups.schedule(shard_id, shard.wakeup_at(now))
         return shard.rate_fraction
 
     def finished(self, record: KinesisRecord, now: float) -> None:
-        """Tell the shard of a record that is final; with arrival order kept, the next may go."""
+        """Note that a record is final. In arrival order its shard may then admit the next."""
         shard = self._shards.get(record.predicted_shard)
         if shard is not None:
             shard.finished(record)
-            self._wakeups.schedule(record.predicted_shard, shard.wakeup_at(now))
+            self.wakeups.schedule(record.predicted_shard, shard.wakeup_at(now))
 
     def take_all(self) -> list[KinesisRecord]:
-        """Remove and return everything that waits, in the order it was closed."""
+        """Remove and return every waiting record, in the order in which they were closed."""
         return self.take(self._shards)
 
     def take(self, shard_ids: Iterable[str | None]) -> list[KinesisRecord]:
-        """Remove and return everything that waits for these shards, in the order it was closed."""
+        """Remove and return the records that wait for these shards, in the order in which they were closed."""
         records = [record for id_ in shard_ids if id_ in self._shards for record in self._shards[id_].take_all()]
         records.sort(key=lambda record: record.sequence)
         return records
 
     def keep_only(self, shard_ids: set[str]) -> None:
-        """Forget the shards that are not among these; their queues are empty."""
+        """Remove the shards that are not among these; their queues are empty."""
         for shard_id in [id_ for id_ in self._shards if id_ is not None and id_ not in shard_ids]:
             del self._shards[shard_id]
 
     def next_wakeup(self) -> float:
-        """Return the earliest instant at which some shard may let something go."""
-        earliest = self._wakeups.earliest()
-        return min(earliest, self._held_until) if self._held_back else earliest
+        """Return when a shard may next let a record go, or the pause ends with shards due."""
+        earliest = self.wakeups.next_at
+        return min(earliest, self._paused_until) if self._due_after_pause else earliest
 
     @property
     def user_record_count(self) -> int:
@@ -173,18 +169,18 @@ class Limiter:
         return [shard for shard in self._shards.values() if shard]
 
     def set_shares(self, shares: Mapping[str | None, tuple[float, float]], now: float) -> None:
-        """Let shards use these rates, records and bytes a second, from now on; the others keep theirs."""
+        """Set the rates of these shards, in records and bytes a second; the others keep theirs."""
         for shard_id, (records_per_second, bytes_per_second) in shares.items():
             shard = self._shards.get(shard_id)
             if shard is not None:
                 shard.set_share(records_per_second, bytes_per_second, now)
-                if self.is_held:
-                    self._held_back.add(shard_id)
+                if self.is_paused:
+                    self._due_after_pause.add(shard_id)
                 else:
-                    self._wakeups.schedule(shard_id, shard.wakeup_at(now))
+                    self.wakeups.schedule(shard_id, shard.wakeup_at(now))
 
     def usages(self) -> dict[str | None, ShardUsage]:
-        """Return what passed each shard's limiter and what waits there."""
+        """Return each shard's counts."""
         return {shard_id: shard.usage() for shard_id, shard in self._shards.items()}
 
     def rate_fractions(self) -> dict[str | None, float]:

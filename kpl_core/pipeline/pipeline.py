@@ -1,45 +1,87 @@
 """The journey of a user record through one stream, from top to bottom.
 
-    put -> aggregate -> limit -> collect -> (the driver sends) -> classify -> finish or retry
+    put -> (intake) -> aggregate -> limit -> (gate) -> collect -> (the driver sends) -> classify -> finish or retry
 
-The pipeline is synchronous and reads no clock. The driver puts user records,
-asks for the next request, sends it, and hands the answer back; between two
-calls the state is whole, so a cancellation never sees half a change. It is
-pulled: `next_request` says what to send, `next_wakeup` how long to sleep.
+The pipeline is synchronous and reads no clock. The driver puts user records, polls for the requests to send, and hands
+the answers back. Between two calls the state is whole, so a cancellation never leaves half a change. Nothing is
+pushed: `poll` lets time pass, returns what may leave, and says when to poll again. What fills the places in
+parentheses is described in `stages.py`.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
-from kpl_core.pipeline.retrier import Retries
-from kpl_core.pipeline.shard_limiter import Drained
+from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator, digest_of
+from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.pipeline.retrier import expired_attempt
+from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.pipeline.stream_stages import StreamStages
-from kpl_core.records.hash_key import parse_explicit_hash_key
-from kpl_core.records.kinesis_record import KinesisRecord
+from kpl_core.pipeline.stages import FairQueueing, Gate, GroupTerms, Poll, Stages, WriteAhead
+from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Delivery, Note, Origin
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
-from kpl_core.records.record_result import SHUTDOWN, UNKNOWN, Attempt
+from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
-    Tier,
     UserRecord,
     as_bytes,
+    check_user_record,
     encode_partition_key,
-    require_notes,
     require_size,
-    require_tier,
+    with_bytes,
 )
 
 __all__ = ["StreamPipeline"]
 
 
-class StreamPipeline(StreamStages):
+class StreamPipeline:
     """Everything the producer knows about one stream."""
 
-    # Per user record
+    def __init__(
+        self,
+        stages: Stages,
+        *,
+        now: float,
+        write_ahead: WriteAhead | None = None,
+        fair: FairQueueing | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self.stream = stages.stream
+        self.shard_map = stages.shard_map
+        self._max_record_bytes = stages.max_record_bytes
+        self.ledger = stages.ledger
+        self.write_ahead = write_ahead
+        self.fair = fair
+        self.gate = gate
+        self._stages = stages
+        self._buffer_limit = stages.buffer_limit
+        self._delivery = stages.delivery
+        self._generations = stages.ledger.generations
+        self._router = stages.router
+        # An intake looks at every record, so `put` must not know a route: it then takes the slow entry by itself.
+        self._is_direct = write_ahead is None and fair is None
+        self._routes: dict[str, Route[Lane]] = stages.router.routes if self._is_direct else {}
+        self._aggregator = stages.aggregator
+        self._output = stages.aggregator.output
+        self.limiter = stages.limiter
+        self._collector = stages.collector
+        self._send_queue = stages.send_queue
+        self._retrier = stages.retrier
+        self._backoff_queue = stages.backoff_queue
+        self.reaggregator = Reaggregator(stages, fair)
+        self._forwarder = Forwarder(stages, self.reaggregator, gate)
+        self._in_flight: set[PutRecordsRequest] = set()
+        self._in_order = stages.config.ordering == "per_key"
+        # A newer shard map. It waits until no record is in flight that the records it moves could overtake.
+        self._next_shards: tuple[Shard, ...] | None = None
+        self._promised_wakeup = now
+        # True if a put wants attention earlier than the last poll's `wakeup`. The driver clears it.
+        self.attention = False
+
+    # A record comes in
 
     def put(self, partition_key: Any, data: Any, now: float) -> Delivery:  # noqa: ANN401 - checked here, compiled or not
         """Accept a user record: a str key, bytes-like data.
@@ -54,33 +96,37 @@ class StreamPipeline(StreamStages):
             encode_partition_key(partition_key)
             raise
         if route is None:
+            if not self._is_direct:
+                return self.put_record(UserRecord(partition_key, as_bytes(data)), now)
             route = self._router.find(partition_key)
         lane, key_entry, key_bytes = route
         if data.__class__ is not bytes:
             data = as_bytes(data)
         size = len(data) + key_bytes
-        if size > self.max_record_bytes:
-            require_size(key_bytes, len(data), max_record_bytes=self.max_record_bytes)
+        if size > self._max_record_bytes:
+            require_size(key_bytes, len(data), max_record_bytes=self._max_record_bytes)
         limit = self._buffer_limit
         free_records = limit.free_records - 1
         free_bytes = limit.free_bytes - size
-        if free_records < 0 or free_bytes < 0:
-            limit.require_room(size_bytes=size)
+        if (free_records < 0 or free_bytes < 0) and not limit.has_room(size_bytes=size):
+            return self._overflow(UserRecord(partition_key, data), limit.full(), now)
         limit.free_records = free_records
         limit.free_bytes = free_bytes
         delivery = lane.add(partition_key, key_entry, data, size, now)
-        if self._lanes_output.news:
+        if self._output.has_closed:
             self._attend(now)
         return delivery
 
     def put_pairs(self, records: Iterator[Any], now: float, deliveries: list[Delivery]) -> Any:  # noqa: ANN401 - a record
         """Accept checked user records as `put` does each, while they are pairs of partition key and data.
 
-        Appends their deliveries. Returns the first that is no pair or finds no room, None if all were accepted.
+        Appends their deliveries. Returns the first record that is no pair or finds no room, None if all were accepted.
         """
-        routes, router, limit, output = self._routes, self._router, self._buffer_limit, self._lanes_output
+        if not self._is_direct:
+            return self._put_each(records, now, deliveries)
+        routes, router, limit, output = self._routes, self._router, self._buffer_limit, self._output
         free_records, free_bytes = limit.free_records, limit.free_bytes
-        # Not yet taken from the limit; they are before anybody else may look at it.
+        # Not yet taken from the limit. They are before any other code looks at it.
         taken_records = taken_bytes = 0
         try:
             for record in records:
@@ -99,7 +145,7 @@ class StreamPipeline(StreamStages):
                 taken_bytes += size
                 taken_records += 1
                 deliveries.append(lane.add(partition_key, key_entry, data, size, now))
-                if output.news:
+                if output.has_closed:
                     limit.free_records -= taken_records
                     limit.free_bytes -= taken_bytes
                     taken_records = taken_bytes = 0
@@ -110,280 +156,344 @@ class StreamPipeline(StreamStages):
             limit.free_bytes -= taken_bytes
         return None
 
-    def put_any(
-        self,
-        partition_key: Any,  # noqa: ANN401 - as `put`
-        data: Any,  # noqa: ANN401
-        now: float,
-        *,
-        explicit_hash_key: Any = None,  # noqa: ANN401
-        flow: Any = None,  # noqa: ANN401
-        tier: Tier = "normal",
-        metadata: Any = None,  # noqa: ANN401
-    ) -> Delivery:
-        """Accept a user record with an explicit hash key, a flow, a tier or metadata; raises like `put`."""
-        require_notes(flow, metadata)
-        if explicit_hash_key is not None and not isinstance(explicit_hash_key, str):
-            # Refused here, in our words: compiled code would refuse to read it from the record, in its own.
-            parse_explicit_hash_key(explicit_hash_key)
-        if data.__class__ is not bytes:
-            data = as_bytes(data)
-        return self._accept(UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata), now)
+    def _put_each(self, records: Iterator[Any], now: float, deliveries: list[Delivery]) -> Any:  # noqa: ANN401 - a record
+        for record in records:
+            if type(record) is not tuple:
+                return record
+            try:
+                deliveries.append(self._accept(UserRecord(record[0], as_bytes(record[1])), now, None))
+            except BufferFull:
+                return record
+        return None
 
-    def _accept(self, record: UserRecord, now: float, origin: Origin | None = None) -> Delivery:
-        key = encode_partition_key(record.partition_key)
-        digest = self._digest(key, record.explicit_hash_key)
-        require_tier(record.tier)
-        size = len(key) + len(record.data)
-        require_size(len(key), len(record.data), max_record_bytes=self.max_record_bytes)
-        self._reserve(record, size)
-        delivery = self._enter(record, key, digest, now)
-        if record.metadata is not None:
-            delivery.note(record.metadata)
-        if origin is not None or record.flow is not None:
-            delivery.remark(Note(record.flow, origin))
+    def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> Delivery:
+        """Accept any user record; raises as `put`.
+
+        A record with an `origin` comes back from a durable store, which still has it. A record from a caller that
+        finds no room goes to the disk where one is configured for that.
+        """
+        record = with_bytes(record)
+        try:
+            return self._accept(record, now, origin)
+        except BufferFull as full:
+            if origin is not None:
+                raise
+            return self._overflow(record, full, now)
+
+    def _accept(self, record: UserRecord, now: float, origin: Origin | None) -> Delivery:
+        size = check_user_record(record, max_record_bytes=self._max_record_bytes)
+        fair = self.fair
+        if fair is not None:
+            fair.require_share(record.flow, size, records=1, tier=record.tier)
+        self._buffer_limit.reserve(size_bytes=size, tier=record.tier)
+        if origin is None and self.write_ahead is not None:
+            return self._write_first(record, self.write_ahead, now)
+        key = record.partition_key.encode()
+        digest = digest_of(key, record.explicit_hash_key)
+        shard_id = self.shard_map.predict(digest)
+        if origin is not None:
+            self._stages.returned[origin] += 1
+        is_waiting = fair is not None and not fair.lets_pass(shard_id)
+        if is_waiting or (origin is not None and self.reaggregator.travels_alone(record, record.flow)):
+            detached = self._stages.accept_detached(record, now, origin)
+            delivery = self._delivery(detached.outcome, 0)
+            self._enter(detached, shard_id, now)
+        else:
+            lane = self._aggregator.lane(shard_id, record.tier)
+            entry = lane.entry(key, digest)
+            explicit = record.explicit_hash_key
+            delivery = lane.add_any(record.partition_key, entry, record.data, size, now, explicit_hash_key=explicit)
+            if record.metadata is not None:
+                delivery.note(record.metadata)
+            if origin is not None or record.flow is not None:
+                delivery.remark(Note(record.flow, origin))
+            if origin is not None:
+                self.reaggregator.returned_to.add(lane)
         self._attend(now)
         return delivery
 
-    def _enter(self, record: UserRecord, key: bytes, digest: bytes, now: float) -> Delivery:
-        """Let an accepted user record begin its journey."""
-        lane = self._aggregator.lane(self.shard_map.predict(digest), record.tier)
-        return lane.add_any(
-            record.partition_key,
-            lane.entry(key, digest),
-            record.data,
-            len(key) + len(record.data),
-            now,
-            explicit_hash_key=record.explicit_hash_key,
-        )
+    def _overflow(self, record: UserRecord, full: BufferFull, now: float) -> Delivery:
+        """Spill a user record that finds no room to the disk, or raise."""
+        if not self.ledger.can_spill(record):
+            raise full
+        detached = self._stages.accept_detached(record, now)
+        self.ledger.spill_to_disk(detached, Attempt(False, RATE_LIMITED, str(full), now, now))  # noqa: FBT003
+        self.attention = True
+        return self._delivery(detached.outcome, 0)
+
+    def _write_first(self, record: UserRecord, write_ahead: WriteAhead, now: float) -> Delivery:
+        detached = self._stages.accept_detached(record, now)
+        write_ahead.add(detached)
+        self.attention = True
+        return self._delivery(detached.outcome, 0)
+
+    def start_written(self, detached: DetachedUserRecord, now: float) -> Delivery:
+        """Let a user record start its journey, because the write-ahead spool has stored it."""
+        if self.write_ahead is not None:
+            self.write_ahead.written()
+        notes = detached.outcome.notes
+        detached.outcome.notes = {0: Note(None if notes is None else notes[0].flow, "write_ahead")}
+        self._enter(detached, self._stages.shard_of(detached.user_record), now)
+        detached.outcome.wake()
+        self._attend(now)
+        return self._delivery(detached.outcome, 0)
+
+    def _enter(self, detached: DetachedUserRecord, shard_id: str | None, now: float) -> None:
+        """Let an accepted user record into its lane, or let it wait for its flow's turn."""
+        if self.fair is not None and not self.fair.lets_pass(shard_id):
+            self.fair.enqueue(shard_id, detached)
+        else:
+            self.reaggregator.add((detached,), now)
+            self._generations.release(detached.generation)
+
+    def put_together(self, records: Sequence[Any], now: float, terms: GroupTerms) -> list[Delivery]:
+        """Accept all records of one flow and tier, or none of them; needs a fair intake.
+
+        Raises:
+            TypeError, InvalidUserRecord: one can never be accepted.
+            BufferFull: there is no room for all of them now, or the flow has used up its share. Nothing was reserved.
+        """
+        deliveries: list[Delivery] = []
+        if self.fair is not None:
+            for _ in self.fair.put_together(records, now, terms, deliveries):
+                self._attend(now)
+            self.attention = self.attention or self.has_work_for_the_disk
+        return deliveries
 
     def _attend(self, now: float) -> None:
-        """Hand on what a put closed, and see whether the driver must look earlier than it plans to."""
-        output = self._lanes_output
-        output.news = False
-        if output.take_at <= now or self._limiter.is_held:
-            self._limit_closed(now)
+        """Hand on what a put closed, and set `attention` if the driver must poll earlier than it plans to."""
+        output = self._output
+        output.has_closed = False
+        limiter = self.limiter
+        if output.drain_at <= now or limiter.is_paused:
+            self._forwarder.limit_closed(now)
+            if self._forwarder.has_refused:
+                self._forwarder.has_refused = False
+                self.attention = True
         promised = self._promised_wakeup
-        # A put can bring forward these; the rest of `_earliest_wakeup` it cannot.
+        # A put can move these to an earlier time, and no other stage's.
         if promised != -math.inf and (
-            output.take_at < promised
-            or self._departures.next_wakeup(may_send=not self._limiter.is_held) < promised
-            or self._aggregator.next_wakeup() < promised
-            or self._limiter.next_wakeup() < promised
+            output.drain_at < promised
+            or output.deadlines.next_at < promised
+            or self._send_queue.next_wakeup(may_send=not limiter.is_paused) < promised
+            or limiter.next_wakeup() < promised
         ):
             self.attention = True
-            # Once is enough, until the driver has looked and is promised another instant.
+            # Once is enough, until the next poll promises another time.
             self._promised_wakeup = -math.inf
 
-    # Per request
+    # Time passes
 
-    def next_request(self, now: float) -> PutRecordsRequest | None:
-        """Return the next request that is full or due, None if there is none now."""
-        self.advance(now)
-        self._close_company(now)
-        self._limit_closed(now)
-        records = self._departures.next_records(now)
-        if records is None:
-            return None
-        request = PutRecordsRequest(self.stream, records, started_at=now)
-        self._in_flight.add(request)
-        return request
+    def poll(self, now: float, free_requests: int) -> Poll:
+        """Let time pass; return the requests to send, at most `free_requests`, and when to poll again."""
+        if self.limiter.is_paused:
+            # Full requests may leave only below, so the limiter still waits for them.
+            self._pause_limiter(now, may_send=False)
+        self._advance(now)
+        if self._output.closed:
+            # The rest of an expired aggregated record was aggregated again, and may have filled what it joined.
+            self._forwarder.limit_closed(now)
+        if self.fair is not None:
+            self._let_in(self.fair, now)
+        requests: list[PutRecordsRequest] = []
+        while (wants_more := self._send_queue.is_due(now)) and len(requests) < free_requests:
+            self._fill_up(now)
+            records = self._send_queue.next_records(now)
+            if records is None:
+                continue
+            request = PutRecordsRequest(self.stream, records, started_at=now)
+            self._in_flight.add(request)
+            if self.fair is not None:
+                self.fair.sent(records)
+            requests.append(request)
+        may_send = not wants_more
+        self._pause_limiter(now, may_send=may_send)
+        self._promised_wakeup = wakeup = max(now, self._earliest_wakeup(may_send=may_send))
+        return Poll(requests, wakeup, wants_more)
 
-    def advance(self, now: float) -> None:
-        """Let time pass: close what is due, expire, and admit what tokens allow."""
-        self._aggregator.close_due(now)
-        for record in self._backing_off.take_due(now):
-            self._limiter.finished(record, now)
-            self._limit(record, now)
-        self._limit_closed(now)
-        for drained in self._limiter.drain_due(now):
-            self._collect(drained, now)
-        for record in self._departures.take_expired(now):
-            self._expire(record, now)
-        if self._retrier.next_wakeup() <= now:
-            self._retry(self._retrier.overdue(now), now)
-        # Neighbours of the expired were aggregated again, and may have filled what they joined.
-        self._limit_closed(now)
+    def _advance(self, now: float) -> None:
+        """Close what is due, expire, and admit what the tokens allow."""
+        output = self._output
+        if self.fair is not None and self.fair.next_wakeup() <= now:
+            self._expire_waiting(self.fair, now)
+        if self.gate is not None and self.gate.next_wakeup() <= now:
+            self._forwarder.try_gate_again(self.gate, now)
+        if output.deadlines.next_at <= now:
+            self._aggregator.close_due(now)
+        if self._backoff_queue.next_at <= now:
+            self._forwarder.limit_again(self._backoff_queue.take_due(now), now)
+        if output.closed or output.drain_at <= now:
+            self._forwarder.limit_closed(now)
+        if self.limiter.wakeups.next_at <= now:
+            self._forwarder.collect(self.limiter.drain_due(now), now)
+        if expired := self._send_queue.take_expired(now):
+            self._forwarder.expire(expired, now)
+        if self._retrier.next_at <= now:
+            self._forwarder.retry(self._retrier.overdue(now), now)
 
-    def _limit_closed(self, now: float) -> None:
-        output = self._lanes_output
-        while output.closed:
-            # Handing one on may expire it, which may aggregate its neighbours and close another.
-            closed = output.take_closed(now)
-            runs: defaultdict[str | None, list[KinesisRecord]] = defaultdict(list)
-            for record in closed:
-                runs[record.predicted_shard].append(record)
-            for run in runs.values():
-                self._limit_run(run, now)
-        if output.take_at <= now:
-            output.take_at = math.inf
+    def _expire_waiting(self, fair: FairQueueing, now: float) -> None:
+        for detached in fair.take_expired(now):
+            self.ledger.fail_waiting(detached, expired_attempt(detached, now))
 
-    def _limit_run(self, records: list[KinesisRecord], now: float) -> None:
-        """Hand on Kinesis records of one shard: at once as far as its tokens are there, else one by one."""
-        count = self._limiter.admit_run(records, now) if len(records) > 1 else 0
-        if count:
-            self._pack_run(records[:count], now)
-        for record in records[count:]:
-            self._limit(record, now)
+    def _let_in(self, fair: FairQueueing, now: float) -> None:
+        """Let user records in, in fair order, until something waits for tokens again."""
+        while (detached := fair.next_ready(now)) is not None:
+            self.reaggregator.add((detached,), now)
+            self._generations.release(detached.generation)
+            self._forwarder.limit_closed(now)
 
-    def _limit(self, record: KinesisRecord, now: float) -> None:
-        drained = self._limiter.put(record, now)
-        if drained is None:
-            self._pack_run((record,), now)
+    def _fill_up(self, now: float) -> None:
+        """Close open records that can join a request that leaves although it is not full.
+
+        Otherwise each shard's aggregated record, due at a time of its own, would soon want a request: at a few
+        thousand records a second that is most of what they cost. Those that left together are due together again.
+        """
+        places = self._send_queue.free_places(now)
+        output = self._output
+        by = now + output.rules.company_seconds
+        if places > 0 and output.deadlines.next_at <= by:
+            self._aggregator.close_due(by, places)
+            self._forwarder.limit_closed(now)
+
+    def _pause_limiter(self, now: float, *, may_send: bool) -> None:
+        if self._next_shards is not None and self._forwarder.would_overtake(self._next_shards, self._in_flight):
+            # Of several shards that closed, one would always have a record in flight, and the map would never be used.
+            until = math.inf
         else:
-            self._collect(drained, now)
+            until = self._send_queue.paused_until(now, may_send=may_send)
+        if until > now or self.limiter.is_paused:
+            self.limiter.pause(until, now)
 
-    def _pack_run(self, records: Sequence[KinesisRecord], now: float) -> None:
-        if self._generations.has_earlier:
-            current = self._generations.current
-            for record in records:
-                if record.generation < current:
-                    # A flush waits for it, so it waits for nobody.
-                    record.deadline = now
-        self._collector.add_run(records, now)
+    def _earliest_wakeup(self, *, may_send: bool) -> float:
+        output, limiter = self._output, self.limiter
+        at = min(
+            output.drain_at,
+            output.deadlines.next_at,
+            limiter.next_wakeup() if limiter.is_paused else limiter.wakeups.next_at,
+            self._send_queue.next_wakeup(may_send=may_send),
+            self._backoff_queue.next_at,
+            self._retrier.next_at,
+        )
+        if self.fair is not None:
+            at = min(at, self.fair.next_wakeup())
+        if self.gate is not None:
+            at = min(at, self.gate.next_wakeup())
+        return at
 
-    def _collect(self, drained: Drained, now: float) -> None:
-        for record in drained.admitted:
-            self._pack_run((record,), now)
-        for record in drained.expired:
-            self._expire(record, now)
-
-    def _expire(self, record: KinesisRecord, now: float) -> None:
-        self._limiter.finished(record, now)
-        self._aggregate_again(self._left_in_place(record, self._retrier.expire(record, now), now), now)
+    # An answer comes back
 
     def request_completed(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
-        """Finish, retry or fail what the request carried. An answer after `abandon` comes too late."""
+        """Finish, retry or fail the records of a request. An answer after `abandon` comes too late."""
         if request not in self._in_flight:
             return
         self._in_flight.remove(request)
+        if self.fair is not None:
+            self.fair.answered(request.records)
+        if self.gate is not None:
+            self.gate.answered(request, answer, now)
+            self._forwarder.try_gate_again(self.gate, now)
         retries = self._retrier.answered(request, answer, now)
-        self._pause.ended(now, failed=retries.request_failed)
+        self._send_queue.pause.ended(now, failed=retries.request_failed)
+        listening = self.ledger.listening
         for shard_id, sent in retries.sent.items():
-            fraction = self._limiter.answered(shard_id, sent=sent, throttled=retries.throttled[shard_id], now=now)
-            if fraction is not None and self._listening:
-                self._ledger.facts.append(ShardRateChanged(self.stream, shard_id or "", fraction))
-        if self._listening:
-            self._ledger.facts.append(completed_fact(request, answer, throttled=retries.throttled, now=now))
-        self._retry(retries, now)
+            fraction = self.limiter.answered(shard_id, sent=sent, throttled=retries.throttled[shard_id], now=now)
+            if fraction is not None and listening:
+                self.ledger.facts.append(ShardRateChanged(self.stream, shard_id or "", fraction))
+        if listening:
+            self.ledger.facts.append(completed_fact(request, answer, throttled=retries.throttled, now=now))
+        self._forwarder.retry(retries, now)
         if self._next_shards is not None:
             self.shards_changed(self._next_shards, now)
+        if self.fair is not None:
+            self._let_in(self.fair, now)
         self.attention = True
 
-    def _retry(self, retries: Retries, now: float) -> None:
-        if retries.apart and self._in_order:
-            self._aggregate_ahead(retries, now)
-        else:
-            self._aggregate_again(retries.apart, now)
-        for record in retries.gone:
-            self._limiter.finished(record, now)
-        open_shards = {None, *self.shard_map.open_shards} if retries.whole else set()
-        for at, record in retries.whole:
-            if record.predicted_shard in open_shards:
-                self._backing_off.add(record, at)
-            else:
-                # Its shard closed while it was away; sent as it is, it would be stored where no consumer wants it.
-                self._route_apart(record, now)
-
-    def _route_apart(self, record: KinesisRecord, now: float) -> None:
-        """Aggregate the user records of a Kinesis record again, because its prediction no longer holds."""
-        self._limiter.finished(record, now)
-        self._aggregate_again(record.take_apart(), now)
-        self._ledger.leave(record)
-
-    def _aggregate_ahead(self, retries: Retries, now: float) -> None:
-        """Aggregate user records again ahead of what waits for the same shards: behind it, they would be overtaken."""
-        shard_ids = {record.predicted_shard for record in retries.gone}.intersection(self.shard_map.open_shards)
-        # What they leave is not finished yet, so all that is closed here waits for it.
-        self._aggregator.close_lanes(shard_ids)
-        self._limit_closed(now)
-        waiting = self._limiter.take(shard_ids)
-        self._aggregate_again(retries.apart, now)
-        self._aggregator.close_lanes(shard_ids)
-        self._limit_closed(now)
-        for record in waiting:
-            record.sequence = self._lanes_output.next_sequence()
-            self._limit(record, now)
-
-    # Rare
+    # Flush and close
 
     def flush(self, now: float) -> int:
-        """Close everything open; limits still hold. Returns the generation to ask `is_flushed` for."""
+        """Close everything open; limits still apply. Returns the generation to ask `is_flushed` for."""
         self._aggregator.close_all()
-        self._lanes_output.news = False
-        self._limit_closed(now)
+        self._output.has_closed = False
+        self._forwarder.limit_closed(now)
         self._collector.flush()
         self.attention = True
         return self._generations.advance()
 
-    def drain_force(self, now: float) -> None:
-        """Let everything leave that is not expired, tokens or not: closing runs out of time.
+    def is_flushed(self, generation: int) -> bool:
+        """Return True if everything put before the flush of this generation has its final result."""
+        return self._generations.is_finished(generation)
 
-        From now on nothing waits for tokens; what is refused still backs off.
+    def drain_force(self, now: float) -> None:
+        """Let everything leave that has not expired, without tokens, because a close runs out of time.
+
+        From now on no record waits for tokens. A record that the service refuses still backs off.
         """
-        self._pause.lift()
-        for drained in self._limiter.drain_force(now):
-            self._collect(drained, now)
-        self._aggregator.close_all()
-        self._limit_closed(now)
-        self._collector.flush()
+        if self.fair is not None:
+            self.fair.force()
+        self._send_queue.pause.lift()
+        self._forwarder.drain_all(now)
+        if self.fair is not None:
+            self._let_in(self.fair, now)
+            self._forwarder.drain_all(now)
         self.attention = True
 
     def abandon(self, now: float) -> None:
         """Give every user record that is left its final result: never sent, or sent and never answered."""
-        self._aggregator.close_all()
-        left = self._limiter.take_all() + self._departures.take_all() + self._aggregator.take_closed()
-        left += self._backing_off.take_except(set())
-        for record in left:
-            text = "the producer was closed before this record could be sent"
-            self._ledger.fail(record, Attempt(False, SHUTDOWN, text, now, now))  # noqa: FBT003
-        for request in self._in_flight:
-            for record in request.records:
-                text = "the producer was closed before the request was answered; the record may be stored"
-                self._ledger.fail(record, Attempt(False, UNKNOWN, text, request.started_at, now))  # noqa: FBT003
-        for record in self._retrier.take_held():
-            text = "the producer was closed before it was known whether consumers of the shard it is stored in want it"
-            self._ledger.fail(record, Attempt(False, UNKNOWN, text, now, now))  # noqa: FBT003
+        if self.fair is not None:
+            for detached in self.fair.take_all():
+                self.ledger.fail_waiting(detached, Attempt(False, SHUTDOWN, NEVER_SENT, now, now))  # noqa: FBT003
+        self._forwarder.abandon(self._in_flight, now)
         self._in_flight.clear()
 
-    def shards_changed(self, shards: Iterable[Shard], now: float) -> None:
-        """Use a new shard map; everything that waits under a prediction that no longer holds is routed again.
+    # The shard map changes
 
-        In arrival order, what is on its way to a shard that is gone comes back first: the new map waits for it.
+    def shards_changed(self, shards: Iterable[Shard], now: float) -> None:
+        """Use a new shard map, and route every waiting record again whose prediction is no longer valid.
+
+        In arrival order the map waits until the records in flight to a shard that is gone have come back.
         """
         shards = tuple(shards)
-        self._next_shards = shards if self._in_order and self._would_overtake(shards) else None
+        self._next_shards = (
+            shards if self._in_order and self._forwarder.would_overtake(shards, self._in_flight) else None
+        )
         if self._next_shards is not None:
             return
         before = self.shard_map.open_ranges()
         changed = self.shard_map.update(shards, now)
         if changed:
             self._router.forget()
-        # What was held was sent before everything that waits, so it travels again before that.
-        self._retry(self._retrier.shards_changed(now), now)
+        # Records that awaited the map were sent before all that wait, so they travel again first.
+        self._forwarder.retry(self._retrier.shards_changed(now), now)
         if changed:
             after = self.shard_map.open_ranges()
-            valid = {shard_id for shard_id, bounds in after.items() if before.get(shard_id, bounds) == bounds}
-            self._route_again(valid, now)
-        if self._listening:
-            self._ledger.facts.append(ShardMapRefreshed(self.stream, len(self.shard_map.open_shards)))
+            stable = {shard_id for shard_id, bounds in after.items() if before.get(shard_id, bounds) == bounds}
+            self._forwarder.route_again(stable, now)
+            if self.fair is not None:
+                self.fair.route_again(stable)
+        if self.ledger.listening:
+            self.ledger.facts.append(ShardMapRefreshed(self.stream, len(self.shard_map.open_shards)))
         self.attention = True
 
-    def _route_again(self, stable: set[str], now: float) -> None:
-        self._aggregator.close_lanes_except(stable)
-        waiting = self._aggregator.take_closed() + self._limiter.take_all()
-        # What was admitted has its tokens, and keeps its place.
-        packed = self._collector.take_all()
-        for record in packed:
-            if record.predicted_shard in stable:
-                self._collector.add(record, now)
-        waiting += [record for record in packed if record.predicted_shard not in stable]
-        waiting += self._backing_off.take_except(stable)
-        waiting.sort(key=lambda record: record.sequence)
-        self._limiter.keep_only(stable)
-        for record in waiting:
-            if record.predicted_shard in stable:
-                self._limit(record, now)
-            else:
-                self._route_apart(record, now)
-        self._limit_closed(now)
+    # Facts and counts
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The most bytes of key and data in one user record, as far as known; the driver sets it."""
+        return self._max_record_bytes
+
+    @max_record_bytes.setter
+    def max_record_bytes(self, value: int) -> None:
+        self._max_record_bytes = self._stages.max_record_bytes = value
+
+    def on_opening(self, opening_context: Callable[[], object] | None) -> None:
+        """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""
+        self._output.opening_context = opening_context
+
+    @property
+    def has_work_for_the_disk(self) -> bool:
+        """Return True if the write-ahead intake or the ledger has user records for the disk."""
+        return self.ledger.has_pending or (self.write_ahead is not None and self.write_ahead.has_records)
+
+    def statistics(self) -> PipelineStatistics:
+        """Count the user records in every stage."""
+        return self._stages.statistics(self._in_flight, self.fair, self.write_ahead, self.gate)

@@ -1,45 +1,91 @@
 """One shard's waiting Kinesis records and the tokens they need.
 
-A Kinesis record costs one record token, however many user records it carries,
-and its bytes (key + data); both are taken together or not at all. Expired
-records leave first, and spend nothing: they must not be lost to sight just
-because tokens happen to be there. Then records are admitted by tier and
-deadline until one does not fit; small ones behind it wait, or large ones would
-starve. (Seed 000; KPL, `limiter.h`.)
+A Kinesis record costs one record token, however many user records it carries, and its bytes (key + data); both are
+taken together or not at all. Expired records leave first and cost nothing. Then records are admitted by tier and
+deadline until one does not fit. Small records behind it wait, or large ones would starve. (Seed 000; KPL, `limiter.h`.)
 
-Different from the KPL: it answers *when* the next record may leave instead of
-being polled every 25 ms, and it lowers its own rate when the shard refuses
-records although our tokens allowed them, which means somebody else writes too.
-The expired are found by their own order, not by looking at the whole queue: a
-shard offered more than it takes has records expire at every drain. And where
-the rate adapts, a part of the burst is left to the shard: its bucket begins to
-refill when the first record arrives, ours when it leaves, so all that travels
-faster than the first, over connections already open, would be refused.
+Different from the KPL:
+
+* The limiter says *when* the next record may leave, instead of being polled every 25 ms.
+* It lowers its own rate when the shard refuses records that our tokens allowed: then another process writes too.
+* Expired records are found in an order of their own, not by scanning the queue: a shard that is offered more than it
+  takes has records expire at every drain.
+* Where the rate adapts, a part of the burst is never spent. The shard's bucket begins to refill when the first record
+  arrives, ours when it leaves, so records that travel faster than the first would be refused.
+
+**The adaptive rate.** Throttled Kinesis records come back inside an answer with HTTP 200, so no SDK's adaptive mode
+sees them, and the KPL leaves the reaction as a TODO. Here each shard looks at its last second:
+
+    throttled share above 1 %:   fraction x 0.85, at most once a second, never below 5 %
+    otherwise, on success:       fraction + 0.2 a second, up to 1
+
+Multiplicative decrease and additive increase let producers that know nothing of each other converge to equal shares
+(Chiu and Jain, 1989).
 """
 
 import math
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sortedcontainers import SortedKeyList
 
 from kpl_core.options.stage_rules import ShardRules
-from kpl_core.pipeline.adaptive_rate import AdaptiveRate
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.user_record import TIERS
 
-__all__ = ["Drained", "ShardLimiter", "ShardUsage"]
+__all__ = ["AdaptiveRate", "Drained", "ShardLimiter", "ShardUsage"]
 
-# User records: who expires at one instant may be all there is, and a loop that serves others must not stop for them.
+# User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
 EXPIRED_AT_ONCE: Final = 500
-# Of the burst, where the rate adapts: at one second, 250 ms of luck on the way are made up for.
+# The part of the burst in use where the rate adapts. With a burst of 1 s this allows for 250 ms of jitter on the way.
 BURST_SHARE: Final = 0.75
+
+WINDOW_SECONDS: Final = 1.0
+TOLERATED_SHARE: Final = 0.01
+DECREASE: Final = 0.85
+INCREASE_PER_SECOND: Final = 0.2
+FLOOR: Final = 0.05
 
 _RECORDS: Final = 0
 _BYTES: Final = 1
 _TIER_RANK: Final = {tier: rank for rank, tier in enumerate(TIERS)}
+
+
+class AdaptiveRate:
+    """The fraction, 0.05 .. 1, of the configured limit that a shard may use now."""
+
+    __slots__ = ("_answers", "_changed_at", "_lowered_at", "_sent", "_throttled", "fraction")
+
+    def __init__(self, now: float) -> None:
+        self.fraction = 1.0
+        self._answers: deque[tuple[float, int, int]] = deque()
+        self._sent = 0
+        self._throttled = 0
+        self._lowered_at = -WINDOW_SECONDS + now
+        self._changed_at = now
+
+    def answered(self, *, sent: int, throttled: int, now: float) -> bool:
+        """Count `sent` Kinesis records, `throttled` of them refused; return True if the fraction changed."""
+        self._answers.append((now, sent, throttled))
+        self._sent += sent
+        self._throttled += throttled
+        while self._answers[0][0] <= now - WINDOW_SECONDS:
+            _, old_sent, old_throttled = self._answers.popleft()
+            self._sent -= old_sent
+            self._throttled -= old_throttled
+        before = self.fraction
+        if self._throttled > TOLERATED_SHARE * self._sent:
+            if now - self._lowered_at >= WINDOW_SECONDS:
+                self.fraction = max(FLOOR, before * DECREASE)
+                self._lowered_at = now
+            self._changed_at = now
+        elif sent > throttled:
+            self.fraction = min(1.0, before + INCREASE_PER_SECOND * (now - self._changed_at))
+            self._changed_at = now
+        return self.fraction != before
 
 
 class Drained(NamedTuple):
@@ -62,7 +108,7 @@ def _by_arrival(record: KinesisRecord) -> tuple[int, float, int]:
 
 
 class ShardUsage(NamedTuple):
-    """What one shard was given and refused; all but `waiting_*` only grow."""
+    """Counts of one shard's admitted, sent and throttled records; all but `waiting_*` only grow."""
 
     admitted_records: int
     admitted_bytes: int
@@ -105,12 +151,12 @@ class ShardLimiter:
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether anything waits in it; asked more often than how much."""
+        """Return True if a record waits; cheaper than the length."""
         return self._earliest_expiration != math.inf
 
     @property
     def user_record_count(self) -> int:
-        """Return how many user records wait in it."""
+        """Return how many user records wait."""
         return sum(len(record.arrivals) for record in self._queue)
 
     @property
@@ -119,20 +165,20 @@ class ShardLimiter:
         return 1.0 if self._rate is None else self._rate.fraction
 
     def put(self, record: KinesisRecord) -> None:
-        """Let a Kinesis record wait for its tokens, until `drain` finds them."""
+        """Enqueue a Kinesis record until `drain` finds tokens for it."""
         self._queue.add(record)
         self._expiring.add(record)
         self._earliest_expiration = self._expiring[0].expires_at
 
     def begin_like(self, other: "ShardLimiter", now: float) -> None:
-        """Give up the tokens `other` is missing: what it let pass may have gone to this shard."""
-        bucket = other._bucket  # noqa: SLF001 - one of us
-        held = zip(bucket.capacities, bucket.tokens(now), strict=True)
-        self._bucket.try_take([max(0.0, capacity - tokens) for capacity, tokens in held], now)
+        """Spend the tokens that `other` has spent: records that it admitted may have gone to this shard."""
+        bucket = other._bucket  # noqa: SLF001 - the same class
+        levels = zip(bucket.capacities, bucket.tokens(now), strict=True)
+        self._bucket.try_take([max(0.0, capacity - tokens) for capacity, tokens in levels], now)
 
     def admit_at_once(self, record: KinesisRecord, now: float) -> bool:
-        """Admit a record past an empty queue if its tokens are there; the usual case, and a quick one."""
-        # Nothing can expire in an empty queue; asking the queue itself would be a call.
+        """Admit a record past an empty queue if its tokens are there: the usual case, made fast."""
+        # An infinite earliest expiration means an empty queue; asking the queue itself would be a call.
         if self._earliest_expiration != math.inf or self._in_flight is not None or record.expires_at <= now:
             return False
         if not self._bucket.try_take((1, record.size_bytes), now):
@@ -144,13 +190,13 @@ class ShardLimiter:
         return True
 
     def admit_run(self, records: Sequence[KinesisRecord], now: float) -> int:
-        """Admit all of these records past an empty queue if tokens for all are there, else none; return how many."""
+        """Admit all of these records past an empty queue if there are tokens for all, else none; return how many."""
         if self._earliest_expiration != math.inf or self._in_order:
             return 0
         costs = [record.size_bytes for record in records if record.expires_at > now]
         count, size_bytes = len(costs), sum(costs)
         most_records, most_bytes = self._bucket.capacities
-        # A cost above the capacity would pass a full bucket whole; taken one by one, these would not.
+        # A full bucket admits one cost above its capacity. These records, taken one by one, would not all pass.
         if count < len(records) or count > most_records or size_bytes > most_bytes:
             return 0
         if not self._bucket.try_take((count, size_bytes), now):
@@ -160,11 +206,11 @@ class ShardLimiter:
         return count
 
     def drain(self, now: float) -> Drained:
-        """Take out what is expired, then what the tokens admit."""
+        """Remove and return the expired records, then those that the tokens admit."""
         expired = self.take_expired(now)
         admitted: list[KinesisRecord] = []
         if self._earliest_expiration <= now or (expired and self._in_order):
-            # The other expired leave first as well; in arrival order, what is left of them comes back to its place.
+            # The other expired records leave first. In arrival order the rest of an expired one returns to its place.
             return Drained(expired, admitted)
         queue = self._queue
         while queue and self._in_flight is None and self._bucket.try_take((1, queue[0].size_bytes), now):
@@ -180,15 +226,15 @@ class ShardLimiter:
         return Drained(expired, admitted)
 
     def drain_force(self, now: float) -> Drained:
-        """Take out everything: the expired, and all others whether tokens are there or not."""
+        """Remove and return every record: the expired ones, and all others without tokens."""
         expired = self.take_expired(now, at_most=sys.maxsize)
         admitted = self.take_all()
         return Drained(expired, admitted)
 
     def take_expired(self, now: float, *, at_most: int = EXPIRED_AT_ONCE) -> list[KinesisRecord]:
-        """Remove and return records whose time to live is over, until they hold `at_most` user records or one more.
+        """Remove and return records whose time to live is over: `at_most` user records, or those of one record more.
 
-        If there are others left, `wakeup_at` says at once.
+        If more have expired, `wakeup_at` returns a time in the past.
         """
         expired: list[KinesisRecord] = []
         if self._earliest_expiration > now:
@@ -220,7 +266,7 @@ class ShardLimiter:
         return records
 
     def wakeup_at(self, now: float) -> float:
-        """Return when `drain` will next find something, `math.inf` if nothing waits for time to pass."""
+        """Return when `drain` will next return a record, `math.inf` if no record waits for time to pass."""
         if not self._queue:
             return math.inf
         if self._in_flight is not None:
@@ -228,7 +274,7 @@ class ShardLimiter:
         return min(self._bucket.ready_at((1, self._queue[0].size_bytes), now), self._earliest_expiration)
 
     def answered(self, *, sent: int, throttled: int, now: float) -> bool:
-        """Learn from an answer for `sent` Kinesis records; say whether the rate changed."""
+        """Count an answer for `sent` Kinesis records; return True if the rate changed."""
         self._sent_records += sent
         self._throttled_records += throttled
         if self._rate is None or not self._rate.answered(sent=sent, throttled=throttled, now=now):
@@ -239,7 +285,7 @@ class ShardLimiter:
         return True
 
     def set_share(self, records_per_second: float, bytes_per_second: float, now: float) -> None:
-        """Use these rates from now on in place of the configured ones; the burst follows, tokens held stay."""
+        """Use these rates from now on instead of the configured ones. The burst follows; tokens in the bucket stay."""
         if (records_per_second, bytes_per_second) == (self._records_per_second, self._bytes_per_second):
             return
         self._records_per_second = records_per_second
@@ -249,7 +295,7 @@ class ShardLimiter:
         self._bucket.set_rate(_BYTES, bytes_per_second * fraction, now, capacity=bytes_per_second * burst_seconds)
 
     def usage(self) -> ShardUsage:
-        """Return what passed and what waits; looks at the whole queue."""
+        """Return the counts; this looks at the whole queue."""
         return ShardUsage(
             admitted_records=self._admitted_records,
             admitted_bytes=self._admitted_bytes,
@@ -260,7 +306,7 @@ class ShardLimiter:
         )
 
     def finished(self, record: KinesisRecord) -> None:
-        """Let the next record go if they go in order: `record` is final, or back in the queue."""
+        """In arrival order, admit the next record: `record` is final, or back in the queue."""
         if self._in_flight is record:
             self._in_flight = None
 

@@ -103,23 +103,15 @@ class TokenBucket:
         Raises:
             ValueError: a cost that is negative or not finite, or not one cost per stream.
         """
-        now = self._advance(self._clock() if now is None else now)
+        if now is None:
+            now = self._clock()
+        if now < self._latest:
+            now = self._latest
+        else:
+            self._latest = now
         streams = self._streams
         if len(streams) == 2 == len(costs):  # noqa: PLR2004
-            # Records and bytes, once per Kinesis record: the loop below, written out, costs half.
-            first, second = streams
-            cost0, cost1 = costs
-            if not (0.0 <= cost0 < math.inf and 0.0 <= cost1 < math.inf):
-                _check_costs(costs, streams)
-            capacity = first.capacity
-            if first.since + (first.spent + (cost0 if cost0 < capacity else capacity) - capacity) / first.rate > now:
-                return False
-            capacity = second.capacity
-            if second.since + (second.spent + (cost1 if cost1 < capacity else capacity) - capacity) / second.rate > now:
-                return False
-            first.take(cost0, now)
-            second.take(cost1, now)
-            return True
+            return _take_two(streams, costs, now)
         _check_costs(costs, streams)
         for stream, cost in zip(streams, costs, strict=True):
             if stream.admitted_at(cost) > now:
@@ -186,6 +178,30 @@ class TokenBucket:
             return self._latest
         self._latest = now
         return now
+
+
+def _take_two(streams: Sequence[_TokenStream], costs: Sequence[float], now: float) -> bool:
+    """Take records and bytes: the loop of `try_take` written out, because it runs once per Kinesis record."""
+    first, second = streams
+    cost0, cost1 = costs
+    if not (0.0 <= cost0 < math.inf and 0.0 <= cost1 < math.inf):
+        _check_costs(costs, streams)
+    capacity = first.capacity
+    if first.since + (first.spent + (cost0 if cost0 < capacity else capacity) - capacity) / first.rate > now:
+        return False
+    capacity = second.capacity
+    if second.since + (second.spent + (cost1 if cost1 < capacity else capacity) - capacity) / second.rate > now:
+        return False
+    # As `_TokenStream.take`, without the cost of two calls.
+    if first.since + first.spent / first.rate < now:
+        first.since, first.spent = now, cost0
+    else:
+        first.spent += cost0
+    if second.since + second.spent / second.rate < now:
+        second.since, second.spent = now, cost1
+    else:
+        second.spent += cost1
+    return True
 
 
 def _positive(name: str, value: float) -> float:

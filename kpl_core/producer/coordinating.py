@@ -96,7 +96,7 @@ class Coordinating:
         for stream, pipeline in self._streams.pipelines().items():
             config = self._config.for_stream(stream)
             limit = (config.rate_limit_records_per_sec_per_shard, config.rate_limit_bytes_per_sec_per_shard)
-            for shard_id, usage in pipeline.shard_usages().items():
+            for shard_id, usage in pipeline.limiter.usages().items():
                 usages[f"{stream}/{shard_id or ''}"] = Usage(
                     limit,
                     (
@@ -119,7 +119,7 @@ class Coordinating:
         now = self._clock()
         for stream, pipeline in self._streams.pipelines().items():
             if stream in by_stream:
-                pipeline.set_shard_shares(by_stream[stream], now)
+                pipeline.limiter.set_shares(by_stream[stream], now)
                 self._streams.wake(stream)
 
 

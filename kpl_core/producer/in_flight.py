@@ -1,9 +1,8 @@
 """Requests in flight: a bound for the producer, shared fairly between streams.
 
-A place given back belongs at once to the stream whose turn it is: first those
-with no request in flight, then in the order of asking. It is kept for that
-stream until it answers, so that nobody overtakes it; if it has nothing to send
-by then, the next one is called.
+A place that becomes free goes at once to the stream whose turn it is: first the streams with no request in flight, then
+in the order in which they asked. The place is reserved for that stream until it answers, so that no other stream
+overtakes it. If it has nothing to send by then, the next stream gets its turn.
 """
 
 from collections import deque
@@ -13,62 +12,58 @@ __all__ = ["InFlightRequests"]
 
 
 class InFlightRequests:
-    """`limit` places for requests. Whoever is returned by a call must be told that it may try again.
+    """`limit` places for requests. The member that a call returns must be told that it may try again.
 
-    Invariant: a place is free and kept for nobody only if nobody waits.
+    Invariant: a place is free and reserved for no member only if no member waits.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken: dict[Hashable, int] = {}
-        self._total = 0
+        # How many requests are in flight.
+        self.total = 0
         self._waiting: deque[Hashable] = deque()
-        # Told that it is their turn, and not heard of since.
+        # Members that were told that it is their turn, and have not answered yet.
         self._called: set[Hashable] = set()
 
-    def try_take(self, member: Hashable) -> bool:
-        """Take a place for a request of `member`, or let it wait for its turn."""
-        if member in self._called:
+    def free_for(self, member: Hashable) -> int:
+        """Return how many requests of `member` may leave now, the place reserved for it included."""
+        free = self._limit - self.total - len(self._called)
+        return free + 1 if member in self._called else free
+
+    def take(self, member: Hashable, count: int, *, wants_more: bool) -> Hashable | None:
+        """Take `count` places, at most `free_for(member)`; return the member whose turn it is now, if there is one.
+
+        With `wants_more` the member waits for its next turn. Without, it leaves the line, and a place that was
+        reserved for it and is not taken goes to the next member.
+        """
+        if count:
+            self._taken[member] = self._taken.get(member, 0) + count
+            self.total += count
+        was_called = member in self._called
+        if was_called:
             self._called.remove(member)
-        elif not self._has_free_place():
+        if wants_more:
             if member not in self._waiting:
                 self._waiting.append(member)
-            return False
-        self._taken[member] = self._taken.get(member, 0) + 1
-        self._total += 1
-        return True
+        elif self._waiting and member in self._waiting:
+            self._waiting.remove(member)
+        return self._call_next() if was_called and not count else None
 
     def release(self, member: Hashable) -> Hashable | None:
-        """Give a place back; return the member whose turn it is, None if nobody waits."""
-        self._total -= 1
+        """Give a place back; return the member whose turn it is now, None if none waits."""
+        self.total -= 1
         left = self._taken[member] - 1
         if left:
             self._taken[member] = left
         else:
             del self._taken[member]
-        return self._call_next()
-
-    def give_up(self, member: Hashable) -> Hashable | None:
-        """Let `member` wait no longer, because it has nothing to send; return whose turn it is instead."""
-        if member in self._called:
-            self._called.remove(member)
-            return self._call_next()
-        if member in self._waiting:
-            self._waiting.remove(member)
-        return None
-
-    def _has_free_place(self) -> bool:
-        return self._total + len(self._called) < self._limit
+        return self._call_next() if self._waiting else None
 
     def _call_next(self) -> Hashable | None:
-        if not self._waiting or not self._has_free_place():
+        if not self._waiting or self.total + len(self._called) >= self._limit:
             return None
         member = next((waiting for waiting in self._waiting if not self._taken.get(waiting)), self._waiting[0])
         self._waiting.remove(member)
         self._called.add(member)
         return member
-
-    @property
-    def total(self) -> int:
-        """Return how many requests are in flight."""
-        return self._total

@@ -11,9 +11,8 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 
-from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.errors import BufferFull, ConfigError, NotSpooled
-from kpl_core.fairness.fair_pipeline import FairStreamPipeline
+from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_with
 from kpl_core.producer.producer_life import ProducerLife
@@ -60,24 +59,11 @@ class Producer(ProducerLife):
             pipeline = self._pipeline(stream)
         if _get_running_loop() is not self._asyncio_loop:
             self._require_own_loop()
-        try:
-            if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
-                delivery = pipeline.put(partition_key, data, self._clock())
-            else:
-                delivery = pipeline.put_any(
-                    partition_key,
-                    data,
-                    self._clock(),
-                    explicit_hash_key=explicit_hash_key,
-                    flow=flow,
-                    tier=tier,
-                    metadata=metadata,
-                )
-        except BufferFull as full:
-            record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
-            if not isinstance(pipeline, ReliableStreamPipeline) or not pipeline.puts_aside(record):
-                raise
-            delivery = pipeline.put_aside(record, str(full), self._clock())
+        if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
+            delivery = pipeline.put(partition_key, data, self._clock())
+        else:
+            record = UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata)  # type: ignore[arg-type] # `put_record` makes it bytes
+            delivery = pipeline.put_record(record, self._clock())
         if pipeline.attention:
             self._own_streams().wake(stream)
         return delivery  # type: ignore[return-value] # the pipeline makes what `delivery=` names
@@ -109,11 +95,11 @@ class Producer(ProducerLife):
             pipeline = self._pipeline(stream)
         if _get_running_loop() is not self._asyncio_loop:
             self._require_own_loop()
-        if not isinstance(pipeline, FairStreamPipeline):
+        if pipeline.fair is None:
             raise _no_fair_queue()
         if any(type(record.data) is not bytes for record in records):
             records = [with_bytes(record) for record in records]
-        deliveries = pipeline.put_together(records, self._clock(), flow=flow, tier=tier, aggregate=aggregate, keep=keep)
+        deliveries = pipeline.put_together(records, self._clock(), GroupTerms(flow, tier, aggregate, keep))
         if pipeline.attention:
             self._own_streams().wake(stream)
         return deliveries  # type: ignore[return-value] # as `put_nowait`
@@ -131,9 +117,9 @@ class Producer(ProducerLife):
             pipeline = self._pipeline(stream)
         if _get_running_loop() is not self._asyncio_loop:
             self._require_own_loop()
-        if not isinstance(pipeline, FairStreamPipeline):
+        if pipeline.fair is None:
             raise _no_fair_queue()
-        pipeline.put_pairs_together(pairs, self._clock(), flow=flow)
+        pipeline.put_together(pairs, self._clock(), GroupTerms(flow, wants_deliveries=False))
         if pipeline.attention:
             self._own_streams().wake(stream)
 

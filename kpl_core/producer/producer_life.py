@@ -15,7 +15,6 @@ import anyio.lowlevel
 import msgspec
 from anyio.abc import TaskStatus
 
-from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.errors import ConfigError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import running_clock, running_loop
 from kpl_core.hooks import Fact, Hook, require_hooks
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from kpl_core.coordination.store import CoordinationStore
     from kpl_core.durability.dead_letters import DeadLetterSink
     from kpl_core.producer.coordinating import Coordinating
-    from kpl_core.producer.keeping import Keeping
+    from kpl_core.producer.durable_store import DurableStore
 
 __all__ = ["DEFAULT_CLOSE_SECONDS", "ProducerLife"]
 
@@ -72,7 +71,7 @@ class ProducerLife(ProducerView):
             tiers=self.config.tiers,
         )
         self._sink = dead_letter_sink
-        self._keeping: Keeping | None = None
+        self._keeping: DurableStore | None = None
         self._coordination_store = coordination_store
         self._coordinating: Coordinating | None = None
         # `put` waits for room although `put_nowait` would not; and for the disk.
@@ -126,7 +125,7 @@ class ProducerLife(ProducerView):
             if keeping is not None:
                 for task in keeping.start(
                     progressed=self._streams.take_progressed,
-                    pipeline=self._reliable_pipeline,
+                    pipeline=self._pipeline,
                     wake=self._streams.wake,
                     clock=self._clock,
                     progress=self._progressed,
@@ -160,15 +159,15 @@ class ProducerLife(ProducerView):
 
         return AiobotocoreTransport(self.config, session=self._session)
 
-    async def _open_files(self, stack: AsyncExitStack) -> "Keeping | None":
+    async def _open_files(self, stack: AsyncExitStack) -> "DurableStore | None":
         if not self._overflows:
             if self._sink is not None:
                 message = "a dead_letter_sink is given, but no Config.dead_letters; set it to DeadLetterOptions()"
                 raise ConfigError(message)
             return None
-        from kpl_core.producer.keeping import Keeping  # noqa: PLC0415 - the spool needs SQLite and file locks
+        from kpl_core.producer.durable_store import DurableStore  # noqa: PLC0415 - the spool needs SQLite and file locks
 
-        self._keeping = Keeping(self.config, sink=self._sink, chance=self._chance, tell=self._tell)
+        self._keeping = DurableStore(self.config, sink=self._sink, chance=self._chance, tell=self._tell)
         return await stack.enter_async_context(self._keeping)
 
     async def _open_coordination(self, stack: AsyncExitStack) -> "Coordinating | None":
@@ -220,11 +219,6 @@ class ProducerLife(ProducerView):
         require_stream(stream)
         self._require_own_loop()
         pipeline = self._open[stream] = self._own_streams().start(stream)
-        return pipeline
-
-    def _reliable_pipeline(self, stream: str) -> ReliableStreamPipeline:
-        pipeline = self._pipeline(stream)
-        assert isinstance(pipeline, ReliableStreamPipeline)  # noqa: S101 - asked only by what makes it one
         return pipeline
 
     def _require_own_loop(self) -> None:

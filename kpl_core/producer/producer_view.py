@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from kpl_core.durability.breaker_gate import WHOLE_STREAM
 from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
-from kpl_core.durability.shard_breakers import WHOLE_STREAM
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kpl_core.durability.dead_letters import DeadLetterQueue
     from kpl_core.durability.spool import Spool
     from kpl_core.producer.coordinating import Coordinating
-    from kpl_core.producer.keeping import Keeping
+    from kpl_core.producer.durable_store import DurableStore
 
 __all__ = ["ProducerView"]
 
@@ -49,7 +49,7 @@ class ProducerView:
 
     config: Config
     _streams: StreamSet | None
-    _keeping: "Keeping | None"
+    _keeping: "DurableStore | None"
     _coordinating: "Coordinating | None"
     _buffer_limit: BufferLimit
     _open: dict[str, StreamPipeline]
@@ -110,13 +110,7 @@ class ProducerView:
         streams = self._streams
         if streams is None:
             return {}
-        return _counted(
-            lambda: {
-                (pipeline.stream, shard_id): breaker
-                for pipeline in streams.reliable_pipelines()
-                for shard_id, breaker in pipeline.breakers.items()
-            }
-        )
+        return _counted(streams.breakers)
 
     def unready(self) -> list[str]:
         """Return the reasons, each a sentence, for which traffic should go elsewhere; none: this producer is ready."""

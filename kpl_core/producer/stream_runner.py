@@ -43,9 +43,11 @@ class StreamRunner:
         self._progress = progress
         self._woken = anyio.Event()
         self.trouble = TroubleLog(pipeline.stream)
+        # User records that failed, by error code; the pipeline counts on.
+        self._failed = pipeline.ledger.failed
 
     def wake(self) -> None:
-        """Look at the pipeline now instead of when it wanted to be looked at."""
+        """Poll the pipeline now instead of at its wake-up."""
         self.pipeline.attention = False
         self._woken.set()
 
@@ -55,10 +57,8 @@ class StreamRunner:
         while True:
             self._woken = anyio.Event()
             self.pipeline.attention = False
-            is_blocked = self._send_due(now)
-            self.trouble.look(self.pipeline.failed, now)
+            wakeup = self._poll(now)
             self._progress()
-            wakeup = self.pipeline.next_wakeup(now, may_send=not is_blocked)
             timer_fired = True
             if wakeup > now:
                 with anyio.move_on_after(wakeup - now):
@@ -66,29 +66,29 @@ class StreamRunner:
                     timer_fired = False
             else:
                 await anyio.lowlevel.checkpoint()
-            # A timer may fire a hair early; then nothing would be due, again and again.
+            # A timer may fire a moment early. Then nothing would be due, again and again.
             now = max(self._clock(), wakeup) if timer_fired else self._clock()
 
-    def _send_due(self, now: float) -> bool:
-        """Start every request that is due; say whether one had to stay behind for want of a place."""
-        pipeline = self.pipeline
-        pipeline.advance(now)
-        while pipeline.has_request(now):
-            if not self._in_flight.try_take(self):
-                return True
-            request = pipeline.next_request(now)
-            if request is None:
-                self._call(self._in_flight.release(self))
-                break
+    def _poll(self, now: float) -> float:
+        """Start every request that is due and has a place; return when to poll again."""
+        in_flight = self._in_flight
+        poll = self.pipeline.poll(now, in_flight.free_for(self))
+        for request in poll.requests:
             self._tasks.start_soon(self._send, request)
-        self._call(self._in_flight.give_up(self))
-        return False
+        next_runner = in_flight.take(self, len(poll.requests), wants_more=poll.wants_more)
+        if next_runner is not None:
+            self._call(next_runner)
+        if self._failed:
+            self.trouble.look(self._failed, now)
+        return poll.wakeup
 
     async def _send(self, request: PutRecordsRequest) -> None:
         try:
             answer = as_answer(await self._transport.put_records(request))
         finally:
-            self._call(self._in_flight.release(self))
+            next_runner = self._in_flight.release(self)
+            if next_runner is not None:
+                self._call(next_runner)
         now = self._clock()
         self.pipeline.request_completed(request, answer, now)
         self.trouble.answered(answer, now)
@@ -98,7 +98,7 @@ class StreamRunner:
         self._progress()
 
     @staticmethod
-    def _call(turn: object) -> None:
+    def _call(runner: object) -> None:
         """Wake the stream whose turn it is to send."""
-        if isinstance(turn, StreamRunner):
-            turn.wake()
+        if isinstance(runner, StreamRunner):
+            runner.wake()

@@ -11,13 +11,15 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
-from kpl_core.fairness.fair_pipeline import FairStreamPipeline
+from kpl_core.durability.breaker_gate import BreakerGate
+from kpl_core.durability.circuit_breaker import CircuitBreaker
+from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.hooks import Fact, Hook, OpeningHook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.producer.composition import stream_pipeline
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.in_flight import InFlightRequests
 from kpl_core.producer.record_limit import RecordLimit
@@ -82,7 +84,7 @@ class StreamSet:
     def start(self, stream: str) -> StreamPipeline:
         """Make the pipeline of a new stream, and the tasks that drive it."""
         config = self._config.for_stream(stream)
-        pipeline = _pipeline_class(config)(
+        pipeline = stream_pipeline(
             stream,
             config,
             self._buffer_limit,
@@ -124,23 +126,26 @@ class StreamSet:
         """Return each stream's pipeline."""
         return {stream: runner.pipeline for stream, runner in self._runners.items()}
 
-    def reliable_pipelines(self) -> list[ReliableStreamPipeline]:
-        """Return the pipelines that keep what they cannot deliver, or have breakers."""
-        pipelines = (runner.pipeline for runner in self._runners.values())
-        return [pipeline for pipeline in pipelines if isinstance(pipeline, ReliableStreamPipeline)]
+    def breakers(self) -> dict[tuple[str, str], CircuitBreaker]:
+        """Return the circuit breakers by stream and shard; shard "" is the stream as a whole."""
+        return {
+            (stream, shard_id): breaker
+            for stream, runner in self._runners.items()
+            if isinstance(runner.pipeline.gate, BreakerGate)
+            for shard_id, breaker in runner.pipeline.gate.breakers.items()
+        }
 
-    def take_progressed(self) -> list[ReliableStreamPipeline]:
-        """Return those in which something happened since the last time: of a thousand streams, few are looked at."""
+    def take_progressed(self) -> list[StreamPipeline]:
+        """Return the pipelines that changed since the last call: of a thousand streams, few are looked at."""
         streams, self._with_work = self._with_work, set()
-        pipelines = (self._runners[stream].pipeline for stream in streams)
-        return [pipeline for pipeline in pipelines if isinstance(pipeline, ReliableStreamPipeline)]
+        return [self._runners[stream].pipeline for stream in streams]
 
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
         """Return the user records and bytes that each flow has waiting, in front of whatever stream."""
         total: dict[str | None, tuple[int, int]] = {}
         for runner in self._runners.values():
-            if isinstance(runner.pipeline, FairStreamPipeline):
-                for flow, (records, size_bytes) in runner.pipeline.waiting_by_flow.items():
+            if isinstance(runner.pipeline.fair, FairIntake):
+                for flow, (records, size_bytes) in runner.pipeline.fair.waiting_by_flow.items():
                     before = total.get(flow, (0, 0))
                     total[flow] = (before[0] + records, before[1] + size_bytes)
         return total
@@ -150,8 +155,8 @@ class StreamSet:
         now = self._clock()
         longest: dict[str | None, float] = {}
         for runner in self._runners.values():
-            if isinstance(runner.pipeline, FairStreamPipeline):
-                for flow, arrived_at in runner.pipeline.oldest_by_flow().items():
+            if isinstance(runner.pipeline.fair, FairIntake):
+                for flow, arrived_at in runner.pipeline.fair.oldest_by_flow().items():
                     longest[flow] = max(now - arrived_at, longest.get(flow, 0.0))
         return longest
 
@@ -178,7 +183,7 @@ class StreamSet:
         self._with_work.update(self._runners)
         for runner in self._runners.values():
             # What it gives up itself, the producer tells.
-            runner.trouble.tell_losses(runner.pipeline.failed)
+            runner.trouble.tell_losses(runner.pipeline.ledger.failed)
             runner.pipeline.abandon(now)
 
     def stop(self) -> None:
@@ -196,7 +201,7 @@ class StreamSet:
         # Swapped: a hook may put to a stream that is new.
         streams, self._with_facts = self._with_facts, set()
         for stream in streams:
-            for fact in self._runners[stream].pipeline.take_facts():
+            for fact in self._runners[stream].pipeline.ledger.take_facts():
                 for hook in self._hooks:
                     self._tell(hook, fact)
 
@@ -256,12 +261,3 @@ class StreamSet:
             buffered_bytes=self._buffer_limit.outstanding_bytes,
             complete=complete and buffered == 0,
         )
-
-
-def _pipeline_class(config: Config) -> type[StreamPipeline]:
-    """Return the pipeline that has the stages this configuration needs, and no others."""
-    if config.fairness is not None:
-        return FairStreamPipeline
-    if config.spool is not None or config.dead_letters is not None or config.breaker is not None:
-        return ReliableStreamPipeline
-    return StreamPipeline

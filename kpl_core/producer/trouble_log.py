@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from kpl_core.pipeline.sending_pause import FAILURES_IN_A_ROW
+from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.records.put_records import PutRecordsAnswer, RequestFailure
 
 __all__ = ["QUIET_SECONDS", "TroubleLog"]

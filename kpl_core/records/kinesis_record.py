@@ -14,10 +14,10 @@ from kpl_core.records.outcome import History, Outcome
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
 
-__all__ = ["KinesisRecord", "MovingUserRecord"]
+__all__ = ["DetachedUserRecord", "KinesisRecord"]
 
 
-class MovingUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
+class DetachedUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A user record on its way from one Kinesis record to another. Nothing it refers to refers back."""
 
     user_record: UserRecord
@@ -34,7 +34,7 @@ class MovingUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Return the bytes of key and data, as they were reserved."""
         return len(self.user_record.partition_key.encode()) + len(self.user_record.data)
 
-    def after(self, attempt: Attempt) -> "MovingUserRecord":
+    def after(self, attempt: Attempt) -> "DetachedUserRecord":
         """Return it with one more attempt behind it."""
         return msgspec.structs.replace(self, history=History(attempt, self.history))
 
@@ -86,14 +86,14 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
         """Return the hash keys of its user records as 16-byte digests."""
         return [user_record_digest(record.partition_key, record.explicit_hash_key) for record in self.user_records()]
 
-    def take_apart(self) -> list[MovingUserRecord]:
+    def take_apart(self) -> list[DetachedUserRecord]:
         """Return all its user records, each with its past: call it once, then settle or move each of them, and `leave`.
 
         None has gone before, so a second call would send those that moved on a second time.
         """
         outcome = self.outcome
         return [
-            MovingUserRecord(
+            DetachedUserRecord(
                 user_record=record,
                 arrived_at=self.arrivals[index],
                 generation=self.generation,

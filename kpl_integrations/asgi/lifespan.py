@@ -24,11 +24,11 @@ import anyio
 import msgspec
 
 from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerReport
+from kpl_core.background.process_end import begin_last_flushes
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.protocol import HEALTH_KEY, STATE_KEY, ASGIApp, Message, Receive, Scope, Send
-from kpl_integrations.last_flush import begin_last_flushes
 
 __all__ = ["KinesisASGI", "KinesisLifespan", "LifespanOptions", "Startup", "StartupFailed", "TransportFactory"]
 

@@ -15,7 +15,7 @@ from kpl_core.testing import (
     KinesisError,
     RecordsPage,
     ShardDescription,
-    ShardFilter,
+    ShardListingFilter,
     ShardPage,
     StreamDescription,
     StreamPage,
@@ -114,7 +114,9 @@ def _(request: wire.ListStreams, kinesis: FakeKinesis, now: float) -> Answer:
 def _(request: wire.ListShards, kinesis: FakeKinesis, now: float) -> Answer:
     wanted = request.shard_filter
     shard_filter = (
-        None if wanted is None else ShardFilter(wanted.type or "", wanted.shard_id, _milliseconds(wanted.timestamp))
+        None
+        if wanted is None
+        else ShardListingFilter(wanted.type or "", wanted.shard_id, _milliseconds(wanted.timestamp))
     )
     return _listed_shards(
         kinesis.list_shards(

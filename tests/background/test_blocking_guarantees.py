@@ -1,6 +1,5 @@
 """The producer for threads promises what the other one does, where more than room decides about a put."""
 
-import asyncio
 import logging
 import math
 import os
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kpl_core import BlockingProducer, BufferFull, Config, NotSpooled, ProducerClosed, WrongEventLoop
-from kpl_core.background.loop_thread import LoopEnded, LoopThread
+from kpl_core import BlockingProducer, BufferFull, Config, NotSpooled, Producer, ProducerClosed, WrongEventLoop
+from kpl_core.background.sender import BackgroundSender, SenderEnded
 from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
@@ -164,7 +163,7 @@ def test_a_thread_that_dies_says_so_and_leaves_nobody_waiting(caplog: pytest.Log
         orders.__enter__()
         deliveries = [put(orders) for _ in range(10)]
         assert not any(delivery.result(10).successful for delivery in deliveries)
-        orders._thread.join(10)  # noqa: SLF001 - it logs last
+        orders._sender.join(10)  # noqa: SLF001 - it logs last
     assert "the producer's thread has ended" in caplog.text
     with pytest.raises(ProducerClosed, match=r"thread has ended with .*make a new producer"):
         put(orders)
@@ -202,12 +201,12 @@ def test_a_call_returns_what_it_returns_and_raises_what_it_raises() -> None:
 
     assert thread.call(lambda: 42) == 42
     with pytest.raises(LookupError, match="told to the caller"):
-        thread.wait_for(fail)
+        thread.begin(fail)(10)
     with pytest.raises(WrongEventLoop, match="make it in another thread"):
         thread.call(lambda: thread.call(lambda: 1))
     stop()
     thread.join(10)
-    with pytest.raises(LoopEnded):
+    with pytest.raises(SenderEnded):
         thread.call(lambda: 42)
     thread.run_soon(lambda: pytest.fail("it has ended"))
 
@@ -217,13 +216,15 @@ def test_no_call_hangs_when_the_loop_ends_meanwhile() -> None:
         thread, stop = _started()
         outcomes: list[bool] = []
 
-        def work(number: int, thread: LoopThread = thread, outcomes: list[bool] = outcomes, stop: Any = stop) -> None:
+        def work(
+            number: int, thread: BackgroundSender = thread, outcomes: list[bool] = outcomes, stop: Any = stop
+        ) -> None:
             try:
                 for turn in range(1_000):
                     if number == 0 and turn == 20:
                         stop()
                     thread.call(lambda: None)
-            except LoopEnded:
+            except SenderEnded:
                 outcomes.append(True)
 
         in_threads(4, work)
@@ -266,17 +267,21 @@ def test_a_forked_child_is_told_to_make_its_own_and_nobody_hangs() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def _started() -> tuple[LoopThread, Any]:
-    ready = threading.Event()
-    stopped = asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
+class _NoRecords:
+    """A record source that is always empty."""
 
-    async def main() -> None:
-        loops.append(asyncio.get_running_loop())
-        ready.set()
-        await stopped.wait()
+    def drain(self, producer: Producer) -> None: ...
 
-    thread = LoopThread(main, name="test-loop", ended=lambda: None, lock=threading.RLock())
-    thread.start()
-    assert ready.wait(10)
-    return thread, lambda: loops[0].call_soon_threadsafe(stopped.set)
+    def watch_drained(self) -> Callable[[], bool]:
+        return lambda: True
+
+    def sender_ended(self) -> None: ...
+
+
+def _started() -> tuple[BackgroundSender, Any]:
+    sender = BackgroundSender(
+        lambda: Producer(Config(), transport=transport()), _NoRecords(), name="test-sender", lock=threading.RLock()
+    )
+    sender.start()
+    sender.wait_until_open()
+    return sender, sender.stop

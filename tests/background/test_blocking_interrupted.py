@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kpl_core import BlockingProducer, Config, ProducerClosed
-from kpl_core.background.blocking_delivery import BlockingDelivery
-from kpl_core.background.loop_thread import LoopThread
+from kpl_core.background.blocking import BlockingDelivery
+from kpl_core.background.sender import BackgroundSender
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
@@ -24,7 +24,7 @@ from tests.background.test_blocking_guarantees import put
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
 @pytest.mark.parametrize("timeout", [30.0, None])
 @pytest.mark.parametrize(
-    ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (LoopThread, "run_soon")]
+    ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (BackgroundSender, "run_soon")]
 )
 def test_a_signals_handler_may_close_in_the_middle_of_a_put(
     place: type, method: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
@@ -58,13 +58,13 @@ def test_a_signals_handler_may_close_in_the_middle_of_a_put(
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
 def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted, others = LoopThread.run_soon, []
+    interrupted, others = BackgroundSender.run_soon, []
 
-    def interrupting(thread: LoopThread, callback: Callable[[], object]) -> None:
+    def interrupting(sender: BackgroundSender, callback: Callable[[], object]) -> None:
         if threading.current_thread() is threading.main_thread():
-            monkeypatch.setattr(LoopThread, "run_soon", interrupted)
+            monkeypatch.setattr(BackgroundSender, "run_soon", interrupted)
             signal.raise_signal(signal.SIGUSR1)
-        interrupted(thread, callback)
+        interrupted(sender, callback)
 
     def put_and_flush(*_: object) -> None:
         others.append(put(orders))
@@ -73,7 +73,7 @@ def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch:
     with blocking(transport()) as orders:
         before = signal.signal(signal.SIGUSR1, put_and_flush)
         try:
-            monkeypatch.setattr(LoopThread, "run_soon", interrupting)
+            monkeypatch.setattr(BackgroundSender, "run_soon", interrupting)
             others.append(put(orders))
         finally:
             signal.signal(signal.SIGUSR1, before)

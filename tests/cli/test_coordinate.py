@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
-from kpl_core.coordination.store_objects import Claim, WorkerReport, decode_summary, encode
+from kpl_core.coordination.store_objects import Claim, Summary, WorkerReport, decode, encode
 from kpl_core.coordination.stores.file import FileStore
 from tests.cli.kpl_process import started
 
@@ -30,7 +30,7 @@ def test_it_counts_the_workers_and_writes_a_summary(kpl, tmp_path):
         report_of(tmp_path, worker_id)
     outcome = kpl("coordinate", f"file://{tmp_path}", "--once", "--json")
     assert (outcome.status, json.loads(outcome.out)) == (0, {"workers": 2, "outcome": "computed"})
-    summary = decode_summary((tmp_path / SUMMARY_NAME).read_bytes())
+    summary = decode((tmp_path / SUMMARY_NAME).read_bytes(), Summary)
     assert set(summary.members) == {"one", "two"}
     assert summary.dedicated
 
@@ -53,7 +53,7 @@ def test_it_runs_until_it_is_stopped(tmp_path):
     ("arguments", "status", "message"),
     [
         (("ftp://host",), 2, "no URL of a known kind"),
-        (("file://relative/x",), 2, "by its full path"),
+        (("file://relative/x",), 2, "give the full path of a folder"),
         (("memory://x",), 2, "no producer is in this one"),
         (("memory://x", "--policy", "fair"), 2, "'leases', 'proportional'"),
         (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 seconds"),

@@ -167,7 +167,7 @@ def test_sigterm_under_load_drains_all_workers_and_stores_every_accepted_record(
     assert set(load.taken) <= set(found)
     # A request without an answer may have been accepted; no record was accepted and not stored.
     assert accounts(said) == (len(found), len(found))
-    assert said.count("not ready any more") == 2
+    assert said.count("stopping: not ready") == 2
     assert set(load.statuses) <= {202, 503}
 
 

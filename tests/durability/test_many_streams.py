@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from kpl_core.durability.dead_letters import SinkReport
-from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.durability.spool import DeadLetter
 from kpl_core.options.reliability import DeadLetterOptions
+from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.testing import FakeKinesis, RecordError, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.durability.scene import assert_invariant, producer
@@ -30,14 +30,14 @@ async def test_the_disk_is_asked_for_the_streams_in_which_something_happened_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = 0
-    original = vars(ReliableStreamPipeline)["has_work_for_the_disk"]
+    original = vars(StreamPipeline)["has_work_for_the_disk"]
 
-    def counted(pipeline: ReliableStreamPipeline) -> bool:
+    def counted(pipeline: StreamPipeline) -> bool:
         nonlocal looks
         looks += 1
         return bool(original.__get__(pipeline))
 
-    monkeypatch.setattr(ReliableStreamPipeline, "has_work_for_the_disk", property(counted))
+    monkeypatch.setattr(StreamPipeline, "has_work_for_the_disk", property(counted))
     names = [f"stream-{number}" for number in range(STREAMS)]
     kinesis = FakeKinesis(dict.fromkeys(names, 1), enforce_limits=False)
     # Every other stream loses what it was given.

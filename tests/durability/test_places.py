@@ -2,13 +2,13 @@
 
 import pytest
 
-from kpl_core.durability.keeping_rules import KeepingRules, places_of
+from kpl_core.durability.durable_ledger import DurableRules, fallback_destinations
 from kpl_core.records.failure_reason import INCURABLE, REASONS
 
-BOTH = KeepingRules(spool=True, dead_letters=True)
-SPOOL = KeepingRules(spool=True)
-LETTERS = KeepingRules(dead_letters=True)
-NONE = KeepingRules()
+BOTH = DurableRules(spool=True, dead_letters=True)
+SPOOL = DurableRules(spool=True)
+LETTERS = DurableRules(dead_letters=True)
+NONE = DurableRules()
 
 # reason, origin, tier, what there is, where it goes
 ROWS = [
@@ -39,15 +39,15 @@ ROWS = [
 
 @pytest.mark.parametrize(("reason", "origin", "tier", "rules", "places"), ROWS)
 def test_a_failed_user_record_goes_where_the_table_says(reason, origin, tier, rules, places):
-    assert places_of(reason, origin, tier, rules) == places
+    assert fallback_destinations(reason, origin, tier, rules) == places
 
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_is_kept_already_stays_in_one_place(reason):
     for origin in ("write_ahead", "replay", "redrive"):
-        assert len(places_of(reason, origin, "normal", BOTH)) == 1
+        assert len(fallback_destinations(reason, origin, "normal", BOTH)) == 1
 
 
 def test_only_what_no_time_can_cure_skips_the_spool():
-    skipped = {reason for reason in REASONS if "spooled" not in places_of(reason, None, "normal", BOTH)}
+    skipped = {reason for reason in REASONS if "spooled" not in fallback_destinations(reason, None, "normal", BOTH)}
     assert skipped == INCURABLE

@@ -2,10 +2,10 @@
 
 import pytest
 
+from kpl_core.durability.breaker_gate import WHOLE_STREAM, ShardBreakers
 from kpl_core.durability.circuit_breaker import Decision
-from kpl_core.durability.shard_breakers import WHOLE_STREAM, ShardBreakers
 from kpl_core.options.reliability import BreakerPolicy
-from kpl_core.pipeline.sending_pause import FAILURES_IN_A_ROW
+from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest, RequestFailure
 from tests.pipeline.material import kinesis_record, shard_id
 from tests.pipeline.stream import THROTTLED

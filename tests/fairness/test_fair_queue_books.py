@@ -37,9 +37,9 @@ def test_whatever_happens_nothing_is_lost_doubled_or_beyond_its_bound(steps, bou
         gone: list[int] = []
         match step:
             case ("push", flow, cost, tier):
-                refusal = queue.refusal(flow, cost, tier)
-                assert queue.push(number, flow, cost, tier) == (refusal is None)
-                if refusal is None:
+                exceeded = queue.exceeded_bound(flow, cost, tier)
+                assert queue.push(number, flow, cost, tier) == (exceeded is None)
+                if exceeded is None:
                     held[number] = (flow, cost, tier)
             case ("push_evicting", flow, cost, tier):
                 evicted = queue.push_evicting(number, flow, cost, tier)

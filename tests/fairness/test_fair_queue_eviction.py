@@ -17,51 +17,51 @@ def test_a_flow_holds_no_more_items_than_its_bound():
 
     assert push_all(queue, "a", 3) == [True, True, False]
     assert push_all(queue, "b", 1) == [True]
-    assert queue.refusal("a", 1) == "flow_full"
+    assert queue.exceeded_bound("a", 1) == "flow_full"
     assert queue.pop() == "a0"
-    assert queue.refusal("a", 1) is None
+    assert queue.exceeded_bound("a", 1) is None
 
 
 def test_a_flow_holds_no_more_cost_than_its_bound():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=100))
 
     assert push_all(queue, "a", 3, cost=50) == [True, True, False]
-    assert queue.refusal("a", 1) == "flow_full"
-    assert queue.refusal("b", 100) is None
+    assert queue.exceeded_bound("a", 1) == "flow_full"
+    assert queue.exceeded_bound("b", 100) is None
 
 
 def test_all_flows_together_hold_no_more_than_the_queues_bound():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=3, max_cost=10))
 
     assert push_all(queue, "a", 2, cost=3) == [True, True]
-    assert queue.refusal("b", 5) == "queue_full"
+    assert queue.exceeded_bound("b", 5) == "queue_full"
     assert push_all(queue, "b", 2, cost=1) == [True, False]
-    assert queue.refusal("c", 1) == "queue_full"
+    assert queue.exceeded_bound("c", 1) == "queue_full"
 
 
 def test_the_bound_of_a_flow_is_named_before_that_of_the_queue():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=1, max_items=1))
     push_all(queue, "a", 1)
 
-    assert queue.refusal("a", 1) == "flow_full"
-    assert queue.refusal("b", 1) == "queue_full"
+    assert queue.exceeded_bound("a", 1) == "flow_full"
+    assert queue.exceeded_bound("b", 1) == "queue_full"
 
 
 def test_room_for_many_is_asked_at_once():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=4, max_items=6))
     push_all(queue, "a", 2)
 
-    assert queue.refusal("a", 20, items=2) is None
-    assert queue.refusal("a", 20, items=3) == "flow_full"
-    assert queue.refusal("b", 20, items=4) is None
-    assert queue.refusal("b", 20, items=5) == "flow_full"
+    assert queue.exceeded_bound("a", 20, items=2) is None
+    assert queue.exceeded_bound("a", 20, items=3) == "flow_full"
+    assert queue.exceeded_bound("b", 20, items=4) is None
+    assert queue.exceeded_bound("b", 20, items=5) == "flow_full"
 
 
 def test_without_bounds_there_is_always_room():
     queue: FairQueue[str] = FairQueue()
 
     assert all(push_all(queue, "a", 1_000, cost=10**9))
-    assert queue.refusal("a", 10**12) is None
+    assert queue.exceeded_bound("a", 10**12) is None
 
 
 def test_what_is_larger_than_a_cost_bound_enters_where_nothing_waits():
@@ -89,7 +89,7 @@ def test_reserved_room_is_for_the_critical_tier_alone():
 
     assert push_all(queue, "a", 5, "bulk") == [True] * 5
     assert push_all(queue, "b", 3, "normal") == [True, True, False]
-    assert queue.refusal("c", 1, "bulk") == "queue_full"
+    assert queue.exceeded_bound("c", 1, "bulk") == "queue_full"
     assert push_all(queue, "c", 4, "critical") == [True, True, True, False]
 
 
@@ -106,8 +106,8 @@ def test_reserved_room_comes_back_when_items_leave():
     push_all(queue, "a", 2, "critical")
 
     assert queue.pop() == "a0"
-    assert queue.refusal("a", 1, "critical") is None
-    assert queue.refusal("a", 1, "bulk") == "queue_full"
+    assert queue.exceeded_bound("a", 1, "critical") is None
+    assert queue.exceeded_bound("a", 1, "bulk") == "queue_full"
     queue.drain()
     assert push_all(queue, "a", 3, "bulk") == [True, True, False]
 

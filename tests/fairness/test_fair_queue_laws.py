@@ -327,7 +327,10 @@ BREAKS: list[tuple[str, Law, Callable[[], QueueClass]]] = [
         "bounds are off by one",
         law_bounds_hold_and_room_is_never_refused,
         lambda: broken_queue(
-            ("room.refusal(1, cost, rank, held_items, held_cost)", "room.refusal(0, cost, rank, held_items, held_cost)")
+            (
+                "used.exceeded_bound(1, cost, rank, flow_items, flow_cost)",
+                "used.exceeded_bound(0, cost, rank, flow_items, flow_cost)",
+            )
         ),
     ),
 ]

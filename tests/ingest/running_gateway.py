@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kpl_core import Config, ProducerReport, decode
 from kpl_integrations.ingest import IngestGateway, load_settings
-from kpl_integrations.ingest.admission.fairness import TenantFairness
+from kpl_integrations.ingest.admission.tenant_account import TenantFairness
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, Tenant, TenantDirectory
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis

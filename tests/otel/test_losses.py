@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from kpl_core import Config
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
-from tests.frameworks.black_hole import black_hole, refusing
 from tests.otel.conftest import EXPORTERS, emit
 from tests.otel.test_splitting import large_spans
+from tests.programs.black_hole import black_hole, refusing
 
 # A busy machine may hold up one measurement, hardly three.
 TRIES = 3

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.frameworks.black_hole import black_hole
-from tests.frameworks.running_program import Running, environment
 from tests.otel.telemetry_stream import exported, user_records
+from tests.programs.black_hole import black_hole
+from tests.programs.running_program import Running, environment
 
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "opentelemetry.md"

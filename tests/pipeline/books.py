@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.generations import Generations
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.retrier import Retrier, Retries
 from kpl_core.pipeline.shard_map import ShardMap
@@ -69,8 +68,8 @@ class Books:
         mode = options.pop("mode", "kcl")
         self.config = Config.kpl_compatible(**options) if mode == "kpl_compatible" else Config(consumer=mode, **options)
         self.buffer_limit = BufferLimit(max_records=1_000, max_bytes=10**9)
-        self.generations = Generations()
-        self.ledger = Ledger("s", self.buffer_limit, self.generations, listening=False)
+        self.ledger = Ledger("s", self.buffer_limit)
+        self.generations = self.ledger.generations
         self.shard_map = ShardMap()
         self.shard_map.update(PARENT, 0.0)
         self.refreshes: list[float] = []
@@ -85,7 +84,7 @@ class Books:
         )
         for size in [record.user_bytes, *[0] * (len(record.arrivals) - 1)]:
             self.buffer_limit.reserve(size_bytes=size)
-        self.generations.hold(record.generation)
+        self.generations.retain(record.generation)
         return record
 
     def answer(

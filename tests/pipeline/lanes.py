@@ -2,8 +2,8 @@
 
 from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.aggregator import Aggregator
-from kpl_core.pipeline.generations import Generations
-from kpl_core.records.kinesis_record import KinesisRecord, MovingUserRecord
+from kpl_core.pipeline.ledger import Generations
+from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Delivery, Outcome
 from kpl_core.records.user_record import UserRecord
 from tests.pipeline.material import FIRST_SHARD, digest, hash_key
@@ -26,7 +26,7 @@ def put(stage: Aggregator, record: UserRecord, *, now: float = 0.0, shard: str |
 
 
 def move(stage: Aggregator, record: UserRecord, *, arrived_at: float, deadline: float, generation: int = 0) -> Delivery:
-    moving = MovingUserRecord(record, arrived_at, generation, record.tier, Outcome(), 0, None)
+    detached = DetachedUserRecord(record, arrived_at, generation, record.tier, Outcome(), 0, None)
     lane = stage.lane(FIRST_SHARD, record.tier)
     key = record.partition_key.encode()
     return lane.add_any(
@@ -36,7 +36,7 @@ def move(stage: Aggregator, record: UserRecord, *, arrived_at: float, deadline: 
         len(key) + len(record.data),
         arrived_at,
         explicit_hash_key=record.explicit_hash_key,
-        moving=moving,
+        detached=detached,
         deadline=deadline,
     )
 

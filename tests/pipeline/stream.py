@@ -5,10 +5,12 @@ from typing import Any
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
+from kpl_core.pipeline.stages import Poll
+from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.outcome import Delivery
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
+from kpl_core.records.user_record import UserRecord
 from tests.pipeline.material import even_shards, keys_in, shard_id, shard_of, split
 
 THROTTLED = PutRecordsEntry(
@@ -24,29 +26,38 @@ class Stream:
 
     def __init__(self, shards: list[Shard] | None = None, *, chance: float = 0.5, **options: Any) -> None:
         self.buffer_limit = BufferLimit(max_records=10_000, max_bytes=10**8)
-        self.pipeline = StreamPipeline(
+        self.pipeline = stream_pipeline(
             "s", Config(**options), self.buffer_limit, now=0.0, chance=lambda: chance, listening=True
         )
         if shards is not None:
             self.pipeline.shards_changed(shards, 0.0)
-            self.pipeline.take_facts()
+            self.pipeline.ledger.take_facts()
         self.shards = shards or even_shards(1)
         self.sequence_number = 0
         self.now = 0.0
 
     def put(self, key: str, data: bytes = b"x", now: float = 0.0, **others: Any) -> Delivery:
-        return self.pipeline.put_any(key, data, now, **others) if others else self.pipeline.put(key, data, now)
+        if others:
+            return self.pipeline.put_record(UserRecord(key, data, **others), now)
+        return self.pipeline.put(key, data, now)
+
+    def poll(self, now: float, free_requests: int = 1_000) -> Poll:
+        return self.pipeline.poll(now, free_requests)
+
+    def wakeup(self, now: float) -> float:
+        """When the pipeline wants the next poll, with no place for a request that is due."""
+        return self.poll(now, 0).wakeup
 
     def due(self, now: float) -> list[PutRecordsRequest]:
         """All requests that leave until `now`, if the driver wakes when it is told to."""
         requests = []
         while True:
-            self.now = min(now, max(self.now, self.pipeline.next_wakeup(self.now)))
-            while (request := self.pipeline.next_request(self.now)) is not None:
-                requests.append(request)
-            if self.pipeline.next_wakeup(self.now) > now:
+            poll = self.poll(self.now)
+            requests += poll.requests
+            if poll.wakeup > now:
                 self.now = now
                 return requests
+            self.now = max(self.now, poll.wakeup)
 
     def only(self, now: float) -> PutRecordsRequest:
         (request,) = self.due(now)
@@ -67,12 +78,12 @@ class Stream:
                 self.pipeline.request_completed(request, self.stored(request), now)
             if self.pipeline.statistics().buffered == 0:
                 return now
-            now = max(now, self.pipeline.next_wakeup(now))
+            now = max(now, self.wakeup(now))
         message = f"not finished at {now}: {self.pipeline.statistics()}"
         raise AssertionError(message)
 
     def facts(self, kind: type[Fact]) -> list[Any]:
-        return [fact for fact in self.pipeline.take_facts() if isinstance(fact, kind)]
+        return [fact for fact in self.pipeline.ledger.take_facts() if isinstance(fact, kind)]
 
 
 def held(request: PutRecordsRequest) -> list[tuple[str | None, list[str]]]:

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.pipeline.adaptive_rate import AdaptiveRate
+from kpl_core.pipeline.shard_limiter import AdaptiveRate
 
 
 def test_it_starts_at_the_whole_limit():

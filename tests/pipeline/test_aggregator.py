@@ -166,7 +166,7 @@ def test_it_closes_at_the_deadline_of_its_first_user_record_and_no_sooner():
     stage = aggregator()
     put(stage, plain(1), now=1.0)
     put(stage, plain(2), now=1.09)
-    assert stage.next_wakeup() == 1.1
+    assert stage.output.deadlines.next_at == 1.1
     stage.close_due(1.0999)
     assert stage.take_closed() == []
     stage.close_due(1.1)
@@ -183,10 +183,10 @@ def test_closing_by_size_moves_the_timer_to_the_next_deadline():
     assert len(stage.take_closed()) == 1
     stage.close_due(0.1)
     assert stage.take_closed() == []
-    assert stage.next_wakeup() == pytest.approx(0.15)
-    stage.close_due(stage.next_wakeup())
+    assert stage.output.deadlines.next_at == pytest.approx(0.15)
+    stage.close_due(stage.output.deadlines.next_at)
     assert len(stage.take_closed()) == 1
-    assert stage.next_wakeup() == math.inf
+    assert stage.output.deadlines.next_at == math.inf
 
 
 def test_the_shards_that_are_due_close_and_the_others_do_not():
@@ -222,12 +222,12 @@ def test_the_lanes_of_closed_shards_are_closed_and_forgotten():
 def test_what_is_closed_is_news_and_what_merely_joins_is_not():
     stage = aggregator(size_limit=200)
     put(stage, plain(1))
-    assert stage.output.news
-    stage.output.news = False
+    assert stage.output.has_closed
+    stage.output.has_closed = False
     put(stage, plain(1))
-    assert not stage.output.news
+    assert not stage.output.has_closed
     put(stage, plain(170))
-    assert stage.output.news
+    assert stage.output.has_closed
 
 
 arriving = st.tuples(user_records, st.floats(0, 0.03), st.integers(0, 2))
@@ -249,10 +249,10 @@ def test_everything_put_is_closed_once_in_order_in_time_and_within_the_limits(st
         put(stage, record, now=now, shard=shard_id(shard))
         expected.setdefault(shard_id(shard), []).append(record)
         now += wait
-        while (at := stage.next_wakeup()) <= now:
+        while (at := stage.output.deadlines.next_at) <= now:
             stage.close_due(at)
             # The timer moved on: no deadline is due for ever.
-            assert stage.next_wakeup() > at
+            assert stage.output.deadlines.next_at > at
         new = stage.take_closed()
         assert all(each.deadline == each.arrivals[0] + 0.1 for each in new)
         closed += new

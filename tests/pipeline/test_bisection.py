@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.pipeline.bisection import PATIENCE_SECONDS, WITNESSES, Bisection
+from kpl_core.pipeline.send_queue import PATIENCE_SECONDS, WITNESSES, Bisection
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.put_records import RequestFailure
 from tests.pipeline.books import LOWER, Books, results, stored
@@ -38,7 +38,7 @@ def test_a_request_that_is_invalid_as_a_whole_is_given_up_after_a_stated_number(
     assert ask_all(books, records, set(range(count))) == requests
     failed = [result for record in records for result in results(record) if result is not None]
     assert [result.error_code for result in failed] == ["ValidationException"] * count
-    unasked = [result for result in failed if "not asked for alone" in (result.error_message or "")]
+    unasked = [result for result in failed if "not sent alone" in (result.error_message or "")]
     assert len(unasked) == max(0, count - WITNESSES)
     assert books.is_closed
 
@@ -88,7 +88,7 @@ def test_a_piece_that_fails_otherwise_leaves_the_bisection_and_lets_the_next_one
     piece = books.retrier.bisection.take()
     assert piece == records[:2]
     retries = books.answer(piece, RequestFailure("InternalFailure", "oops"))
-    assert [record for _, record in retries.whole] == records[:2]
+    assert [record for _, record in retries.resend] == records[:2]
     assert books.retrier.bisection.take() == records[2:]
 
 

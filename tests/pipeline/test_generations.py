@@ -1,6 +1,6 @@
 from hypothesis import given, strategies as st
 
-from kpl_core.pipeline.generations import Generations
+from kpl_core.pipeline.ledger import Generations
 
 
 def test_nothing_held_is_finished():
@@ -10,8 +10,8 @@ def test_nothing_held_is_finished():
 
 def test_a_flush_waits_for_what_was_put_before_it():
     generations = Generations()
-    generations.hold(generations.current)
-    generations.hold(generations.current)
+    generations.retain(generations.current)
+    generations.retain(generations.current)
     flushed = generations.advance()
     assert not generations.is_finished(flushed)
     generations.release(flushed)
@@ -23,13 +23,13 @@ def test_a_flush_waits_for_what_was_put_before_it():
 def test_a_flush_does_not_wait_for_what_was_put_after_it():
     generations = Generations()
     flushed = generations.advance()
-    generations.hold(generations.current)
+    generations.retain(generations.current)
     assert generations.is_finished(flushed)
 
 
 def test_a_later_flush_waits_for_the_earlier_generations_too():
     generations = Generations()
-    generations.hold(generations.current)
+    generations.retain(generations.current)
     first = generations.advance()
     second = generations.advance()
     assert not generations.is_finished(second)
@@ -44,7 +44,7 @@ def test_a_generation_is_finished_when_nobody_holds_it_or_an_earlier_one(steps, 
     for step in steps:
         if step == "hold":
             held.append(generations.current)
-            generations.hold(generations.current)
+            generations.retain(generations.current)
         elif step == "advance":
             assert generations.advance() == generations.current - 1
         elif held:
@@ -56,7 +56,7 @@ def test_a_generation_is_finished_when_nobody_holds_it_or_an_earlier_one(steps, 
 def test_many_may_leave_a_generation_at_once():
     generations = Generations()
     for _ in range(3):
-        generations.hold(generations.current)
+        generations.retain(generations.current)
     flushed = generations.advance()
     generations.release(flushed, 0)
     generations.release(flushed, 2)

@@ -13,7 +13,7 @@ def test_a_mover_brings_its_arrival_and_hurries_its_company():
     stage = aggregator()
     put(stage, plain(1), now=10.0)
     move(stage, plain(2), arrived_at=3.0, deadline=10.02)
-    assert stage.next_wakeup() == 10.02
+    assert stage.output.deadlines.next_at == 10.02
     stage.close_due(10.02)
     (record,) = stage.take_closed()
     assert record.arrivals == [10.0, 3.0]

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from kpl_core.options.stage_rules import ShardRules
-from kpl_core.pipeline.limiter import Limiter
+from kpl_core.pipeline.limiter import StreamLimiter
 from kpl_core.pipeline.shard_limiter import Drained
 from kpl_core.records.kinesis_record import KinesisRecord
 from tests.pipeline.material import kinesis_record, shard_id
 
 
-def limiter(**fields) -> Limiter:
-    return Limiter(
+def limiter(**fields) -> StreamLimiter:
+    return StreamLimiter(
         ShardRules(**{"records_per_second": 1.0, "bytes_per_second": 1_000.0, "burst_seconds": 1.0, **fields})
     )
 
@@ -226,7 +226,7 @@ def test_the_cost_of_a_record_does_not_grow_with_those_that_wait():
             shards.put(record(number % 4, expires_at=1e6, deadline=float(number)), 0.0)
         late = record(0, expires_at=1e6, deadline=1e6)
 
-        def pass_one_by(shards: Limiter = shards, late: KinesisRecord = late) -> None:
+        def pass_one_by(shards: StreamLimiter = shards, late: KinesisRecord = late) -> None:
             shards.put(late, 0.5)
             shards.drain_due(shards.next_wakeup())
 
@@ -254,7 +254,7 @@ def test_a_shard_that_becomes_known_has_no_more_tokens_than_the_unpredicted_have
 
 def test_while_held_nothing_is_admitted_and_the_expired_still_leave():
     shards = limiter(records_per_second=10.0)
-    shards.hold(math.inf, 0.0)
+    shards.pause(math.inf, 0.0)
     first, second = record(expires_at=0.5), record(expires_at=9.0)
     assert shards.put(first, 0.0) == Drained([], [])
     assert shards.put(second, 0.0) == Drained([], [])
@@ -267,35 +267,35 @@ def test_while_held_nothing_is_admitted_and_the_expired_still_leave():
 
 def test_what_was_held_back_goes_at_once_afterwards_as_far_as_the_burst_reaches():
     shards = limiter(records_per_second=10.0)
-    shards.hold(math.inf, 0.0)
+    shards.pause(math.inf, 0.0)
     for number in (0, 1):
         for _ in range(30):
             shards.put(record(number, expires_at=900.0), 5.0)
-    shards.hold(-math.inf, 100.0)
+    shards.pause(-math.inf, 100.0)
     assert shards.next_wakeup() == 100.0
     assert [len(drained.admitted) for drained in shards.drain_due(100.0)] == [10, 10]
     assert shards.next_wakeup() == pytest.approx(100.1)
-    shards.hold(-math.inf, 100.0)
+    shards.pause(-math.inf, 100.0)
     assert shards.next_wakeup() == pytest.approx(100.1)
 
 
 def test_a_hold_with_an_end_promises_to_look_then_if_anything_was_held_back():
     shards = limiter()
-    shards.hold(3.0, 0.0)
+    shards.pause(3.0, 0.0)
     assert shards.next_wakeup() == math.inf
     shards.put(record(expires_at=9.0), 1.0)
     assert shards.next_wakeup() == 3.0
     # It ends when somebody says so, who has sent what was admitted before.
     assert shards.drain_due(3.0) == []
-    shards.hold(-math.inf, 3.0)
+    shards.pause(-math.inf, 3.0)
     assert [len(drained.admitted) for drained in shards.drain_due(3.0)] == [1]
 
 
 def test_a_shard_forgotten_while_held_back_is_no_error():
     shards = limiter()
-    shards.hold(math.inf, 0.0)
+    shards.pause(math.inf, 0.0)
     shards.put(record(), 0.0)
     assert len(shards.take_all()) == 1
     shards.keep_only(set())
-    shards.hold(-math.inf, 1.0)
+    shards.pause(-math.inf, 1.0)
     assert shards.drain_due(1.0) == []

@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kpl_core.fairness.fair_pipeline import FairStreamPipeline
 from kpl_core.options.config import Config
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.put_records import RequestFailure
+from kpl_core.records.user_record import UserRecord
 from tests.pipeline.material import even_shards
 
 COUNT = 12_000
@@ -26,43 +27,45 @@ def plain(pipeline: StreamPipeline, number: int) -> object:
 
 
 def in_flows(pipeline: StreamPipeline, number: int) -> object:
-    return pipeline.put_any(f"k{number % 500}", bytes(1_000), 0.0, flow=f"f{number % 300}")
+    return pipeline.put_record(UserRecord(f"k{number % 500}", bytes(1_000), flow=f"f{number % 300}"), 0.0)
 
 
-SCENES: dict[str, tuple[Config, type[StreamPipeline], Put]] = {
-    "single records of one shard": (Config(aggregation_enabled=False), StreamPipeline, plain),
-    "aggregated": (Config(), StreamPipeline, plain),
-    "in flows": (Config(fairness=FairnessPolicy()), FairStreamPipeline, in_flows),
+SCENES: dict[str, tuple[Config, Put]] = {
+    "single records of one shard": (Config(aggregation_enabled=False), plain),
+    "aggregated": (Config(), plain),
+    "in flows": (Config(fairness=FairnessPolicy()), in_flows),
 }
 
 
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("shards", [1, 32])
 def test_what_expires_at_one_instant_leaves_in_slices_at_that_instant(scene: str, shards: int) -> None:
-    config, kind, put = SCENES[scene]
+    config, put = SCENES[scene]
     limit = BufferLimit(max_records=100_000, max_bytes=10**9)
-    pipeline = kind("s", config, limit, now=0.0, chance=lambda: 0.5)
+    pipeline = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5)
     pipeline.shards_changed(even_shards(shards), 0.0)
     for number in range(COUNT):
         put(pipeline, number)
         if number % 100 == 0:
-            pipeline.next_wakeup(0.0)
+            pipeline.poll(0.0, 0)
     now, turns, done = 0.0, 0, 0
-    while (now := max(now, pipeline.next_wakeup(now))) < math.inf:
-        pipeline.advance(now)
-        while pipeline.has_request(now) and (request := pipeline.next_request(now)) is not None:
+    while now < math.inf:
+        poll = pipeline.poll(now, 1_000)
+        for request in poll.requests:
             pipeline.request_completed(request, OUTAGE, now)
         finished = pipeline.statistics().failed.get("Expired", 0)
         assert finished - done <= MOST_AT_ONCE
         assert finished == done or 30.0 <= now <= 30.1
         done, turns = finished, turns + 1
+        # An answer may have changed when the next poll is due.
+        now = pipeline.poll(now, 0).wakeup if poll.requests else poll.wakeup
         assert turns < 2_000
     assert done == COUNT
     assert limit.outstanding_records == 0
 
 
 def test_expired_records_leave_before_anything_is_admitted_however_many_they_are() -> None:
-    pipeline = StreamPipeline(
+    pipeline = stream_pipeline(
         "s",
         Config(aggregation_enabled=False, record_ttl_ms=1_000),
         BufferLimit(max_records=100_000, max_bytes=10**9),
@@ -74,10 +77,10 @@ def test_expired_records_leave_before_anything_is_admitted_however_many_they_are
         plain(pipeline, number)
     now = 0.0
     sent = 0
-    # Nobody looks for a long time.
+    # The next poll is late.
     for now in [5.0] * 40:
-        while (request := pipeline.next_request(now)) is not None:
+        for request in pipeline.poll(now, 1_000).requests:
             sent += len(request.records)
-    # What was admitted before is sent; of those that waited for tokens none is, plenty though there are now.
+    # Records admitted before are sent. Of those that waited for tokens none is, although there are tokens now.
     assert sent <= 1_000
     assert pipeline.statistics().failed["Expired"] >= 4_000

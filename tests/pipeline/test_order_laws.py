@@ -13,8 +13,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
+from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.outcome import Delivery
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.testing import FakeKinesis, SplitDuringRequest
@@ -43,7 +43,7 @@ class Ordered:
         self.consumer = options.get("consumer", "kcl")
         config = Config(ordering="per_key", retry_backoff_base_ms=20, retry_backoff_cap_ms=100, **options)
         buffer_limit = BufferLimit(max_records=10_000, max_bytes=10**8)
-        self.pipeline = StreamPipeline("s", config, buffer_limit, now=0.0, chance=chance.random)
+        self.pipeline = stream_pipeline("s", config, buffer_limit, now=0.0, chance=chance.random)
         self.now = 0.0
         self.put_count = 0
         self.in_flight: list[PutRecordsRequest] = []
@@ -69,13 +69,11 @@ class Ordered:
     def drive(self, until: float) -> None:
         """Wake as the driver does until then."""
         while True:
-            self.pipeline.advance(self.now)
-            while (request := self.pipeline.next_request(self.now)) is not None:
-                self.in_flight.append(request)
-            wakeup = self.pipeline.next_wakeup(self.now)
-            if wakeup > until:
+            poll = self.pipeline.poll(self.now, 1_000)
+            self.in_flight += poll.requests
+            if poll.wakeup > until:
                 break
-            self.now = wakeup
+            self.now = poll.wakeup
         self.now = until
 
     def refresh(self) -> None:
@@ -109,7 +107,7 @@ class Ordered:
             if self.in_flight:
                 self.step("stored")
             else:
-                self.drive(self.pipeline.next_wakeup(self.now))
+                self.drive(self.pipeline.poll(self.now, 0).wakeup)
         message = f"not finished at {self.now}: {self.pipeline.statistics()}"
         raise AssertionError(message)
 

@@ -17,7 +17,7 @@ def test_user_records_travel_together_by_shard_until_the_first_is_100_ms_old():
     for key in (LOWER[0], UPPER[0], LOWER[1], UPPER[1]):
         stream.put(key)
     assert stream.due(0.0999) == []
-    assert stream.pipeline.next_wakeup(0.0999) == 0.1
+    assert stream.wakeup(0.0999) == 0.1
     request = stream.only(0.125)
     assert sorted(held(request)) == [(shard_id(1), LOWER[:2]), (shard_id(2), UPPER[:2])]
 
@@ -132,11 +132,11 @@ def test_only_a_put_that_wants_attention_earlier_than_promised_says_so():
     stream = Stream(PARENT)
     pipeline = stream.pipeline
     pipeline.attention = False
-    assert pipeline.next_wakeup(0.0) == math.inf
+    assert stream.wakeup(0.0) == math.inf
     stream.put("k")
     assert pipeline.attention
     pipeline.attention = False
-    assert pipeline.next_wakeup(0.0) == 0.1
+    assert stream.wakeup(0.0) == 0.1
     stream.put("k", now=0.01)
     assert not pipeline.attention
     stream.put("k", b"x" * 60_000, now=0.01)
@@ -146,22 +146,21 @@ def test_only_a_put_that_wants_attention_earlier_than_promised_says_so():
 
 def test_nothing_to_do_is_nothing_to_wake_for():
     stream = Stream(PARENT)
-    assert stream.pipeline.next_wakeup(5.0) == math.inf
+    assert stream.wakeup(5.0) == math.inf
     stream.put("k", now=5.0)
     stream.finish(5.0)
-    assert stream.pipeline.next_wakeup(6.0) == math.inf
+    assert stream.wakeup(6.0) == math.inf
 
 
 def test_without_a_place_for_a_request_it_sleeps_until_something_expires():
     stream = Stream(PARENT, record_ttl_ms=5_000)
     stream.put("k")
     for now in (0.1, 1.0):
-        stream.pipeline.advance(now)
-    assert stream.pipeline.has_request(1.0)
-    assert stream.pipeline.next_wakeup(1.0) == 1.0
-    # What was admitted in time may wait for company, 20 ms, past its time to live.
-    assert stream.pipeline.next_wakeup(1.0, may_send=False) == pytest.approx(5.02)
-    stream.pipeline.advance(5.03)
+        stream.poll(now, 0)
+    assert stream.poll(1.0, 0).wants_more
+    # A record that was admitted in time may wait in the collector 20 ms past its time to live.
+    assert stream.wakeup(1.0) == pytest.approx(5.02)
+    stream.poll(5.03, 0)
     assert stream.pipeline.statistics().failed == {"Expired": 1}
 
 
@@ -267,16 +266,17 @@ def alone(**options) -> Stream:
 
 def test_single_user_records_wait_a_moment_to_go_on_together():
     stream = alone()
-    stream.pipeline.next_wakeup(0.0)
+    stream.wakeup(0.0)
     stream.put("a", now=1.0)
     assert stream.pipeline.attention
-    assert stream.pipeline.next_wakeup(1.0) == 1.025
+    assert stream.wakeup(1.0) == 1.025
     stream.pipeline.attention = False
     stream.put("b", now=1.02)
+    stream.put("c", now=1.021)
     assert not stream.pipeline.attention
     assert stream.pipeline.statistics().aggregating == 2
-    stream.pipeline.advance(1.025)
-    assert stream.pipeline.statistics().collected == 2
+    stream.poll(1.025, 0)
+    assert stream.pipeline.statistics().collected == 3
 
 
 def test_single_user_records_go_on_at_once_when_they_fill_a_request():
@@ -284,7 +284,7 @@ def test_single_user_records_go_on_at_once_when_they_fill_a_request():
     for number in range(10):
         stream.put(f"k{number}", now=1.0)
     assert stream.pipeline.statistics().collected == 10
-    assert stream.pipeline.has_request(1.0)
+    assert stream.poll(1.0, 0).wants_more
 
 
 @pytest.mark.parametrize("ttl_ms", [100, 1_000])

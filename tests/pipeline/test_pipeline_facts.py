@@ -24,8 +24,8 @@ def test_the_facts_of_a_request_are_told_once():
     request = stream.only(0.125)
     answer = [*stream.stored(request)[:2], THROTTLED]
     stream.pipeline.request_completed(request, answer, 0.2)
-    facts = stream.pipeline.take_facts()
-    assert stream.pipeline.take_facts() == []
+    facts = stream.pipeline.ledger.take_facts()
+    assert stream.pipeline.ledger.take_facts() == []
     (completed,) = [fact for fact in facts if isinstance(fact, RequestCompleted)]
     assert completed == RequestCompleted(
         stream="s",
@@ -68,7 +68,7 @@ def test_a_final_result_is_a_fact_with_age_and_attempts():
         stream.put("k", b"12", now=0.0)
     stream.pipeline.request_completed(stream.only(0.125), [THROTTLED], 0.2)
     request = stream.only(0.3)
-    stream.pipeline.take_facts()
+    stream.pipeline.ledger.take_facts()
     stream.pipeline.request_completed(request, stream.stored(request), 0.5)
     assert stream.facts(RecordsFinished) == [
         RecordsFinished(

@@ -13,16 +13,18 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kpl_core.errors import BufferFull
-from kpl_core.fairness.fair_pipeline import FairStreamPipeline
+from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.hooks import RecordsFinished
 from kpl_core.options.config import Config
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
+from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.outcome import Delivery
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import RecordResult
+from kpl_core.records.user_record import UserRecord
 from kpl_core.testing import FakeKinesis, MergeDuringRequest, SplitDuringRequest
 from tests.pipeline.consumers import read_as_kcl, read_everything
 
@@ -87,7 +89,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.refresh()
 
     def make_pipeline(self, chance: Callable[[], float]) -> StreamPipeline:
-        return StreamPipeline("s", self.config, self.buffer_limit, now=0.0, chance=chance, listening=True)
+        return stream_pipeline("s", self.config, self.buffer_limit, now=0.0, chance=chance, listening=True)
 
     # What the application does
 
@@ -112,9 +114,8 @@ class AnyOrder(RuleBasedStateMachine):
             if tier == "normal" and explicit is None and self.flow_of(key) is None:
                 delivery = self.pipeline.put(key, data, self.now)
             else:
-                delivery = self.pipeline.put_any(
-                    key, data, self.now, explicit_hash_key=explicit, flow=self.flow_of(key), tier=tier
-                )
+                record = UserRecord(key, data, explicit_hash_key=explicit, flow=self.flow_of(key), tier=tier)
+                delivery = self.pipeline.put_record(record, self.now)
         except BufferFull:
             assert before == (self.buffer_limit.outstanding_records, self.buffer_limit.outstanding_bytes)
             assert self.may_refuse(len(key) + len(data))
@@ -151,9 +152,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Wake as the driver does; a wake-up after which nothing is different would be a spin."""
         wakeups_at_this_instant = 0
         while True:
-            self.send_due()
-            is_blocked = self.pipeline.has_request(self.now)
-            wakeup = self.pipeline.next_wakeup(self.now, may_send=not is_blocked)
+            wakeup = self.poll()
             assert wakeup >= self.now
             if wakeup > until:
                 break
@@ -162,13 +161,24 @@ class AnyOrder(RuleBasedStateMachine):
             self.now = wakeup
         self.now = until
 
-    def send_due(self) -> None:
-        self.pipeline.advance(self.now)
-        while self.may_send and self.pipeline.has_request(self.now):
-            request = self.pipeline.next_request(self.now)
-            assert request is not None
+    def poll(self) -> float:
+        """Poll with few places, with many, or with none while sending is blocked; return the wake-up."""
+        free_requests = self.chance.choice([1, 2, 1_000]) if self.may_send else 0
+        poll = self.pipeline.poll(self.now, free_requests)
+        assert len(poll.requests) <= free_requests
+        while poll.wants_more and self.may_send:
+            assert len(poll.requests) == free_requests
+            self.take(poll.requests)
+            free_requests = 1_000
+            poll = self.pipeline.poll(self.now, free_requests)
+        self.take(poll.requests)
+        return poll.wakeup
+
+    def take(self, requests: list[PutRecordsRequest]) -> None:
+        for request in requests:
             assert 1 <= len(request.records) <= self.config.collection_max_count
-            self.in_flight.append(request)
+            assert request.started_at == self.now
+        self.in_flight += requests
 
     # What the service does
 
@@ -294,7 +304,7 @@ class AnyOrder(RuleBasedStateMachine):
                 if self.pipeline.shard_map.refresh_wanted:
                     self.refresh()
             else:
-                wakeup = self.pipeline.next_wakeup(self.now)
+                wakeup = self.poll()
                 assert wakeup < math.inf
                 self.drive(wakeup)
         assert self.pipeline.is_flushed(generation)
@@ -302,9 +312,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.now - started < 20.0
         # Stale promises to look cost a wake-up each, and then it sleeps until there is news.
         for _ in range(20):
-            if (wakeup := self.pipeline.next_wakeup(self.now)) < math.inf:
+            if (wakeup := self.poll()) < math.inf:
                 self.drive(wakeup)
-        assert self.pipeline.next_wakeup(self.now) == math.inf
+        assert self.poll() == math.inf
 
     def abandon(self) -> None:
         self.pipeline.abandon(self.now)
@@ -339,7 +349,7 @@ class AnyOrder(RuleBasedStateMachine):
                     assert total <= BYTES_PER_SECOND * seconds + largest + 1e-6
 
     def facts_agree_with_the_books(self) -> None:
-        facts = self.pipeline.take_facts()
+        facts = self.pipeline.ledger.take_facts()
         finished = [fact for fact in facts if isinstance(fact, RecordsFinished)]
         counts = self.pipeline.statistics()
         delivered = [fact for fact in finished if fact.outcome == "delivered"]
@@ -358,7 +368,7 @@ class AnyOrderWithFlows(AnyOrder):
 
     def make_pipeline(self, chance: Callable[[], float]) -> StreamPipeline:
         config = dataclasses.replace(self.config, fairness=FairnessPolicy(weights={"flow 1": 3}))
-        return FairStreamPipeline("s", config, self.buffer_limit, now=0.0, chance=chance, listening=True)
+        return stream_pipeline("s", config, self.buffer_limit, now=0.0, chance=chance, listening=True)
 
     def flow_of(self, key: str) -> str | None:
         return f"flow {len(key + key[-1]) % 2 + int(key[1:]) % 3}"
@@ -366,8 +376,8 @@ class AnyOrderWithFlows(AnyOrder):
     @invariant()
     def every_gate_is_open_where_all_are_said_to_be(self) -> None:
         pipeline = getattr(self, "pipeline", None)
-        if isinstance(pipeline, FairStreamPipeline) and pipeline.gates.all_let_pass():
-            assert all(pipeline.gates.lets_pass(shard_id) for shard_id in (None, *pipeline.shard_map.open_shards))
+        if pipeline is not None and isinstance(pipeline.fair, FairIntake) and pipeline.fair.all_let_pass():
+            assert all(pipeline.fair.lets_pass(shard_id) for shard_id in (None, *pipeline.shard_map.open_shards))
 
     def may_refuse(self, size: int) -> bool:
         # A flow may hold as much as is free, times its weight: a full house is not needed to refuse it.

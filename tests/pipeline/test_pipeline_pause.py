@@ -33,7 +33,7 @@ def test_only_a_probe_leaves_and_the_next_one_later() -> None:
     for number in range(35):
         stream.put(f"k{number}", now=1.5)
     assert stream.due(2.999) == []
-    assert stream.pipeline.next_wakeup(2.999) == 3.0
+    assert stream.wakeup(2.999) == 3.0
     assert len(stream.only(3.0).records) == 10
     assert stream.due(6.999) == []
     assert len(stream.due(7.0)) == 1
@@ -70,17 +70,17 @@ def test_throttled_records_are_no_failure_of_a_request() -> None:
 def test_records_expire_on_time_while_requests_fail() -> None:
     stream = failing(record_ttl_ms=1_200)
     deliveries = [stream.put(f"k{number}", now=1.5) for number in range(35)]
-    stream.pipeline.advance(1.5)
+    stream.poll(1.5, 0)
     # What has its tokens waits a little longer, as it would for company.
     assert stream.due(2.699) == []
     assert not any(delivery.done for delivery in deliveries)
-    assert stream.pipeline.next_wakeup(2.699) == 2.72
+    assert stream.wakeup(2.699) == 2.72
     assert stream.due(2.72) == []
     results = [delivery.peek() for delivery in deliveries]
     assert [result and result.error_code for result in results] == ["Expired"] * 35
     # Its end is looked at once more; then there is nothing to wait for.
     assert stream.due(3.0) == []
-    assert stream.pipeline.next_wakeup(3.0) == math.inf
+    assert stream.wakeup(3.0) == math.inf
 
 
 def test_puts_wake_nobody_while_requests_fail_once_the_limiter_is_held() -> None:

@@ -16,7 +16,7 @@ def test_a_refused_record_comes_back_after_its_backoff_and_no_sooner():
     delivery = stream.put("k")
     stream.pipeline.request_completed(stream.only(0.125), [THROTTLED], 0.2)
     assert stream.pipeline.statistics().backing_off == 1
-    assert stream.pipeline.next_wakeup(0.2) == 0.25
+    assert stream.wakeup(0.2) == 0.25
     assert stream.due(0.249) == []
     request = stream.only(0.3)
     stream.pipeline.request_completed(request, stream.stored(request), 0.4)
@@ -53,7 +53,7 @@ def test_after_a_reshard_in_order_nobody_waits_for_a_record_that_waits_itself():
     lower = keys_in(shards[0], 3)
     for key in lower:
         stream.put(key)
-    stream.pipeline.advance(0.01)
+    stream.poll(0.01, 0)
     stream.shards = split(shards, shard_id(1))
     stream.pipeline.shards_changed(stream.shards, 0.02)
     assert stream.finish(0.02) < 1.0
@@ -172,9 +172,9 @@ def test_without_a_map_a_held_success_is_sent_again_after_two_seconds():
     request = stream.only(0.125)
     stream.shards = CHILDREN
     stream.pipeline.request_completed(request, stream.stored(request), 0.2)
-    assert stream.pipeline.next_wakeup(0.2) == 2.2
+    assert stream.wakeup(0.2) == 2.2
     assert stream.due(2.19) == []
-    stream.pipeline.advance(2.2)
+    stream.poll(2.2, 0)
     assert stream.pipeline.statistics().held == 0
     assert len(stream.due(2.4)) == 1
 
@@ -242,9 +242,9 @@ def test_what_waits_for_tokens_expires_and_its_neighbours_go_on():
     stream.put("k", b"takes the only token", now=0.0)
     assert len(stream.due(0.2)) == 1
     old, young = stream.put("k", b"old", now=0.5), stream.put("k", b"young", now=0.55)
-    stream.pipeline.advance(1.0)
+    stream.poll(1.0, 0)
     assert stream.pipeline.statistics().limited == 2
-    stream.pipeline.advance(2.5)
+    stream.poll(2.5, 0)
     result = old.peek()
     assert result is not None
     assert [attempt.error_code for attempt in result.attempts] == ["Expired"]
@@ -255,10 +255,10 @@ def test_a_time_to_live_that_ends_before_the_deadline_ends_there():
     stream = Stream(PARENT, record_max_buffered_time_ms=60_000, record_ttl_ms=1_000)
     stream.put("k")
     # Half of it is for the way; but no request may leave.
-    assert stream.pipeline.next_wakeup(0.0) == 0.5
-    stream.pipeline.advance(0.5)
-    assert stream.pipeline.next_wakeup(0.5, may_send=False) == pytest.approx(1.05)
-    stream.pipeline.advance(1.06)
+    assert stream.wakeup(0.0) == 0.5
+    assert stream.wakeup(0.5) == 0.55
+    assert stream.wakeup(0.55) == pytest.approx(1.05)
+    stream.poll(1.06, 0)
     assert stream.pipeline.statistics().failed == {"Expired": 1}
 
 

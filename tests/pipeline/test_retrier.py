@@ -31,7 +31,7 @@ def test_success_where_predicted_or_without_a_prediction_finishes(mode, predicte
     record = books.record(*LOWER[:3], predicted_shard=predicted)
     retries = books.answer(record, stored(0, "77"))
     assert results(record) == [RecordResult(True, shard_id(0), "77", (SUCCESS,))] * 3
-    assert (retries.whole, retries.apart, books.refreshes) == ([], [], [])
+    assert (retries.resend, retries.reaggregate, books.refreshes) == ([], [], [])
     assert (books.ledger.delivered, books.ledger.delivered_bytes) == (3, record.user_bytes)
     assert books.is_closed
 
@@ -42,7 +42,7 @@ def test_a_failed_request_is_retried_whole_with_code_and_message(mode, code):
     books = Books(mode=mode)
     records = [books.record(*LOWER[:2]), books.record(*UPPER[:2])]
     retries = books.answer(records, RequestFailure(code, "why"))
-    assert [record for _, record in retries.whole] == records
+    assert [record for _, record in retries.resend] == records
     for record in records:
         assert results(record) == [None, None]
         assert past(record) == (failure(code, "why"),)
@@ -54,7 +54,7 @@ def test_a_throttled_request_fails_every_user_record_if_the_caller_prefers_it(mo
     books = Books(mode=mode, fail_if_throttled=True)
     records = [books.record(*LOWER[:2]), books.record(*UPPER[:1])]
     retries = books.answer(records, RequestFailure(THROTTLED, "slow down"))
-    assert retries.whole == []
+    assert retries.resend == []
     expected = RecordResult(False, None, None, (failure(THROTTLED, "slow down"),))
     assert [*results(records[0]), *results(records[1])] == [expected] * 3
     assert books.ledger.failed == {THROTTLED: 3}
@@ -66,7 +66,7 @@ def test_a_partial_answer_retries_exactly_what_was_refused(mode):
     books = Books(mode=mode)
     records = [books.record(key) for key in LOWER[:4]]
     retries = books.answer(records, [stored(0, "1"), refused(), stored(0, "2"), refused("InternalFailure", "oops")])
-    assert [record for _, record in retries.whole] == [records[1], records[3]]
+    assert [record for _, record in retries.resend] == [records[1], records[3]]
     assert [result.successful for record in records for result in results(record) if result] == [True, True]
     assert retries.throttled == {shard_id(0): 1}
     assert retries.sent == {shard_id(0): 4}
@@ -79,7 +79,7 @@ def test_a_throttled_record_fails_alone_if_the_caller_prefers_it(mode):
     first, second, third = (books.record(key) for key in LOWER[:3])
     retries = books.answer([first, second, third], [refused(), stored(), refused("InternalFailure")])
     assert [result.error_code for result in results(first) if result] == [THROTTLED]
-    assert [record for _, record in retries.whole] == [third]
+    assert [record for _, record in retries.resend] == [third]
 
 
 @pytest.mark.parametrize("code", [*INCURABLE, "ValidationException"])
@@ -91,7 +91,7 @@ def test_what_no_retry_can_cure_fails_at_once_but_not_in_the_kpls_mode(code):
     assert books.is_closed
     compatible = Books(mode="kpl_compatible")
     record = compatible.record()
-    assert compatible.answer(record, RequestFailure(code, "no")).whole
+    assert compatible.answer(record, RequestFailure(code, "no")).resend
     assert results(record) == [None]
 
 
@@ -101,10 +101,10 @@ def test_an_answer_with_another_count_is_a_failed_request(mode, by):
     books = Books(mode=mode)
     records = [books.record(key) for key in LOWER[:3]]
     retries = books.answer(records, [stored()] * (3 + by))
-    assert [record for _, record in retries.whole] == records
+    assert [record for _, record in retries.resend] == records
     (attempt,) = past(records[0])
     assert attempt.error_code == "RecordCountMismatch"
-    assert attempt.error_message == f"3 records were sent, the answer speaks of {3 + by}"
+    assert attempt.error_message == f"3 records were sent, the answer has {3 + by}"
     assert books.ledger.delivered == 0
 
 
@@ -112,7 +112,7 @@ def test_an_answer_with_another_count_is_a_failed_request(mode, by):
 def test_an_entry_that_says_nothing_is_no_success(entry):
     books = Books()
     record = books.record()
-    assert books.answer(record, entry).whole
+    assert books.answer(record, entry).resend
     assert past(record)[-1].error_code == "Internal"
 
 
@@ -151,7 +151,7 @@ def test_a_failure_after_the_time_to_live_adds_a_second_attempt_expired(mode):
     books = Books(mode=mode)
     record = books.record(arrivals=(0.0,))
     retries = books.answer(record, refused(THROTTLED, "slow"), started_at=29.0, now=31.0)
-    assert (retries.whole, retries.apart) == ([], [])
+    assert (retries.resend, retries.reaggregate) == ([], [])
     (result,) = results(record)
     assert result is not None
     assert [(each.error_code, each.started_at, each.ended_at) for each in result.attempts] == [
@@ -177,11 +177,11 @@ def test_the_neighbours_of_an_expired_user_record_go_on_without_an_attempt():
     books = Books()
     record = books.record(*LOWER[:3], arrivals=(0.0, 10.0, 20.0))
     left = books.retrier.expire(record, 31.0)
-    assert [(moving.user_record.partition_key, moving.arrived_at) for moving in left] == [
+    assert [(detached.user_record.partition_key, detached.arrived_at) for detached in left] == [
         (LOWER[1], 10.0),
         (LOWER[2], 20.0),
     ]
-    assert [moving.history for moving in left] == [None, None]
+    assert [detached.history for detached in left] == [None, None]
     assert results(record)[1:] == [None, None]
     assert books.ledger.failed == {"Expired": 1}
     assert books.buffer_limit.outstanding_records == 2
@@ -191,14 +191,14 @@ def test_after_a_failed_attempt_the_expired_have_two_attempts_and_their_neighbou
     books = Books()
     record = books.record(*LOWER[:2], arrivals=(0.0, 10.0))
     retries = books.answer(record, refused(THROTTLED, "slow"), started_at=30.0, now=31.0)
-    assert retries.whole == []
-    (neighbour,) = retries.apart
+    assert retries.resend == []
+    (neighbour,) = retries.reaggregate
     assert neighbour.history is not None
     assert [each.error_code for each in neighbour.history.to_tuple()] == [THROTTLED]
     expired = results(record)[0]
     assert expired is not None
     assert [each.error_code for each in expired.attempts] == [THROTTLED, "Expired"]
-    assert retries.gone == [record]
+    assert retries.finished == [record]
 
 
 def test_time_to_live_counts_from_arrival_and_no_retry_resets_it():
@@ -206,10 +206,10 @@ def test_time_to_live_counts_from_arrival_and_no_retry_resets_it():
     record = books.record(arrivals=(0.0,))
     for now in (10.0, 20.0, 29.9):
         retries = books.answer(record, refused(), started_at=now - 1, now=now)
-        assert len(retries.whole) == 1
+        assert len(retries.resend) == 1
         assert record.expires_at == 30.0
         assert record.deadline == min(now + 0.05, 30.0)
-    assert books.answer(record, refused(), started_at=29.9, now=30.0).whole == []
+    assert books.answer(record, refused(), started_at=29.9, now=30.0).resend == []
 
 
 # Delays
@@ -220,7 +220,7 @@ def test_a_refused_record_comes_back_after_a_jittered_exponential_backoff():
     record = books.record(arrivals=(0.0,))
     delays = []
     for now in (1.0, 2.0, 3.0, 4.0):
-        ((at, _),) = books.answer(record, refused(), started_at=now, now=now).whole
+        ((at, _),) = books.answer(record, refused(), started_at=now, now=now).resend
         delays.append(at - now)
     assert delays == pytest.approx([0.025, 0.05, 0.1, 0.2])
 
@@ -228,7 +228,7 @@ def test_a_refused_record_comes_back_after_a_jittered_exponential_backoff():
 def test_the_backoff_never_reaches_past_the_expiration():
     books = Books(chance=1.0, retry_backoff_base_ms=5_000, retry_backoff_cap_ms=5_000)
     record = books.record(arrivals=(0.0,))
-    ((at, _),) = books.answer(record, refused(), started_at=28.0, now=28.0).whole
+    ((at, _),) = books.answer(record, refused(), started_at=28.0, now=28.0).resend
     assert at == record.expires_at == 30.0
 
 
@@ -238,7 +238,7 @@ def test_records_of_one_shard_refused_together_come_back_together():
     books.retrier = Retrier(books.config, books.shard_map, books.ledger, chance=lambda: next(chances))
     records = [books.record(LOWER[0]), books.record(LOWER[1]), books.record(LOWER[0], predicted_shard=shard_id(9))]
     retries = books.answer(records, [refused()] * 3)
-    assert [round(at - 2.0, 6) for at, _ in retries.whole] == [0.005, 0.005, 0.045]
+    assert [round(at - 2.0, 6) for at, _ in retries.resend] == [0.005, 0.005, 0.045]
 
 
 def test_a_failed_request_comes_back_at_one_instant():
@@ -247,4 +247,4 @@ def test_a_failed_request_comes_back_at_one_instant():
     books.retrier = Retrier(books.config, books.shard_map, books.ledger, chance=lambda: next(chances))
     records = [books.record(LOWER[0], predicted_shard=shard_id(number)) for number in range(3)]
     retries = books.answer(records, RequestFailure("Internal", "timeout"))
-    assert {at for at, _ in retries.whole} == {2.025}
+    assert {at for at, _ in retries.resend} == {2.025}

@@ -83,7 +83,7 @@ SPECIFIED = [
     Expected(("kcl",), elsewhere(aggregated=True, inside=False), Action.RETRY, refresh=True),
     Expected(("range_blind",), elsewhere(aggregated=True, inside=False), Action.FINISH, refresh=True),
     # range not known yet: hold; no map in time: treat as outside
-    Expected(("kcl",), elsewhere(aggregated=True, known=False), Action.HOLD, refresh=True),
+    Expected(("kcl",), elsewhere(aggregated=True, known=False), Action.AWAIT_MAP, refresh=True),
     Expected(("kcl",), elsewhere(aggregated=True, known=False, waited=True), Action.RETRY, refresh=True),
     Expected(("range_blind",), elsewhere(aggregated=True, known=False), Action.FINISH, refresh=True),
 ]
@@ -105,7 +105,9 @@ def test_a_caller_that_prefers_to_fail_fails_when_throttled_and_only_then(mode, 
         assert classify(Case(error_code=code, request_of_many=many), config).action is Action.RETRY
 
 
-@pytest.mark.parametrize(("consumer", "action"), [("per_user_record", Action.HOLD), ("range_blind", Action.FINISH)])
+@pytest.mark.parametrize(
+    ("consumer", "action"), [("per_user_record", Action.AWAIT_MAP), ("range_blind", Action.FINISH)]
+)
 def test_in_arrival_order_an_unknown_range_is_waited_for_where_ranges_count(consumer, action):
     row = classify(elsewhere(aggregated=True, known=False), Config(consumer=consumer, ordering="per_key"))
     assert (row.action, row.refresh) == (action, True)
@@ -141,7 +143,7 @@ def test_every_case_has_a_row_errors_never_finish_and_successes_never_fail(confi
         if case.error_code is not None:
             assert action in {Action.FAIL, Action.RETRY, Action.BISECT}
         else:
-            assert action in {Action.FINISH, Action.RETRY, Action.RETRY_OUTSIDE, Action.HOLD}
+            assert action in {Action.FINISH, Action.RETRY, Action.RETRY_OUTSIDE, Action.AWAIT_MAP}
 
 
 @pytest.mark.parametrize("config", MODES.values())

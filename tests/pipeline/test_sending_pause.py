@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core.backoff import ExponentialBackoff
-from kpl_core.pipeline.sending_pause import FAILURES_IN_A_ROW, SendingPause
+from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW, SendingPause
 
 CAP_SECONDS = 5.0
 BACKOFF = ExponentialBackoff(base_seconds=0.05, cap_seconds=CAP_SECONDS)

@@ -7,7 +7,7 @@ from kpl_core.pipeline.wakeups import Wakeups
 
 def test_nobody_wants_attention_at_first():
     wakeups: Wakeups[str] = Wakeups()
-    assert wakeups.earliest() == math.inf
+    assert wakeups.next_at == math.inf
     assert wakeups.take_due(1e9) == []
     assert len(wakeups) == 0
 
@@ -16,11 +16,11 @@ def test_whoever_is_due_is_returned_once_earliest_first():
     wakeups: Wakeups[str] = Wakeups()
     for member, at in [("late", 3.0), ("early", 1.0), ("middle", 2.0)]:
         wakeups.schedule(member, at)
-    assert wakeups.earliest() == 1.0
+    assert wakeups.next_at == 1.0
     assert wakeups.take_due(0.999) == []
     assert wakeups.take_due(2.0) == ["early", "middle"]
     assert wakeups.take_due(2.0) == []
-    assert wakeups.earliest() == 3.0
+    assert wakeups.next_at == 3.0
     assert len(wakeups) == 1
 
 
@@ -29,9 +29,9 @@ def test_becoming_earlier_counts_and_becoming_later_does_not():
     wakeups.schedule("shard", 2.0)
     wakeups.schedule("shard", 1.0)
     wakeups.schedule("shard", 5.0)
-    assert wakeups.earliest() == 1.0
+    assert wakeups.next_at == 1.0
     assert wakeups.take_due(10.0) == ["shard"]
-    assert wakeups.earliest() == math.inf
+    assert wakeups.next_at == math.inf
 
 
 def test_never_is_no_wakeup():
@@ -46,7 +46,7 @@ def test_all_can_be_forgotten():
     wakeups.clear()
     assert wakeups.take_due(2.0) == []
     wakeups.schedule("shard", 3.0)
-    assert wakeups.earliest() == 3.0
+    assert wakeups.next_at == 3.0
 
 
 def test_the_none_of_the_unpredicted_shard_is_a_member_like_any_other():
@@ -71,5 +71,5 @@ def test_it_answers_like_a_dict_of_minima(steps):
         else:
             wakeups.schedule(member, at)
             expected[member] = min(at, expected.get(member, math.inf))
-        assert wakeups.earliest() == min(expected.values(), default=math.inf)
+        assert wakeups.next_at == min(expected.values(), default=math.inf)
         assert len(wakeups) == len(expected)

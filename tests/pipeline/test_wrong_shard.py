@@ -39,11 +39,11 @@ def test_a_map_that_came_without_the_shard_is_asked_for_again():
     books = Books()
     books.answer(books.record(*LOWER), stored(1), now=2.0)
     books.shard_map.update(PARENT, 2.5)
-    assert books.retrier.shards_changed(2.5).gone == []
+    assert books.retrier.shards_changed(2.5).finished == []
     assert books.shard_map.refresh_wanted, "else it waited for 2 s in vain, and all of it was stored twice"
     books.shard_map.update(CHILDREN, 2.75)
     retries = books.retrier.shards_changed(2.75)
-    assert (len(retries.gone), retries.apart) == (1, [])
+    assert (len(retries.finished), retries.reaggregate) == (1, [])
     assert not books.shard_map.refresh_wanted
 
 
@@ -51,7 +51,7 @@ def test_a_map_that_still_lacks_the_shard_when_the_time_is_over_is_asked_for_aga
     books = Books()
     books.answer(books.record(*LOWER), stored(1), now=2.0)
     books.shard_map.update(PARENT, 2.5)
-    assert len(books.retrier.overdue(4.0).apart) == 8
+    assert len(books.retrier.overdue(4.0).reaggregate) == 8
     assert books.shard_map.refresh_wanted
     books.shard_map.update(PARENT, 4.5)
     books.retrier.shards_changed(4.5)
@@ -78,7 +78,7 @@ def test_the_bounds_of_a_range_are_inside(mode, explicit):
     record = kinesis_record(*records, predicted_shard=shard_id(0))
     books.buffer_limit.reserve(size_bytes=record.user_bytes)
     books.buffer_limit.reserve(size_bytes=0)
-    books.generations.hold(0)
+    books.generations.retain(0)
     books.answer(record, stored(1))
     assert all(result is not None and result.successful for result in results(record))
 
@@ -88,8 +88,8 @@ def test_just_outside_a_range_is_outside():
     books.shard_map.update(CHILDREN, 0.5)
     outside = str(CHILDREN[0].ending_hash_key + 1)
     record = kinesis_record(UserRecord("k", b"", "5"), UserRecord("k", b"", outside))
-    books.generations.hold(0)
-    assert len(books.answer(record, stored(1)).apart) == 2
+    books.generations.retain(0)
+    assert len(books.answer(record, stored(1)).reaggregate) == 2
 
 
 def test_for_a_kcl_one_user_record_outside_makes_all_of_them_travel_again():
@@ -99,15 +99,15 @@ def test_for_a_kcl_one_user_record_outside_makes_all_of_them_travel_again():
     record = books.record(*keys)
     retries = books.answer(record, stored(1))
     # Not as one aggregate, which would miss again: each is aggregated anew by today's map.
-    assert retries.whole == []
-    assert [moving.user_record.partition_key for moving in retries.apart] == keys
-    for moving in retries.apart:
-        assert moving.history is not None
-        assert moving.history.attempt.error_code == "Wrong Shard"
+    assert retries.resend == []
+    assert [detached.user_record.partition_key for detached in retries.reaggregate] == keys
+    for detached in retries.reaggregate:
+        assert detached.history is not None
+        assert detached.history.attempt.error_code == "Wrong Shard"
         assert "stored in shardId-000000000001, predicted shardId-000000000000" in (
-            moving.history.attempt.error_message or ""
+            detached.history.attempt.error_message or ""
         )
-    assert retries.gone == [record]
+    assert retries.finished == [record]
     assert books.refreshes == [1.0]
     assert books.ledger.delivered == 0
 
@@ -118,8 +118,10 @@ def test_the_seed_retries_only_those_outside(mode):
     books.shard_map.update(CHILDREN, 0.5)
     record = books.record(LOWER[0], UPPER[0], LOWER[1], UPPER[1])
     retries = books.answer(record, stored(1, "5"))
-    assert [moving.user_record.partition_key for moving in retries.apart] == UPPER[:2]
-    assert [moving.history.attempt.error_code for moving in retries.apart if moving.history] == ["Wrong Shard"] * 2
+    assert [detached.user_record.partition_key for detached in retries.reaggregate] == UPPER[:2]
+    assert [detached.history.attempt.error_code for detached in retries.reaggregate if detached.history] == [
+        "Wrong Shard"
+    ] * 2
     inside = RecordResult(True, shard_id(1), "5", (SUCCESS,))
     assert results(record) == [inside, None, inside, None]
     assert books.refreshes == [1.0]
@@ -130,10 +132,10 @@ def test_the_seed_retries_only_those_outside(mode):
 def test_the_seed_retries_everything_on_a_shard_it_does_not_know(mode):
     books = Books(mode=mode)
     record = books.record(LOWER[0], UPPER[0])
-    assert len(books.answer(record, stored(1)).apart) == 2
+    assert len(books.answer(record, stored(1)).reaggregate) == 2
     single = books.record(LOWER[0])
     retries = books.answer(single, stored(1))
-    assert [each for _, each in retries.whole] == [single]
+    assert [each for _, each in retries.resend] == [single]
     assert past(single)[-1].error_code == "Wrong Shard"
 
 
@@ -142,7 +144,7 @@ def test_the_seed_lets_what_is_outside_and_expired_fail_with_both_attempts():
     books.shard_map.update(CHILDREN, 0.5)
     record = books.record(UPPER[0], UPPER[1], arrivals=(0.0, 10.0))
     retries = books.answer(record, stored(1), started_at=29.0, now=31.0)
-    assert [moving.user_record.partition_key for moving in retries.apart] == [UPPER[1]]
+    assert [detached.user_record.partition_key for detached in retries.reaggregate] == [UPPER[1]]
     expired = results(record)[0]
     assert expired is not None
     assert [each.error_code for each in expired.attempts] == ["Wrong Shard", "Expired"]
@@ -151,7 +153,7 @@ def test_the_seed_lets_what_is_outside_and_expired_fail_with_both_attempts():
 def test_consumers_that_do_not_look_at_ranges_get_it_once():
     books = Books(mode="range_blind")
     record = books.record(LOWER[0], UPPER[0])
-    assert books.answer(record, stored(1)).apart == []
+    assert books.answer(record, stored(1)).reaggregate == []
     assert all(result is not None and result.successful for result in results(record))
     assert books.shard_map.refresh_wanted
 
@@ -168,15 +170,15 @@ def test_a_success_on_an_unknown_shard_is_held_until_the_map_says_inside():
     books = Books()
     record = books.record(*LOWER[:2])
     retries = books.answer(record, stored(1, "9"))
-    assert (retries.whole, retries.apart, results(record)) == ([], [], [None, None])
+    assert (retries.resend, retries.reaggregate, results(record)) == ([], [], [None, None])
     assert books.shard_map.refresh_wanted
-    assert books.retrier.held_user_records == 2
+    assert books.retrier.user_records_awaiting_map == 2
     books.shard_map.update(CHILDREN, 2.5)
     retries = books.retrier.shards_changed(2.5)
     assert results(record) == [RecordResult(True, shard_id(1), "9", (SUCCESS,))] * 2
-    assert retries.apart == []
-    assert retries.gone == [record]
-    assert books.retrier.held_user_records == 0
+    assert retries.reaggregate == []
+    assert retries.finished == [record]
+    assert books.retrier.user_records_awaiting_map == 0
     assert books.is_closed
 
 
@@ -185,8 +187,8 @@ def test_a_held_success_is_retried_when_the_map_says_outside():
     record = books.record(LOWER[0], UPPER[0])
     books.answer(record, stored(1))
     books.shard_map.update(CHILDREN, 2.5)
-    assert len(books.retrier.shards_changed(2.5).apart) == 2
-    assert books.retrier.held_user_records == 0
+    assert len(books.retrier.shards_changed(2.5).reaggregate) == 2
+    assert books.retrier.user_records_awaiting_map == 0
 
 
 def test_a_map_that_does_not_know_the_shard_yet_leaves_it_held():
@@ -194,26 +196,26 @@ def test_a_map_that_does_not_know_the_shard_yet_leaves_it_held():
     record = books.record(*LOWER[:2])
     books.answer(record, stored(1))
     books.shard_map.update(PARENT, 2.5)
-    assert books.retrier.shards_changed(2.5).gone == []
+    assert books.retrier.shards_changed(2.5).finished == []
     assert results(record) == [None, None]
 
 
 def test_without_a_map_after_two_seconds_it_counts_as_outside():
     books = Books()
     books.answer(books.record(*LOWER[:2]), stored(1), now=2.0)
-    assert books.retrier.next_wakeup() == 4.0
+    assert books.retrier.next_at == 4.0
     early = books.retrier.overdue(math.nextafter(4.0, 0.0))
-    assert (early.apart, early.gone) == ([], [])
-    assert len(books.retrier.overdue(4.0).apart) == 2
-    assert books.retrier.next_wakeup() == math.inf
+    assert (early.reaggregate, early.finished) == ([], [])
+    assert len(books.retrier.overdue(4.0).reaggregate) == 2
+    assert books.retrier.next_at == math.inf
 
 
 def test_what_is_held_can_be_taken_back_when_the_producer_closes():
     books = Books()
     record = books.record(*LOWER[:2])
     books.answer(record, stored(1))
-    assert list(books.retrier.take_held()) == [record]
-    assert books.retrier.held_user_records == 0
+    assert list(books.retrier.take_awaiting_map()) == [record]
+    assert books.retrier.user_records_awaiting_map == 0
 
 
 def test_a_refresh_is_asked_for_once_for_each_aggregated_record():
@@ -231,7 +233,7 @@ def test_a_validation_error_splits_the_request_in_halves_that_travel_alone():
     books = Books()
     records = [books.record(key) for key in LOWER[:5]]
     retries = books.answer(records, RequestFailure("ValidationException", "1 validation error detected"))
-    assert (retries.whole, retries.gone) == ([], [])
+    assert (retries.resend, retries.finished) == ([], [])
     assert all(past(record)[-1].error_code == "ValidationException" for record in records)
     half = books.retrier.bisection.take()
     assert half == records[:2]

@@ -6,8 +6,7 @@ import anyio
 import pytest
 
 from kpl_core import BufferFull, Config, FairnessPolicy, Producer, decode
-from kpl_core.fairness.fair_pipeline import FairStreamPipeline
-from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.testing import MergeDuringRequest, SplitDuringRequest, When
 from tests.producer.scene import STREAM, service, unmetered
 
@@ -167,7 +166,7 @@ async def test_a_close_out_of_time_sends_what_still_waits_in_its_flows():
 async def test_without_a_policy_a_flow_is_only_a_name():
     async with Producer(Config(), transport=unmetered()) as producer:
         assert (await producer.put_nowait(STREAM, partition_key="k", data=b"x", flow="anything")).successful
-        assert type(producer._open[STREAM]) is StreamPipeline  # noqa: SLF001 - which journey it is, is the point
+        assert producer._open[STREAM].fair is None  # noqa: SLF001 - how the pipeline is built is the point
     async with Producer(Config(fairness=FairnessPolicy()), transport=unmetered()) as producer:
         _ = producer.put_nowait(STREAM, partition_key="k", data=b"x")
-        assert type(producer._open[STREAM]) is FairStreamPipeline  # noqa: SLF001
+        assert isinstance(producer._open[STREAM].fair, FairIntake)  # noqa: SLF001

@@ -5,7 +5,7 @@ import pytest
 from kpl_core.options.kinesis_limits import KIB, MIB
 from kpl_core.records.hash_key import hash_key_of
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecord, ServiceDurations, ServiceLimits
-from kpl_core.testing.sequence_number import parse_sequence_number
+from kpl_core.testing.fake_shard import parse_sequence_number
 
 FIRST = "shardId-000000000000"
 SECOND = "shardId-000000000001"

@@ -14,8 +14,13 @@ from kpl_core.testing import (
     SplitDuringRequest,
     When,
 )
-from kpl_core.testing.sequence_number import SequenceNumber, format_sequence_number, parse_sequence_number, shard_bits
-from kpl_core.testing.shard_capacity import ShardCapacity
+from kpl_core.testing.fake_shard import (
+    SequenceNumber,
+    ShardCapacity,
+    format_sequence_number,
+    parse_sequence_number,
+    shard_bits,
+)
 
 hash_keys = st.one_of(st.none(), st.integers(0, MAX_HASH_KEY).map(str))
 records = st.lists(

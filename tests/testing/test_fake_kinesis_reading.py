@@ -4,7 +4,7 @@ import pytest
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecord
-from kpl_core.testing.list_token import ShardIterator, encode_token
+from kpl_core.testing.shard_listing import ShardIterator, encode_token
 
 ZERO, ONE, TWO = (f"shardId-{index:012d}" for index in range(3))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kpl_core.testing import FakeKinesis, KinesisError, ServiceLimits, ShardDescription, ShardFilter
+from kpl_core.testing import FakeKinesis, KinesisError, ServiceLimits, ShardDescription, ShardListingFilter
 
 ZERO, ONE, TWO, THREE, FOUR = (f"shardId-{index:012d}" for index in range(5))
 WHOLE = 2**128
@@ -116,39 +116,39 @@ def resharded() -> FakeKinesis:
     return kinesis
 
 
-FILTERS: list[tuple[ShardFilter, float, list[str]]] = [
-    (ShardFilter("AT_LATEST"), 25.0, [THREE]),
-    (ShardFilter("FROM_TRIM_HORIZON"), 25.0, [ZERO, ONE, TWO, THREE]),
-    (ShardFilter("FROM_TRIM_HORIZON"), 45.0, [ONE, TWO, THREE]),
-    (ShardFilter("FROM_TRIM_HORIZON"), 55.0, [THREE]),
-    (ShardFilter("AT_TRIM_HORIZON"), 25.0, [ZERO]),
-    (ShardFilter("AT_TRIM_HORIZON"), 45.0, [ONE, TWO]),
-    (ShardFilter("AT_TRIM_HORIZON"), 55.0, [THREE]),
-    (ShardFilter("AFTER_SHARD_ID", shard_id=ONE), 25.0, [TWO, THREE]),
-    (ShardFilter("AT_TIMESTAMP", timestamp_ms=5_000), 25.0, [ZERO]),
-    (ShardFilter("AT_TIMESTAMP", timestamp_ms=15_000), 25.0, [ONE, TWO]),
-    (ShardFilter("AT_TIMESTAMP", timestamp_ms=22_000), 25.0, [THREE]),
-    (ShardFilter("AT_TIMESTAMP", timestamp_ms=1_000), 45.0, [ONE, TWO]),
-    (ShardFilter("FROM_TIMESTAMP", timestamp_ms=15_000), 25.0, [ONE, TWO, THREE]),
-    (ShardFilter("FROM_TIMESTAMP", timestamp_ms=22_000), 25.0, [THREE]),
+FILTERS: list[tuple[ShardListingFilter, float, list[str]]] = [
+    (ShardListingFilter("AT_LATEST"), 25.0, [THREE]),
+    (ShardListingFilter("FROM_TRIM_HORIZON"), 25.0, [ZERO, ONE, TWO, THREE]),
+    (ShardListingFilter("FROM_TRIM_HORIZON"), 45.0, [ONE, TWO, THREE]),
+    (ShardListingFilter("FROM_TRIM_HORIZON"), 55.0, [THREE]),
+    (ShardListingFilter("AT_TRIM_HORIZON"), 25.0, [ZERO]),
+    (ShardListingFilter("AT_TRIM_HORIZON"), 45.0, [ONE, TWO]),
+    (ShardListingFilter("AT_TRIM_HORIZON"), 55.0, [THREE]),
+    (ShardListingFilter("AFTER_SHARD_ID", shard_id=ONE), 25.0, [TWO, THREE]),
+    (ShardListingFilter("AT_TIMESTAMP", timestamp_ms=5_000), 25.0, [ZERO]),
+    (ShardListingFilter("AT_TIMESTAMP", timestamp_ms=15_000), 25.0, [ONE, TWO]),
+    (ShardListingFilter("AT_TIMESTAMP", timestamp_ms=22_000), 25.0, [THREE]),
+    (ShardListingFilter("AT_TIMESTAMP", timestamp_ms=1_000), 45.0, [ONE, TWO]),
+    (ShardListingFilter("FROM_TIMESTAMP", timestamp_ms=15_000), 25.0, [ONE, TWO, THREE]),
+    (ShardListingFilter("FROM_TIMESTAMP", timestamp_ms=22_000), 25.0, [THREE]),
 ]
 
 
 @pytest.mark.parametrize(("shard_filter", "now", "listed"), FILTERS)
-def test_a_filter_lists_what_the_service_would(shard_filter: ShardFilter, now: float, listed: list[str]) -> None:
+def test_a_filter_lists_what_the_service_would(shard_filter: ShardListingFilter, now: float, listed: list[str]) -> None:
     assert ids(resharded().list_shards("orders", shard_filter=shard_filter, now=now).shards) == listed
 
 
 @pytest.mark.parametrize(
     ("shard_filter", "words"),
     [
-        (ShardFilter("AFTER_SHARD_ID"), "ShardId must be provided"),
-        (ShardFilter("AT_TIMESTAMP"), "Timestamp must be provided"),
-        (ShardFilter("AT_LATEST", shard_id=ZERO), "ShardId cannot be provided"),
-        (ShardFilter("AT_LATEST", timestamp_ms=1), "Timestamp cannot be provided"),
+        (ShardListingFilter("AFTER_SHARD_ID"), "ShardId must be provided"),
+        (ShardListingFilter("AT_TIMESTAMP"), "Timestamp must be provided"),
+        (ShardListingFilter("AT_LATEST", shard_id=ZERO), "ShardId cannot be provided"),
+        (ShardListingFilter("AT_LATEST", timestamp_ms=1), "Timestamp cannot be provided"),
     ],
 )
-def test_a_filter_must_have_the_argument_it_needs_and_no_other(shard_filter: ShardFilter, words: str) -> None:
+def test_a_filter_must_have_the_argument_it_needs_and_no_other(shard_filter: ShardListingFilter, words: str) -> None:
     with pytest.raises(KinesisError, match=words):
         resharded().list_shards("orders", shard_filter=shard_filter, now=25.0)
 
@@ -156,7 +156,7 @@ def test_a_filter_must_have_the_argument_it_needs_and_no_other(shard_filter: Sha
 def test_pages_of_a_listing_follow_one_another_and_keep_the_filter() -> None:
     kinesis = FakeKinesis({"orders": 5})
     kinesis.split_shard("orders", shard_id=TWO, new_starting_hash_key=WHOLE // 2, now=0.0)
-    page = kinesis.list_shards("orders", shard_filter=ShardFilter("AT_LATEST"), max_results=2, now=0.0)
+    page = kinesis.list_shards("orders", shard_filter=ShardListingFilter("AT_LATEST"), max_results=2, now=0.0)
     pages = [ids(page.shards)]
     while page.next_token is not None:
         assert kinesis.listing(page.next_token) == ("orders", len(pages) + 1)
@@ -187,7 +187,7 @@ def test_a_next_token_stands_alone_and_for_300_seconds() -> None:
         with pytest.raises(KinesisError, match=f"NextToken and {words} cannot be provided together."):
             kinesis.list_shards(stream, next_token=token, now=0.0)
     with pytest.raises(KinesisError, match=r"NextToken and ShardFilter cannot be provided together."):
-        kinesis.list_shards(next_token=token, shard_filter=ShardFilter("AT_LATEST"), now=0.0)
+        kinesis.list_shards(next_token=token, shard_filter=ShardListingFilter("AT_LATEST"), now=0.0)
     with pytest.raises(KinesisError, match=r"NextToken and ExclusiveStartShardId cannot be provided together."):
         kinesis.list_shards(next_token=token, exclusive_start_shard_id=ZERO, now=0.0)
     assert len(kinesis.list_shards(next_token=token, now=299.9).shards) == 1

@@ -104,7 +104,7 @@ async def test_a_listing_that_cannot_be_read_is_a_failure_and_no_crash(answer):
         failure = await transport.list_shards("s")
     assert isinstance(failure, RequestFailure)
     assert failure.code == "Internal"
-    assert "list_shards cannot be read" in failure.message
+    assert "list_shards cannot be parsed" in failure.message
 
 
 @pytest.mark.anyio

@@ -10,8 +10,14 @@ from hypothesis import given, strategies as st
 
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 from kpl_core.records.user_record import UserRecord
-from kpl_core.transport.put_records_cbor import cbor_body, cbor_entries, cbor_wire
-from kpl_core.transport.put_records_wire import json_body, json_entries, stream_argument
+from kpl_core.transport.put_records_wire import (
+    cbor_body,
+    cbor_entries,
+    cbor_wire,
+    json_body,
+    json_entries,
+    stream_argument,
+)
 from tests.pipeline.material import kinesis_record, user_records
 
 
@@ -59,7 +65,7 @@ def test_a_key_that_only_derives_from_str_is_sent_as_it_is(size):
 
 
 def test_what_is_no_text_at_all_is_not_made_into_some():
-    with pytest.raises(TypeError, match="holds a object where a str belongs"):
+    with pytest.raises(TypeError, match="has a object where a str is needed"):
         json_body(PutRecordsRequest("s", [kinesis_record(partition_key=object())], started_at=0.0))
 
 
@@ -100,7 +106,7 @@ def test_an_answer_that_is_none_is_an_error(body):
 
 @pytest.mark.parametrize("answer", [{}, [], None, 5, {"Records": 5}, {"Records": [5]}])
 def test_a_cbor_answer_that_is_none_is_an_error(answer):
-    with pytest.raises(ValueError, match="holds no results"):
+    with pytest.raises(ValueError, match="has no results"):
         cbor_entries(cbor2.dumps(answer))
 
 

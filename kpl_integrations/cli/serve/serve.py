@@ -23,11 +23,11 @@ from kpl_integrations.cli.serve.gateway_parts import (
 from kpl_integrations.cli.serve.worker import Instructions
 from kpl_integrations.cli.signals import on_signal
 from kpl_integrations.cli.terminal import note, noted
+from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import listening_sockets, require_certificate
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
 from kpl_integrations.ingest.settings import unknown_variables
-from kpl_integrations.ingest.stats.stats import Stats
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
@@ -170,7 +170,7 @@ async def _supervise(
             raise CommandFailure(str(failed)) from failed
 
 
-def _report(stats: Stats) -> ProducerReport:
+def _report(stats: StatsDocument) -> ProducerReport:
     """Return the counts of all workers as those of one producer."""
     counts = msgspec.structs.asdict(stats.records)
     lost = counts.pop("lost")

@@ -14,9 +14,9 @@ from typing import Final
 
 import anyio
 
-from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_integrations.gateway_figures import StatsDocument
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.stats import Stats
 from kpl_integrations.ingest.stats.totals import GatewayStats, GatewayTotals
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
@@ -79,7 +79,7 @@ class PeerStats:
         self._is_well = answer is not None
         return await self._own.totals() if self._known is None else self._known
 
-    async def stats_for(self, account: TenantAccount) -> Stats:
+    async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
         """Return the sum over all workers, which includes the tenant's."""
         del account
         return (await self.totals()).stats
@@ -93,7 +93,7 @@ async def take_part(
     from kpl_core.coordination.stores.file import FileStore  # noqa: PLC0415 - fcntl is not everywhere
 
     store = FileStore(link.identity.store_folder("quotas"))
-    quotas = SharedQuotas(store, link.identity, clock=opened.intake.now, chance=chance)
+    quotas = SharedQuotas(store, link.identity, clock=opened.admission.now, chance=chance)
     stats = PeerStats(own, link, inherited=opened.producer.report().accepted)
 
     async with quotas.taking_part() as share_quotas, anyio.create_task_group() as tasks:

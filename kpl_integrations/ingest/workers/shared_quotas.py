@@ -14,7 +14,7 @@ import msgspec
 
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 
@@ -64,7 +64,7 @@ class SharedQuotas:
     @contextlib.asynccontextmanager
     async def taking_part(self) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
         """Synchronise once, run the block, then release the leases. The block must run the yielded function."""
-        await self._worker.turn()
+        await self._worker.step()
         try:
             yield self._worker.run
         finally:

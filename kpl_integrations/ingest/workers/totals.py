@@ -18,8 +18,7 @@ import msgspec
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric as Family
 from prometheus_client.samples import Sample
 
-from kpl_integrations.gateway_figures import RecordStats, StreamStats, TenantStats, WorkerStats
-from kpl_integrations.ingest.stats.stats import Stats
+from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamStats, TenantStats, WorkerStats
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.metrics.catalogue import METRICS
 
@@ -48,7 +47,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     process_id: int
     inherited: int
     takes_requests: bool = True
-    stats: Stats
+    stats: StatsDocument
     families: list[Family]
 
 
@@ -65,7 +64,7 @@ class DeadTotals:
 
     def __init__(self) -> None:
         self.workers: dict[int, _DeadWorker] = {}
-        self.stats = Stats(state="closed")
+        self.stats = StatsDocument(state="closed")
         self.families: list[Family] = []
 
     def add(self, worker: int, last: WorkerReport | None) -> None:
@@ -94,7 +93,7 @@ class DeadTotals:
 
 def sum_of(living: Sequence[WorkerReport], dead: DeadTotals) -> GatewayTotals:
     """Return the sum over all workers; `living` has at most one report for each worker."""
-    stats: Stats = reduce(_added, (each.stats for each in living), dead.stats)
+    stats: StatsDocument = reduce(_added, (each.stats for each in living), dead.stats)
     lost = dead.lost(living)
     states = (each.stats.state for each in living if each.takes_requests)
     stats = msgspec.structs.replace(
@@ -117,9 +116,9 @@ def sum_of(living: Sequence[WorkerReport], dead: DeadTotals) -> GatewayTotals:
     return GatewayTotals(stats, _families(living, dead, stats))
 
 
-def _counters_of(stats: Stats, finished: int) -> Stats:
+def _counters_of(stats: StatsDocument, finished: int) -> StatsDocument:
     """Return the part of a dead worker's statistics that stays in the sum."""
-    return Stats(
+    return StatsDocument(
         state="closed",
         records=RecordStats(accepted=finished, delivered=stats.records.delivered, failed=stats.records.failed),
         answers=stats.answers,
@@ -148,7 +147,7 @@ def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, or structs a
     return one + other
 
 
-def _families(living: Sequence[WorkerReport], dead: DeadTotals, stats: Stats) -> list[Family]:
+def _families(living: Sequence[WorkerReport], dead: DeadTotals, stats: StatsDocument) -> list[Family]:
     # A worker that only drains an orphaned spool does not decide whether the gateway is open.
     reported = (family for each in living for family in each.families if each.takes_requests or family.name != _OPEN)
     families = _merged([*dead.families, *reported])

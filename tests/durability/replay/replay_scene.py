@@ -1,4 +1,4 @@
-"""A replay in virtual time: the backlog in memory, the streams of a producer, a service in memory."""
+"""A replay in virtual time, with the backlog, the streams of a producer and the service in memory."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -10,13 +10,13 @@ import anyio
 
 from kpl_core import BreakerPolicy, Config, FairnessPolicy, RecordResult, decode
 from kpl_core.durability.dead_letters import DeadLetterQueue
-from kpl_core.durability.reliable_pipeline import ReliableStreamPipeline
 from kpl_core.durability.replay import Replayer
 from kpl_core.durability.spool import AsyncSpool, SpooledRecord, SpoolOptions
 from kpl_core.durability.spool.claims import Claimed
 from kpl_core.event_loop import running_clock
 from kpl_core.pipeline.buffer_limit import BufferLimit
-from kpl_core.producer.put_back import PutBack
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.producer.replay_put import ReplayPut
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.testing.fake_transport import FakeTransport
 
@@ -32,7 +32,7 @@ class _Mailbox:
 
 
 class MemorySpool:
-    """What the replayer asks of a spool, without a file and without a thread: virtual time waits for neither."""
+    """The part of a spool that the replayer uses, without a file or a thread, which virtual time cannot control."""
 
     def __init__(self, records: Iterable[SpooledRecord]) -> None:
         self._backlog = [Claimed(number, record) for number, record in enumerate(records, start=1)]
@@ -42,7 +42,7 @@ class MemorySpool:
         self.left = len(self._backlog)
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Nothing joins the backlog later."""
+        """Do nothing: the backlog never grows here."""
 
     async def claim_backlog(self, limit: int, *, max_bytes: int) -> list[Claimed]:
         taken: list[Claimed] = []
@@ -72,7 +72,7 @@ async def replaying(
     options: dict[str, Any] | None = None,
     apart: bool = False,
     **config: Any,
-) -> AsyncIterator[tuple[ReliableStreamPipeline, PutBack]]:
+) -> AsyncIterator[tuple[StreamPipeline, ReplayPut]]:
     """Replay as the gateway does; yield the pipeline, and a put of fresh records.
 
     `apart`: as if no two records could share a fate.
@@ -84,9 +84,8 @@ async def replaying(
     async with transport.open(), anyio.create_task_group() as tasks:
         await tasks.start(streams.run)
         pipeline = streams.start(STREAM)
-        assert isinstance(pipeline, ReliableStreamPipeline)
         put, fresh = (
-            PutBack(origin, pipeline=lambda _: pipeline, wake=streams.wake, clock=clock)
+            ReplayPut(origin, pipeline=lambda _: pipeline, wake=streams.wake, clock=clock)
             for origin in ("replay", "redrive")
         )
 
@@ -106,7 +105,7 @@ async def replaying(
 
 
 async def seconds_until_replayed(spool: MemorySpool, *, deadline: float = 3_600.0) -> float:
-    """Return how long it took, in virtual time."""
+    """Return the duration in virtual time."""
     started_at = anyio.current_time()
     with anyio.fail_after(deadline):
         while spool.left:  # noqa: ASYNC110 - the clock is virtual, and the spool has no event
@@ -115,7 +114,7 @@ async def seconds_until_replayed(spool: MemorySpool, *, deadline: float = 3_600.
 
 
 def backlog(count: int, *, keys: int, flow: str | None = "tenant", size: int = 0) -> list[SpooledRecord]:
-    """Records whose data is their number, their keys in turn."""
+    """Return records whose data is their number, with the keys in turn."""
     return [
         SpooledRecord(STREAM, f"key-{number % keys}", b"%d" % number + b" " * size, 1_700_000_000.0, flow=flow)
         for number in range(count)
@@ -123,7 +122,7 @@ def backlog(count: int, *, keys: int, flow: str | None = "tenant", size: int = 0
 
 
 def consumed(transport: FakeTransport) -> dict[str, list[int]]:
-    """What a consumer reads of each key, in the order of the shard."""
+    """Return what a consumer reads for each key, in shard order."""
     numbers: dict[str, list[int]] = {}
     for stored in transport.kinesis.records(STREAM):
         users = decode(stored.data)

@@ -11,8 +11,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings as hypothesis_settings
 
-from kpl_integrations.ingest import ADMISSION, Refusal, decoding, load_settings
-from kpl_integrations.ingest.openapi.openapi import FINER_CODES, openapi_document
+from kpl_integrations.ingest import REFUSALS, Refusal, decoding, load_settings
+from kpl_integrations.ingest.openapi import FINER_CODES, openapi_document
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.running_gateway import RunningGateway, running_gateway
 
@@ -37,7 +37,7 @@ def gateway() -> Iterator[RunningGateway]:
 
 def test_every_refusal_of_a_record_is_described():
     described = set(DOCUMENT["paths"]["/v1/streams/{stream}/records"]["post"]["responses"])
-    answers = {str(row.status) for refusal, row in ADMISSION.items() if refusal is not Refusal.UNKNOWN_PATH}
+    answers = {str(row.status) for refusal, row in REFUSALS.items() if refusal is not Refusal.UNKNOWN_PATH}
     assert described == answers | {"200", "202"}
 
 
@@ -46,7 +46,7 @@ def test_every_code_of_a_decoder_is_described():
     for module in DECODERS.glob("*.py"):
         for status, code in re.findall(r"DecodeRefusal\((\d{3}), \"([a-z-]+)\"", module.read_text(encoding="utf-8")):
             said.setdefault(int(status), set()).add(code)
-    described = {ADMISSION[refusal].status: {ADMISSION[refusal].code, *codes} for refusal, codes in FINER_CODES.items()}
+    described = {REFUSALS[refusal].status: {REFUSALS[refusal].code, *codes} for refusal, codes in FINER_CODES.items()}
     assert said == described
     answers = DOCUMENT["paths"]["/v1/streams/{stream}/records"]["post"]["responses"]
     for status, codes in described.items():

@@ -13,7 +13,7 @@ from kpl_core import Config, FairnessPolicy
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
-from kpl_integrations.ingest.dashboard.dashboard import LAST_WORD_SECONDS, MOST_WATCHERS, Dashboard
+from kpl_integrations.ingest.dashboard.dashboard import CLOSING_EVENT_SECONDS, MOST_WATCHERS, Dashboard
 from kpl_integrations.ingest.stats.metrics import GatewayMetrics
 from kpl_integrations.ingest.stats.totals import SingleProcessStats
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
@@ -176,7 +176,7 @@ async def test_a_watcher_that_reads_no_more_does_not_hold_up_the_end() -> None:
 
     async with _gateway(OPEN) as gateway:
         watcher = Client("GET", "/dashboard/events")
-        with anyio.fail_after(1.5 + LAST_WORD_SECONDS + 1.0):
+        with anyio.fail_after(1.5 + CLOSING_EVENT_SECONDS + 1.0):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(gateway, watcher.scope, watcher.receive, unread)
                 await anyio.sleep(1.5)

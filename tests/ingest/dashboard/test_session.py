@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.dashboard.session import COOKIE, SECONDS, Session
+from kpl_integrations.ingest.dashboard.sign_in import COOKIE, SECONDS, DashboardSession
 
 KEY = "the-admin-key"
 NOW = 1_800_000_000.0
-session = Session(KEY)
+session = DashboardSession(KEY)
 
 
 def _cookie(set_cookie: str | None) -> bytes:
@@ -35,7 +35,7 @@ def test_a_wrong_key_opens_nothing(wrong: str) -> None:
 
 
 def test_a_new_key_ends_all_sessions() -> None:
-    assert not Session("another").is_open(_cookie(session.begin(KEY, NOW, is_secure=True)), NOW)
+    assert not DashboardSession("another").is_open(_cookie(session.begin(KEY, NOW, is_secure=True)), NOW)
 
 
 def test_a_longer_life_cannot_be_written_into_a_cookie() -> None:

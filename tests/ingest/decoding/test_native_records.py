@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from kpl_core import UserRecord, encode
 from kpl_integrations.ingest.decoding import Decoded, DecodeLimits, DecodeRefusal, RecordProblem, decode
-from kpl_integrations.ingest.decoding.partition_keys import RECORDS_PER_KEY
+from kpl_integrations.ingest.decoding.decoded import RECORDS_PER_KEY
 
 LIMITS = DecodeLimits(max_records=1000, max_record_bytes=4096, max_depth=8)
 JSON = "application/json"
@@ -55,8 +55,8 @@ FAULTS: list[tuple[str, str, str]] = [
     ("{}", "data", "no data"),
     ('{"data":null}', "data", "no data"),
     ('{"data":"x","data_base64":"AA=="}', "data_base64", "one of them"),
-    ('{"data_base64":"A"}', "data_base64", "no base64"),
-    ('{"data_base64":"A A="}', "data_base64", "no base64"),
+    ('{"data_base64":"A"}', "data_base64", "not base64"),
+    ('{"data_base64":"A A="}', "data_base64", "not base64"),
     ('{"partition_key":"","data":"x"}', "partition_key", "0 characters"),
     ('{"partition_key":"' + "k" * 257 + '","data":"x"}', "partition_key", "257 characters"),
     ('{"partition_key":7,"data":"x"}', "partition_key", "Expected `str | null`, got `int`"),
@@ -124,8 +124,8 @@ def test_a_body_that_is_no_json_of_records_is_refused_whole(body, code):
     ("line", "said"),
     [
         (b'{"data":', "too early"),
-        (b"nonsense", "no JSON"),
-        (b'{"data":"x"}{"data":', "no JSON"),
+        (b"nonsense", "not JSON"),
+        (b'{"data":"x"}{"data":', "not JSON"),
         (b'{"data":' + b"[" * 100_000, "too deep"),
     ],
 )

@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kpl_integrations.gateway_figures import RecordStats, TenantStats
-from kpl_integrations.ingest.admission.account import TenantAccount
-from kpl_integrations.ingest.stats.stats import Stats
+from kpl_integrations.gateway_figures import RecordStats, StatsDocument, TenantStats
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
@@ -36,14 +35,14 @@ class InventedStats:
     async def totals(self) -> GatewayTotals:
         every = TenantStats(requests=1, accepted_records=self.accepted)
         total = self.accepted * self.tenants
-        stats = Stats(
+        stats = StatsDocument(
             state="open",
             tenants={f"tenant-{number}": every for number in range(self.tenants)},
             records=RecordStats(accepted=total, delivered=total),
         )
         return GatewayTotals(stats, [])
 
-    async def stats_for(self, account: TenantAccount) -> Stats:
+    async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
         raise NotImplementedError
 
 

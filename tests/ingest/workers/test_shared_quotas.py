@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from kpl_core.coordination import MemoryStore
-from kpl_integrations.ingest.admission.account import TenantAccounts
+from kpl_integrations.ingest.admission.tenant_account import TenantAccounts
 from kpl_integrations.ingest.tenants import Tenant
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from prometheus_client.metrics_core import Metric as Family
 
-from kpl_integrations.gateway_figures import RecordStats, Room, StreamStats, TenantStats
+from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
 from kpl_integrations.ingest.stats.metrics import exposition
-from kpl_integrations.ingest.stats.stats import Stats
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.totals import (
     DeadTotals,
@@ -63,7 +62,7 @@ class Worker:
 
     def report(self) -> None:
         tenant = TenantStats(requests=self.accepted, accepted_records=self.accepted, waiting_records=self.unfinished)
-        stats = Stats(
+        stats = StatsDocument(
             state="open",
             tenants={"t": tenant},
             records=RecordStats(
@@ -144,7 +143,7 @@ def test_unfinished_records_of_a_dead_worker_are_lost_unless_its_replacement_fin
 
 
 def report(number: int, *families: Family, takes_requests: bool = True, **stats: object) -> WorkerReport:
-    given = msgspec.structs.replace(Stats(state="open"), **stats)
+    given = msgspec.structs.replace(StatsDocument(state="open"), **stats)
     return WorkerReport(
         worker=number,
         process_id=number,
@@ -159,7 +158,7 @@ def test_each_statistic_is_combined_by_its_own_rule():
     one = report(
         1,
         tenants={"a": TenantStats(requests=1, waiting_records=2, waiting_bytes=3, refused={"quota": 4})},
-        room=Room(outstanding_records=1, max_records=10, outstanding_bytes=2, max_bytes=20),
+        room=BufferStats(outstanding_records=1, max_records=10, outstanding_bytes=2, max_bytes=20),
         answers={"200": 1, "429": 4},
         streams={"s": StreamStats(accepted=1, delivered=1, breakers={"": "closed", "shard": "open"})},
         state="draining",
@@ -167,7 +166,7 @@ def test_each_statistic_is_combined_by_its_own_rule():
     other = report(
         0,
         tenants={"a": TenantStats(requests=10, refused={"quota": 1}), "b": TenantStats(requests=5)},
-        room=Room(outstanding_records=3, max_records=10, outstanding_bytes=4, max_bytes=20),
+        room=BufferStats(outstanding_records=3, max_records=10, outstanding_bytes=4, max_bytes=20),
         answers={"200": 2},
         streams={"s": StreamStats(accepted=2, waiting=1, breakers={"": "half_open", "shard": "closed"})},
     )
@@ -175,7 +174,7 @@ def test_each_statistic_is_combined_by_its_own_rule():
     assert stats.state == "draining"
     tenant = TenantStats(requests=11, waiting_records=2, waiting_bytes=3, refused={"quota": 5})
     assert stats.tenants == {"a": tenant, "b": TenantStats(requests=5)}
-    assert stats.room == Room(outstanding_records=4, max_records=20, outstanding_bytes=6, max_bytes=40)
+    assert stats.room == BufferStats(outstanding_records=4, max_records=20, outstanding_bytes=6, max_bytes=40)
     assert stats.answers == {"200": 3, "429": 4}
     breakers = {"": "half_open", "shard": "open"}
     assert stats.streams == {"s": StreamStats(accepted=3, delivered=1, waiting=1, breakers=breakers)}

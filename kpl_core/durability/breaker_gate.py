@@ -1,0 +1,255 @@
+"""The gate of circuit breakers: one breaker for each shard of a stream, and one for the stream as a whole.
+
+A shard's breaker counts what the service says about single Kinesis records, so an HTTP 200 full of throttles counts as
+failures. The stream's breaker counts whole requests that failed, by their records: no connection, a 500 or a timeout
+say nothing about one shard. A single one counts for nothing, however many records it carried: it may be all that was
+sent in the window. Errors that no retry can fix, records that expired here, and records stored on another shard than
+predicted count for neither.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kpl_core.durability.circuit_breaker import ADMISSIONS, BreakerState, CircuitBreaker, Decision
+from kpl_core.hooks import BreakerChanged, Fact
+from kpl_core.options.reliability import BreakerPolicy
+from kpl_core.pipeline.backoff_queue import BackoffQueue
+from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
+from kpl_core.pipeline.stages import Passage
+from kpl_core.pipeline.token_bucket import TokenBucket
+from kpl_core.records.kinesis_record import KinesisRecord
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
+from kpl_core.records.record_result import BREAKER_OPEN, Attempt
+from kpl_core.records.user_record import Tier
+
+__all__ = ["WHOLE_STREAM", "BreakerGate", "ShardBreakers"]
+
+# The name of the breaker of the whole stream. Records without a predicted shard belong to it too.
+WHOLE_STREAM: Final = ""
+_PASSES: Final = frozenset({Decision.SEND, Decision.PROBE})
+# A record that must wait is tried again this much later at the earliest, or the driver would never sleep.
+_MOMENT: Final = 0.001
+
+
+class ShardBreakers:
+    """Decides what a Kinesis record may do.
+
+    `reserved_per_second` critical Kinesis records may leave for a shard while its breaker is open.
+    """
+
+    def __init__(
+        self, policy: BreakerPolicy, *, reserved_per_second: float, is_retryable: Callable[[str], bool]
+    ) -> None:
+        self._policy = policy
+        self._reserved_per_second = reserved_per_second
+        self._is_retryable = is_retryable
+        self.breakers: dict[str, CircuitBreaker] = {WHOLE_STREAM: CircuitBreaker(policy)}
+        self._reserved: dict[str, TokenBucket] = {}
+        self._reported: dict[str, BreakerState] = {}
+        # True while all breakers are closed and `changes` has reported that. Only an answer ends it.
+        self._is_quiet = True
+        # Requests that failed as a whole since the last answer, and the records of those that are not counted yet.
+        self._failures = 0
+        self._not_counted = 0
+
+    def allows(self, shard_id: str | None, tier: Tier, now: float) -> Decision:
+        """Decide about a Kinesis record of this tier: SEND, PROBE, WAIT (see `ready_at`) or REFUSE."""
+        if self._is_quiet:
+            return Decision.SEND
+        decision = Decision.SEND
+        names = self._names(shard_id)
+        for name in names:
+            # Take neither a probe nor a token from one breaker for a record that the other stops.
+            if self._next_at(name, tier, now) > now:
+                stopped = ADMISSIONS[self.breakers[name].known_state, tier]
+                return Decision.WAIT if stopped is Decision.RESERVED else stopped
+        for name in names:
+            answer = self.breakers[name].allows(tier, now)
+            if answer is Decision.RESERVED:
+                answer = Decision.SEND if self._bucket(name, now).try_take([1], now) else Decision.WAIT
+            if answer not in _PASSES:
+                return answer
+            if answer is Decision.PROBE:
+                decision = answer
+        return decision
+
+    def ready_at(self, shard_id: str | None, tier: Tier, now: float) -> float:
+        """Return when a Kinesis record that must wait may be tried again; always later than `now`."""
+        at = now + _MOMENT
+        return max(at, *(self._next_at(name, tier, now) for name in self._names(shard_id)))
+
+    def stopping(self, shard_id: str | None, now: float) -> str:
+        """Return the name of the breaker that stops a Kinesis record of this shard: its own, else the stream's."""
+        if shard_id is not None and shard_id in self.breakers:
+            return WHOLE_STREAM if self.breakers[shard_id].state(now) is BreakerState.CLOSED else shard_id
+        return WHOLE_STREAM
+
+    def _next_at(self, name: str, tier: Tier, now: float) -> float:
+        """Return when this breaker lets a Kinesis record of this tier pass, as a probe or in reserved capacity."""
+        breaker = self.breakers[name]
+        if breaker.state(now) is BreakerState.CLOSED:
+            return now
+        probe_at = breaker.next_probe_at(now)
+        return min(probe_at, self._bucket(name, now).ready_at([1], now)) if tier == "critical" else probe_at
+
+    def _names(self, shard_id: str | None) -> tuple[str, ...]:
+        if shard_id is None or shard_id not in self.breakers:
+            return (WHOLE_STREAM,)
+        return (shard_id, WHOLE_STREAM)
+
+    def _bucket(self, name: str, now: float) -> TokenBucket:
+        bucket = self._reserved.get(name)
+        if bucket is None:
+            rate = self._reserved_per_second
+            bucket = self._reserved[name] = TokenBucket([(rate, max(1.0, rate))], now=now)
+        return bucket
+
+    def answered(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
+        """Count the answer to a request."""
+        sent = len(request.records)
+        started_at = request.started_at
+        whole = self.breakers[WHOLE_STREAM]
+        if isinstance(answer, RequestFailure) or len(answer) != sent:
+            if not isinstance(answer, RequestFailure) or self._is_retryable(answer.code):
+                self._failures += 1
+                self._not_counted += sent
+                if self._failures >= FAILURES_IN_A_ROW or whole.state(now) is not BreakerState.CLOSED:
+                    state = whole.record_outcomes(succeeded=0, failed=self._not_counted, now=now, started_at=started_at)
+                    self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
+                    self._not_counted = 0
+            return
+        self._failures = self._not_counted = 0
+        counts: dict[str, list[int]] = {WHOLE_STREAM: [0, 0]}
+        for record, entry in zip(request.records, answer, strict=True):
+            count = counts.setdefault(record.predicted_shard or WHOLE_STREAM, [0, 0])
+            if entry.error_code or not entry.sequence_number:
+                count[1] += self._is_retryable(entry.error_code or "")
+            elif record.predicted_shard in {None, entry.shard_id}:
+                count[0] += 1
+        unpredicted = counts.pop(WHOLE_STREAM)[1]
+        # Any answer is a success for the stream as a whole, also if it refuses records of single shards.
+        state = whole.record_outcomes(succeeded=sent - unpredicted, failed=unpredicted, now=now, started_at=started_at)
+        self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
+        for name, (succeeded, failed) in counts.items():
+            breaker = self.breakers.get(name)
+            if breaker is None:
+                breaker = self.breakers[name] = CircuitBreaker(self._policy)
+            state = breaker.record_outcomes(succeeded=succeeded, failed=failed, now=now, started_at=started_at)
+            self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
+
+    def changes(self, now: float) -> Mapping[str, BreakerState]:
+        """Return the breakers whose state changed since the last call, with the new state."""
+        changed: dict[str, BreakerState] = {}
+        if self._is_quiet:
+            return changed
+        self._is_quiet = True
+        for name, breaker in self.breakers.items():
+            state = breaker.state(now)
+            if state is not BreakerState.CLOSED:
+                self._is_quiet = False
+            if self._reported.get(name, BreakerState.CLOSED) is not state:
+                changed[name] = self._reported[name] = state
+        return changed
+
+    def next_wakeup(self) -> float:
+        """Return when the next break is over, `math.inf` if none is open.
+
+        It counts even if no record waits: a caller that puts nothing while the breaker is open waits for the change.
+        """
+        if self._is_quiet:
+            return math.inf
+        opened = [name for name, state in self._reported.items() if state is BreakerState.OPEN]
+        return min((self.breakers[name].break_over_at for name in opened), default=math.inf)
+
+    def keep_only(self, shard_ids: set[str]) -> None:
+        """Forget the breakers of shards that are not among these."""
+        for name in [name for name in self.breakers if name != WHOLE_STREAM and name not in shard_ids]:
+            del self.breakers[name]
+            self._reserved.pop(name, None)
+            self._reported.pop(name, None)
+
+
+class BreakerGate:
+    """The pipeline's gate: passes Kinesis records that the breakers allow, keeps those that must wait.
+
+    With `spools` a normal record is refused instead of kept: the spool takes it, and replays it later.
+    """
+
+    def __init__(self, stream: str, breakers: ShardBreakers, *, spools: bool) -> None:
+        self._stream = stream
+        self._breakers = breakers
+        self._spools = spools
+        self._waiting = BackoffQueue()
+        self._facts: list[Fact] = []
+
+    @property
+    def breakers(self) -> dict[str, CircuitBreaker]:
+        """Return the circuit breakers by shard, "" for the whole stream's."""
+        return self._breakers.breakers
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """Return the state of each circuit breaker by shard, "" for the whole stream's."""
+        return {name: breaker.known_state.value for name, breaker in self._breakers.breakers.items()}
+
+    def decide(self, record: KinesisRecord, now: float) -> Passage:
+        """Decide about one record. After KEPT the gate has it."""
+        shard_id, tier = record.predicted_shard, record.tier
+        decision = self._breakers.allows(shard_id, tier, now)
+        if decision is Decision.WAIT and not (self._spools and tier == "normal"):
+            self._waiting.add(record, min(self._breakers.ready_at(shard_id, tier, now), record.expires_at))
+            return Passage.KEPT
+        if decision is Decision.WAIT or decision is Decision.REFUSE:
+            return Passage.REFUSED
+        return Passage.PROBE if decision is Decision.PROBE else Passage.OPEN
+
+    def refusal(self, record: KinesisRecord, now: float) -> Attempt:
+        """Return the attempt that fails a record after REFUSED."""
+        shard_id = self._breakers.stopping(record.predicted_shard, now)
+        text = f"the circuit breaker of {f'shard {shard_id}' if shard_id else f'stream {self._stream}'} is open"
+        return Attempt(False, BREAKER_OPEN, text, now, now)  # noqa: FBT003
+
+    def answered(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
+        """Count an answer."""
+        self._breakers.answered(request, answer, now)
+
+    def take_ready(self, now: float) -> list[KinesisRecord]:
+        """Let time pass; remove and return the records that may be decided about again."""
+        ready: list[KinesisRecord] = []
+        for name, state in self._breakers.changes(now).items():
+            self._facts.append(BreakerChanged(self._stream, name, state.value))
+            if state is BreakerState.CLOSED:
+                ready += self._take_waiting_for(name)
+        if self._waiting.next_at <= now:
+            ready += self._waiting.take_due(now)
+        return ready
+
+    def _take_waiting_for(self, name: str) -> list[KinesisRecord]:
+        """Remove and return the records that a breaker stopped which is closed now."""
+        if name == WHOLE_STREAM:
+            return self._waiting.take_except(set())
+        shards = (record.predicted_shard for record in self._waiting)
+        return self._waiting.take_except({shard for shard in shards if shard is not None and shard != name})
+
+    def take_facts(self) -> list[Fact]:
+        """Remove and return the facts about breakers that changed."""
+        facts, self._facts = self._facts, []
+        return facts
+
+    def take_except(self, stable: set[str]) -> list[KinesisRecord]:
+        """Remove and return the records of shards that are not in `stable`."""
+        return self._waiting.take_except(stable)
+
+    def keep_only(self, open_shards: set[str]) -> None:
+        """Forget the breakers of shards that are not among these."""
+        self._breakers.keep_only(open_shards)
+
+    def next_wakeup(self) -> float:
+        """Return when `take_ready` will have something to do, `math.inf` for never."""
+        return min(self._waiting.next_at, self._breakers.next_wakeup())
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records the gate keeps."""
+        return self._waiting.user_record_count

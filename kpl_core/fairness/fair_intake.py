@@ -1,0 +1,315 @@
+"""The fair intake: user records wait per flow in front of an overloaded shard, and enter aggregation in fair order.
+
+Each shard has a gate. It is open while records that pass it would travel on at once: nothing of the shard waits for
+tokens or for its next attempt, and little of it is sent and not answered. Then a user record goes straight to its lane.
+Behind a closed gate it waits in its flow (`fair_shards.py`). Whatever opens the gate lets user records in, in fair
+order, until it closes again.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kpl_core.fairness.fair_shards import FairShards
+from kpl_core.options.policy import FairnessPolicy
+from kpl_core.pipeline.lane import Lane, Placed
+from kpl_core.pipeline.stages import GroupTerms, Stages, WriteAhead
+from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
+from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
+from kpl_core.records.outcome import Delivery, Note
+from kpl_core.records.user_record import (
+    Tier,
+    UserRecord,
+    as_bytes,
+    encode_partition_key,
+    require_notes,
+    require_size,
+)
+
+__all__ = ["FairIntake"]
+
+# How much of a shard's capacity may be sent and not answered before its gate closes.
+UNANSWERED_SECONDS: Final = 0.25
+
+# One user record of several that enter together: lane, key, the lane's entry for it, data, bytes of both, hash key.
+_Place = tuple[Lane, str, bytes, bytes, int, str | None]
+
+
+class FairIntake:
+    """The fair queues of one stream and the gates behind them."""
+
+    def __init__(self, stages: Stages, policy: FairnessPolicy, write_ahead: WriteAhead | None) -> None:
+        config = stages.config
+        self._stages = stages
+        self._policy = policy
+        self._write_ahead = write_ahead
+        self._buffer_limit = stages.buffer_limit
+        self._shard_map = stages.shard_map
+        self._aggregator = stages.aggregator
+        self._output = stages.aggregator.output
+        self._router = stages.router
+        self._limiter = stages.limiter
+        self._backoff_queue = stages.backoff_queue
+        self._delivery = stages.delivery
+        self._waiting = FairShards(policy, stages.buffer_limit, ttl_seconds=config.record_ttl_ms / 1000)
+        # The flows whose user records are not aggregated, because their last put said so.
+        self._lone_flows: set[str | None] = set()
+        self._unanswered_limit = UNANSWERED_SECONDS * config.rate_limit_bytes_per_sec_per_shard
+        self._unanswered_bytes: dict[str | None, int] = {}
+        # The shards that have reached the limit.
+        self._unanswering: set[str | None] = set()
+        self._is_forced = False
+
+    # The gates
+
+    def is_open(self, shard_id: str | None) -> bool:
+        """Return True if the gate of a shard is open."""
+        if self._is_forced:
+            return True
+        if self._limiter.is_waiting(shard_id) or self._backoff_queue.has_shard(shard_id):
+            return False
+        return shard_id not in self._unanswering
+
+    def lets_pass(self, shard_id: str | None) -> bool:
+        """Return True if a user record put now enters aggregation at once: the gate is open, and no record waits."""
+        return not self._waiting.is_waiting(shard_id) and self.is_open(shard_id)
+
+    def all_let_pass(self) -> bool:
+        """Return True if nothing waits anywhere, as is usual: then no gate needs a look of its own."""
+        if self._waiting or self._unanswering or self._backoff_queue:
+            return False
+        # A shard with records that wait for tokens has a wake-up.
+        return self._limiter.next_wakeup() == math.inf
+
+    def sent(self, records: Iterable[KinesisRecord]) -> None:
+        """Note that a request left with these records."""
+        unanswered = self._unanswered_bytes
+        for record in records:
+            shard_id = record.predicted_shard
+            sent = unanswered[shard_id] = unanswered.get(shard_id, 0) + record.size_bytes
+            if sent >= self._unanswered_limit:
+                self._unanswering.add(shard_id)
+
+    def answered(self, records: Iterable[KinesisRecord]) -> None:
+        """Note that the request with these records was answered."""
+        unanswered = self._unanswered_bytes
+        for record in records:
+            shard_id = record.predicted_shard
+            left = unanswered.get(shard_id, 0) - record.size_bytes
+            if left < self._unanswered_limit:
+                self._unanswering.discard(shard_id)
+            if left > 0:
+                unanswered[shard_id] = left
+            else:
+                unanswered.pop(shard_id, None)
+
+    def force(self) -> None:
+        """Let every user record enter from now on, because the producer is closing."""
+        self._is_forced = True
+
+    # The queues behind closed gates
+
+    def require_share(self, flow: str | None, size_bytes: int, *, records: int, tier: Tier) -> None:
+        """Raise BufferFull if the flow has used up its share of the buffer."""
+        self._waiting.require_share(flow, size_bytes, records=records, tier=tier)
+
+    def travels_alone(self, flow: str | None) -> bool:
+        """Return True if the user records of this flow are not aggregated."""
+        return flow in self._lone_flows or not self._policy.aggregates(flow)
+
+    def enqueue(self, shard_id: str | None, detached: DetachedUserRecord) -> None:
+        """Let a user record wait for its turn."""
+        self._waiting.put(shard_id, detached, detached.size_bytes)
+
+    def next_ready(self, now: float) -> DetachedUserRecord | None:
+        """Remove and return the next user record that may enter aggregation, None if none may."""
+        waiting = self._waiting
+        if not waiting or waiting.next_wakeup() <= now:
+            # Expired user records leave first: the next poll takes them.
+            return None
+        for shard_id in waiting.waiting_shards:
+            if self.is_open(shard_id):
+                return waiting.take(shard_id)
+        return None
+
+    def take_expired(self, now: float) -> list[DetachedUserRecord]:
+        """Remove and return user records whose time to live is over."""
+        return self._waiting.take_expired(now)
+
+    def take_all(self) -> list[DetachedUserRecord]:
+        """Remove and return every waiting user record."""
+        return self._waiting.drain(self._waiting.waiting_shards)
+
+    def route_again(self, stable: set[str]) -> None:
+        """Move the user records whose shard is not in `stable` to the queue of their new shard."""
+        moved = [shard_id for shard_id in self._waiting.waiting_shards if shard_id not in stable]
+        for detached in self._waiting.drain(moved):
+            self.enqueue(self._stages.shard_of(detached.user_record), detached)
+
+    def next_wakeup(self) -> float:
+        """Return when the first user record may expire, `math.inf` if none waits."""
+        return self._waiting.next_wakeup()
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records wait."""
+        return self._waiting.user_record_count
+
+    @property
+    def waiting_by_flow(self) -> dict[Any, tuple[int, int]]:
+        """Return how many user records, of how many bytes, each flow has in the queue."""
+        return self._waiting.queued_by_flow
+
+    def oldest_by_flow(self) -> dict[Any, float]:
+        """Return when the oldest user record of each flow in the queue arrived."""
+        return self._waiting.oldest_by_flow()
+
+    # Many user records of one flow together, all or none
+
+    def put_together(
+        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[Delivery]
+    ) -> Iterator[None]:
+        """Accept all records or none, appending their deliveries.
+
+        Room is taken once for all. Behind an open gate each then costs as much as without fairness. Yields whenever a
+        lane has closed a record, so that the pipeline hands it on: that may close the gate.
+        """
+        flow, tier, aggregate, keep, wants_deliveries = terms
+        is_durable = self._stages.ledger.is_durable
+        if not wants_deliveries and not is_durable:
+            runs, size_bytes = self._runs_by_lane(records)
+            self._reserve(terms, size_bytes, len(records))
+            yield from self._enter_runs(runs, now, flow)
+            return
+        if not wants_deliveries:
+            # The durable store needs the flow of each.
+            records = [UserRecord(key, as_bytes(data)) for key, data in records]
+        require_notes(flow, None)
+        if tier == "normal" and aggregate:
+            placed = self._places_by_key(records)
+        else:
+            placed = [self._place(record, tier, aggregate=aggregate) for record in records]
+        size_bytes = 0
+        for place in placed:
+            size_bytes += place[4]
+        self._reserve(terms, size_bytes, len(placed))
+        if self._write_ahead is not None and keep:
+            for record in records:
+                detached = self._stages.accept_detached(msgspec.structs.replace(record, flow=flow, tier=tier), now)
+                self._write_ahead.add(detached)
+                deliveries.append(self._delivery(detached.outcome, 0))
+            return
+        yield from self._enter_placed(records, placed, deliveries, now, terms)
+        if is_durable or not aggregate:
+            note = Note(flow, None if keep else "caller")
+            for delivery in deliveries:
+                delivery.remark(note)
+
+    def _reserve(self, terms: GroupTerms, size_bytes: int, count: int) -> None:
+        self._waiting.require_share(terms.flow, size_bytes, records=count, tier=terms.tier)
+        self._buffer_limit.reserve(size_bytes=size_bytes, records=count, tier=terms.tier)
+        if not terms.aggregate:
+            self._lone_flows.add(terms.flow)
+        elif self._lone_flows:
+            self._lone_flows.discard(terms.flow)
+
+    def _places_by_key(self, records: Sequence[UserRecord]) -> list[_Place]:
+        """Return where each user record is aggregated, by the routes that every put uses where that is possible."""
+        most = self._stages.max_record_bytes
+        routes, find = self._router.routes, self._router.find
+        placed: list[_Place] = []
+        for record in records:
+            if record.explicit_hash_key is not None:
+                placed.append(self._place(record, "normal", aggregate=True))
+                continue
+            key, data = record.partition_key, record.data
+            lane, key_entry, key_bytes = routes.get(key) or find(key)
+            size = len(data) + key_bytes
+            if size > most:
+                require_size(key_bytes, len(data), max_record_bytes=most)
+            placed.append((lane, key, key_entry, data, size, None))
+        return placed
+
+    def _place(self, record: UserRecord, tier: Tier, *, aggregate: bool) -> _Place:
+        key = encode_partition_key(record.partition_key)
+        explicit = record.explicit_hash_key
+        digest = hash_key_digest(key) if explicit is None else hash_key_to_digest(parse_explicit_hash_key(explicit))
+        shard_id = self._shard_map.predict(digest)
+        lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
+        size = len(record.data) + len(key)
+        require_size(len(key), len(record.data), max_record_bytes=self._stages.max_record_bytes)
+        return lane, record.partition_key, lane.entry(key, digest), record.data, size, explicit
+
+    def _enter_placed(
+        self,
+        records: Sequence[UserRecord],
+        placed: list[_Place],
+        deliveries: list[Delivery],
+        now: float,
+        terms: GroupTerms,
+    ) -> Iterator[None]:
+        """Put user records into their lanes, or behind closed gates."""
+        output = self._output
+        # The gate of each lane's shard. It can only close when a lane has closed a record.
+        is_open: dict[Lane, bool] = {}
+        for index, (lane, key, key_entry, data, size, explicit_hash_key) in enumerate(placed):
+            gate = is_open.get(lane)
+            if gate is None:
+                gate = is_open[lane] = self.lets_pass(lane.shard_id)
+            if not gate:
+                detached = self._queue(lane.shard_id, records[index], now, terms.flow, terms.tier)
+                deliveries.append(self._delivery(detached.outcome, 0))
+                continue
+            if explicit_hash_key is None:
+                delivery = lane.add(key, key_entry, data, size, now)
+            else:
+                delivery = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit_hash_key)
+            deliveries.append(delivery)
+            if output.has_closed:
+                yield
+                is_open.clear()
+
+    def _queue(
+        self, shard_id: str | None, record: UserRecord, now: float, flow: str | None, tier: Tier
+    ) -> DetachedUserRecord:
+        """Let a user record that has room wait for its turn."""
+        detached = self._stages.accept_detached(msgspec.structs.replace(record, flow=flow, tier=tier), now)
+        self.enqueue(shard_id, detached)
+        return detached
+
+    def _runs_by_lane(self, pairs: Sequence[Any]) -> tuple[dict[Lane, list[Placed]], int]:
+        """Return what goes into which lane, in the order of `pairs`, and the bytes of it all."""
+        runs: dict[Lane, list[Placed]] = {}
+        routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
+        size_bytes = 0
+        for key, data in pairs:
+            lane, key_entry, key_bytes = routes.get(key) or find(key)
+            if data.__class__ is not bytes:
+                data = as_bytes(data)  # noqa: PLW2901 - the same data
+            size = len(data) + key_bytes
+            if size > most:
+                require_size(key_bytes, len(data), max_record_bytes=most)
+            size_bytes += size
+            run = runs.get(lane)
+            if run is None:
+                runs[lane] = run = []
+            run.append((key, key_entry, data, size))
+        return runs, size_bytes
+
+    def _enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> Iterator[None]:
+        output = self._output
+        # A gate can only close when a lane has closed a record.
+        all_let_pass = self.all_let_pass()
+        for lane, run in runs.items():
+            position, end = 0, len(run)
+            while position < end:
+                if not (all_let_pass or self.lets_pass(lane.shard_id)):
+                    for key, _, data, _ in run[position:]:
+                        self._queue(lane.shard_id, UserRecord(key, data), now, flow, "normal")
+                    break
+                position = lane.add_run(run, position, now)
+                if output.has_closed:
+                    yield
+                    all_let_pass = self.all_let_pass()

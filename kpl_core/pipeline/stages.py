@@ -1,0 +1,269 @@
+"""The stages of one stream, wired to each other, and the places that a configuration may fill.
+
+`StreamPipeline` moves records from one stage to the next. Three places are filled when it is built
+(`producer/composition.py`), and each may stay empty:
+
+* intake: records go straight to the aggregator, or through a `WriteAhead`, a `FairQueueing`, or both in this order;
+* gate: every admitted record passes, or a `Gate` (circuit breakers) decides;
+* fate: the `Ledger` makes failed records final, or offers them to a durable store first (`DurableLedger`).
+
+An empty place is None, and the hot path does not look at it. The protocols below are all that the pipeline knows of
+what fills the places.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kpl_core.hooks import Fact
+from kpl_core.options.config import Config
+from kpl_core.options.stage_rules import aggregation_rules, collection_rules, shard_rules
+from kpl_core.pipeline.aggregator import Aggregator
+from kpl_core.pipeline.backoff_queue import BackoffQueue
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.collector import Collector
+from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.ledger import Ledger
+from kpl_core.pipeline.limiter import StreamLimiter
+from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.pipeline.retrier import Retrier
+from kpl_core.pipeline.router import Router
+from kpl_core.pipeline.send_queue import SendingPause, SendQueue
+from kpl_core.pipeline.shard_map import ShardMap
+from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
+from kpl_core.records.outcome import Delivery, Note, Origin, Outcome
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
+from kpl_core.records.record_result import Attempt
+from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
+
+__all__ = ["FairQueueing", "Gate", "GroupTerms", "Passage", "Poll", "Stages", "WriteAhead"]
+
+
+class Poll(NamedTuple):
+    """What the driver has to do: send these requests, and poll again at `wakeup` (`math.inf`: not before news)."""
+
+    requests: list[PutRecordsRequest]
+    wakeup: float
+    # One more request is due than the driver had places for.
+    wants_more: bool
+
+
+class WriteAhead(Protocol):
+    """Intake: user records that must be on disk before they travel."""
+
+    @property
+    def count(self) -> int:
+        """Return how many user records are not on disk yet."""
+
+    @property
+    def has_records(self) -> bool:
+        """Return True if the driver has user records to take to the disk."""
+
+    def add(self, detached: DetachedUserRecord) -> None:
+        """Enqueue an accepted user record for the disk."""
+
+    def take(self) -> list[DetachedUserRecord]:
+        """Remove and return the user records to write; each must come back to one of the next three."""
+
+    def written(self) -> None:
+        """Note that the spool has stored one more user record; the pipeline starts its journey."""
+
+    def not_written(self, detached: DetachedUserRecord, message: str, now: float) -> None:
+        """Fail a user record that the spool did not take."""
+
+    def left_in_spool(self, detached: DetachedUserRecord, now: float) -> None:
+        """End the journey of a written user record before it began, because the producer is closed."""
+
+
+class GroupTerms(NamedTuple):
+    """How a group of records is put: all of them or none.
+
+    The records are of this flow and tier, whatever each says. Without `aggregate` each travels in a Kinesis record of
+    its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail. With
+    `wants_deliveries` False the records are pairs of partition key and bytes, of tier normal, and cost half as much.
+    """
+
+    flow: str | None
+    tier: Tier = "normal"
+    aggregate: bool = True
+    keep: bool = True
+    wants_deliveries: bool = True
+
+
+class FairQueueing(Protocol):
+    """Intake: user records that wait per flow in front of an overloaded shard."""
+
+    def require_share(self, flow: str | None, size_bytes: int, *, records: int, tier: Tier) -> None:
+        """Raise BufferFull if the flow has used up its share of the buffer."""
+
+    def lets_pass(self, shard_id: str | None) -> bool:
+        """Return True if a user record put now enters aggregation at once."""
+
+    def enqueue(self, shard_id: str | None, detached: DetachedUserRecord) -> None:
+        """Let a user record wait for its turn."""
+
+    def put_together(
+        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[Delivery]
+    ) -> Iterator[None]:
+        """Accept all records or none, appending their deliveries; yield whenever a lane has closed a record."""
+
+    def next_ready(self, now: float) -> DetachedUserRecord | None:
+        """Remove and return the next user record that may enter aggregation, None if none may."""
+
+    def sent(self, records: Iterable[KinesisRecord]) -> None:
+        """Note that a request left with these records."""
+
+    def answered(self, records: Iterable[KinesisRecord]) -> None:
+        """Note that the request with these records was answered."""
+
+    def take_expired(self, now: float) -> list[DetachedUserRecord]:
+        """Remove and return user records whose time to live is over."""
+
+    def take_all(self) -> list[DetachedUserRecord]:
+        """Remove and return every waiting user record."""
+
+    def route_again(self, stable: set[str]) -> None:
+        """Move the user records whose shard is not in `stable` to the queue of their new shard."""
+
+    def force(self) -> None:
+        """Let every user record enter from now on, because the producer is closing."""
+
+    def next_wakeup(self) -> float:
+        """Return when the first user record may expire, `math.inf` if none waits."""
+
+    def travels_alone(self, flow: str | None) -> bool:
+        """Return True if the user records of this flow are not aggregated."""
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records wait."""
+
+
+class Passage(enum.Enum):
+    """What a gate decides about a Kinesis record."""
+
+    OPEN = "send it"
+    PROBE = "send it as a probe"
+    KEPT = "the gate keeps it and returns it from take_ready"
+    REFUSED = "fail it"
+
+
+class Gate(Protocol):
+    """Between the limiter and the collector: decides whether an admitted Kinesis record may leave."""
+
+    def decide(self, record: KinesisRecord, now: float) -> Passage:
+        """Decide about one record. After KEPT the gate has it."""
+
+    def refusal(self, record: KinesisRecord, now: float) -> Attempt:
+        """Return the attempt that fails a record after REFUSED."""
+
+    def answered(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
+        """Count an answer."""
+
+    def take_ready(self, now: float) -> list[KinesisRecord]:
+        """Let time pass; remove and return the records that may be decided about again."""
+
+    def take_facts(self) -> list[Fact]:
+        """Remove and return the facts about the gate for the hooks."""
+
+    def take_except(self, stable: set[str]) -> list[KinesisRecord]:
+        """Remove and return the records of shards that are not in `stable`."""
+
+    def keep_only(self, open_shards: set[str]) -> None:
+        """Forget the shards that are not among these."""
+
+    def next_wakeup(self) -> float:
+        """Return when `take_ready` will have something to do, `math.inf` for never."""
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records the gate keeps."""
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """Return the state of each circuit breaker by shard, "" for the whole stream."""
+
+
+class Stages:
+    """The stages of one stream. Constructed once; the pipeline and its intake share them."""
+
+    def __init__(
+        self,
+        stream: str,
+        config: Config,
+        buffer_limit: BufferLimit,
+        ledger: Ledger,
+        *,
+        chance: Callable[[], float],
+        delivery: type[Delivery] = Delivery,
+    ) -> None:
+        self.stream = stream
+        self.config = config
+        self.buffer_limit = buffer_limit
+        self.ledger = ledger
+        self.delivery = delivery
+        self.max_record_bytes = config.known_max_record_size
+        self.shard_map = ShardMap()
+        self.aggregator = Aggregator(aggregation_rules(config), ledger.generations, delivery=delivery)
+        self.router: Router[Lane] = Router(self.shard_map, self.aggregator.lane, lambda: self.aggregator.accepted)
+        self.limiter = StreamLimiter(shard_rules(config))
+        self.collector = Collector(collection_rules(config))
+        self.retrier = Retrier(config, self.shard_map, ledger, chance=chance)
+        self.backoff_queue = BackoffQueue()
+        self.send_queue = SendQueue(self.collector, self.retrier.bisection, SendingPause(self.retrier.backoff))
+        # User records accepted without entering a lane first.
+        self.accepted_detached = 0
+        # How many records came back from a durable store.
+        self.returned: Counter[Origin] = Counter()
+
+    def shard_of(self, record: UserRecord) -> str | None:
+        """Return the predicted shard of a valid user record, None if it is unknown."""
+        return self.shard_map.predict(user_record_digest(record.partition_key, record.explicit_hash_key))
+
+    def accept_detached(self, record: UserRecord, now: float, origin: Origin | None = None) -> DetachedUserRecord:
+        """Accept a checked user record without a lane: it waits for the disk or for its turn first."""
+        generations = self.ledger.generations
+        generations.retain(generations.current)
+        self.accepted_detached += 1
+        outcome = Outcome()
+        if record.metadata is not None:
+            outcome.metadata = {0: record.metadata}
+        if record.flow is not None or origin is not None:
+            outcome.notes = {0: Note(record.flow, origin)}
+        return DetachedUserRecord(
+            user_record=record,
+            arrived_at=now,
+            generation=generations.current,
+            tier=record.tier,
+            outcome=outcome,
+            index=0,
+            history=None,
+        )
+
+    def statistics(
+        self,
+        in_flight: Iterable[PutRecordsRequest],
+        fair: FairQueueing | None,
+        write_ahead: WriteAhead | None,
+        gate: Gate | None,
+    ) -> PipelineStatistics:
+        """Count the user records in the stages, in flight, and in what fills the places."""
+        return PipelineStatistics(
+            accepted=self.aggregator.accepted + self.accepted_detached - self.returned.total(),
+            delivered=self.ledger.delivered,
+            failed=dict(self.ledger.failed),
+            aggregating=self.aggregator.open_user_records + self.aggregator.closed_user_records,
+            limited=self.limiter.user_record_count,
+            collected=self.send_queue.user_record_count,
+            in_flight=sum(len(record.arrivals) for request in in_flight for record in request.records),
+            backing_off=self.backoff_queue.user_record_count + (0 if gate is None else gate.user_record_count),
+            held=self.retrier.user_records_awaiting_map,
+            queueing=0 if fair is None else fair.user_record_count,
+            keeping=self.ledger.pending_count + (0 if write_ahead is None else write_ahead.count),
+            spooled=self.ledger.kept["spooled"],
+            dead_lettered=self.ledger.kept["dead_lettered"],
+            replayed=self.returned["replay"],
+            redriven=self.returned["redrive"],
+            breakers={} if gate is None else gate.states,
+        )

@@ -1,0 +1,68 @@
+"""Puts stored user records into their pipelines again: for the replay of the spool and the redrive of dead letters."""
+
+from collections.abc import Callable
+
+from kpl_core.durability.spool import SpooledRecord
+from kpl_core.errors import InvalidUserRecord
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.producer.kept_record import as_user_record
+from kpl_core.producer.result_callback import ResultCallback
+from kpl_core.records.outcome import Delivery, Origin
+from kpl_core.records.record_result import RecordResult
+
+__all__ = ["ReplayPut"]
+
+Finished = Callable[[RecordResult], None]
+
+
+class ReplayPut:
+    """Implements the spool's `Put` protocol. The ticket of a record is its delivery."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        pipeline: Callable[[str], StreamPipeline],
+        wake: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._origin: Origin = origin
+        self._pipeline = pipeline
+        self._wake = wake
+        self._clock = clock
+        # Records that no pipeline accepted, because they are invalid.
+        self.refused = 0
+        self._put_to: set[str] = set()
+
+    def __call__(self, record: SpooledRecord, finished: Finished, /) -> Delivery:
+        """Put `record`; raises as `Put` documents."""
+        return self._put(self._pipeline(record.stream), record, finished, self._clock())
+
+    def joins(self, record: SpooledRecord, ticket: Delivery, /) -> bool:
+        """Return True if `record`, put now, would share the result of the one with this ticket."""
+        return self._pipeline(record.stream).reaggregator.arrival_with(as_user_record(record), ticket) is not None
+
+    def beside(self, record: SpooledRecord, ticket: Delivery, finished: Finished, /) -> Delivery:
+        """Put `record`, for which `joins` has just returned True; raises as `__call__`."""
+        pipeline = self._pipeline(record.stream)
+        arrived_at = pipeline.reaggregator.arrival_with(as_user_record(record), ticket)
+        return self._put(pipeline, record, finished, self._clock() if arrived_at is None else arrived_at)
+
+    def hurry(self) -> None:
+        """Let the records that were put wait for no further records."""
+        streams, self._put_to = self._put_to, set()
+        for stream in streams:
+            self._pipeline(stream).reaggregator.release_returned(self._clock())
+            self._wake(stream)
+
+    def _put(self, pipeline: StreamPipeline, record: SpooledRecord, finished: Finished, now: float) -> Delivery:
+        try:
+            delivery = pipeline.put_record(as_user_record(record), now, self._origin)
+        except InvalidUserRecord:
+            self.refused += 1
+            raise
+        self._put_to.add(record.stream)
+        if pipeline.attention:
+            self._wake(record.stream)
+        ResultCallback(delivery, finished)
+        return delivery
