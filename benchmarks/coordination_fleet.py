@@ -9,12 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import initial_limit, scaled_limit
-from kpl_core.coordination.store import Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
 from kpl_core.pipeline.token_bucket import TokenBucket
 
 __all__ = ["BURST_SECONDS", "Fleet", "Leased", "Scaled", "SimulatedStore"]
@@ -94,13 +93,13 @@ class Leased:
             )
         )
         self.complaints: list[str] = []
-        self.meeting = LeaseMeeting(
+        self.sync_round = LeaseSync(
             fleet.store,
             self.holder,
             TableRules(interval_seconds=interval),
             worker_id=self.name,
             may_compute=True,
-            complain=lambda reason, sentence: self.complaints.append(f"{reason}: {sentence}"),
+            on_problem=lambda reason, sentence: self.complaints.append(f"{reason}: {sentence}"),
         )
         self._usual = 0.0
         self._limit = (fleet.limit, fleet.limit)
@@ -108,16 +107,18 @@ class Leased:
     def tick(self, usage: Usage, now: float) -> None:
         """Read the store, and run a sync round if it is due."""
         self.holder.look({RESOURCE: usage}, now)
-        if self.holder.wants_meeting(now, usual_seconds=self._usual):
+        if self.holder.sync_due(now, usual_seconds=self._usual):
             self._usual = self._interval * self._fleet.chance.uniform(0.9, 1.1)
             try:
-                finished(self.meeting.meet(self._fleet.clock, self._fleet.clock))
+                finished(self.sync_round.sync(self._fleet.clock, self._fleet.clock))
             except StoreFailed:
                 self._usual *= 0.3
 
     def next_tick(self, now: float) -> float:
         """Return the time of the next tick."""
-        return min(now + self._interval / 5, max(now + STEP_SECONDS, self.holder.meeting_at(usual_seconds=self._usual)))
+        return min(
+            now + self._interval / 5, max(now + STEP_SECONDS, self.holder.next_sync_at(usual_seconds=self._usual))
+        )
 
     def rate(self) -> float:
         """Return what this worker may use now, units a second."""

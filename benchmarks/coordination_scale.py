@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.coordination_fleet import SimulatedStore, finished
-from kpl_core.coordination.lease_meeting import REPORT_PREFIX, SUMMARY_NAME, compute
+from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME, compute
 from kpl_core.coordination.lease_table import TableRules
-from kpl_core.coordination.report import Claim, WorkerReport, encode
-from kpl_core.coordination.summary import decode_summary
+from kpl_core.coordination.store_objects import Claim, WorkerReport, decode_summary, encode
 
 __all__ = ["filled_store", "measure", "summarise"]
 
@@ -41,7 +40,7 @@ def summarise(store: SimulatedStore, at: float) -> Any:  # noqa: ANN401
     reading = finished(store.read(SUMMARY_NAME))
     head = None if reading.body is None else decode_summary(reading.body)
     return finished(
-        compute(store, head, reading.version, TableRules(interval_seconds=5.0), at=at, complain=lambda *_: None)
+        compute(store, head, reading.version, TableRules(interval_seconds=5.0), at=at, on_problem=lambda *_: None)
     )
 
 

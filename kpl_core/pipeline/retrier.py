@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.config import Config
 from kpl_core.pipeline.bisection import Bisection
 from kpl_core.pipeline.classification import THROTTLED, Action, Case, Row, classify, is_invalid
@@ -16,21 +17,12 @@ from kpl_core.records.kinesis_record import KinesisRecord, MovingUserRecord
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import EXPIRED, INTERNAL, RECORD_COUNT_MISMATCH, WRONG_SHARD, Attempt
 
-__all__ = ["Retrier", "Retries", "backoff_seconds"]
+__all__ = ["Retrier", "Retries"]
 
 # How long an outcome on an unknown shard waits for the map that would explain it.
 HOLD_SECONDS: Final = 2.0
 # In arrival order, where the shard waits with it: what is decided without the map is overtaken by what the map moves.
 HOLD_SECONDS_IN_ORDER: Final = 10.0
-
-
-def backoff_seconds(failures: int, *, base_seconds: float, cap_seconds: float, chance: float) -> float:
-    """Return how long to wait before the next attempt: exponential, with full jitter.
-
-    `chance` is in [0, 1). (AWS Architecture Blog, "Exponential Backoff and Jitter", 2015.)
-    """
-    # 2**40 base units are far above any cap; a larger exponent would only overflow.
-    return chance * min(cap_seconds, base_seconds * 2.0 ** min(failures - 1, 40))
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -68,6 +60,9 @@ class Retrier:
         self._shard_map = shard_map
         self._ledger = ledger
         self._chance = chance
+        self._backoff = ExponentialBackoff(
+            base_seconds=config.retry_backoff_base_ms / 1000, cap_seconds=config.retry_backoff_cap_ms / 1000
+        )
         self._ttl_seconds = config.record_ttl_ms / 1000
         self._in_order = config.ordering == "per_key"
         self._hold_seconds = HOLD_SECONDS_IN_ORDER if self._in_order else HOLD_SECONDS
@@ -160,12 +155,7 @@ class Retrier:
 
     def backoff(self, failures: int) -> float:
         """Draw the seconds to wait before the next attempt after so many failures."""
-        return backoff_seconds(
-            failures,
-            base_seconds=self._config.retry_backoff_base_ms / 1000,
-            cap_seconds=self._config.retry_backoff_cap_ms / 1000,
-            chance=self._chance(),
-        )
+        return self._backoff.seconds(failures, self._chance)
 
     def _again(self, record: KinesisRecord, attempt: Attempt, retries: Retries, *, delay: float) -> None:
         record.outcome.attempted(attempt)

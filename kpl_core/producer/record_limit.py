@@ -6,15 +6,15 @@ from typing import Final
 
 import anyio
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.background_backoff import BackgroundBackoff
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_record_limit
 
 __all__ = ["RecordLimit"]
 
 # A right that is missing may be given any day; to ask for it more often would only fill its audit trail.
-LONGEST_BACKOFF_SECONDS: Final = 600.0
+BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=600.0, factor=1.5, jitter="equal")
 
 _logger = logging.getLogger("kpl_core")
 
@@ -25,11 +25,12 @@ class RecordLimit:
     def __init__(self, pipeline: StreamPipeline, transport: KinesisTransport, *, chance: Callable[[], float]) -> None:
         self._pipeline = pipeline
         self._transport = transport
-        self._backoff = BackgroundBackoff(chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
+        self._chance = chance
 
     async def run(self) -> None:
         """Return when the limit is known. Cancelled by the producer."""
         told: str | None = None
+        failures = 0
         while True:
             limit = as_record_limit(await self._transport.max_record_bytes(self._pipeline.stream))
             if not isinstance(limit, RequestFailure):
@@ -44,4 +45,5 @@ class RecordLimit:
                     limit.code,
                     self._pipeline.max_record_bytes,
                 )
-            await anyio.sleep(self._backoff.next_seconds())
+            failures += 1
+            await anyio.sleep(BACKOFF.seconds(failures, self._chance))

@@ -1,7 +1,7 @@
 """Fetch a stream's shard map in the background, while the old one stays in use.
 
-Attempts back off up to 30 s (`background_backoff.py`). A stream whose shards cannot be listed goes on without a
-map, one user record to a Kinesis record, and says so once.
+Attempts back off: 1 s, then 1.5 times as long each (KPL, `shard_map.h`), up to 30 s, with equal jitter. A stream
+whose shards cannot be listed goes on without a map, one user record to a Kinesis record, and says so once.
 """
 
 import logging
@@ -10,14 +10,14 @@ from typing import Final
 
 import anyio
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.background_backoff import BackgroundBackoff
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_shards
 
 __all__ = ["ShardMapRefresher"]
 
-LONGEST_BACKOFF_SECONDS: Final = 30.0
+BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=30.0, factor=1.5, jitter="equal")
 # Between two refreshes, however often results ask: an endpoint whose answers never match its own
 # map must not be asked for it with every request.
 SPACING_SECONDS: Final = 0.25
@@ -62,7 +62,7 @@ class ShardMapRefresher:
                     self.wake()
 
     async def _refresh(self) -> None:
-        backoff = BackgroundBackoff(self._chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
+        failures = 0
         while True:
             shards = as_shards(await self._transport.list_shards(self._pipeline.stream))
             if not isinstance(shards, RequestFailure):
@@ -70,7 +70,8 @@ class ShardMapRefresher:
                 self._pipeline.shards_changed(shards, self._clock())
                 return
             self._warn(shards)
-            await anyio.sleep(backoff.next_seconds())
+            failures += 1
+            await anyio.sleep(BACKOFF.seconds(failures, self._chance))
 
     def _warn(self, failure: RequestFailure) -> None:
         if failure.code == self._warned:

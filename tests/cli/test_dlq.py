@@ -13,13 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, Exported, LetterReader, purge
+from kpl_core.durability.dead_letters import DeadLetterQueue, ExportReport, LetterReader, purge
 from kpl_core.durability.spool import LetterFilter, Spool, SpooledRecord, SpoolOptions
 from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.cli.dlq import dead_letters
-from kpl_integrations.local_kinesis import LocalKinesis
-from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started
 
 STREAM = "orders"
@@ -277,7 +276,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
 
     def interrupted_export(
         reader: LetterReader, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], object]
-    ) -> Exported:
+    ) -> ExportReport:
         return export(reader, wanted, destination, on_progress=interrupted(on_progress))
 
     monkeypatch.setattr(LetterReader, "export", interrupted_export)

@@ -10,11 +10,10 @@ import pytest
 
 from benchmarks.coordination_fleet import finished
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.store import Listing, Reading, Written
-from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.coordination.store import Listing, MemoryStore, Reading, Written
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "coordination.md"
 INTERVAL = 5.0
@@ -74,13 +73,13 @@ def measured(workers: int, shards: int = 2) -> Cost:
     fleet = []
     for each in rules:
         holder = Leaseholder(each)
-        meeting = LeaseMeeting(
+        meeting = LeaseSync(
             store,
             holder,
             TableRules(interval_seconds=INTERVAL),
             worker_id=each.worker_id,
             may_compute=True,
-            complain=lambda *_: None,
+            on_problem=lambda *_: None,
         )
         fleet.append((holder, meeting, now[0] + chance.uniform(0, 1)))
     usual = [INTERVAL] * workers
@@ -90,13 +89,13 @@ def measured(workers: int, shards: int = 2) -> Cost:
         while now[0] < end:
             now[0] += 0.25
             for index, (holder, meeting, began) in enumerate(fleet):
-                if not holder.wants_meeting(now[0], usual_seconds=usual[index]) or now[0] < began:
+                if not holder.sync_due(now[0], usual_seconds=usual[index]) or now[0] < began:
                     continue
                 offered = (now[0] - began) * 400.0
                 usage = Usage((1_000.0, 1_048_576.0), (offered, offered * 1_000))
                 holder.look({f"orders/shardId-{shard:012d}": usage for shard in range(shards)}, now[0])
                 usual[index] = INTERVAL * chance.uniform(0.9, 1.1)
-                finished(meeting.meet(lambda: now[0], lambda: now[0]))
+                finished(meeting.sync(lambda: now[0], lambda: now[0]))
 
     pass_by(12 * INTERVAL)
     store.forget()
