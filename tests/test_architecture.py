@@ -149,5 +149,5 @@ def test_what_is_imported_is_declared() -> None:
     # aiohttp and botocore come with aiobotocore, in the releases that fit it; trio is only met where it runs already.
     core = _names(project["dependencies"]) | extras["cbor"] | extras["redis"] | {"aiohttp", "botocore", "trio"}
     assert _undeclared(CORE, core) == set()
-    # pytest loads the plugin, and nobody else does.
+    # Only pytest loads the plugin.
     assert _undeclared(ADAPTERS, core.union({"pytest"}, *extras.values())) == set()

@@ -11,13 +11,13 @@ Breaker"; Azure Architecture Center, "Circuit Breaker pattern".)
     half-open -- too many probe records failed -------------> open, for twice as long
     half-open -- probe records never answered --------------> half-open, new probes
 
-Where we differ: probes are counted in records rather than calls, critical records keep their
-reserved capacity while it is open, and what was sent before the half-open state began says
-nothing about it.
+Where we differ: probes are counted in records, not in calls. Critical records keep their
+reserved capacity while the breaker is open. Answers to requests that were sent before the
+half-open state began do not count.
 
-A failure is whatever says "not now" about the service: throttled, internal failure,
-unavailable, timed out. What is the caller's mistake (no rights, no such stream, a malformed
-record) is neither success nor failure and must not be reported.
+A failure is a result that means "not now": throttled, internal failure, unavailable, timed
+out. A mistake of the caller (no rights, no such stream, a malformed record) is neither
+success nor failure and must not be reported.
 """
 
 import math

@@ -1,15 +1,14 @@
 """The fair queues in front of the shards: where user records wait, each flow for itself.
 
-As long as a shard keeps up, nothing waits here. When Kinesis records wait for
-its tokens, what is put after them waits per flow, and enters aggregation in
-weighted fair order by bytes. So behind the queue there is never more than a
-moment's worth of the shard's capacity, and a flow that floods a shard delays
-itself.
+As long as a shard keeps up, no user record waits here. When Kinesis records wait for
+its tokens, the user records put after them wait per flow, and enter aggregation in
+weighted fair order by bytes. So the stages behind the queue never have more than a
+moment's worth of the shard's capacity, and a flow that floods a shard delays only itself.
 
-How much one flow may hold here follows the room that is left for all: at most
-`weight / default weight` times as many records and bytes as are still free
-(dynamic thresholds: Choudhury and Hahne, 1998). One flood takes at most half of
-the room, a second at most half of the rest, and a quiet flow always finds some.
+A flow may have at most `weight / default weight` times as many records and bytes here as
+are still free for all flows (dynamic thresholds: Choudhury and Hahne, 1998). One flood
+takes at most half of the room, a second at most half of the rest, and a quiet flow always
+finds some.
 """
 
 import math
@@ -25,7 +24,7 @@ from kpl_core.records.user_record import Tier
 
 __all__ = ["FairShards"]
 
-# Who expires at one instant may be all there is, and a loop that serves others must not stop for it.
+# User records that one call returns. All of them may expire at one instant, and other tasks of the loop must run.
 EXPIRED_AT_ONCE: Final = 500
 
 Flow = Hashable
@@ -39,31 +38,31 @@ class FairShards:
         self._buffer_limit = buffer_limit
         self._ttl_seconds = ttl_seconds
         self._queues: dict[str | None, FairQueue[DetachedUserRecord]] = {}
-        # By flow: user records and bytes that wait, in front of whatever shard.
+        # By flow: how many user records and bytes wait, in front of all shards.
         self._held: dict[Flow, list[int]] = {}
         # Never later than the earliest expiration in here.
         self._earliest_expiration = math.inf
 
     def __bool__(self) -> bool:
-        """Say whether anything waits, for whatever shard."""
+        """Return True if a user record waits for any shard."""
         return bool(self._queues)
 
     def is_waiting(self, shard_id: str | None) -> bool:
-        """Say whether anything waits for this shard."""
+        """Return True if a user record waits for this shard."""
         return shard_id in self._queues
 
     @property
     def waiting_shards(self) -> list[str | None]:
-        """Return the shards that something waits for."""
+        """Return the shards that user records wait for."""
         return list(self._queues)
 
     def require_share(self, flow: Flow, size_bytes: int, *, records: int = 1, tier: Tier = "normal") -> None:
-        """Check that the flow may hold `records` more user records, of `size_bytes` together.
+        """Check that `records` more user records of the flow, of `size_bytes` together, may wait here.
 
-        A flow that holds nothing may bring whatever there is room for.
+        A flow without waiting records may use all the room that is left.
 
         Raises:
-            BufferFull: it holds its share of the room; the others still have theirs.
+            BufferFull: the flow has used up its share of the room; the other flows still have theirs.
         """
         held = self._held.get(flow)
         if held is None:
@@ -96,7 +95,7 @@ class FairShards:
         self._earliest_expiration = min(self._earliest_expiration, waiting.arrived_at + self._ttl_seconds)
 
     def take(self, shard_id: str | None) -> DetachedUserRecord:
-        """Remove and return the user record whose turn it is; something is waiting for the shard."""
+        """Remove and return the user record whose turn it is; at least one must wait for the shard."""
         queue = self._queues[shard_id]
         waiting = queue.pop()
         if not queue:
@@ -113,7 +112,10 @@ class FairShards:
             del self._held[flow]
 
     def take_expired(self, now: float) -> list[DetachedUserRecord]:
-        """Remove and return user records whose time to live is over; if there are more, `next_wakeup` says at once."""
+        """Remove and return at most 500 expired user records.
+
+        If more have expired, `next_wakeup` returns a time in the past.
+        """
         if self._earliest_expiration > now:
             return []
         expired: list[DetachedUserRecord] = []
@@ -126,7 +128,7 @@ class FairShards:
 
         for shard_id, queue in list(self._queues.items()):
             for flow in list(queue.flows()):
-                # The oldest of a flow expire first, so the rest of it needs no look.
+                # The oldest of a flow expire first, so the search stops at the first that has not expired.
                 queue.remove(flow, expires, heads_only=True)
                 if len(expired) >= EXPIRED_AT_ONCE:
                     break
@@ -143,7 +145,7 @@ class FairShards:
         return expired
 
     def drain(self, shard_ids: Iterable[str | None]) -> list[DetachedUserRecord]:
-        """Remove and return what waits for these shards, in the order in which it would have been served."""
+        """Remove and return the user records that wait for these shards, in the order of service."""
         drained = []
         for shard_id in shard_ids:
             queue = self._queues.pop(shard_id, None)
@@ -158,7 +160,7 @@ class FairShards:
         return self._earliest_expiration if self._queues else math.inf
 
     def oldest_by_flow(self) -> dict[Flow, float]:
-        """Return when the oldest user record of each flow arrived that waits here, in front of whatever shard."""
+        """Return when the oldest waiting user record of each flow arrived, over all shards."""
         oldest: dict[Flow, float] = {}
         for queue in self._queues.values():
             for flow in queue.flows():
@@ -173,5 +175,5 @@ class FairShards:
 
     @property
     def queued_by_flow(self) -> dict[Flow, tuple[int, int]]:
-        """Return how many user records, of how many bytes, each flow has waiting; those with none are left out."""
+        """Return how many user records, of how many bytes, wait per flow; flows without any are left out."""
         return {flow: (records, size_bytes) for flow, (records, size_bytes) in self._held.items()}

@@ -47,7 +47,7 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
 
     data: bytes
     partition_key: str
-    # Decimal, always sent: an aggregated record's partition key says nothing about its shard.
+    # Decimal, always sent: the shard of an aggregated record does not follow from its partition key.
     explicit_hash_key: str
     # Key and data, as the service counts them.
     size_bytes: int

@@ -1,11 +1,11 @@
 """The shared outcome: one object for all user records that travel in one Kinesis record.
 
 Finishing an aggregated record of 450 user records sets one outcome, not 450
-futures. A delivery is a pair (outcome, index). When user records part company
-(some expired, some belong to another shard now), the old outcome says where
-each of them went, and a delivery follows that trail when it is asked.
+futures. A delivery is a pair (outcome, index). When user records leave the Kinesis
+record (some expired, some belong to another shard now), the old outcome notes which
+outcome each of them joined, and a delivery follows these notes when it is asked.
 
-Attempts are a linked list, newest first, shared by all who made them together.
+Attempts are a linked list, newest first, shared by all user records that made them together.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from kpl_core.records.record_result import Attempt, Place, RecordResult
 
 __all__ = ["Delivery", "History", "Note", "Origin", "Outcome", "Waiter"]
 
-# Who still holds the user record: the spool, the dead letters, or a caller who will put it again if it fails.
+# What still has the user record: the spool, the dead letters, or the caller, which puts it again if it fails.
 Origin = Literal["write_ahead", "replay", "redrive", "caller"]
 
 
@@ -55,7 +55,7 @@ class History(msgspec.Struct, eq=False):
 
 
 class Waiter(Protocol):
-    """Somebody asleep until an outcome is settled or its user records move on."""
+    """A task or callback that waits until an outcome is settled or its user records move on."""
 
     def set(self) -> object:
         """Wake up; called at most once, from the loop that runs the producer."""
@@ -110,10 +110,10 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         self.moved[index] = (outcome, new_index)
 
     def wake(self) -> None:
-        """Wake everybody who waits, so that they look again."""
+        """Wake all waiters, so that they look again."""
         waiters, self.waiters = self.waiters, None
         if waiters is not None:
-            # A copy: who stops to wait in another thread leaves the list meanwhile, and the next would be passed by.
+            # A copy: a waiter in another thread may remove itself meanwhile, and the next one would be skipped.
             for waiter in tuple(waiters):
                 waiter.set()
 

@@ -52,7 +52,7 @@ PutRecordsAnswer = Sequence[PutRecordsEntry] | RequestFailure
 def completed_fact(
     request: PutRecordsRequest, answer: PutRecordsAnswer, *, throttled: Mapping[str | None, int], now: float
 ) -> RequestCompleted:
-    """Return what hooks are told of an answered request; `throttled` counts Kinesis records by predicted shard."""
+    """Return the fact about an answered request; `throttled` counts Kinesis records by predicted shard."""
     errors: dict[str, int] = {}
     by_shard: dict[tuple[str, str], int] = {}
     if not isinstance(answer, RequestFailure) and len(answer) != len(request.records):

@@ -1,4 +1,4 @@
-"""The fair queue: who is served next, what is remembered, what is forgotten."""
+"""The fair queue: which flow is served next, and which flows it remembers."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Whatever is pushed, evicted, removed or drained: nothing is lost, doubled or beyond its bound."""
+"""Pushes, evictions, removals and drains lose no item, duplicate none and exceed no bound."""
 # ruff: noqa: SLF001 - the books are checked from inside
 
 from hypothesis import given, strategies as st

@@ -1,4 +1,4 @@
-"""When room runs out: who is refused, who is evicted, and in which order."""
+"""A full queue: which items are refused, which are evicted, and in which order."""
 # ruff: noqa: SLF001 - the books are checked from inside
 
 import pytest

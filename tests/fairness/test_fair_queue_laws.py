@@ -319,7 +319,7 @@ BREAKS: list[tuple[str, Law, Callable[[], QueueClass]]] = [
         lambda: broken_queue(("Flow(key, self._weight_of(key), tier)", "Flow(key, 1, tier)")),
     ),
     (
-        "who comes back is served at once",
+        "a flow that comes back is served at once",
         law_offered_rates_are_served_max_min_fair,
         lambda: broken_queue((SERVED, "heapreplace(heap, key + flow.step)")),
     ),

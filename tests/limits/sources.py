@@ -35,8 +35,8 @@ class Source:
             if self._error is not None:
                 raise self._error
         finally:
-            # A real source talks to somebody to close: that needs an await, which it must shield itself
-            # if the cancellation hits it while it is running.
+            # A real source closes a connection: that needs an await, which the source must shield
+            # against a cancellation that arrives while it runs.
             with anyio.CancelScope(shield=True):
                 await anyio.lowlevel.checkpoint()
             self.closed += 1

@@ -23,7 +23,7 @@ def _example() -> ModuleType:
 
 
 EXAMPLE = _example()
-# (hard rate cap, competing streams) and the policies: who gets how many of 400, and in how many seconds.
+# (hard rate cap, competing streams) and the policies: how many of 400 items each stream gets, and in how many seconds.
 EXPECTED: dict[tuple[bool, bool, str], tuple[dict[str, int], float]] = {
     (True, False, "rate limit only"): ({"only": 400}, (400 - 4) / 400),
     (True, True, "fairness, then rate limit"): ({"large": 300, "small": 100}, (400 - 4) / 400),

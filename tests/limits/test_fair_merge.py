@@ -1,4 +1,4 @@
-"""fair_merge in virtual time: who comes when, and that nobody is delayed, lost or left open."""
+"""fair_merge in virtual time: which item comes when, and that no source is delayed, lost or left open."""
 
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable

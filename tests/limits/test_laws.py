@@ -257,12 +257,12 @@ BREAKS: list[tuple[str, Law, Callable[[], Combinator]]] = [
         lambda: broken_limit(('require_description("stream", stream)', "stream()")),
     ),
     (
-        "serving whoever came first",
+        "serving in the order of arrival",
         law_no_starvation,
         lambda: broken_merge(("self._queue.push((source, item), place, 1)", "self._queue.push((source, item), 0, 1)")),
     ),
     (
-        "everybody weighs the same",
+        "all sources weigh the same",
         law_proportional_share,
         lambda: broken_merge(("policy.weight_of(self._sources[place].flow)", "1")),
     ),

@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 
 
 class Clock:
-    """A clock in nanoseconds that moves when told to."""
+    """A clock in nanoseconds that the test moves."""
 
     def __init__(self) -> None:
         self.now = 5 * SECOND

@@ -81,7 +81,7 @@ WHOLE_NUMBERS = {
 
 
 def made(**options: Any) -> Config:
-    """A Config of whatever somebody who runs no mypy gives it."""
+    """A Config from options of any type, as a program without mypy may pass them."""
     return Config(**options)
 
 

@@ -32,7 +32,7 @@ GOLDEN = [
 
 
 def sealed(protobuf: bytes) -> bytes:
-    """A protobuf in the right envelope, whatever it is."""
+    """Any protobuf, in the envelope of an aggregated record."""
     return b"\xf3\x89\x9a\xc2" + protobuf + md5(protobuf, usedforsecurity=False).digest()
 
 
@@ -100,7 +100,7 @@ def test_the_longest_partition_key_can_be_encoded():
         MAGIC,
         MAGIC + bytes(15),
         b'{"json": true}' * 10,
-        # The magic alone proves nothing: somebody's data may begin like this.
+        # The magic alone is no proof: a caller's data may begin with it.
         MAGIC + bytes(16),
         MAGIC + KEY + RECORD + bytes(16),
         sealed(KEY + RECORD)[:-1] + b"\x00",
@@ -136,7 +136,7 @@ def test_an_empty_aggregated_record_has_no_user_records():
     [
         # tags, the format's own fourth field: a key and a value
         KEY + field(3, field(1, 0) + field(3, b"x") + field(4, field(1, b"tag") + field(2, b"value"))),
-        # fields nobody has defined yet, of every wire type
+        # undefined fields, of every wire type
         KEY + field(9, b"later") + RECORD,
         KEY + field(9, 7) + RECORD,
         KEY + bytes((9 << 3 | 1,)) + bytes(8) + RECORD,

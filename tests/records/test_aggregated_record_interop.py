@@ -1,4 +1,4 @@
-"""Aggregated records against a codec nobody here wrote: PyPI's aws-kinesis-agg, on Google's protobuf."""
+"""Aggregated records against an independent codec: PyPI's aws-kinesis-agg, on Google's protobuf."""
 
 import base64
 from collections.abc import Sequence

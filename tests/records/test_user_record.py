@@ -52,7 +52,7 @@ def test_a_key_that_is_not_a_str_is_a_type_error(partition_key):
 
 
 class Bytes(bytes):
-    """Bytes of somebody's own."""
+    """A caller's subclass of bytes."""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ class Bytes(bytes):
 )
 def test_data_can_be_any_bytes_like_object(data):
     assert as_bytes(data) == b"abc"
-    # Not even a class of somebody's own that derives from it: encoders refuse those.
+    # Not a subclass of bytes: encoders refuse those.
     assert type(as_bytes(data)) is bytes
 
 

@@ -1,4 +1,4 @@
-"""What holds for the fake service whatever happens: conservation, capacity, partition."""
+"""Properties of the fake service under any sequence of calls: conservation, capacity, partition."""
 
 from hypothesis import given, strategies as st
 

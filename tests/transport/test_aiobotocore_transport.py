@@ -131,9 +131,9 @@ async def test_the_record_limit_is_read_from_the_stream():
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_service_error_keeps_its_code_and_message(wire):
     async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
-        kinesis.faults.add(ErrorAnswer("AccessDeniedException", "User: nobody is not authorized"))
+        kinesis.faults.add(ErrorAnswer("AccessDeniedException", "User: alice is not authorized"))
         assert await transport.put_records(request_of(*THREE)) == RequestFailure(
-            "AccessDeniedException", "User: nobody is not authorized"
+            "AccessDeniedException", "User: alice is not authorized"
         )
         assert kinesis.fake.calls["PutRecords"] == 0
 

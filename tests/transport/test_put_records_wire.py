@@ -47,7 +47,7 @@ def test_both_bodies_have_the_content_of_botocores(records):
 
 
 class Text(str):
-    """A str of somebody's own, like numpy's."""
+    """A subclass of str, like numpy's."""
 
     __slots__ = ()
 
