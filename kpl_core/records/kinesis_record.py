@@ -1,8 +1,8 @@
 """A Kinesis record: one entry of a PutRecords request, carrying one user record or many.
 
-Its encoded bytes are the only copy of the user records' content. The few that
-must be taken apart again (one of them expired, the shard map changed) are
-decoded from those bytes.
+Its encoded bytes are the only copy of the user records' content. The few Kinesis
+records that must be taken apart (a user record expired, the shard map changed) are
+decoded from these bytes.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class DetachedUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     user_record: UserRecord
     arrived_at: float
-    # Which flush waits for it, and the Kinesis record's fate it leaves behind.
+    # Which flush waits for it.
     generation: int
     tier: Tier
     outcome: Outcome
@@ -35,12 +35,12 @@ class DetachedUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
         return len(self.user_record.partition_key.encode()) + len(self.user_record.data)
 
     def after(self, attempt: Attempt) -> "DetachedUserRecord":
-        """Return it with one more attempt behind it."""
+        """Return a copy with one more attempt."""
         return msgspec.structs.replace(self, history=History(attempt, self.history))
 
 
 class KinesisRecord(msgspec.Struct, eq=False, gc=False):
-    """What the stages after aggregation hand on. Compared by identity.
+    """The record that the stages after aggregation pass on. Compared by identity.
 
     Not tracked by the garbage collector: nothing it refers to refers back.
     """
@@ -59,7 +59,7 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome
     # None: the service routes it, because no shard map was known.
     predicted_shard: str | None = None
-    # What the caller gave for a single user record; aggregated ones carry theirs inside.
+    # The caller's hash key of a single user record; an aggregated record has them inside its data.
     user_explicit_hash_key: str | None = None
     tier: Tier = "normal"
     deadline: float = 0.0
@@ -72,7 +72,7 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
 
     @property
     def user_record_count(self) -> int:
-        """Return how many user records travel in it."""
+        """Return how many user records it contains."""
         return len(self.arrivals)
 
     def user_records(self) -> Sequence[UserRecord]:
@@ -87,9 +87,10 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
         return [user_record_digest(record.partition_key, record.explicit_hash_key) for record in self.user_records()]
 
     def take_apart(self) -> list[DetachedUserRecord]:
-        """Return all its user records, each with its past: call it once, then settle or move each of them, and `leave`.
+        """Return all its user records, each with its attempts.
 
-        None has gone before, so a second call would send those that moved on a second time.
+        Call it once, then settle or move each of them and detach this record from the ledger. After a second call the
+        user records would be sent twice.
         """
         outcome = self.outcome
         return [
@@ -107,5 +108,5 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
 
     def __repr__(self) -> str:
         kind = "aggregated" if self.aggregated else "single"
-        held = f"{len(self.arrivals)} user records, {self.size_bytes} bytes"
-        return f"<KinesisRecord {kind}, {held}, {self.predicted_shard}>"
+        content = f"{len(self.arrivals)} user records, {self.size_bytes} bytes"
+        return f"<KinesisRecord {kind}, {content}, {self.predicted_shard}>"

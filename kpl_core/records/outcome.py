@@ -22,7 +22,7 @@ Origin = Literal["write_ahead", "replay", "redrive", "caller"]
 
 
 class Note(NamedTuple):
-    """What must be known of a user record if it cannot be delivered, beside its content and metadata."""
+    """What is needed about a user record that cannot be delivered, besides its content and metadata."""
 
     flow: str | None
     origin: Origin | None = None
@@ -31,13 +31,13 @@ class Note(NamedTuple):
 class History(msgspec.Struct, eq=False):
     """One attempt and, before it, the earlier ones.
 
-    Tracked by the garbage collector for the sake of its trashcan: without it, to forget a chain
-    of 100,000 attempts (of 1,000 in a thread on musl) overflows the C stack.
+    Tracked by the garbage collector because of its trashcan: without that, freeing a chain of
+    100,000 attempts (of 1,000 in a thread on musl) overflows the C stack.
     """
 
     attempt: Attempt
     earlier: "History | None"
-    # What `to_tuple` returns, once it was asked: those who made the attempts together share the answer too.
+    # The result of `to_tuple`, once computed: user records with the same attempts share it.
     together: tuple[Attempt, ...] | None = None
 
     def to_tuple(self) -> tuple[Attempt, ...]:
@@ -64,37 +64,37 @@ class Waiter(Protocol):
 class Outcome(msgspec.Struct, eq=False, gc=False):
     """What becomes of the user records of one Kinesis record.
 
-    It is settled once, for all user records that are still with it; those that moved away have
-    their place in another outcome. Compared by identity.
+    It is settled once, for all user records that have not moved to another outcome. Compared by
+    identity.
     """
 
     settled: bool = False
     shard_id: str | None = None
-    # Means success.
+    # Not None means success.
     sequence_number: str | None = None
     history: History | None = None
-    # What single user records went through before they came here; most never had a life before.
+    # Earlier attempts of single user records, in other Kinesis records; most have none.
     histories: dict[int, History] | None = None
-    # Where user records went that are no longer here.
+    # The new outcome and index of each user record that has moved.
     moved: "dict[int, tuple[Outcome, int]] | None" = None
-    # What callers gave for hooks and dead letters, by index.
+    # The callers' metadata for hooks and dead letters, by index.
     metadata: dict[int, Mapping[str, Any]] | None = None
     notes: dict[int, Note] | None = None
-    # Of a failure: where the user records are kept.
+    # Of a failure: the durable store that has the user records.
     kept: Place | None = None
-    # What a hook said of the context in which the Kinesis record opened.
+    # What a hook returned about the context in which the Kinesis record was opened.
     opened_in: object = None
     waiters: list[Waiter] | None = None
     shared_result: RecordResult | None = None
 
     def attempted(self, attempt: Attempt) -> None:
-        """Note an attempt that all user records of this Kinesis record made together."""
+        """Add an attempt of all user records of this Kinesis record."""
         self.history = History(attempt, self.history)
 
     def settle(
         self, *, shard_id: str | None = None, sequence_number: str | None = None, kept: Place | None = None
     ) -> None:
-        """Make this the final word; a `sequence_number` means success."""
+        """Set the final result; a `sequence_number` means success."""
         self.shard_id = shard_id
         self.kept = kept
         self.sequence_number = sequence_number
@@ -118,7 +118,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
                 waiter.set()
 
     def history_of(self, index: int) -> History | None:
-        """Return all attempts of the user record at `index`, here and before it came here."""
+        """Return all attempts of the user record at `index`, also those in earlier Kinesis records."""
         if self.histories is None or (before := self.histories.get(index)) is None:
             return self.history
         if self.history is None:
@@ -128,7 +128,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         return before
 
     def result_of(self, index: int) -> RecordResult:
-        """Return the final result of the user record at `index`; the outcome is settled."""
+        """Return the final result of the user record at `index`. The outcome must be settled."""
         if self.shared_result is not None:
             return self.shared_result
         history = self.history if self.histories is None else self.history_of(index)
@@ -146,7 +146,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """The handle of one user record: where its result will be.
+    """The handle of one user record, which finds its result.
 
     Not tracked by the garbage collector: it refers to an outcome, and no outcome refers back.
     """
@@ -155,7 +155,7 @@ class Delivery(msgspec.Struct, gc=False):
     index: int
 
     def follow(self) -> Outcome:
-        """Return the outcome this user record has now, and remember the way."""
+        """Return the present outcome of this user record, and remember it."""
         outcome = self.outcome
         while outcome.moved is not None and (target := outcome.moved.get(self.index)) is not None:
             outcome, self.index = target
@@ -164,22 +164,22 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def done(self) -> bool:
-        """Say whether the result is known."""
+        """Return True if the result is known."""
         return self.follow().settled
 
     def peek(self) -> RecordResult | None:
-        """Return the result, None while it is not known."""
+        """Return the result, or None if it is not known yet."""
         outcome = self.follow()
         return outcome.result_of(self.index) if outcome.settled else None
 
     def note(self, metadata: Mapping[str, Any]) -> None:
-        """Keep what the caller gave for hooks and dead letters."""
+        """Store the caller's metadata for hooks and dead letters."""
         if self.outcome.metadata is None:
             self.outcome.metadata = {}
         self.outcome.metadata[self.index] = metadata
 
     def remark(self, note: Note) -> None:
-        """Keep what must be known if the user record cannot be delivered."""
+        """Store what is needed if the user record cannot be delivered."""
         if self.outcome.notes is None:
             self.outcome.notes = {}
         self.outcome.notes[self.index] = note

@@ -1,4 +1,4 @@
-"""The one call of the journey: a PutRecords request and what comes back for it."""
+"""A PutRecords request, its answer, and the fact about both for hooks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +27,7 @@ class PutRecordsRequest:
 
 
 class PutRecordsEntry(msgspec.Struct, frozen=True, rename="pascal", gc=False):
-    """What the service says of one Kinesis record: where it is, or why it is not.
+    """The service's answer for one Kinesis record: where it is stored, or why it is not.
 
     A success has a sequence number and a falsy error code (some endpoints send `null`).
     """
@@ -39,13 +39,13 @@ class PutRecordsEntry(msgspec.Struct, frozen=True, rename="pascal", gc=False):
 
 
 class RequestFailure(msgspec.Struct, frozen=True):
-    """The request failed as a whole: the service's code, or one of ours, and its text."""
+    """The failure of a whole request: the service's code, or one of ours, and its text."""
 
     code: str
     message: str
 
 
-# One entry for each record of the request, in its order, or the failure of them all.
+# One entry for each record of the request, in its order, or the failure of the whole request.
 PutRecordsAnswer = Sequence[PutRecordsEntry] | RequestFailure
 
 
