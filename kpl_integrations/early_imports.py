@@ -18,7 +18,7 @@ def import_early(config: Config) -> None:
     if config.spool is not None or config.dead_letters is not None:
         import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:
-        import_module("kpl_core.producer.coordinating")
+        import_module("kpl_core.producer.coordination_driver")
     # What anyio and the resolution of names import when they are first used.
     import_module("anyio._backends._asyncio")
     import_module("encodings.idna")

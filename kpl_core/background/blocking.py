@@ -30,10 +30,9 @@ from kpl_core.hooks import Hook, OpeningHook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery
+from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
 from kpl_core.producer.producer import Producer
-from kpl_core.producer.producer_life import DEFAULT_CLOSE_SECONDS
 from kpl_core.producer.report import ProducerReport
-from kpl_core.producer.timeout import require_timeout
 from kpl_core.records.record_result import INTERNAL, SHUTDOWN
 from kpl_core.records.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record
 from kpl_core.transport.transport import KinesisTransport

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kpl_core.producer.delivery import Delivery
-from kpl_core.producer.timeout import require_timeout
+from kpl_core.producer.lifecycle import require_timeout
 from kpl_core.records.record_result import Attempt, RecordResult
 from kpl_core.records.user_record import UserRecord
 

@@ -22,9 +22,8 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.producer.composition import stream_pipeline
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.in_flight import InFlightRequests
-from kpl_core.producer.record_limit import RecordLimit
 from kpl_core.producer.report import ProducerReport
-from kpl_core.producer.shard_map_refresher import ShardMapRefresher
+from kpl_core.producer.shard_map_refresher import RecordLimitQuery, ShardMapRefresher
 from kpl_core.producer.stream_runner import StreamRunner
 from kpl_core.transport.transport import KinesisTransport
 
@@ -113,7 +112,7 @@ class StreamSet:
         # A put may come from a plain callback of the loop, where no task can be started.
         self._starting += (runner.run, lambda: refresher.run(runner.wake))
         if config.max_record_size is None:
-            self._starting.append(RecordLimit(pipeline, self._transport, chance=self._chance).run)
+            self._starting.append(RecordLimitQuery(pipeline, self._transport, chance=self._chance).run)
         self._added.set()
         return pipeline
 
@@ -183,7 +182,7 @@ class StreamSet:
         self._with_work.update(self._runners)
         for runner in self._runners.values():
             # What it gives up itself, the producer tells.
-            runner.trouble.tell_losses(runner.pipeline.ledger.failed)
+            runner.trouble.log_losses(runner.pipeline.ledger.failed)
             runner.pipeline.abandon(now)
 
     def stop(self) -> None:

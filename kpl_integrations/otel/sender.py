@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from kpl_core import BufferFull, KplError, Producer, RecordResult
-from kpl_core.producer.result_callback import ResultCallback
+from kpl_core.producer.delivery import ResultCallback
 from kpl_integrations.exit_safe_loop import ExitSafeLoop
 from kpl_integrations.otel.counts import SENDER_FAILED, UNKNOWN
 from kpl_integrations.otel.quietly import be_quiet
