@@ -2,6 +2,7 @@
 #
 #   make demo        200,000 records through a gateway, a local Kinesis and back, none lost
 #   make test        the tests, on asyncio and trio          make test ARGS="-k token_bucket -x"
+#   make test-long   the tests marked long                   make test WORKERS=0 ARGS="--pdb": in one process
 #   make check       format, lint, types, layers, coverage   make -k check: all of them, past the first failure
 #
 # Another interpreter: make test PYTHON=python3.13 VENV=.venv-3.13
@@ -14,8 +15,17 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python)
 SOURCES  = $(shell find $(wildcard kpl_core kpl_integrations tests examples docs README.md) -type f -not -path '*/__pycache__/*')
 RELEASED = $(SOURCES) $(shell find $(wildcard benchmarks .ci) -type f -not -path '*/__pycache__/*') $(wildcard *.md *.toml *.yml LICENSE Makefile)
 
+# Each run of the tests has a worker process per core. A worker that has finished takes tests from another one.
+WORKERS  ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+PARALLEL := -n $(WORKERS) --dist worksteal
+
+# Without byte code on disk each process compiles all modules again: every worker the tests, every program the packages.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Beside the environment, so that two environments in one folder do not mix their figures.
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
+
+CORE_TESTS := $(addprefix tests/,options records pipeline fairness durability producer transport background)
 
 # Stamps: empty files that say what stands in the environment, and that coverage is measured as the sources are now.
 READY_TO_RUN := $(VENV)/.ready-to-run
@@ -27,11 +37,13 @@ BUILT        := dist/.built
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
-	@echo 'make test      the tests, on asyncio and trio'
+	@echo 'make test      the tests, on asyncio and trio, but for those marked long'
+	@echo 'make test-long the tests marked long'
+	@echo 'make test-pythons  core, driver and ingest on each CPython from 3.11 on that is installed'
 	@echo 'make check     format, lint, types, layers, coverage'
 	@echo 'make fuzz      arbitrary bodies at the decoders of the gateway, for a minute (SECONDS=60)'
 	@echo 'make interop   against emulators and consumers nobody here wrote'
@@ -48,7 +60,21 @@ demo: $(READY_TO_RUN)
 	@$(BIN)/kpl demo $(ARGS)
 
 test: $(READY_TO_DEV)
-	@$(RUN) pytest --quiet $(ARGS)
+	@$(RUN) pytest --quiet -m 'not long' $(PARALLEL) $(ARGS)
+
+test-long: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet -m long $(PARALLEL) $(ARGS)
+
+# The suites that depend most on the interpreter, long tests included.
+test-suites: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet $(PARALLEL) $(CORE_TESTS) tests/ingest $(ARGS)
+
+# One environment for each interpreter: .venv-3.11, .venv-3.12, ... All of them run, even if one fails.
+test-pythons:
+	@.ci/pythons | { failed=; while read -r version python; do \
+	    echo "Python $$version: $$python"; \
+	    $(MAKE) --no-print-directory test-suites PYTHON="$$python" VENV=".venv-$$version" </dev/null || failed="$$failed $$version"; \
+	done; if [ -n "$$failed" ]; then echo "FAILED on Python$$failed"; exit 1; fi; }
 
 check: format lint types layers coverage
 
@@ -109,7 +135,7 @@ define on_the_wheel
 @$(VENV)-wheel/bin/python -m pip --quiet install --force-reinstall --no-deps $(1)/*.whl
 @elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && \
     cp -R $(wildcard tests examples benchmarks docs .ci *.md *.toml *.yml Makefile LICENSE) "$$elsewhere" && \
-    python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(2) $(ARGS)
+    python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(PARALLEL) $(2) $(ARGS)
 endef
 
 package: $(BUILT)
@@ -121,7 +147,7 @@ compiled: $(READY_TO_DEV)
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
 	    cp -R kpl_core kpl_integrations pyproject.toml README.md LICENSE "$$copy" && \
 	    HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(PIP) wheel --no-deps --wheel-dir build/compiled "$$copy"
-	$(call on_the_wheel,build/compiled,tests/options tests/records tests/pipeline tests/fairness tests/durability tests/producer tests/transport tests/background)
+	$(call on_the_wheel,build/compiled,$(CORE_TESTS))
 	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; assert COMPILED, "nothing was compiled"'
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)

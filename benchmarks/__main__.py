@@ -31,7 +31,7 @@ def main() -> int:
     arguments = _arguments()
     rows = _chosen(full_plan() if arguments.full else short_plan(), arguments.only)
     if not rows:
-        print(f"no row's name contains {arguments.only!r}; --list prints all of them", file=sys.stderr)
+        print(f"no row's name contains {arguments.only!r}; --list prints the names of all rows", file=sys.stderr)
         return 2
     if arguments.list:
         print("\n".join(row.key for row in rows))
@@ -84,7 +84,7 @@ def _remarks(results: Results, round_count: int, placement: str) -> list[str]:
     shares = shares_of_cores(results)
     if calibrations and shares is not None:
         remarks.append(
-            f"How quiet it was: a fixed loop took {min(calibrations):.1f} - {max(calibrations):.1f} ms, producers had "
+            f"Background load: a fixed loop took {min(calibrations):.1f} - {max(calibrations):.1f} ms, producers had "
             f"{shares[0]:.0%} of their core (median), the sink needed {shares[1]:.0%} of its own (at most)."
         )
     return remarks

@@ -1,7 +1,7 @@
-"""Open an aggregated record, independently of kpl_core.
+"""Decode an aggregated record, independently of kpl_core.
 
-The sink must not check a producer with the producer's own decoder. This one is written from the
-format alone (amazon-kinesis-producer, `aggregation-format.md`): magic F3 89 9A C2, a protobuf message
+The sink must not check a producer with the producer's own decoder. This one implements only the
+format description (amazon-kinesis-producer, `aggregation-format.md`): magic F3 89 9A C2, a protobuf message
 (1: partition key table, 2: explicit hash key table, 3: records of {1: key index, 2: hash key index,
 3: data}), and the MD5 of that message.
 """
@@ -21,14 +21,14 @@ BlobUserRecord = tuple[str, str | None, bytes]
 
 
 class MalformedBlobError(ValueError):
-    """The blob has the magic of an aggregated record, and is none."""
+    """The blob has the magic of an aggregated record but is not a valid one."""
 
 
 def open_blob(blob: bytes) -> list[BlobUserRecord] | None:
     """Return the user records of an aggregated record, or None if `blob` is not one.
 
     Raises:
-        MalformedBlobError: the magic is there, and the digest, the message or an index is wrong.
+        MalformedBlobError: the magic is right, but the digest, the message or an index is wrong.
     """
     if not blob.startswith(MAGIC):
         return None
@@ -62,7 +62,7 @@ def _user_records(message: bytes) -> list[BlobUserRecord]:
 
 def _user_record(body: bytes, partition_keys: list[str], explicit_hash_keys: list[str]) -> BlobUserRecord:
     if body and body[0] == 0x08:
-        # Nearly always: the key index, then the data to the end.
+        # The usual case: the key index, then the data to the end.
         key_index, position = _varint(body, 1)
         if body[position] == 0x1A:
             length, position = _varint(body, position + 1)
@@ -105,7 +105,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
     byte = message[position]
-    if byte < 0x80:  # nearly always
+    if byte < 0x80:  # the usual case
         return byte, position + 1
     value, shift = 0, 0
     while byte >= 0x80:

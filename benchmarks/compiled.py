@@ -1,9 +1,9 @@
-"""kpl_core with its hot path compiled, beside the sources, for rows of the same table.
+"""Build kpl_core with its hot path compiled, to measure it in the same run as the sources.
 
-python -m benchmarks.compiled        builds it, in a minute or two; again only if the sources have changed
+python -m benchmarks.compiled        builds it in a minute or two, only if the sources have changed
 
-The same interpreter runs both: the compiled packages stand in a folder of their own, from which the
-programs of this package are started, so that they come before the sources.
+The same interpreter runs both. The compiled packages are in a separate folder. The programs of this
+package are started from that folder, so the compiled packages are imported first.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _STAMP = DIRECTORY / "built-from"
 
 
 def why_not_built() -> str:
-    """Return an empty string if what stands in `DIRECTORY` was built from these sources, else what to do."""
+    """Return an empty string if the packages in `DIRECTORY` were built from these sources, else what to do."""
     if _STAMP.exists() and _STAMP.read_text() == _fingerprint():
         return ""
     return "not built from these sources; python -m benchmarks.compiled builds it"
@@ -41,10 +41,10 @@ def _fingerprint() -> str:
 
 
 def build() -> str:
-    """Build it; return an empty string, or why that failed."""
+    """Build it; return an empty string, or the reason of the failure."""
     fingerprint = _fingerprint()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade"]
-    # In a copy: the compiler leaves its modules beside the sources for a while, where everybody would import them.
+    # Build in a copy: the compiler puts its modules beside the sources, where other programs would import them.
     with tempfile.TemporaryDirectory() as copy:
         for source in _SOURCES:
             if (REPOSITORY / source).is_dir():

@@ -1,7 +1,7 @@
-"""A fleet of workers in virtual time, against one limit: ours, or the algorithm of AWS's example.
+"""Simulate a fleet of workers with one limit in virtual time, with our leases or the algorithm of AWS's example.
 
-Everything that decides is the real thing (leaseholder, meeting, lease table, token bucket, the
-proportional arithmetic); what is simulated is time, traffic and death. A meeting takes no time.
+All decisions are made by the real code (leaseholder, sync round, lease table, token bucket, the
+proportional arithmetic). Only time, traffic and crashes are simulated. A sync round takes no time.
 """
 
 import random
@@ -9,12 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import initial_limit, scaled_limit
-from kpl_core.coordination.store import Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
 from kpl_core.pipeline.token_bucket import TokenBucket
 
 __all__ = ["BURST_SECONDS", "Fleet", "Leased", "Scaled", "SimulatedStore"]
@@ -22,12 +21,12 @@ __all__ = ["BURST_SECONDS", "Fleet", "Leased", "Scaled", "SimulatedStore"]
 STEP_SECONDS = 0.02
 BURST_SECONDS = 0.1
 RESOURCE = "orders/shard-0"
-# What a caller has waiting at most, in seconds of its offered rate: the rest is shed.
+# The longest backlog of a caller, in seconds of its offered rate. The rest is shed.
 BACKLOG_SECONDS = 2.0
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
-    """Run a coroutine that never has to wait."""
+    """Run a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as stopped:
@@ -37,7 +36,7 @@ def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
 
 
 class SimulatedStore(MemoryStore):
-    """A memory store that can be down, and counts its calls."""
+    """A memory store that can be unavailable and counts its calls."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
@@ -61,7 +60,7 @@ class SimulatedStore(MemoryStore):
         return await super().write(name, body, expected=expected)
 
     async def read_all(self, prefix: str) -> Listing:
-        """Return all objects whose names begin alike."""
+        """Return all objects whose names begin with the prefix."""
         self._called("read_all")
         return await super().read_all(prefix)
 
@@ -70,17 +69,17 @@ class Algorithm(Protocol):
     """One worker's part in keeping the limit."""
 
     def tick(self, usage: Usage, now: float) -> None:
-        """Look, and meet the others if it is time."""
+        """Read the store, and run a sync round if it is due."""
 
     def next_tick(self, now: float) -> float:
-        """Return when to look again."""
+        """Return the time of the next tick."""
 
     def rate(self) -> float:
         """Return what this worker may use now, units a second."""
 
 
 class Leased:
-    """Ours: the policy `leases`."""
+    """Our policy, `leases`."""
 
     def __init__(
         self, index: int, fleet: "Fleet", *, max_workers: int, interval: float = 5.0, weight: float = 1.0, tier: int = 1
@@ -94,30 +93,32 @@ class Leased:
             )
         )
         self.complaints: list[str] = []
-        self.meeting = LeaseMeeting(
+        self.sync_round = LeaseSync(
             fleet.store,
             self.holder,
             TableRules(interval_seconds=interval),
             worker_id=self.name,
             may_compute=True,
-            complain=lambda reason, sentence: self.complaints.append(f"{reason}: {sentence}"),
+            on_problem=lambda reason, sentence: self.complaints.append(f"{reason}: {sentence}"),
         )
         self._usual = 0.0
         self._limit = (fleet.limit, fleet.limit)
 
     def tick(self, usage: Usage, now: float) -> None:
-        """Look, and meet the others if it is time."""
+        """Read the store, and run a sync round if it is due."""
         self.holder.look({RESOURCE: usage}, now)
-        if self.holder.wants_meeting(now, usual_seconds=self._usual):
+        if self.holder.sync_due(now, usual_seconds=self._usual):
             self._usual = self._interval * self._fleet.chance.uniform(0.9, 1.1)
             try:
-                finished(self.meeting.meet(self._fleet.clock, self._fleet.clock))
+                finished(self.sync_round.sync(self._fleet.clock, self._fleet.clock))
             except StoreFailed:
                 self._usual *= 0.3
 
     def next_tick(self, now: float) -> float:
-        """Return when to look again."""
-        return min(now + self._interval / 5, max(now + STEP_SECONDS, self.holder.meeting_at(usual_seconds=self._usual)))
+        """Return the time of the next tick."""
+        return min(
+            now + self._interval / 5, max(now + STEP_SECONDS, self.holder.next_sync_at(usual_seconds=self._usual))
+        )
 
     def rate(self) -> float:
         """Return what this worker may use now, units a second."""
@@ -125,7 +126,7 @@ class Leased:
 
 
 class Scaled:
-    """The example's: every worker scales its own limit; one aggregator, if it lives, sums consumption."""
+    """The example's policy: every worker scales its own limit, and one aggregator sums the consumption."""
 
     def __init__(
         self,
@@ -146,14 +147,14 @@ class Scaled:
         self._sync_at = fleet.now + interval * fleet.chance.uniform(0.9, 1.1)
 
     def tick(self, usage: Usage, now: float) -> None:
-        """Report, sum up if the aggregator lives, and scale."""
+        """Report, sum up if the aggregator is alive, and scale."""
         if now < self._sync_at or self._fleet.store.is_down:
             return
         self._sync_at = now + self._interval * self._fleet.chance.uniform(0.9, 1.1)
         rate = 0.0 if self._last is None else (usage.sent - self._last[1]) / (now - self._last[0])
         self._last = (now, usage.sent)
         self._fleet.consumptions[self.name] = (now, rate)
-        # The aggregator's own loop, as seen from whoever comes by.
+        # The aggregator's own loop. Any worker that ticks runs it.
         if not self._fleet.aggregator_is_dead and now - self._fleet.summed_at >= self._interval:
             fresh = [rate for at, rate in self._fleet.consumptions.values() if now - at <= self._staleness]
             self._fleet.summed_at, self._fleet.consumption = now, sum(fresh)
@@ -166,7 +167,7 @@ class Scaled:
             )
 
     def next_tick(self, now: float) -> float:
-        """Return when to look again."""
+        """Return the time of the next tick."""
         return now + self._interval / 20
 
     def rate(self) -> float:
@@ -214,7 +215,7 @@ class Fleet:
         *,
         within: float = 0.5,
     ) -> list[_Worker]:
-        """Start workers, each of which first meets the others at some moment `within` so many seconds."""
+        """Start workers. Each runs its first sync round at a random time `within` so many seconds."""
         started = []
         for _ in range(count):
             first = self.now + self.chance.uniform(0.0, within)
@@ -223,12 +224,12 @@ class Fleet:
         return started
 
     def kill(self, workers: list[_Worker]) -> None:
-        """Let workers vanish without a word."""
+        """Kill workers without a shutdown."""
         for worker in workers:
             worker.is_alive = False
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now = round(self.now + STEP_SECONDS, 6)
             total = 0
@@ -262,7 +263,7 @@ class Fleet:
         return sent
 
     def shares(self, *, start: float = 0.0, end: float | None = None, window: float = 1.0) -> list[float]:
-        """Return what was sent in each window that lies between two instants, as a share of the limit."""
+        """Return the units sent in each window between two instants, as a share of the limit."""
         first = round(start / STEP_SECONDS)
         last = len(self.sent) if end is None else round(end / STEP_SECONDS)
         width = round(window / STEP_SECONDS)

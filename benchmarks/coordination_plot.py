@@ -1,4 +1,4 @@
-"""Two lines over time for each case, on a scale that shows both 1.0 and 16: drawn by hand."""
+"""Draw two lines over time for each case, on a scale that shows both 1.0 and 16."""
 
 import math
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def _panel(name: str, ours: Sequence[float], theirs: Sequence[float], top: int) 
         x = _LEFT + tick / seconds * (_WIDTH - 10 - _LEFT)
         pieces.append(f'<text x="{x:.1f}" y="{bottom + 14:.1f}" text-anchor="middle">{tick} s</text>\n')
     for css, totals in (("theirs", theirs), ("ours", ours)):
-        # Four points a second are enough to see everything.
+        # Four points a second are enough.
         scale = (_WIDTH - 10 - _LEFT) / len(totals)
         points = [
             f"{_LEFT + index * scale:.1f},{bottom - _height_of(totals[index]) * _PANEL:.1f}"

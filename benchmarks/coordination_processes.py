@@ -1,10 +1,10 @@
-"""Four real processes on one stream of two shards, in real time: coordinated through a folder, and not.
+"""Four real processes on one stream of two shards, in real time: with and without coordination through a folder.
 
 python -m benchmarks.coordination_processes                 both, one after the other, about a minute
 python -m benchmarks.coordination_processes --seconds 60    longer
 
-Each process puts as fast as its producer takes records, unaggregated, so that records are what is
-scarce. Throttled and delivered are counted after a third of the time, when leases are settled.
+Each process puts as fast as its producer accepts records. Aggregation is off, so the limit on records
+matters. Counting starts after a third of the time, when the leases are stable.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def _measure(seconds: float, *, coordinated: bool) -> list[dict[str, float]]:
         ThreadedLocalKinesis(LocalKinesis({STREAM: SHARDS})) as kinesis,
     ):
         store = f"file://{folder}/store" if coordinated else ""
-        # Long enough for the slowest to start.
+        # Long enough for the slowest process to start.
         begins = str(time.time() + 6.0)
         environment = os.environ | {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
         command = [sys.executable, "-m", "benchmarks.coordination_processes", "--seconds", str(seconds), "--worker"]
@@ -83,7 +83,7 @@ def _described(answers: list[dict[str, float]], seconds: float, coordinated: boo
 
 async def _produce(endpoint_url: str, store: str, begins: float, seconds: float) -> dict[str, float]:
     counts = {"sent": 0.0, "throttled": 0.0}
-    # All processes count the same seconds, however long each took to start.
+    # All processes count the same seconds, independent of their start times.
     counts_from, ends = begins + seconds / 3, begins + seconds
 
     def hear(fact: Fact) -> None:

@@ -1,4 +1,4 @@
-"""10,000 workers on 1,000 shards, ten each: how long one summary takes, how large it is, how many calls it costs."""
+"""Measure one summary for 10,000 workers on 1,000 shards, ten each: its CPU time, its size and its calls."""
 
 import random
 import time
@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.coordination_fleet import SimulatedStore, finished
-from kpl_core.coordination.lease_meeting import REPORT_PREFIX, SUMMARY_NAME, compute
+from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME, compute
 from kpl_core.coordination.lease_table import TableRules
-from kpl_core.coordination.report import Claim, WorkerReport, encode
-from kpl_core.coordination.summary import decode_summary
+from kpl_core.coordination.store_objects import Claim, WorkerReport, decode_summary, encode
 
 __all__ = ["filled_store", "measure", "summarise"]
 
@@ -18,7 +17,7 @@ SHARDS_OF_A_WORKER = 10
 
 
 def filled_store(worker_count: int, shard_count: int, *, at: float = 1_000.0) -> tuple[SimulatedStore, list[float]]:
-    """Return a store with every worker's report in it, and the clock it goes by."""
+    """Return a store with every worker's report, and its clock."""
     clock = [at]
     store = SimulatedStore(lambda: clock[0])
     chance = random.Random(7)
@@ -41,19 +40,19 @@ def summarise(store: SimulatedStore, at: float) -> Any:  # noqa: ANN401
     reading = finished(store.read(SUMMARY_NAME))
     head = None if reading.body is None else decode_summary(reading.body)
     return finished(
-        compute(store, head, reading.version, TableRules(interval_seconds=5.0), at=at, complain=lambda *_: None)
+        compute(store, head, reading.version, TableRules(interval_seconds=5.0), at=at, on_problem=lambda *_: None)
     )
 
 
 def _timed(function: Callable[[], Any]) -> float:
-    # Of the processor: other programs of the machine are none of it.
+    # CPU time, which excludes other programs.
     began = time.process_time()
     function()
     return time.process_time() - began
 
 
 def measure(worker_count: int = 10_000, shard_count: int = 1_000) -> list[str]:
-    """Return what to print."""
+    """Return the lines to print."""
     store, clock = filled_store(worker_count, shard_count)
     summarise(store, clock[0])
     rounds = []
@@ -70,5 +69,5 @@ def measure(worker_count: int = 10_000, shard_count: int = 1_000) -> list[str]:
         f"{worker_count:,} workers on {shard_count:,} shards, {SHARDS_OF_A_WORKER} each",
         f"one summary, reports decoded and parts encoded: {min(rounds):.2f} - {max(rounds):.2f} CPU-seconds",
         f"its head {len(head):,} bytes, {decode_summary(head).part_count} parts of up to {largest:,} bytes",
-        f"calls: {dict(store.calls)}; each worker besides: 2 reads and 1 write an interval",
+        f"calls: {dict(store.calls)}; each worker in addition: 2 reads and 1 write an interval",
     ]

@@ -1,9 +1,9 @@
-"""Total rate against the limit, over time, for each case of the coordination page: ours, and AWS's example.
+"""Measure the total rate over time for each case of the coordination page, with our leases and AWS's example.
 
 python -m benchmarks.coordination_sim               print the table, write docs/benchmarks/coordination.svg and .md
-python -m benchmarks.coordination_sim --scale       10,000 workers, 1,000 shards: how long a summary takes
+python -m benchmarks.coordination_sim --scale       the time of a summary for 10,000 workers, 1,000 shards
 
-Everything but the last is in virtual time, so it says the same on every machine.
+All cases except --scale run in virtual time and give the same result on every machine.
 """
 
 import argparse
@@ -22,7 +22,7 @@ __all__ = ["CASES", "LIMIT", "Case", "Outcome", "run"]
 LIMIT = 1_000.0
 INTERVAL = 5.0
 WORKERS = 20
-# As many as a deployment of 20 may grow to.
+# The maximum size of a deployment of 20.
 MAX_WORKERS = 24
 HOT = 5_000.0
 DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
@@ -36,9 +36,9 @@ class Case:
 
     Attributes:
         name: what happens.
-        bound: what is promised of ours.
-        play: lets it happen to a fleet; returns the figures by their names.
-        seconds: from when to when it is drawn.
+        bound: the promise for our leases.
+        play: runs the case with a fleet; returns the figures by name.
+        seconds: the time range of the plot.
     """
 
     name: str
@@ -48,19 +48,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: figures, and the total in each window of a second as a share of the limit."""
+    """The result of a case: figures, and the total in each window of a second as a share of the limit."""
 
     figures: dict[str, float]
     totals: list[float]
 
 
 def leased(index: int, fleet: Fleet) -> Leased:
-    """Return a worker of ours."""
+    """Return a worker with our leases."""
     return Leased(index, fleet, max_workers=MAX_WORKERS)
 
 
 def scaled(index: int, fleet: Fleet) -> Scaled:
-    """Return a worker of the example."""
+    """Return a worker with the example's algorithm."""
     return Scaled(index, fleet)
 
 
@@ -70,12 +70,12 @@ def always(_: float) -> float:
 
 
 def mean(values: list[float]) -> float:
-    """Return the mean, 0 of nothing."""
+    """Return the mean, 0 without values."""
     return sum(values) / len(values) if values else 0.0
 
 
 def cold_start(fleet: Fleet, start: Start) -> dict[str, float]:
-    """Twenty workers begin within half a second."""
+    """Twenty workers start within half a second."""
     fleet.start(WORKERS, start, always)
     fleet.run(60)
     return {
@@ -85,7 +85,7 @@ def cold_start(fleet: Fleet, start: Start) -> dict[str, float]:
 
 
 def burst_after_idle(fleet: Fleet, start: Start) -> dict[str, float]:
-    """All of them idle for 100 s, then all want everything."""
+    """All workers idle for 100 s, then all offer far more than the limit."""
     fleet.start(WORKERS, start, lambda now: 0.5 if now < 100 else HOT)
     fleet.run(160)
     return {
@@ -95,7 +95,7 @@ def burst_after_idle(fleet: Fleet, start: Start) -> dict[str, float]:
 
 
 def outage(fleet: Fleet, start: Start) -> dict[str, float]:
-    """The store, and with it whoever aggregates, is dead for 60 s; nobody joins."""
+    """The store, and with it the aggregator, is down for 60 s. No worker joins."""
     fleet.start(WORKERS, start, always)
     fleet.run(100)
     before = mean(fleet.shares(start=90, end=100))
@@ -113,7 +113,7 @@ def outage(fleet: Fleet, start: Start) -> dict[str, float]:
 
 
 def dead_aggregator(fleet: Fleet, start: Start) -> dict[str, float]:
-    """Only the aggregator is dead for 180 s: the example's workers go on with its last summary."""
+    """Only the aggregator is down for 180 s. The example's workers continue with its last summary."""
     fleet.start(WORKERS, start, always)
     fleet.run(40)
     fleet.aggregator_is_dead = True
@@ -125,7 +125,7 @@ def dead_aggregator(fleet: Fleet, start: Start) -> dict[str, float]:
 
 
 def outage_with_joins(fleet: Fleet, start: Start) -> dict[str, float]:
-    """As many more workers as there may be start while the store is dead."""
+    """The maximum number of additional workers start while the store is down."""
     fleet.start(WORKERS, start, always)
     fleet.run(100)
     fleet.store.is_down = True
@@ -154,7 +154,7 @@ def churn(fleet: Fleet, start: Start) -> dict[str, float]:
 
 
 def skew(fleet: Fleet, start: Start) -> dict[str, float]:
-    """One worker wants everything, nineteen nothing; after 60 s they all do."""
+    """One worker offers far more than the limit, nineteen offer nothing. After 60 s all do."""
     (hot,) = fleet.start(1, start, always)
     fleet.start(WORKERS - 1, start, lambda now: 0.0 if now < 60 else HOT)
     fleet.run(40)
@@ -181,7 +181,7 @@ CASES = (
 
 
 def run(case: Case, start: Start, *, seed: int = 1) -> Outcome:
-    """Play a case with one algorithm."""
+    """Run a case with one algorithm."""
     fleet = Fleet(LIMIT, seed=seed)
     figures = case.play(fleet, start)
     return Outcome(figures, fleet.shares())

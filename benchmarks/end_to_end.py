@@ -1,8 +1,8 @@
-"""kpl_core through its real transport to the sink: what `benchmarks.rounds` runs in a process of its own.
+"""Run kpl_core through its real transport to the sink, in a process that `benchmarks.rounds` starts.
 
 Options: `api`, one of the ways to put below; `config`, options of `kpl_core.Config` that differ from
-the default. Rate limits are raised out of the way, as everybody's here. Every delivery is asked for its
-result inside the measured time.
+the default. Rate limits are raised so that they have no effect, as for all producers. The result of every
+delivery is read inside the measured time.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ __all__ = ["DISTRIBUTIONS", "PUT_WAYS", "UNLIMITED", "producer_config"]
 
 Records = list[tuple[str, bytes]]
 
-#: What the answer names the versions of.
+#: The packages whose versions are in the answer.
 DISTRIBUTIONS = ("aiobotocore", "botocore", "aiohttp")
-#: Shards without limits: the service's own are not the subject here.
+#: Shards without limits, because this benchmark does not measure limiting.
 UNLIMITED: dict[str, Any] = {"rate_limit_records_per_sec_per_shard": 1e12, "rate_limit_bytes_per_sec_per_shard": 1e15}
 
 _RECORDS_PER_PUT_MANY = 1_000
@@ -27,7 +27,7 @@ _TASK_COUNT = 1_000
 
 
 def producer_config(trial: Trial) -> Config:
-    """Return the configuration a trial asks for."""
+    """Return the configuration of a trial."""
     return Config(
         region=REGION, endpoint_url=trial.endpoint_url or None, **(UNLIMITED | trial.options.get("config", {}))
     )
@@ -50,7 +50,7 @@ async def put(producer: Producer, records: Records) -> int:
 
 
 async def put_nowait(producer: Producer, records: Records) -> int:
-    """`put_nowait`, and `await put` where there is no room; results after the flush."""
+    """`put_nowait`, and `await put` when the buffer is full; results after the flush."""
     deliveries: list[Delivery] = []
     for key, data in records:
         try:
@@ -86,7 +86,7 @@ async def put_from_tasks(producer: Producer, records: Records) -> int:
         nonlocal successful
         for key, data in remaining:
             delivery = await producer.put(STREAM_NAME, partition_key=key, data=data)
-            result = await delivery  # awaited before the sum is read: other tasks add to it meanwhile
+            result = await delivery  # await before the sum is read, because other tasks add to it meanwhile
             successful += result.successful
 
     async with asyncio.TaskGroup() as tasks:

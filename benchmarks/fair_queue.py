@@ -1,11 +1,11 @@
-"""What the fair queue costs: nanoseconds for one push and one pop while all flows are backlogged.
+"""Measure the fair queue: nanoseconds for one push and one pop while all flows are backlogged.
 
     python -m benchmarks.fair_queue
 
-Every flow always has something queued: what is popped is pushed again to the same flow. CPU
-time of this process, the loop itself subtracted: smallest (median) of interleaved rounds. The
-smallest counts, as with timeit: what ten thousand flows cost is mostly fetching them from
-memory, and a neighbour who empties the caches can double it, but nobody can make it less.
+Every flow always has items: a popped item is pushed again to the same flow. CPU time of this
+process without the loop itself: smallest (median) of interleaved rounds. The smallest counts,
+as with timeit: most of the cost with ten thousand flows is memory access, and another program
+that evicts the CPU caches can double it. Nothing makes it smaller.
 Bounds: 1,500 ns at 10,000 flows, and three times the cost at 100; exits 1 if one is broken.
 """
 
@@ -36,7 +36,7 @@ class _Queue(Protocol):
 
 
 class _OneFifo:
-    """What it costs to be unfair: the order of arrival."""
+    """An unfair queue for comparison: the order of arrival."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[str, str, int]] = deque()
@@ -49,7 +49,7 @@ class _OneFifo:
 
 
 class _Nothing(_OneFifo):
-    """The loop alone."""
+    """An empty queue for comparison: the loop alone."""
 
     def push(self, item: str, flow: str, cost: int) -> None:
         """Do nothing."""

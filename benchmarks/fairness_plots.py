@@ -1,8 +1,8 @@
-"""Two pictures of the fair queue for the documentation, in virtual time: `python -m benchmarks.fairness_plots`.
+"""Draw two pictures of the fair queue for the documentation, in virtual time: `python -m benchmarks.fairness_plots`.
 
-A server takes 1,000 items a second. One noisy flow offers 5,000, ten quiet ones 20 each, at random
+A server serves 1,000 items a second. One noisy flow offers 5,000, ten quiet ones 20 each, at random
 instants; the queue holds 500. First without fairness, one queue for all; then with `FairQueue`. Then
-three flows of weights 3, 2, 1, all backlogged. Nothing is timed: any machine draws the same.
+three flows of weights 3, 2, 1, all backlogged. No real time is measured, so every machine draws the same.
 """
 
 import random
@@ -27,7 +27,7 @@ class _Arrival(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What became of one item: when it came, how long it waited; None if it was refused."""
+    """The result of one item: its arrival and its wait; None if it was rejected."""
 
     arrival: _Arrival
     waited: float | None
@@ -44,7 +44,7 @@ def _arrivals() -> Iterator[_Arrival]:
 
 
 def _simulate(push: Callable[[_Arrival], list[_Arrival] | None], pop: Callable[[], _Arrival | None]) -> list[_Seen]:
-    """Serve one item each millisecond; `push` returns what had to leave for it, None if it is refused itself."""
+    """Serve one item each millisecond. `push` returns the evicted items, or None if the item is rejected."""
     seen: list[_Seen] = []
     arrivals = deque(_arrivals())
     for tick in range(_SERVED_PER_SECOND * _SECONDS):
@@ -122,10 +122,14 @@ def main() -> None:
         ),
         Chart("Three backlogged flows", "items served in all", "items of the flow", _shares()),
     ]
-    _PICTURE.write_text(draw_charts(charts, label="What fair queuing does to waiting and to shares"), encoding="utf-8")
+    _PICTURE.write_text(
+        draw_charts(charts, label="The effect of fair queuing on waiting times and shares"), encoding="utf-8"
+    )
     for name, seen in {"one queue for all": fifo, "fair queue": fair}.items():
         longest = max(wait for _, wait in _waits(seen))
-        print(f"{name}: {_refused_percent(seen):.1f} % of the quiet refused, longest wait {longest:.0f} ms")
+        print(
+            f"{name}: {_refused_percent(seen):.1f} % of the quiet flows' items rejected, longest wait {longest:.0f} ms"
+        )
 
 
 if __name__ == "__main__":

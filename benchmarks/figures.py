@@ -1,4 +1,4 @@
-"""From answers to figures: the median of the rounds, its range, and ratios taken within a round."""
+"""Compute figures from answers: the median of the rounds, its range, and ratios within a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

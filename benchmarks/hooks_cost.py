@@ -1,11 +1,11 @@
-"""What listening costs: the CPU time a hook takes for a user record, over what the producer takes for it.
+"""Measure hooks: the CPU time of a hook per user record, as a share of the producer's.
 
     python -m benchmarks.hooks_cost        prints a table; --json the shares
 
-A fact is told for each Kinesis record and each request, so its cost is shared by the user records in them: 400 of
-100 bytes. The producer's time is measured in the same run, through its real transport to the sink; the hook's by
-telling it the same facts again. Instructions, which are the same on every run, stand beside it: the hook's over those
-of the journey without its transport.
+A hook receives a fact for each Kinesis record and each request, so the user records in them share its cost: 400 of
+100 bytes. The producer's time is measured in the same run, through its real transport to the sink. The hook's time is
+measured by passing it the same facts again. The table also shows instructions, which are the same on every run: the
+hook's as a share of those of the journey without its transport.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""kpl_core without a network: what the machines and the driver cost, every delivery asked for its result.
+"""Run kpl_core without a network, to measure the machines and the driver. The result of every delivery is read.
 
 Options as in `benchmarks.end_to_end`.
 """

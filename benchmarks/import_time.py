@@ -1,6 +1,6 @@
-"""What importing costs, each in an interpreter of its own: `python -m benchmarks.import_time`.
+"""Measure imports, each in its own interpreter: `python -m benchmarks.import_time`.
 
-Beside it what aiobotocore and botocore take for themselves; kpl_core imports neither until a producer is opened.
+The table includes aiobotocore and botocore. kpl_core imports neither until a producer is opened.
 """
 
 import statistics
@@ -17,7 +17,7 @@ _STATEMENTS = {
     "fastapi": "import fastapi",
 }
 _ROUNDS = 7
-# User and system time of the process that ended, in milliseconds.
+# User and system time of the ended process, in milliseconds.
 _MEASURED = """{}
 import resource
 used = resource.getrusage(resource.RUSAGE_SELF)
@@ -31,12 +31,12 @@ def _cpu_milliseconds(statement: str) -> float:
 
 
 def main() -> None:
-    """Print a row for each, the median over interleaved rounds, without what the interpreter itself takes."""
+    """Print a row for each: the median over interleaved rounds, without the time of the interpreter itself."""
     samples: dict[str, list[float]] = {name: [] for name in _STATEMENTS}
     for _ in range(_ROUNDS + 1):
         for name, statement in _STATEMENTS.items():
             samples[name].append(_cpu_milliseconds(statement))
-    # The first round compiles.
+    # The first round writes the byte code.
     medians = {name: statistics.median(each[1:]) for name, each in samples.items()}
     for name, median in medians.items():
         if name != "nothing":

@@ -1,10 +1,10 @@
-"""python -m benchmarks.ingest: what a request costs the gateway, beside a bare ASGI application and FastAPI.
+"""python -m benchmarks.ingest: measure the CPU of a gateway request, beside a bare ASGI application and FastAPI.
 
 The unit is the CPU-second of the serving process, user and system, all its threads. Records count when the sink,
-a process of its own that stands for Kinesis, has them: it opens every aggregated record and checks each user
-record's data, key and shard. Rounds are interleaved, each trial is a fresh process; a ratio is the median of the
-ratios within a round, so that a busy minute of the machine meets all alike. The ratios say the same on every
-machine: requests beside bare ones of their size, and records in the time of one bare request of one record.
+a separate process in place of Kinesis, has them: it decodes every aggregated record and checks each user record's
+data, key and shard. Rounds are interleaved and each trial is a fresh process. A ratio is the median of the ratios
+within a round, so a busy minute of the machine affects all rows alike. The ratios are similar on every machine:
+requests beside bare ones of their size, and records in the time of one bare request of one record.
 """
 
 import argparse
@@ -45,12 +45,12 @@ class Row:
     content_type: str = "application/json"
     query: str = ""
     reaches_the_sink: bool = True
-    #: Where its server's packages are imported from.
+    #: The folder from which its server imports the packages.
     directory: Path = REPOSITORY
 
 
 def rows(scale: float) -> list[Row]:
-    """Return what is measured; singles first, each beside what it is compared with."""
+    """Return the rows; single records first, each beside its comparison."""
     singles, bulks = int(12_000 * scale), int(2_400 * scale)
     ndjson = "application/x-ndjson"
     return [
@@ -63,7 +63,7 @@ def rows(scale: float) -> list[Row]:
         Row("gateway, NDJSON of 100, delivered", "gateway", 100, bulks, ndjson, query="?ack=delivered"),
         Row("gateway, JSON of 100, queued", "gateway", 100, bulks),
         Row("FastAPI + pydantic, JSON of 100", "fastapi", 100, bulks // 4),
-        # The same with the wheel whose hot path is compiled (`benchmarks.compiled`).
+        # The same with the compiled wheel (`benchmarks.compiled`).
         Row("gateway compiled, 1 record, queued", "gateway", 1, singles, directory=DIRECTORY),
         Row("gateway compiled, NDJSON of 100, queued", "gateway", 100, bulks, ndjson, directory=DIRECTORY),
     ]
@@ -102,10 +102,10 @@ def measure(row: Row, endpoint_url: str, placed_on: tuple[int | None, int | None
 
 
 def report_of(endpoint_url: str, count: int) -> dict[str, Any]:
-    """Return what the sink has as soon as it has so many user records, and what it has not when time is up."""
+    """Return the sink's report once it has so many user records, or when the time is over."""
     deadline = time.monotonic() + MOST_SECONDS
     while True:
-        # The last aggregated records wait for company for 100 ms; a busy machine takes longer.
+        # The last aggregated records wait 100 ms to be batched; a busy machine takes longer.
         time.sleep(0.4)
         report = call_sink(endpoint_url, "/report")
         if report["user_records"] >= count or time.monotonic() > deadline:
@@ -113,7 +113,7 @@ def report_of(endpoint_url: str, count: int) -> dict[str, Any]:
 
 
 def requests_of(row: Row, workload: Workload, start: int, stop: int) -> list[bytes]:
-    """Return whole HTTP requests."""
+    """Return complete HTTP requests."""
     made = []
     path = f"/v1/streams/{STREAM_NAME}/records{row.query}"
     for first in range(start, stop, row.records_per_request):
@@ -134,7 +134,7 @@ def requests_of(row: Row, workload: Workload, start: int, stop: int) -> list[byt
 
 
 async def send(port: int, requests: Sequence[bytes]) -> None:
-    """Send all requests over some connections, each waiting for its answer."""
+    """Send all requests over some connections. Each connection waits for its answer."""
     todo = iter(requests)
     connections = [Connection(todo) for _ in range(CONNECTIONS)]
     loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ async def send(port: int, requests: Sequence[bytes]) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """Sends a request when the one before is answered with 200 or 202."""
+    """Sends a request when the previous one is answered with 200 or 202."""
 
     def __init__(self, todo: Iterator[bytes]) -> None:
         self._todo = todo
@@ -152,12 +152,12 @@ class Connection(asyncio.Protocol):
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Send the first request."""
         self._transport: Any = transport
         self._next()
 
     def data_received(self, data: bytes) -> None:
-        """Take an answer, whole or in pieces."""
+        """Receive an answer, complete or in pieces."""
         received = self._received = self._received + data if self._received else data
         head, separator, body = received.partition(b"\r\n\r\n")
         if not separator:
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say that the server hung up."""
+        """Report that the server closed the connection."""
         if not self.done.done():
             self.done.set_exception(exc or RuntimeError("the server closed the connection"))
 
@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
 def running_server(
     app: str, endpoint_url: str, cpu: int | None, directory: Path = REPOSITORY
 ) -> Iterator[tuple[int, int]]:
-    """Run a server on a core of its own; yield its port and process id."""
+    """Run a server on its own core; yield its port and process id."""
     command = [sys.executable, "-m", "benchmarks.ingest_server", app, endpoint_url]
     if cpu is not None:
         command += ["--cpu", str(cpu)]
@@ -212,10 +212,10 @@ def running_server(
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return user and system time of all threads of a process, to less than a tick (clock_getcpuclockid(3))."""
+    """Return user and system time of all threads of a process, more exact than one tick (clock_getcpuclockid(3))."""
     clock = ctypes.c_int()
     if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
-        message = f"process {pid} has no clock any more; the server stopped, and its error is above"
+        message = f"process {pid} has ended; its error is above"
         raise RuntimeError(message)
     return time.clock_gettime(clock.value)
 
@@ -223,13 +223,13 @@ def cpu_seconds(pid: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="how many requests, times the usual")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the number of requests")
     parser.add_argument("--only", default="", help="rows whose name contains the words")
     arguments = parser.parse_args()
     wanted = [row for row in rows(arguments.scale) if arguments.only.lower() in row.name.lower()]
     missing = why_not_built()
     if missing:
-        print(f"The compiled gateway is left out: {missing}.", file=sys.stderr)
+        print(f"The compiled gateway is not measured: {missing}.", file=sys.stderr)
         wanted = [row for row in wanted if row.directory == REPOSITORY]
     placed_on, placement = cores()
     pin_to(placed_on[1])

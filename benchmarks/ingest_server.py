@@ -1,12 +1,12 @@
-"""python -m benchmarks.ingest_server APP ENDPOINT_URL [--cpu N]: one server for `benchmarks.ingest`.
+"""python -m benchmarks.ingest_server APP ENDPOINT_URL [--cpu N]: run one server for `benchmarks.ingest`.
 
-`gateway` is `kpl serve` as it stands, without a limit on the shards' rate: what is measured is the gateway.
-`bare` is the least an ASGI application can do with a request: read it, answer 202. `fastapi` is a route as the
-framework's pages show it, records as pydantic models, into the same producer. All on uvicorn with one worker,
+`gateway` is `kpl serve` without a limit on the shards' rate, because only the gateway is measured.
+`bare` is a minimal ASGI application: it reads the request and answers 202. `fastapi` is a route as in the
+framework's documentation, with pydantic models, into the same producer. All on uvicorn with one worker,
 uvloop and httptools. Prints its port, serves until its standard input closes.
 """
 
-# ruff: noqa: PLC0415 - each process imports only what it serves
+# ruff: noqa: PLC0415 - each process imports only its own server
 
 import argparse
 import asyncio
@@ -94,7 +94,7 @@ async def _serve(app: str, endpoint_url: str) -> None:
             else:
                 plain = _plain_server(app, endpoint_url)
                 tasks.start_soon(plain.serve, [listening])
-                while not plain.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                while not plain.started:  # noqa: ASYNC110 - uvicorn has no event for this
                     await anyio.sleep(0.01)
                 print(port, flush=True)
                 await parent_gone.wait()

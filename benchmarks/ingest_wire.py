@@ -1,9 +1,9 @@
-"""python -m benchmarks.ingest_wire: boto3 through the gateway's Kinesis API, beside the same boto3 straight to a sink.
+"""python -m benchmarks.ingest_wire: measure boto3 through the gateway's Kinesis API, beside boto3 straight to a sink.
 
 The units are records per CPU-second of the gateway's process and of the client's. The gateway verifies every
-signature, answers after the sink has stored the record, and its answers are counted; the sink, a process of its own
-that stands for Kinesis, opens every aggregated record and checks each user record's data, key and shard. Rounds
-are interleaved; a row is the median of its rounds.
+signature and answers after the sink has stored the record; its answers are counted. The sink, a separate process in
+place of Kinesis, decodes every aggregated record and checks each user record's data, key and shard. Rounds are
+interleaved; a row is the median of its rounds.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Figures:
 
 
 def serve(endpoint_url: str) -> None:
-    """Be the gateway, until standard input closes."""
+    """Run the gateway until standard input closes."""
     from kpl_integrations.ingest import IngestGateway, load_settings  # noqa: PLC0415 - only this process serves
     from kpl_integrations.ingest.admission.fairness import TenantFairness  # noqa: PLC0415
     from kpl_integrations.ingest.serving import GatewayServer, bound_socket  # noqa: PLC0415
@@ -79,7 +79,7 @@ def serve(endpoint_url: str) -> None:
 
 @contextlib.contextmanager
 def running_gateway(endpoint_url: str, cpu: int | None) -> Iterator[tuple[str, int]]:
-    """Run a gateway before the sink; yield its URL and process id."""
+    """Run a gateway in front of the sink; yield its URL and process id."""
     command = [sys.executable, "-m", "benchmarks.ingest_wire", "--serve", endpoint_url]
     if cpu is not None:
         command += ["--cpu", str(cpu)]

@@ -1,4 +1,4 @@
-"""A transport without a network: it answers success at once, or holds its answers back."""
+"""A transport without a network that answers success at once, or delays its answers."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -15,7 +15,7 @@ _MEBIBYTE = 1_048_576
 
 
 class InstantTransport:
-    """Takes every request; `hold` and `release` say when it answers."""
+    """Accepts every request; `hold` and `release` control when it answers."""
 
     def __init__(self, shard_count: int) -> None:
         self._shards = [
@@ -25,20 +25,20 @@ class InstantTransport:
         self._may_answer: anyio.Event | None = None
 
     def hold(self) -> None:
-        """Answer nothing from now on."""
+        """Delay all answers from now on."""
         self._may_answer = anyio.Event()
 
     def release(self) -> None:
-        """Answer what was held, and everything after it at once."""
+        """Send the delayed answers, and answer later requests at once."""
         if self._may_answer is not None:
             self._may_answer.set()
 
     def open(self) -> AbstractAsyncContextManager[object]:
-        """Return a context that owns nothing."""
+        """Return a context without resources."""
         return nullcontext()
 
     async def put_records(self, request: PutRecordsRequest) -> list[PutRecordsEntry]:
-        """Say success for each record, in the shard predicted for it."""
+        """Return success for each record, in its predicted shard."""
         if self._may_answer is not None:
             await self._may_answer.wait()
         first = self._shards[0].shard_id

@@ -1,6 +1,6 @@
-"""The sink's Kinesis: a stream that never throttles, answers at once and keeps every request.
+"""The sink's Kinesis: a stream that never throttles, answers at once and stores every request.
 
-PutRecords reads only what the answer needs (keys, to name the shards); bodies are kept and judged
+PutRecords reads only what the answer needs (keys, to name the shards); bodies are stored and checked
 later by the ledger. JSON 1.1 always, CBOR 1.1 where cbor2 is installed.
 """
 
@@ -21,11 +21,11 @@ _SEQUENCE_NUMBER_PREFIX = "4959033827149025660855969253836157109592"
 
 
 class UnknownOperationError(ValueError):
-    """The sink does not speak this operation."""
+    """The sink does not implement this operation."""
 
 
 class _Routing(msgspec.Struct, gc=False):
-    """Enough of an entry to route it; msgspec skips the data without building it."""
+    """The fields of an entry needed to route it; msgspec skips the data."""
 
     PartitionKey: str
     ExplicitHashKey: str | None = None
@@ -36,7 +36,7 @@ class _RoutingRequest(msgspec.Struct, gc=False):
 
 
 class _Entry(msgspec.Struct, gc=False):
-    Data: bytes  # msgspec undoes the base64
+    Data: bytes  # msgspec decodes the base64
     PartitionKey: str
     ExplicitHashKey: str | None = None
 
@@ -50,7 +50,7 @@ _ENTRIES = msgspec.json.Decoder(_EntryRequest)
 
 
 class KinesisAnswers:
-    """One stream and what was put into it since `start`."""
+    """One stream and the records put into it since `start`."""
 
     def __init__(self) -> None:
         self.request_count = 0
@@ -59,7 +59,7 @@ class KinesisAnswers:
         self.open(Workload())
 
     def open(self, workload: Workload) -> None:
-        """Forget everything; be a stream of the workload's shards that expects its records."""
+        """Reset to an empty stream with the workload's shards that expects its records."""
         self.workload = workload
         self._ranges = ShardRanges(workload.shard_count)
         self._result_of_shard = [
@@ -69,7 +69,7 @@ class KinesisAnswers:
         self.start()
 
     def start(self) -> None:
-        """Forget what was put so far: the warm-up."""
+        """Discard the records put so far, which are the warm-up."""
         self._stored.clear()
         self.request_count = 0
 
@@ -77,7 +77,7 @@ class KinesisAnswers:
         """Return the body of the answer to one request.
 
         Raises:
-            UnknownOperationError: the target is none of PutRecords, ListShards, DescribeStream and
+            UnknownOperationError: the target is not one of PutRecords, ListShards, DescribeStream and
                 DescribeStreamSummary.
         """
         operation = target.lower().removeprefix(_TARGET_PREFIX)
@@ -89,12 +89,12 @@ class KinesisAnswers:
             b"describestreamsummary": self._describe_stream_summary,
         }
         if operation not in answers:
-            message = f"the sink knows no operation {target!r}; it knows PutRecords and {sorted(answers)}"
+            message = f"the sink has no operation {target!r}; it has PutRecords and {sorted(answers)}"
             raise UnknownOperationError(message)
         return _dump(answers[operation](), is_cbor=is_cbor)
 
     def verdict(self) -> Verdict:
-        """Judge everything put since `start`, and forget it."""
+        """Check all records put since `start`, and discard them."""
         ledger = Ledger(self.workload, self._ranges)
         for is_cbor, body in self._stored:
             for entry in _entries(body, is_cbor=is_cbor):

@@ -1,8 +1,8 @@
-"""kpl_core from put to acknowledgement, through its real transport to the sink.
+"""Measure kpl_core from put to acknowledgement, through its real transport to the sink.
 
-Options: `freeze`, what was made before the measurement is put out of the collector's sight; `pace`:
+Options: `freeze`, calls gc.freeze() before the measurement; `pace`:
 "steady" puts 2,000 records a second and times each; "full" puts as fast as it can and
-notes only the longest step of the event loop, which is where a whole request is built, signed and sent.
+notes only the longest step of the event loop, in which a whole request is built, signed and sent.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ async def main() -> None:
         await run(producer, trial.warm_up_records()[:400])
         records = trial.measured_records()
         if trial.options.get("freeze"):
-            # What a service does after start-up: collections then skip everything imported so far.
+            # As a service does after start-up: collections then skip all objects created so far.
             gc.collect()
             gc.freeze()
         call_sink(trial.endpoint_url, "/start", {})

@@ -1,6 +1,6 @@
-"""The sink's books: every user record that arrived, judged against the workload.
+"""The sink's ledger: check every user record that arrived against the workload.
 
-Judged after the run, over stored requests, so that the checking never slows the producer down.
+The check runs after the measurement, on stored requests, so it never slows the producer down.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ _HASH_KEY_SPACE = 2**128
 
 
 class ShardRanges:
-    """Even division of the hash key space, as CreateStream makes it."""
+    """Even division of the hash key space, as CreateStream does it."""
 
     def __init__(self, shard_count: int) -> None:
         starts = [number * _HASH_KEY_SPACE // shard_count for number in range(shard_count)]
@@ -36,7 +36,7 @@ class ShardRanges:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the sink found. Counts are of user records unless the name says otherwise.
+    """The result of the check. Counts are of user records unless the name says otherwise.
 
     Attributes:
         user_records: Well-formed ones, each index counted once.
@@ -45,7 +45,7 @@ class Verdict:
         wrong_keys: Under another partition key than the one they were put with.
         malformed: Neither a user record of the workload nor an aggregated record.
         duplicated: Arrivals beyond the first of an index.
-        lost: Of the expected ones, never seen.
+        lost: Expected records that never arrived.
     """
 
     user_records: int = 0
@@ -59,7 +59,7 @@ class Verdict:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every user record arrived once, whole, under its key, where a consumer finds it."""
+        """Whether every user record arrived once, complete, with its key, in the right shard."""
         return not (self.misrouted or self.wrong_keys or self.malformed or self.duplicated or self.lost)
 
     def fields(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Ledger:
-    """Takes Kinesis records one by one and counts what is wrong with them."""
+    """Checks Kinesis records one by one and counts the errors."""
 
     workload: Workload
     ranges: ShardRanges
@@ -81,7 +81,7 @@ class Ledger:
         self._seen = bytearray(self.workload.record_count)
 
     def enter(self, shard: int, partition_key: str, explicit_hash_key: str | None, blob: bytes) -> None:
-        """Judge one Kinesis record that was stored in `shard`."""
+        """Check one Kinesis record that was stored in `shard`."""
         self._verdict.kinesis_records += 1
         try:
             user_records = open_blob(blob)

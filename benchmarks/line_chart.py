@@ -1,4 +1,4 @@
-"""Line charts as SVG, drawn by hand: no plotting library, and colours that follow the reader's scheme."""
+"""Draw line charts as SVG without a plotting library, in colours that follow the reader's scheme."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Chart:
 
 
 def draw_charts(charts: Sequence[Chart], *, label: str) -> str:
-    """Return one SVG with the charts one below the other; `label` is what a screen reader says."""
+    """Return one SVG with the charts one below the other; `label` is the text for screen readers."""
     height = _HEIGHT + _TOP + _BOTTOM
     panels = "".join(_panel(chart, number * height) for number, chart in enumerate(charts))
     return (

@@ -1,8 +1,8 @@
-"""python -m benchmarks.logging_emit: what a log line costs its caller, beside the alternatives.
+"""python -m benchmarks.logging_emit: measure the cost of a log line for its caller, beside the alternatives.
 
-Each handler runs in a process of its own, without a network: what is measured is the caller. Two figures:
-microseconds of the calling thread's CPU for each `logger.info` of ~210 bytes, lines following one another, in
-bursts that leave the sender time between them; and the time a call takes, p50 and p99, at 20,000 lines/s.
+Each handler runs in its own process, without a network, because only the caller is measured. Two figures:
+microseconds of the calling thread's CPU for each `logger.info` of ~210 bytes, in bursts with pauses for
+the sender between them; and the time a call takes, p50 and p99, at 20,000 lines/s.
 `null` is logging itself, with a handler that does nothing.
 """
 
@@ -70,7 +70,7 @@ def _queue_handler() -> Iterator[logging.Handler]:
 
 
 class _StubLogs:
-    """A CloudWatch Logs client that takes everything at once."""
+    """A CloudWatch Logs client that accepts everything at once."""
 
     def __getattr__(self, name: str) -> Callable[..., dict[str, Any]]:
         return lambda **_: {"nextSequenceToken": "1", "logStreams": [], "logGroups": []}
@@ -148,7 +148,7 @@ def _burst(logger: logging.Logger) -> float:
 
 
 def _paced(logger: logging.Logger) -> list[float]:
-    """Return the microseconds each call took, at a steady rate; waiting spins, as a busy service does."""
+    """Return the microseconds each call took, at a steady rate; it waits in a busy loop, as a busy service does."""
     now = time.perf_counter_ns
     gap = 1_000_000_000 // PACED_LINES_PER_SECOND
     took = []
@@ -172,7 +172,7 @@ def main() -> None:
         print(json.dumps(measure(arguments.one)))
         return
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in HANDLERS}
-    # Round by round, so that a busy minute of the machine meets all alike.
+    # Round by round, so that a busy minute of the machine affects all handlers alike.
     for _ in range(arguments.rounds):
         for name, figures in rounds.items():
             ran = subprocess.run(
@@ -182,7 +182,7 @@ def main() -> None:
                 text=True,
             )
             figures.append(json.loads(ran.stdout.splitlines()[-1]))
-    print(f"load {os.getloadavg()[0]:.1f}; `adds` is to the null handler's, in the same run\n")
+    print(f"load {os.getloadavg()[0]:.1f}; `adds` is the difference to the null handler in the same run\n")
     print("| handler | CPU us a call, best | adds | median | paced p50 us | paced p99 us | adds |")
     print("|---|---|---|---|---|---|---|")
     best = {name: {key: min(each[key] for each in figures) for key in figures[0]} for name, figures in rounds.items()}

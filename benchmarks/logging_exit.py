@@ -1,8 +1,8 @@
-"""python -m benchmarks.logging_exit: what a dead endpoint does to a program that logs, beside watchtower.
+"""python -m benchmarks.logging_exit: measure a logging program with a dead endpoint, beside watchtower.
 
-500,000 records of 210 bytes, logged as fast as they go, to an endpoint that accepts connections and never
-answers, and to one that refuses them; then the program ends. Memory is what the process grew by while it
-logged; the exit is from its last line of code to its end.
+500,000 records of 210 bytes, logged as fast as possible, to an endpoint that accepts connections and never
+answers, and to one that refuses them. Then the program ends. Memory is the growth of the process while it
+logged. The exit time is from its last line of code to its end.
 """
 
 # ruff: noqa: PLC0415 - each process imports only the one it measures
@@ -53,7 +53,7 @@ def _resident_bytes() -> int:
 
 
 def _settled_bytes() -> int:
-    """Return the resident size once it has not changed for a second: the client's modules are nobody's backlog."""
+    """Return the resident size once it has not changed for a second, when the client's modules are loaded."""
     last, now = 0, _resident_bytes()
     while abs(now - last) > SETTLED_BYTES:
         time.sleep(1)
@@ -62,8 +62,8 @@ def _settled_bytes() -> int:
 
 
 def program(name: str, url: str) -> None:
-    """Log, and come to the end."""
-    # What is registered first runs last, and logging registered its shutdown when it was imported.
+    """Log, then end."""
+    # The function registered first runs last, and logging registered its shutdown when it was imported.
     atexit.unregister(logging.shutdown)
     atexit.register(lambda: print(time.time(), flush=True))
     atexit.register(logging.shutdown)
@@ -99,7 +99,7 @@ def main() -> None:
         program(*arguments.program)
         return
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "NO_PROXY": "127.0.0.1"}
-    print("| endpoint | handler | grew by MB | exit s | of it the interpreter's | what it says |")
+    print("| endpoint | handler | grew by MB | exit s | of it the interpreter's | output |")
     print("|---|---|---|---|---|---|")
     for kind in ("black hole", "refusing"):
         for name in HANDLERS:

@@ -1,14 +1,14 @@
-"""How long the producer blocks its event loop while records flow steadily.
+"""Measure how long the producer blocks its event loop under a steady load.
 
     python -m benchmarks.loop_health [--seconds 30]
 
 The default producer through its real transport to LocalKinesis in another process. A step is one
-callback of the loop, by CPU time of the thread: on a shared machine wall time measures the
-neighbours, so it is printed too, as the lateness of a heartbeat, but bounds nothing. Garbage
-collections are told apart. A full one traverses all tracked objects of the process, nine tenths of
-which are imported modules and botocore's model of the service, none of which are records;
-`gc.freeze()` once everything is imported takes them out of sight. So the run is made twice, without
-and with it. Exits 1 if a step, or with `gc.freeze()` anything at all, takes more than 20 ms.
+callback of the loop, by CPU time of the thread. On a shared machine wall time also measures other
+programs, so it is only printed, as the lateness of a heartbeat, and has no bound. Garbage
+collections are measured separately. A full one traverses all tracked objects of the process. Nine
+tenths of them are imported modules and botocore's model of the service, and none are records.
+`gc.freeze()` after the imports excludes them, so the benchmark runs twice, without and with it.
+Exits 1 if a step, or with `gc.freeze()` a step or a collection, takes more than 20 ms.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Collections:
 
 
 async def heartbeat(lateness: list[float]) -> None:
-    """Note by how much each beat came late, in seconds of wall time."""
+    """Record by how much each beat is late, in seconds of wall time."""
     loop = asyncio.get_running_loop()
     while True:
         due_at = loop.time() + _HEARTBEAT_SECONDS
@@ -60,7 +60,7 @@ async def heartbeat(lateness: list[float]) -> None:
 
 
 async def watch(endpoint_url: str, seconds: int, *, freeze: bool) -> list[str]:
-    """Run the load, print the figures, and return the bounds that are broken."""
+    """Run the load, print the figures, and return the broken bounds."""
     collections, lateness = Collections(), list[float]()
     async with Producer(config_for(endpoint_url)) as producer:
         await put_steadily(producer, _WARM_UP_SECONDS)
@@ -72,9 +72,9 @@ async def watch(endpoint_url: str, seconds: int, *, freeze: bool) -> list[str]:
         gc.callbacks.append(collections.note)
         with StepWatch() as steps:
             await put_steadily(producer, seconds)
-        # A step of its own, so that what follows is not part of the last one measured.
+        # A separate step, so that the following code is not part of the last measured one.
         await asyncio.sleep(0)
-        # None may have come by itself: what would one cost now?
+        # There may have been no full collection, so measure one now.
         gc.collect()
         gc.callbacks.remove(collections.note)
         beating.cancel()
@@ -86,7 +86,7 @@ async def watch(endpoint_url: str, seconds: int, *, freeze: bool) -> list[str]:
     figures = steps.figures()
     full_by_themselves = collections.counts[2] - 1
     print(f"{'with' if freeze else 'without'} gc.freeze(): {seconds} s, {report.delivered:,} records")
-    print(f"  longest step        {figures['longest_step_ms']:.1f} ms of CPU, collections apart")
+    print(f"  longest step        {figures['longest_step_ms']:.1f} ms of CPU, without collections")
     print(
         f"  full collection     {collections.longest_ms[2]:.1f} ms for {tracked:,} objects; {full_by_themselves} came"
     )

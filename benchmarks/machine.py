@@ -1,4 +1,4 @@
-"""The machine: which core runs what, what it is called, and how quiet it is."""
+"""Describe the machine: the cores for each process, the processor, and the background load."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ Cores = tuple[int | None, int | None]
 def cores() -> tuple[Cores, str]:
     """Return the cores for producer and sink, and a sentence about it for the table."""
     if not hasattr(os, "sched_getaffinity"):
-        return (None, None), "This system cannot pin a process to a core; producer and sink ran where they were put."
+        return (None, None), "This system cannot pin a process to a core; producer and sink ran on any core."
     available = sorted(os.sched_getaffinity(0))
     if len(available) < 2:
         return (
@@ -25,13 +25,13 @@ def cores() -> tuple[Cores, str]:
 
 
 def pin_to(core: int | None) -> None:
-    """Keep this process, and what it starts, on `core`; None leaves it alone."""
+    """Pin this process and its children to `core`. With None do nothing."""
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
 
 
 def calibration_ms() -> float:
-    """Return the milliseconds a fixed loop takes here and now: the same number on a quiet machine, each time."""
+    """Return the milliseconds of a fixed loop, which are constant on a quiet machine."""
     started_at = time.perf_counter()
     total = 0
     for number in range(300_000):
@@ -40,7 +40,7 @@ def calibration_ms() -> float:
 
 
 def describe_machine() -> str:
-    """Return processor, cores and Python, without anything that names this machine."""
+    """Return processor, cores and Python, without the name of this machine."""
     processor = platform.processor() or platform.machine()
     cpu_information = Path("/proc/cpuinfo")
     if cpu_information.exists():

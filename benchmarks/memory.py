@@ -1,8 +1,8 @@
 """Memory of outstanding user records, garbage collections, and reference cycles.
 
-The transport holds its answers back until everything is put, so all records are outstanding at once.
-Records are made one by one and held by nobody but the producer; deliveries are kept, as a caller would.
-The bodies of requests being sent are not in it: they are bounded by the requests in flight.
+The transport delays its answers until all records are put, so all are outstanding at once. Only the
+producer references the records. The benchmark keeps the deliveries, as a caller would. The bodies of
+requests in flight are not included, because the number of those requests is bounded.
 """
 
 import asyncio

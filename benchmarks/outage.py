@@ -1,12 +1,12 @@
-"""Everything answers 500 for 10 s, then refuses connections for 5 s, then heals, under steady load.
+"""Measure an outage under steady load: 10 s of answers with 500, 5 s of refused connections, then recovery.
 
     python -m benchmarks.outage
 
-2,000 records of 1 KiB a second on 64 shards, before, during and after; the default producer but for its
-time to live. Printed: CPU of the producing process in each part, of which the load itself takes what
-it takes in health; its resident set; how long until everything is delivered; how often the shards
-were listed. Exits 1 if anything is lost, the outage costs more than 20 % of a core, memory
-does not come back, or the shards were listed more than once.
+2,000 records of 1 KiB a second on 64 shards, before, during and after; the default producer except for
+its time to live. Prints the CPU of the producing process in each part (the part before the outage shows the cost of
+the load itself), its resident set, the time until all records are delivered, and the number of shard
+listings. Exits 1 if a record is lost, the outage costs more than 20 % of a core, memory is not
+released, or the shards were listed more than once.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from kpl_core.options.kinesis_limits import MIB
 __all__ = ["main"]
 
 MOST_CPU_SHARE = 0.2
-# Above the base before the first outage, once the allocator gave back what nobody holds.
+# Above the level before the first outage, after the allocator released free memory.
 MOST_MORE_MIB = 15.0
-# Which trouble is made, and for how long.
+# The faults and their durations.
 _WARM_UP_SECONDS = 3
 PARTS = (("health", 5), ("fail", 10), ("refuse", 5))
 
 
 def _resident_mib() -> float:
-    """Return the resident set without garbage, and without what glibc keeps for later."""
+    """Return the resident set without garbage and without memory that glibc retains."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -44,7 +44,7 @@ def _resident_mib() -> float:
 
 
 async def outage(producer: Producer, kinesis: WatchedKinesis) -> tuple[dict[str, float], int]:
-    """Go through the parts; return the CPU share of each, and how many records were put."""
+    """Run the parts; return the CPU share of each, and how many records were put."""
     shares: dict[str, float] = {}
     count = 0
     for part, seconds in PARTS:
@@ -59,7 +59,7 @@ async def outage(producer: Producer, kinesis: WatchedKinesis) -> tuple[dict[str,
 
 
 async def run(kinesis: WatchedKinesis) -> list[str]:
-    """Two outages, so that what the first leaves behind is told from what every one does; return broken bounds."""
+    """Run two outages, to separate memory retained once from memory that grows each time; return broken bounds."""
     broken: list[str] = []
     async with Producer(config_for(kinesis.endpoint_url, record_ttl_ms=60_000)) as producer:
         count = await put_steadily(producer, _WARM_UP_SECONDS)

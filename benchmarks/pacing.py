@@ -1,7 +1,7 @@
 """Put records at a steady rate and time each one: open loop, so that a slow producer cannot slow the load.
 
-A record's time runs from the instant it was due, not from the instant it was put: what a stalled event
-loop delays is part of the answer (Tene's "coordinated omission"). Shared with the peers: standard
+A record's time runs from the instant it was due, not from the instant it was put: the delay of a stalled event
+loop is part of the result (Tene's "coordinated omission"). Shared with the peers: standard
 library only.
 """
 
@@ -24,8 +24,8 @@ async def deliver_steadily(
 ) -> dict[str, Any]:
     """Put `records` at 2,000 a second; return the figures of the run.
 
-    `put` puts one record; what it returns is awaited by a task of its own until the record is
-    acknowledged, True for a success. All puts come from one task: aiokpl wants it so.
+    `put` puts one record. A separate task awaits its return value until the record is acknowledged,
+    True for a success. All puts come from one task, as aiokpl requires.
     """
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
@@ -59,9 +59,9 @@ async def deliver_steadily(
 
 
 class StepWatch:
-    """Notes the longest callback of the event loop, garbage collections apart, and the longest collection.
+    """Records the longest callback of the event loop, without garbage collections, and the longest collection.
 
-    By CPU time of the thread and not by wall: on a shared machine another process' turn would count as ours.
+    It uses CPU time of the thread, because on a shared machine wall time includes other processes.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class StepWatch:
         self._collecting_seconds = 0.0
 
     def __enter__(self) -> Self:
-        run = self._run = asyncio.Handle._run  # noqa: SLF001 - the one place every callback passes
+        run = self._run = asyncio.Handle._run  # noqa: SLF001 - every callback runs through it
 
         def timed(handle: asyncio.Handle) -> None:
             self._collecting_seconds = 0.0

@@ -1,6 +1,6 @@
-"""The alternatives, each in a virtual environment of its own, so that no producer runs on another's versions.
+"""The alternatives, each in its own virtual environment, so that each producer has its own versions.
 
-python -m benchmarks.peers        installs all of them and says which could not be
+python -m benchmarks.peers        installs all of them and prints the failures
 """
 
 import json
@@ -26,13 +26,13 @@ class Peer:
     """An alternative to measure beside kpl_core.
 
     Attributes:
-        name: What the table calls it.
+        name: Its name in the table.
         program: Its module in `benchmarks.peer_programs`.
         environment: Directory of its virtual environment.
-        requirements: What pip installs there.
+        requirements: The packages that pip installs there.
         options: The program's options.
-        most_records: How many it is given at most in the short version, so that a trial takes about a second.
-        note: What a reader of its figures must know.
+        most_records: The maximum number of records in the short version, so that a trial takes about a second.
+        note: A remark for the reader of its figures.
     """
 
     name: str
@@ -85,7 +85,7 @@ PEERS = (
         "async_kinesis",
         "async-kinesis",
         ("async-kinesis[kpl]==3.0.1",),
-        most_records=9_000,  # above a second of it: its throttle slows down with what the last second holds
+        most_records=9_000,  # its throttle slows down with the records of the last second
         options={"processor": "string"},
         note="no result per record; its limits raised (its defaults stop near 1,000 records/s)",
     ),
@@ -108,7 +108,7 @@ def python_of(environment: str) -> Path:
 
 
 def install_all(peers: Iterable[Peer]) -> dict[str, str]:
-    """Install every environment that is not there yet; return the reason for each that could not be."""
+    """Install every missing environment; return the reason of each failure."""
     requirements = {peer.environment: peer.requirements for peer in peers}
     with ThreadPoolExecutor(max_workers=2) as threads:
         reasons = threads.map(_install, requirements, requirements.values())
@@ -116,7 +116,7 @@ def install_all(peers: Iterable[Peer]) -> dict[str, str]:
 
 
 def _install(environment: str, requirements: tuple[str, ...]) -> str:
-    """Return an empty string, or why the environment is not usable."""
+    """Return an empty string, or why the environment cannot be used."""
     directory = ENVIRONMENTS / environment
     stamp = directory / _STAMP
     wanted = json.dumps([sys.version_info[:3], requirements])

@@ -1,7 +1,7 @@
-"""What is measured: sections of rows, each a subject (a producer in one configuration) at a workload.
+"""The plan of the measurement: rows, each a producer in one configuration with a workload.
 
-Record counts give each trial some tenths of a CPU-second: long enough to be steady, short enough for five
-interleaved rounds of everything.
+With these record counts each trial takes some tenths of a CPU-second: long enough for stable results,
+short enough for five interleaved rounds of all rows.
 """
 
 import sys
@@ -24,19 +24,19 @@ OURS = "kpl_core"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table: measured once a round, in a process of its own.
+    """One row of a table: measured once a round, in its own process.
 
     Attributes:
-        kind: The table it stands in.
-        subject: Who produces.
-        workload: What.
+        kind: Its table.
+        subject: The producer.
+        workload: The records.
         program: Module run as `python -m`.
         python: The interpreter that runs it.
-        directory: Where: what stands there is imported first.
+        directory: The working directory; its packages are imported first.
         options: The program's options.
-        setting: Words for what differs from the default configuration.
-        environment: What must be installed or built first, empty for our sources.
-        note: What a reader must know.
+        setting: Describes the difference from the default configuration.
+        environment: The environment to install or build first, empty for our sources.
+        note: A remark for the reader.
     """
 
     kind: Kind
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return what tells this row from every other."""
+        """Return a unique key of this row."""
         return f"{self.kind}: {self.name}"
 
     @property
@@ -62,7 +62,7 @@ class Row:
 
 
 def short_plan() -> list[Row]:
-    """Return what fits into five minutes: all the alternatives, and the rows with a target."""
+    """Return the rows that fit into five minutes: all alternatives, and the rows with a target."""
     rows = []
     for workload in (_work(100), _work(1024)):
         rows += _beside_the_peers(workload, [peer for peer in PEERS if "README" not in peer.name])
@@ -82,7 +82,7 @@ def short_plan() -> list[Row]:
 
 
 def full_plan() -> list[Row]:
-    """Return everything, with trials four times as long: all peers at every workload, all configurations."""
+    """Return all rows, with trials four times as long: all peers at every workload, all configurations."""
     rows: list[Row] = []
     for size in (100, 1024):
         for keys in ("10k", "unique"):

@@ -1,4 +1,4 @@
-"""The plot: bars of records per CPU-second, drawn by hand so that no plotting library is needed.
+"""Draw bars of records per CPU-second as SVG, without a plotting library.
 
 The SVG has no background and follows the reader's colour scheme; its colours keep their contrast on
 white and on black where a viewer ignores that.
@@ -64,7 +64,7 @@ def _bar(results: Results, row: Row) -> _Bar:
     checked = checked_by_the_sink(results, row)
     if checked == "all right":
         return _Bar(row.subject, figure, f"{figure.median:,.0f}", css)
-    # Faded: records that a consumer drops are no throughput.
+    # Faded, because records that a consumer drops are not throughput.
     return _Bar(row.subject, figure, f"{figure.median:,.0f}  ({checked})", f"{css} faulty")
 
 

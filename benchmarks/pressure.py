@@ -1,9 +1,9 @@
-"""A stream of two shards with the service's own limits, offered all it can be offered.
+"""Overload a stream of two shards that has the service's own limits.
 
     python -m benchmarks.pressure [--seconds 30] [--only NAME ...]
 
-Each producer is a process that puts whenever there is room; the service is a process too, and what
-counts is what it stored and refused. Printed for each scenario: the share of the limit in use (bytes
+Each producer is a process that puts whenever its buffer has space. The service is a process too, and
+its own counts of stored and throttled records are used. Prints for each scenario: the share of the limit in use (bytes
 for aggregated records of 1 KiB, records for single ones of 100 B), the share of records throttled,
 over the whole run and by the second, peak memory and CPU of a producer, and whether the report of
 each producer agrees with what is stored. Exits 1 if a bound of `SCENARIOS` is broken.
@@ -30,7 +30,7 @@ from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB, REC
 __all__ = ["SCENARIOS", "Scenario", "main"]
 
 SHARDS = 2
-# After this the throttled share is steady, and one of two producers has made room for the other.
+# After this the throttled share is stable, and two producers have divided the capacity.
 SETTLED_AFTER_SECONDS = 5
 _RECORDS_PER_PUT_MANY = 100
 _RETENTION_SECONDS = 600.0
@@ -38,10 +38,10 @@ _RETENTION_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is put by how many, and the bounds; all shares are of 1.
+    """The records, the number of producers, and the bounds as shares of 1.
 
-    `room_seconds` bounds the buffer to what the shards take in so long, because what waits
-    longer than its time to live expires. None: the default buffer.
+    `room_seconds` limits the buffer to the records that the shards accept in this time, because records that
+    wait longer than their time to live expire. None: the default buffer.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Scenario:
 
     @property
     def aggregated(self) -> bool:
-        """Say whether bytes are what runs out, and not records."""
+        """Return whether bytes are the limiting factor, not records."""
         return bool(self.options.get("aggregation_enabled", True))
 
 
@@ -81,13 +81,13 @@ SCENARIOS = (
         most_throttled=1.0,
         most_throttled_settled=0.15,
     ),
-    # The default buffer holds more than two shards take in a time to live, so the rest of it expires.
+    # The default buffer holds more records than two shards accept in a time to live, so the rest would expire.
     Scenario(name="expiring", data_bytes=100, options=_SINGLE | {"record_ttl_ms": 10_000}, least_used=0.9),
 )
 
 
 async def produce(task: dict[str, Any]) -> None:
-    """Put whenever there is room until standard input closes; print the report as JSON."""
+    """Put whenever the buffer has space until standard input closes; print the report as JSON."""
     pin_to(task["cpu"])
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stopped.set)
@@ -95,7 +95,7 @@ async def produce(task: dict[str, Any]) -> None:
         region=REGION,
         endpoint_url=task["endpoint_url"],
         aws_access_key_id="benchmark",
-        aws_secret_access_key="benchmark",  # noqa: S106 - nobody checks it
+        aws_secret_access_key="benchmark",  # noqa: S106 - not checked
         **task["options"],
     )
     data, first, number = bytes(task["data_bytes"] - 16), task["name"], 0
@@ -145,7 +145,7 @@ def run(scenario: Scenario, seconds: int) -> list[str]:
 
 
 def _sample(kinesis: WatchedKinesis, seconds: int) -> list[dict[str, Any]]:
-    """Return the service's counters by the second, from the first second that saw a record."""
+    """Return the service's counters by the second, from the first second with a record."""
     samples = [kinesis.ask("counters")]
     while len(samples) <= seconds:
         time.sleep(1.0)

@@ -1,11 +1,11 @@
-"""What a user record costs the machines, counted instead of timed: the same numbers on every run.
+"""Count the work per user record instead of timing it, with the same numbers on every run.
 
     python -m benchmarks.put_cost        prints the counts as JSON
 
-Times on shared machines differ by a third from run to run, so a test cannot hold them to a bound
-without failing by chance. Bytecode instructions, calls, allocated bytes and tracked objects of one
-fixed piece of work do not differ at all. The work is the journey without its driver: put, request,
-answer, result, through `StreamPipeline`, time standing still.
+Times on shared machines differ by a third from run to run, so a test with a bound on them
+would fail at random. Bytecode instructions, calls, allocated bytes and tracked objects of fixed work
+never differ. The work is the journey without its driver: put, request, answer, result, through
+`StreamPipeline`, at a constant time.
 """
 
 import gc
@@ -66,7 +66,7 @@ class Journey:
         return sum(result.successful for delivery in deliveries if (result := delivery.peek()) is not None)
 
     def finish(self) -> None:
-        """Close what is open and answer every request."""
+        """Close the open records and answer every request."""
         self.pipeline.flush(_NOW)
         while requests := self.pipeline.poll(_NOW, 1_000).requests:
             for request in requests:
@@ -77,7 +77,7 @@ def costs(profile: str) -> dict[str, float]:
     """Return the counts of a profile per user record of 100 B on 16 shards.
 
     `instructions`, `python_calls`: of the put alone, and of the whole journey. `bytes`, `tracked`: bytes of an
-    outstanding user record over its data, and objects the collector must look at, the delivery kept.
+    outstanding user record over its data, and objects that the collector visits, delivery included.
     `cycles`: unreachable objects that only the collector could free, after everything is done.
     """
     keys, options = PROFILES[profile]
@@ -142,17 +142,17 @@ def _calls(work: Callable[[], object]) -> int:
 
 
 def _outstanding(workload: Workload, options: dict[str, Any]) -> dict[str, int]:
-    """Return bytes and objects that records take while they wait, over their data."""
+    """Return bytes and objects of waiting records, in addition to their data."""
     keys: dict[str, str] = {}
 
     def records() -> Iterable[tuple[str, bytes]]:
-        """Yield records that nobody holds but the pipeline: what stays is its own."""
+        """Yield records that only the pipeline references, so that all remaining memory is its own."""
         for index in range(_WARM_UP_RECORD_COUNT, _WARM_UP_RECORD_COUNT + _RECORD_COUNT):
             key = workload.key_of(index)
             yield keys.setdefault(key, key) if workload.keys == "10k" else key, workload.data_of(index)
 
     journey = Journey(workload, options)
-    # The routes it remembers are bounded, and no part of a record: let them be there already.
+    # Fill the route cache first: it is bounded and not part of a record.
     journey.deliver([(keys.setdefault(key, key), data) for key, data in workload.records(0, _WARM_UP_RECORD_COUNT)])
     gc.collect()
     tracked_before = len(gc.get_objects())
@@ -170,7 +170,7 @@ def _outstanding(workload: Workload, options: dict[str, Any]) -> dict[str, int]:
 
 
 def _cycles(work: Callable[[], object]) -> int:
-    """Return how many objects `work` left behind for the collector."""
+    """Return how many objects of `work` only the collector can free."""
     gc.collect()
     gc.disable()
     try:

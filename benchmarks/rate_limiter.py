@@ -1,10 +1,10 @@
-"""What the shared rate limiter costs beside a bare lock, and whether eight threads hold it to its bounds.
+"""Measure the shared rate limiter beside a bare lock, and check its bounds with eight threads.
 
     python -m benchmarks.rate_limiter
 
 First the uncontended cost of `acquire`: nanoseconds of CPU time, smallest (median) of interleaved
-rounds. The bound is 500 ns more than taking and releasing a lock, for the grant and the refusal
-alike. Then eight threads take tokens for five seconds of real time: never below zero, never
+rounds. The bound is 500 ns more than taking and releasing a lock, for grants and for
+rejections. Then eight threads take tokens for five seconds of real time: never below zero, never
 above the capacity, never more granted than `capacity + rate * time`. Exits 1 if a bound is
 broken.
 """

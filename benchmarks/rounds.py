@@ -1,7 +1,7 @@
 """Run a plan in interleaved rounds: A B C, A B C, ... each trial in a fresh process.
 
-A slow moment of the machine then hits every row of a round alike, and the ratio of two rows is taken
-within a round, never between moments.
+A slow moment of the machine then affects every row of a round alike. The ratio of two rows is computed
+within a round.
 """
 
 import json
@@ -28,11 +28,11 @@ _VERDICT_FIELDS = tuple(Verdict().fields())
 
 @dataclass(slots=True)
 class Answer:
-    """What one trial gave: its figures, or why there are none.
+    """The result of one trial: its figures, or the reason of its failure.
 
     Attributes:
-        figures: The producing process' own, and the sink's.
-        verdict: What the sink's ledger found; None for programs without network.
+        figures: Those of the producing process and of the sink.
+        verdict: The result of the sink's ledger; None for programs without network.
         failure: Empty, or the reason in one line.
     """
 
@@ -78,7 +78,7 @@ def run_rounds(rows: Sequence[Row], round_count: int, placed_on: Cores, not_inst
 
 
 def run_trial(row: Row, endpoint_url: str, cpu: int | None) -> Answer:
-    """Run one row once and let the sink judge what came."""
+    """Run one row once and let the sink check the records."""
     call_sink(endpoint_url, "/open", {"workload": row.workload.fields()})
     task = {"endpoint_url": endpoint_url, "workload": row.workload.fields(), "cpu": cpu, "options": row.options}
     command = [str(row.python), "-m", row.program, json.dumps(task)]
@@ -105,11 +105,11 @@ def run_trial(row: Row, endpoint_url: str, cpu: int | None) -> Answer:
 
 
 def _environment_variables() -> dict[str, str]:
-    """Return an environment with something to sign with, in which no client looks for a profile or a role."""
+    """Return an environment with dummy credentials, in which no client looks for a profile or a role."""
     return {
         **os.environ,
         "AWS_ACCESS_KEY_ID": "benchmark",
-        "AWS_SECRET_ACCESS_KEY": "benchmark",  # the sink looks at no signature
+        "AWS_SECRET_ACCESS_KEY": "benchmark",  # the sink does not check signatures
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",

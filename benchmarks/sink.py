@@ -1,11 +1,11 @@
-"""The sink: a process on the other core that takes PutRecords over plain HTTP and never refuses.
+"""The sink: a process on the other core that accepts all PutRecords over plain HTTP.
 
     python -m benchmarks.sink [--cpu N]       prints its port, serves until its standard input closes
 
-Beside Kinesis' own `POST /` it answers to the benchmark:
+In addition to Kinesis' own `POST /` it has these operations for the benchmark:
 
-    POST /open    {"workload": {...}, "delay_ms": 0}    be a new stream
-    POST /start                                         forget the warm-up
+    POST /open    {"workload": {...}, "delay_ms": 0}    create a new stream
+    POST /start                                         discard the warm-up
     GET  /stats                                         requests, bytes and its own CPU time since /start
     GET  /report                                        /stats and the ledger's verdict
 """
@@ -33,7 +33,7 @@ _CBOR = re.compile(rb"\r\ncontent-type: *application/x-amz-cbor-1\.1", re.IGNORE
 
 
 class SinkState:
-    """What all connections share: the stream, the counters and the answer delay."""
+    """The state shared by all connections: the stream, the counters and the answer delay."""
 
     def __init__(self) -> None:
         self.answers = KinesisAnswers()
@@ -41,7 +41,7 @@ class SinkState:
         self._clear()
 
     def respond(self, head: bytes, body: bytes) -> tuple[bytes, float]:
-        """Return the whole HTTP response to one request, and the seconds to hold it back."""
+        """Return the complete HTTP response to one request, and its delay in seconds."""
         method, path, _ = head.split(b" ", 2)
         if path != b"/":
             return self._control(method, path, body), 0.0
@@ -108,12 +108,12 @@ class SinkConnection(asyncio.Protocol):
         self._needed_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
+        """Store the transport."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Join a request only once all of it is there: a body of 1 MiB comes in many pieces."""
+        """Join the pieces of a request only when it is complete: a body of 1 MiB arrives in many pieces."""
         self._chunks.append(data)
         self._received_bytes += len(data)
         if self._received_bytes < self._needed_bytes:
@@ -169,6 +169,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", type=int, default=None, help="core to stay on")
     pin_to(parser.parse_args().cpu)
-    # Nothing it builds per request is cyclic, and a collection would show up in the producer's latency.
+    # Requests create no reference cycles, and a collection would affect the producer's latency.
     gc.disable()
     asyncio.run(_serve())

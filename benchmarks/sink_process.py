@@ -1,4 +1,4 @@
-"""Start the sink on its core, and stop it, whatever happens."""
+"""Start the sink on its core, and always stop it."""
 
 import subprocess
 import sys

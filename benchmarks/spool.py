@@ -1,9 +1,9 @@
-"""python -m benchmarks.spool [FOLDER]: the spool beside raw batched SQLite, on the same disk, round by round.
+"""python -m benchmarks.spool [FOLDER]: measure the spool beside raw batched SQLite, on the same disk, round by round.
 
 Records carry 1 KiB of data and are committed about 500 to a transaction, WAL, synchronous FULL. Raw
 SQLite is the best of three: one INSERT a row (executemany) with SQLite's own page size, the same with the
-spool's page size, and the spool's many rows to a statement. Each round runs everything once, in turn, and
-a ratio is taken within its round. The disk's fsync is in all of it.
+spool's page size, and the spool's many rows to a statement. Each round runs all variants once, and a
+ratio is computed within its round. All of them include the disk's fsync.
 """
 
 import os
@@ -30,7 +30,7 @@ SPOOL_PAGE_BYTES = 16_384
 
 
 def raw(folder: Path, *, page_bytes: int, rows_per_statement: int) -> float:
-    """Return the records a second of SQLite alone."""
+    """Return the records a second of raw SQLite."""
     connection = sqlite3.connect(folder / "raw.db", isolation_level=None)
     for pragma in (f"page_size = {page_bytes}", "journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")
@@ -125,7 +125,7 @@ def replay(folder: Path) -> float:
 
 @contextmanager
 def busy_interpreter() -> Iterator[None]:
-    """Keep the interpreter lock wanted by another thread, as a busy event loop does."""
+    """Run a thread that competes for the interpreter lock, as a busy event loop does."""
     ended = threading.Event()
 
     def spin() -> None:

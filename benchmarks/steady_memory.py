@@ -1,9 +1,9 @@
-"""Memory and objects while records flow steadily: flat, or something is kept for ever.
+"""Measure memory and objects under a steady load, to detect leaks.
 
     python -m benchmarks.steady_memory [--seconds 60]
 
 The default producer through its real transport to LocalKinesis in another process. After the warm-up
-the resident set and the objects the garbage collector tracks are taken every five seconds; exits 1 if
+the resident set and the objects the garbage collector tracks are sampled every five seconds. Exits 1 if
 one of them grows by more than the bounds from the first half of the run to the second.
 """
 
@@ -42,7 +42,7 @@ async def watch(endpoint_url: str, seconds: int) -> list[tuple[int, float, int]]
 
     async def sample(second: int) -> None:
         if second > WARM_UP_SECONDS and second % SAMPLE_EVERY_SECONDS == 0:
-            # Everything in flight now is there in every sample; garbage is not what is looked for.
+            # Records in flight are in every sample; free the garbage before each.
             gc.collect()
             samples.append((second, rss_bytes() / MIB, len(gc.get_objects())))
             print(f"  {second:3d} s  {samples[-1][1]:7.2f} MiB  {samples[-1][2]:,} objects", flush=True)
@@ -56,7 +56,7 @@ async def watch(endpoint_url: str, seconds: int) -> list[tuple[int, float, int]]
 
 
 def growth(values: Sequence[float]) -> float:
-    """Return how much the least of the second half exceeds that of the first: what is in flight comes on top."""
+    """Return by how much the minimum of the second half exceeds that of the first half, without records in flight."""
     middle = len(values) // 2
     return min(values[middle:]) - min(values[:middle])
 

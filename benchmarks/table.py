@@ -114,7 +114,7 @@ def _peers_table(results: Results, rows: list[Row]) -> Table:
 
 def _workloads_table(results: Results, rows: list[Row]) -> Table:
     table = Table(
-        f"{OURS} at other work and settings",
+        f"{OURS} with other workloads and settings",
         (
             "work",
             "records per CPU-second",
@@ -175,8 +175,8 @@ def _latency_table(results: Results, rows: list[Row]) -> Table:
             )
         )
     table.remarks = [
-        "Counted from the instant a record was due. Records wait up to 100 ms for company (both producers' default).",
-        "Longest step: CPU time of the longest callback on the event loop, garbage collections apart.",
+        "Counted from the instant a record was due. Records wait up to 100 ms to be batched (both defaults).",
+        "Longest step: CPU time of the longest callback on the event loop, without garbage collections.",
     ]
     return table
 
@@ -222,7 +222,7 @@ def _records_per_request(results: Results, row: Row) -> str:
 
 
 def checked_by_the_sink(results: Results, row: Row) -> str:
-    """Return "all right", or the largest share of records that were not, by fault."""
+    """Return "all right", or the largest share of faulty records for each fault."""
     answers = [answer for answer in results.of(row) if answer.verdict is not None]
     if not answers:
         return _ABSENT
@@ -258,7 +258,7 @@ def _fewer(workload: Workload, most: Workload) -> str:
 
 
 def shares_of_cores(results: Results) -> tuple[float, float] | None:
-    """Return the median share of its core a producer had, and the largest share the sink needed of its own."""
+    """Return the median share of its core a producer had, and the largest share that the sink used of its own."""
     answers = [
         answer.figures
         for row in results.rows

@@ -1,7 +1,7 @@
-"""One measurement, seen from the producing process: what it is asked, and how it is timed.
+"""One measurement in the producing process: its task and its timing.
 
 The process gets its task as one JSON argument and answers with one JSON line. Only the standard
-library is imported: the peers run this file in environments of their own.
+library is imported: the peers run this file in their own environments.
 """
 
 import gc
@@ -41,9 +41,9 @@ class Trial:
 
     Attributes:
         endpoint_url: Where the sink listens; empty for programs that need no network.
-        workload: What to produce.
-        cpu: The core to stay on, or None.
-        options: What distinguishes this subject from others of the same program.
+        workload: The records to produce.
+        cpu: The core to be pinned to, or None.
+        options: The difference from other rows of the same program.
     """
 
     endpoint_url: str
@@ -54,13 +54,13 @@ class Trial:
 
     @classmethod
     def from_command_line(cls) -> Self:
-        """Read the task and move to the core it names."""
+        """Read the task and pin the process to its core."""
         task = json.loads(sys.argv[1])
         pin_to(task["cpu"])
         return cls(task["endpoint_url"], Workload.from_fields(task["workload"]), task["cpu"], task["options"])
 
     def warm_up_records(self) -> list[tuple[str, bytes]]:
-        """Return records to send before the measurement: connections, shard map and code get ready."""
+        """Return records to send before the measurement, which open connections and load the shard map."""
         first = self.workload.record_count
         return self.workload.records(first, first + WARM_UP_RECORD_COUNT)
 
@@ -92,7 +92,7 @@ class Trial:
         self._answer |= figures
 
     def finish(self, *, acknowledged: int, distributions: tuple[str, ...] = ()) -> None:
-        """Print the answer: how many records were acknowledged one by one, and by which versions."""
+        """Print the answer: how many records were acknowledged, and the versions used."""
         self.add(acknowledged=acknowledged, versions={name: metadata.version(name) for name in distributions})
         print(json.dumps(self._answer), flush=True)
 

@@ -1,6 +1,6 @@
-"""LocalKinesis in a process of its own, asked over its standard input what it stored and refused.
+"""Run LocalKinesis in its own process, which reports stored and throttled records over its standard input.
 
-Producer and service then share no interpreter, and the service's clock is its own, as in life.
+So producer and service share neither interpreter nor clock, as in production.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class WatchedKinesis:
     def ask(self, question: str) -> dict[str, Any]:
         """Return "counters" (records and bytes so far) or "contents" (user records of the stream, decoded).
 
-        Or make trouble: "fail" (every answer is a 500), "refuse" (connections), "heal".
+        Or switch a fault on: "fail" (every answer is a 500), "refuse" (connections), "heal".
         """
         print(question, file=self._questions, flush=True)
         answer: dict[str, Any] = json.loads(self._answers.readline())

@@ -1,8 +1,8 @@
-"""The work every producer is given: which user records, with which keys, on how many shards.
+"""The workload of every producer: its user records, their keys, and the number of shards.
 
-A user record is a function of its index, so that the sink can say of each one it finds whether it is
-whole, in the right shard, a duplicate, or missing, without being told anything but the workload.
-Only the standard library is imported: the peers run this file in environments of their own.
+A user record is a function of its index, so from the workload alone the sink can check for each one whether
+it is complete, in the right shard, a duplicate, or missing.
+Only the standard library is imported: the peers run this file in their own environments.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,11 +17,11 @@ Keys = Literal["10k", "unique"]
 STREAM_NAME = "bench"
 
 _REPEATING_KEY_COUNT = 10_000
-# Which key a record has, drawn once and repeated after so many records. Taking turns instead would let no key
-# repeat within 10,000 records: more different keys in an aggregated record than chance gives.
+# The key of each record, drawn at random once and repeated after so many records. With keys in rotation no key
+# would repeat within 10,000 records, so an aggregated record would have too many different keys.
 _KEY_NUMBERS = Random(2013).choices(range(_REPEATING_KEY_COUNT), k=1 << 17)
 _INDEX_DIGITS = 12
-# ASCII, because one of the peers takes text only; long enough for the largest Kinesis record.
+# ASCII, because one of the peers accepts only text; long enough for the largest Kinesis record.
 _FILLER = b"the quick brown fox jumps over the lazy dog 0123456789 " * 19_100
 
 
@@ -36,9 +36,9 @@ class Workload:
 
     Attributes:
         data_bytes: Size of each record's data, at least 12 bytes.
-        keys: "10k": one of 10,000 keys of 16 characters, by chance; "unique": a new one for every record.
+        keys: "10k": one of 10,000 keys of 16 characters, at random; "unique": a new one for every record.
         shard_count: Open shards of the stream, dividing the hash key space evenly.
-        record_count: How many user records are measured.
+        record_count: The number of measured user records.
     """
 
     data_bytes: int = 100
@@ -58,7 +58,7 @@ class Workload:
         return cls(**fields)
 
     def fields(self) -> dict[str, Any]:
-        """Return what crosses a process boundary as JSON."""
+        """Return the fields as JSON values, to pass them to another process."""
         return asdict(self)
 
     def key_of(self, index: int) -> str:
@@ -82,7 +82,7 @@ class Workload:
     def records(self, start: int, stop: int) -> list[tuple[str, bytes]]:
         """Return user records `start` .. `stop - 1` as (partition key, data).
 
-        Repeating keys are one object each, as they are in a service that looks them up.
+        Equal keys are the same object, as in a service that looks them up.
         """
         if self.keys == "unique":
             return [(self.key_of(index), self.data_of(index)) for index in range(start, stop)]
@@ -91,7 +91,7 @@ class Workload:
         return [(interned.setdefault(key, key), self.data_of(index)) for index, key in enumerate(keys, start)]
 
     def title(self) -> str:
-        """Return the words for it in a table."""
+        """Return its description for a table."""
         size = "1 KiB" if self.data_bytes == 1024 else f"{self.data_bytes} B"
         keys = "10,000 keys" if self.keys == "10k" else "all-unique keys"
         return f"{size}, {keys}, {self.shard_count:,} shard{'s' if self.shard_count != 1 else ''}"

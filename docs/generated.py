@@ -1,7 +1,7 @@
-"""What the reference pages take from the code when the site is built: a hook of mkdocs.
+"""Generate the tables of the reference pages from the code: a hook of mkdocs.
 
-A page says `<!-- generated: NAME -->`; the table of that name stands in its place. So a page can
-never tell of an option, command or metric that is not there.
+The hook replaces each `<!-- generated: NAME -->` of a page by the table of that name. So a page can
+never list an option, command or metric that does not exist.
 """
 
 import inspect
@@ -26,7 +26,7 @@ _LONGEST = 60
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Put the tables in the places of their markers.
+    """Replace each marker by its table.
 
     Raises:
         KeyError: a marker names no table.
@@ -50,7 +50,7 @@ def _option_rows(cls: type) -> Iterator[tuple[str, ...]]:
         if parameter.default is inspect.Parameter.empty:
             default = "required"
         else:
-            # A dataclass shows a factory there; an instance shows what it makes.
+            # The signature of a dataclass shows only its factory; an instance has the value.
             default = repr(getattr(cls(), name) if "factory" in repr(parameter.default) else parameter.default)
             default = "see [Configuration](../configuration.md)" if len(default) > _LONGEST else f"`{default}`"
         yield f"`{name}`", f"`{_type_name(hints[name])}`", default
@@ -116,7 +116,7 @@ def commands() -> str:
 
 
 def routes() -> str:
-    """Return every route of the gateway with its answers, from its own description."""
+    """Return every route of the gateway with its responses, from its OpenAPI document."""
     document = openapi_document(load_settings(endpoint_url="http://127.0.0.1:4567", region="us-east-1"))
     parts = []
     for path, item in document["paths"].items():

@@ -1,13 +1,13 @@
-"""Two producers, as if in two processes, share one shard: each is held to its part, and nobody is throttled.
+"""Two producers, as if in two processes, share one shard. Each is limited to its share, and neither is throttled.
 
     pip install 'kpl-integrations[local]'
     python examples/coordinated_producers.py
 
-They meet in a folder. In production, where several machines share a stream, name a bucket instead:
+They synchronize through a folder. In production, where several machines share a stream, use a bucket instead:
 
     KPL_COORDINATION_STORE='s3://my-bucket/kpl/orders/?region=eu-central-1' python examples/coordinated_producers.py
 
-KPL_ENDPOINT_URL names a Kinesis; without it a local one is started.
+KPL_ENDPOINT_URL selects a Kinesis. Without it the example starts a local one.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ SECONDS = 5.0
 
 
 async def produce(endpoint_url: str, store: str, counts: Counter[str]) -> None:
-    """Put as fast as the producer takes records."""
+    """Put as fast as the producer accepts records."""
 
-    def hear(fact: Fact) -> None:
+    def count(fact: Fact) -> None:
         if isinstance(fact, RequestCompleted):
             counts["sent"] += fact.kinesis_records
             counts["throttled"] += sum(fact.throttled_by_shard.values())
@@ -34,13 +34,13 @@ async def produce(endpoint_url: str, store: str, counts: Counter[str]) -> None:
         region="us-east-1",
         endpoint_url=endpoint_url,
         aws_access_key_id="local",
-        aws_secret_access_key="local",  # noqa: S106 - opens nothing
+        aws_secret_access_key="local",  # noqa: S106 - a dummy value
         aggregation_enabled=False,
         max_outstanding_records=500,
-        # As many as may ever run at a time; half a second, so that the example is short.
+        # The maximum number of processes. The short interval of half a second keeps the example short.
         coordination=CoordinationOptions(store=store, max_workers=2, interval_seconds=0.5),
     )
-    async with Producer(config, hooks=[hear]) as producer:
+    async with Producer(config, hooks=[count]) as producer:
         end = asyncio.get_running_loop().time() + SECONDS
         number = 0
         while asyncio.get_running_loop().time() < end:

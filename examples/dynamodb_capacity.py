@@ -1,11 +1,12 @@
-"""Twenty threads write to a DynamoDB table and stay within the units a second that all may use together.
+"""Twenty threads write to a DynamoDB table and stay within a shared limit of units a second.
 
-In production every process has a `DistributedRateWorker` and one has a `DistributedRateAggregator`; they meet in S3:
+In production every process has a `DistributedRateWorker` and one has a `DistributedRateAggregator`. They synchronize
+through S3:
 
     pip install kpl-integrations boto3
     TABLE=my-table BUCKET=my-bucket python examples/dynamodb_capacity.py
 
-Without TABLE nothing is sent: the answers are made up here, each write costs one unit.
+Without TABLE the example sends nothing and uses fake answers, in which each write costs one unit.
 """
 
 import os
@@ -26,18 +27,18 @@ THREADS = 20
 
 class _Body:
     def stream(self, **_: object) -> list[bytes]:
-        """Return what a table would say of a write."""
+        """Return the answer of a table to a write."""
         return [b'{"ConsumedCapacity": {"TableName": "orders", "CapacityUnits": 1.0}}']
 
 
-def made_up_answer(request: Any, **_: object) -> AWSResponse:  # noqa: ANN401 - botocore's own
-    """Answer in the table's place."""
+def fake_answer(request: Any, **_: object) -> AWSResponse:  # noqa: ANN401 - botocore's own
+    """Return a fake answer instead of sending the request."""
     headers: Any = HeadersDict()
     return AWSResponse(request.url, 200, headers, _Body())
 
 
 def limited(session: Any, bucket: str | None, running: ExitStack) -> SessionLimiter:  # noqa: ANN401
-    """Limit the session: together with all who use the bucket, or alone."""
+    """Limit the session, together with all processes that use the bucket, or alone."""
     if bucket is None:
         limiter = SessionLimiter(read_rate=WRITES_PER_SECOND, write_rate=WRITES_PER_SECOND, burst_seconds=0.1)
         limiter.attach(session)
@@ -65,7 +66,7 @@ def main() -> None:
         limiter = limited(session, bucket, running)
         client = session.client("dynamodb")
         if table is None:
-            client.meta.events.register("before-send.dynamodb", made_up_answer)
+            client.meta.events.register("before-send.dynamodb", fake_answer)
         end = time.monotonic() + SECONDS
 
         def write(thread: int) -> None:

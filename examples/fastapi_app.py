@@ -3,9 +3,9 @@
     pip install 'kpl-integrations[fastapi,local]' uvicorn websockets httpx2
     python examples/fastapi_app.py
 
-It starts a Kinesis of its own on this machine, serves itself for a moment, and is its own client.
-`KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) names another Kinesis, which has a stream `orders`.
-In your project the application is a module of its own: `uvicorn orders.app:app --workers 2`.
+It starts its own local Kinesis, serves the application for a moment, and sends requests to it.
+`KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) selects another Kinesis with a stream `orders`.
+In your project, put the application into its own module: `uvicorn orders.app:app --workers 2`.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ STREAM = "orders"
 
 
 def application(config: Config) -> FastAPI:
-    """Return the application; its producer is made when it starts, in the process that serves."""
+    """Return the application. Its producer is created when the application starts, in the process that serves."""
     app = FastAPI()
     router = KinesisRouter(config, streams=[STREAM], startup="verify", close_seconds=10)
     # The lifespan, /livez and /readyz.
     app.include_router(router)
     # Records of a request are published if its response is below 500, and discarded otherwise.
     app.add_middleware(RequestOutboxMiddleware)
-    # No room becomes 503 with Retry-After. Outermost, so it is added last.
+    # A full buffer becomes 503 with Retry-After. This middleware is the outermost, so it is added last.
     app.add_middleware(BackpressureMiddleware)
 
     @app.post("/orders/{number}", status_code=202, responses=UNAVAILABLE_RESPONSES)
     async def order(number: int, producer: ProducerDep) -> dict[str, int]:
         _ = producer.put_nowait(STREAM, partition_key=f"order-{number}", data=b'{"order": %d}' % number)
         if number == 13:  # noqa: PLR2004 - unlucky
-            raise HTTPException(500, "the order could not be stored, so nobody shall hear of it")
+            raise HTTPException(500, "the order could not be stored, so it must not be published")
         return {"order": number}
 
     @app.websocket("/orders")
@@ -56,7 +56,7 @@ def application(config: Config) -> FastAPI:
 
 
 async def be_a_client(port: int) -> None:
-    """Order ten times over HTTP, once in vain, and once over a socket."""
+    """Send ten orders over HTTP, one that fails, and one over a WebSocket."""
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
         print("ready:", (await client.get("/readyz")).json()["status"])
         for number in [*range(10), 13]:
@@ -69,10 +69,10 @@ async def be_a_client(port: int) -> None:
 
 @asynccontextmanager
 async def served(app: FastAPI) -> AsyncGenerator[int]:
-    """Serve the application on a free port as long as the block lasts."""
+    """Serve the application on a free port until the block ends."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="websockets-sansio"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for this
         await asyncio.sleep(0.01)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
@@ -81,7 +81,7 @@ async def served(app: FastAPI) -> AsyncGenerator[int]:
 
 @asynccontextmanager
 async def kinesis() -> AsyncGenerator[Config]:
-    """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
+    """Yield the options for the Kinesis of KPL_ENDPOINT_URL, or for a local one that runs until the block ends."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:
         yield Config(endpoint_url=endpoint_url)
@@ -90,10 +90,10 @@ async def kinesis() -> AsyncGenerator[Config]:
         yield Config(
             region="us-east-1",
             endpoint_url=local.endpoint_url,
-            # The local Kinesis takes any; a request must be signed with some.
+            # The local Kinesis accepts any credentials, but a request must be signed.
             aws_access_key_id="local",
-            aws_secret_access_key="local",  # noqa: S106 - opens nothing
-            # No proxy on the way to this machine, whatever HTTP_PROXY says.
+            aws_secret_access_key="local",  # noqa: S106 - a dummy value
+            # Use no proxy for this machine, even if HTTP_PROXY is set.
             botocore={"proxies": {}},
         )
 

@@ -1,11 +1,12 @@
-"""gunicorn --preload: the application is loaded once and forked; each worker makes its own producer and sender.
+"""gunicorn --preload loads the application once and forks. Each worker creates its own producer and sender.
 
     pip install 'kpl-integrations[fastapi,logging,local]' gunicorn uvicorn-worker httpx2
     python examples/gunicorn_preload.py
 
-It starts a Kinesis of its own on this machine, and gunicorn with two workers as a child, whose client it is.
-`KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) names another Kinesis, which has a stream `orders`.
-By itself: `KPL_ENDPOINT_URL=... gunicorn --preload --worker-class uvicorn_worker.UvicornWorker gunicorn_preload:app`.
+It starts its own local Kinesis and gunicorn with two workers, and sends requests to them.
+`KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) selects another Kinesis with a stream `orders`.
+To run only the application:
+`KPL_ENDPOINT_URL=... gunicorn --preload --worker-class uvicorn_worker.UvicornWorker gunicorn_preload:app`.
 """
 
 import logging
@@ -32,7 +33,7 @@ LOG = logging.getLogger("shop")
 
 
 def application(config: Config) -> FastAPI:
-    """Return the application; nothing of it opens a connection before the fork."""
+    """Return the application. It opens no connection before the fork."""
     app = FastAPI(lifespan=KinesisLifespan(config))
 
     @app.post("/orders/{number}")
@@ -46,7 +47,7 @@ def application(config: Config) -> FastAPI:
 
 @contextmanager
 def served(endpoint_url: str) -> Generator[str]:
-    """Run gunicorn on a free port as long as the block lasts; yield the application's URL."""
+    """Run gunicorn on a free port until the block ends; yield the application's URL."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
@@ -69,7 +70,7 @@ def served(endpoint_url: str) -> Generator[str]:
 
 
 def be_a_client(url: str) -> None:
-    """Order a hundred times; say how many processes answered."""
+    """Send a hundred orders and print how many processes answered."""
     answered_by = {httpx2.post(f"{url}/orders/{number}", trust_env=False, timeout=30).json() for number in range(100)}
     print("orders: 100, answered by", len(answered_by), "process(es)")
 
@@ -81,13 +82,13 @@ def main() -> None:
         with served(endpoint_url) as url:
             be_a_client(url)
         return
-    # The local Kinesis takes any; a request must be signed with some. And no proxy on the way to this machine.
+    # The local Kinesis accepts any credentials, but a request must be signed. Use no proxy for this machine.
     local_only = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": "us-east-1"}
     os.environ.update(local_only, NO_PROXY="127.0.0.1")
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 4})) as local:
         with served(local.endpoint_url) as url:
             be_a_client(url)
-        # Two processes are gone, and all they took is there: orders and log lines.
+        # Both workers have ended, and all their orders and log lines are stored.
         print("Kinesis records stored:", local.call(lambda fake, _: len(fake.records(STREAM))))
 
 
@@ -96,6 +97,6 @@ if __name__ == "__main__":
 else:
     CONFIG = Config(endpoint_url=os.environ.get("KPL_ENDPOINT_URL"))
     LOG.addHandler(KinesisHandler(STREAM, config=CONFIG, close_timeout=20))
-    # The master logs too; what it logs is sent once, by itself.
+    # The master logs too. It sends its own log lines, once.
     LOG.warning("loaded")
     app = application(CONFIG)

@@ -1,12 +1,12 @@
-"""Log to Kinesis through `logging.config.dictConfig`: plain words only, no object made by hand.
+"""Log to Kinesis through `logging.config.dictConfig`, with strings and numbers only, no objects.
 
-Beside the handler's own JSON, one handler has python-json-logger's, and loguru logs through one of them, too.
+One handler uses its own JSON, another that of python-json-logger, and loguru logs through one of them too.
 
     pip install 'kpl-integrations[logging,local]' python-json-logger loguru
     python examples/logging_dictconfig.py
 
-It starts a Kinesis of its own on this machine. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)
-names another one, which has a stream `orders`.
+It starts its own local Kinesis. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)
+selects another one with a stream `orders`.
 """
 
 import logging
@@ -25,7 +25,7 @@ STREAM = "orders"
 
 
 def configuration(endpoint_url: str) -> dict[str, Any]:
-    """Return what could as well stand in a YAML or TOML file."""
+    """Return the configuration, which could also come from a YAML or TOML file."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -44,19 +44,19 @@ def configuration(endpoint_url: str) -> dict[str, Any]:
                 "endpoint_url": endpoint_url,
                 "json_format": "ecs",
                 "partition_key": "extra:customer",
-                # DEBUG and INFO go before an ERROR does.
+                # DEBUG and INFO are dropped before an ERROR.
                 "overflow": "drop_lowest_level",
-                # Seconds that the end of the program may take, if Kinesis does not answer.
+                # The longest time in seconds to end the program if Kinesis does not answer.
                 "close_timeout": 20.0,
             },
-            # Any formatter will do.
+            # Any formatter works.
             "audit": {
                 "class": "kpl_integrations.logging_handler.KinesisHandler",
                 "formatter": "json",
                 "stream": STREAM,
                 "region": "us-east-1",
                 "endpoint_url": endpoint_url,
-                # What cannot be sent in time waits in this file, and is sent later.
+                # Records that cannot be sent in time wait in this file and are sent later.
                 "spool_path": "audit.spool",
                 "overflow": "spool",
                 "oversize": "dlq",
@@ -70,19 +70,19 @@ def configuration(endpoint_url: str) -> dict[str, Any]:
 
 @contextmanager
 def kinesis() -> Generator[str]:
-    """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
+    """Yield the options for the Kinesis of KPL_ENDPOINT_URL, or for a local one that runs until the block ends."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:
         yield endpoint_url
         return
-    # The local Kinesis takes any; a request must be signed with some. And no proxy on the way to this machine.
+    # The local Kinesis accepts any credentials, but a request must be signed. Use no proxy for this machine.
     os.environ.update(AWS_ACCESS_KEY_ID="local", AWS_SECRET_ACCESS_KEY="local", NO_PROXY="127.0.0.1")  # noqa: S106
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 4})) as local:
         yield local.endpoint_url
 
 
 def work() -> None:
-    """Log as any program does; nothing here knows of Kinesis."""
+    """Log as any program does. This code does not depend on Kinesis."""
     logger = logging.getLogger("shop")
     logging.getLogger("audit").info("shop opened", extra={"by": "example"})
     for number in range(1_000):
@@ -96,7 +96,7 @@ def work() -> None:
 def the_handler(logger: str) -> KinesisHandler:
     """Return a logger's only handler."""
     (handler,) = logging.getLogger(logger).handlers
-    assert isinstance(handler, KinesisHandler)  # noqa: S101 - it is one of those configured above
+    assert isinstance(handler, KinesisHandler)  # noqa: S101 - configured above
     return handler
 
 
@@ -104,11 +104,11 @@ if __name__ == "__main__":
     with kinesis() as url:
         logging.config.dictConfig(configuration(url))
         work()
-        # loguru takes a handler as its sink; what was bound is in the record, as `extra`.
+        # loguru accepts a handler as its sink. Bound values are in the record, as `extra`.
         loguru.logger.remove()
         loguru.logger.add(the_handler("root"), format="{message}")
         loguru.logger.bind(customer="c1").info("loguru says {}", "hello")
         for name in ("root", "audit"):
-            # A program that just ends is flushed by itself; this one takes its Kinesis with it.
+            # The end of a program flushes the handler. Close it here, because the local Kinesis ends with this program.
             the_handler(name).close()
             print(name, the_handler(name).counts())

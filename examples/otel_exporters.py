@@ -1,11 +1,11 @@
-"""Send spans, log records and metrics to Kinesis, and say what became of each.
+"""Send spans, log records and metrics to Kinesis, and print how many arrived.
 
     pip install 'kpl-integrations[otel,local]'
     python examples/otel_exporters.py
 
-It starts a Kinesis of its own on this machine. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) names
-another one, which has a stream `orders`. An application that must not know of this is run with
-`opentelemetry-instrument` and OTEL_TRACES_EXPORTER=kinesis instead; then KPL_OTEL_STREAM names the stream.
+It starts its own local Kinesis. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) names
+another one, which has a stream `orders`. To leave an application unchanged, run it with
+`opentelemetry-instrument` and OTEL_TRACES_EXPORTER=kinesis; KPL_OTEL_STREAM then names the stream.
 """
 
 import os
@@ -19,7 +19,7 @@ STREAM = "orders"
 
 
 def work(config: Config) -> None:
-    """Make fifty traces of two spans, a log record in each, and count them."""
+    """Create fifty traces with two spans and a log record each, and count them."""
     telemetry = kinesis_telemetry(STREAM, service_name="shop", config=config)
     tracer = telemetry.tracer_provider.get_tracer("shop")
     logger = telemetry.logger_provider.get_logger("shop")
@@ -29,7 +29,7 @@ def work(config: Config) -> None:
             logger.emit(body=f"order {number} paid")
             orders.add(1)
 
-    # Everything is handed over, and has arrived or not: this answer is true, within its 5 seconds.
+    # True if everything arrived within 5 seconds.
     print("all arrived:", telemetry.force_flush(timeout_millis=5_000))
     for signal, counts in telemetry.counts().items():
         print(f"{signal}: {counts}")
@@ -37,7 +37,7 @@ def work(config: Config) -> None:
 
 
 def main() -> None:
-    """Run it on the Kinesis that is named, or on one of its own."""
+    """Run with the Kinesis of KPL_ENDPOINT_URL, or with a local one."""
     named = os.environ.get("KPL_ENDPOINT_URL")
     own = ThreadedLocalKinesis(LocalKinesis({STREAM: 2})) if named is None else nullcontext()
     with own as local:
@@ -49,7 +49,7 @@ def main() -> None:
                     region="us-east-1",
                     endpoint_url=local.endpoint_url,
                     aws_access_key_id="local",
-                    aws_secret_access_key="local",  # noqa: S106 - opens nothing
+                    aws_secret_access_key="local",  # noqa: S106 - a dummy value
                 )
             )
 

@@ -1,12 +1,12 @@
-"""A fibre is cut: 200 events a second for half a minute, in front of a ticket system that takes 20.
+"""A fibre is cut: 200 events a second for half a minute, sent to a ticket system that accepts 20.
 
     pip install kpl-integrations
     python examples/policies_alarm_storm.py
 
-Alarms are critical, state changes normal, counters bulk. A part of the bucket is kept for alarms.
-The same storm meets three gates, one for each thing that can happen to work that finds the bucket
-empty: it waits, it loses a tier, or a fallback takes it. What is refused keeps its own time and
-severity for the dead-letter queue. The clock is a variable: the storm takes no time.
+Alarms are critical, state changes normal, counters bulk. A part of the bucket is reserved for alarms.
+The same storm runs through three gates. They differ in what happens to work that finds the bucket
+empty: it waits, it loses a tier, or a fallback handles it. Refused work keeps its own time and
+severity for the dead-letter queue. The clock is a variable, so the storm takes no time.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ EVENTS_PER_SECOND = 200
 
 @dataclass
 class TicketSystem:
-    """One gate, what it let through and when, and what left by the other doors."""
+    """One gate, with the work it admitted and when, and the work it refused or diverted."""
 
     overflow: Overflow
     now: float = 0.0
@@ -49,10 +49,10 @@ class TicketSystem:
     signals: list[tuple[float, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Build the limiter: room for two seconds of the storm, a third of it for alarms."""
+        """Build the limiter with capacity for two seconds of the storm, a third of it reserved for alarms."""
         self.limiter = TokenBucketLimiter(
             capacity_for(EVENTS_PER_SECOND, storm_seconds=2),
-            # Not the usual 1.5: this system means its limit.
+            # Not the usual 1.5: the limit of this system is exact.
             refill_for(SAFE_RATE, headroom=1.0),
             critical_share=1 / 3,
             clock_ns=lambda: int(self.now * 1e9),
@@ -70,11 +70,11 @@ class TicketSystem:
         )
 
     def ticket(self, work: Work) -> None:
-        """Open a ticket, and remember how long the event waited for it."""
+        """Open a ticket and record how long the event waited."""
         self.waits[work.tier].append(self.now - work.source_timestamp)
 
-    def weather(self, second: int) -> None:
-        """Let one second pass: the storm for half a minute, then single events."""
+    def run_second(self, second: int) -> None:
+        """Simulate one second: the storm for half a minute, then single events."""
         count = EVENTS_PER_SECOND if second < STORM_SECONDS else 1
         for number, tier in enumerate(islice(cycle(KINDS), count)):
             self.now = second + number / count
@@ -88,7 +88,7 @@ class TicketSystem:
 
 
 def report(system: TicketSystem) -> None:
-    """Print what became of each tier."""
+    """Print the result for each tier."""
     statistics = {verdict: count for verdict, count in system.gate.statistics().items() if count}
     print(f"\noverflow={system.overflow!r}: {statistics}")
     elsewhere = Counter(refused.work.tier for refused in [*system.dead_letters, *system.logged])
@@ -107,13 +107,13 @@ def report(system: TicketSystem) -> None:
 
 
 def main() -> None:
-    """Meet the storm three times."""
+    """Run the storm through three gates."""
     systems = [TicketSystem("queue"), TicketSystem("downgrade"), TicketSystem("fallback")]
     for system in systems:
         for second in range(STORM_SECONDS + AFTERMATH_SECONDS):
-            system.weather(second)
+            system.run_second(second)
         report(system)
-    print("\nmetrics of the last one:")
+    print("\nmetrics of the last gate:")
     for sample in metric_samples(systems[-1].limiter, refused_share=0.0):
         print(f"  {sample.name} ({sample.kind}) {sample.value:,.1f}")
 

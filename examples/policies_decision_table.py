@@ -1,11 +1,11 @@
-"""Which policy, and in which order? The four answers, each described by one line and measured.
+"""Which policy, and in which order? This example measures all four answers.
 
     pip install kpl-integrations
     python examples/policies_decision_table.py
 
-The rule behind the table: fairness first, it decides whose turn it is; then the rate limit on the
-merged stream, it caps what goes out in total. Only where each tenant has a limit of its own it is
-the other way round: a limit for each, then fairness for all.
+The rule: first fairness, which decides which item is next; then the rate limit on the merged stream,
+which bounds the total. If each tenant has its own limit, reverse the order: a limit for each tenant,
+then fairness for all.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ WEIGHTS = FairnessPolicy(weights={"large": 3, "small": 1})
 
 
 def documents(tenant: str) -> Stream[str]:
-    """Describe a tenant's documents: as many as anybody takes, as fast as anybody takes them."""
+    """Describe a tenant's documents: an endless stream, as fast as it is read."""
 
     async def run() -> AsyncIterator[str]:
         while True:
@@ -88,7 +88,7 @@ async def run(row: Row, count: int) -> tuple[Counter[str], float]:
     started = anyio.current_time()
     async with AsyncExitStack() as stack:
         running = row.describe()()
-        # A stream with tasks of its own has a scope; a plain one is iterated as it is.
+        # A stream with its own tasks is a context manager; a plain one is iterated directly.
         items = running if isinstance(running, AsyncIterator) else await stack.enter_async_context(running)
         close = getattr(items, "aclose", None)
         if close is not None:

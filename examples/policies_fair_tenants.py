@@ -1,12 +1,12 @@
-"""Embed the documents of three tenants through one metered API: fairly, bounded, retried, in time.
+"""Embed the documents of three tenants through one metered API: fairly, with bounds, retries and timeouts.
 
     pip install kpl-integrations
     python examples/policies_fair_tenants.py
 
-Each tenant's documents are worked on by at most 4 calls at a time; a call that is refused is
-retried by stamina, one that hangs is given up after the tenant's timeout. The results of all
-tenants are merged by weight, then the merged stream is held to the API's rate: fairness first,
-then the limit. A tenant with ten times the documents waits for itself.
+Each tenant has at most 4 calls at a time. stamina retries a rejected call, and a call that hangs is
+cancelled after the tenant's timeout. The results of all tenants are merged by weight, then the merged
+stream is limited to the API's rate: first fairness, then the limit. A tenant with ten times the
+documents delays only itself.
 """
 
 import json
@@ -35,7 +35,7 @@ TIMEOUT_SECONDS = {"gold": 0.5, "silver": 0.25, "trial": 0.1}
 
 
 class Embedded(NamedTuple):
-    """What became of one document: a failure is a result too, and passes through like any other."""
+    """The result of one document. A failure is a result too, and is passed on like any other."""
 
     tenant: str
     document: int
@@ -47,13 +47,13 @@ class TooManyRequestsError(Exception):
 
 
 class EmbeddingApi:
-    """Stands for an API that refuses now and then, and sometimes hangs."""
+    """A stand-in for an API that rejects some calls and sometimes hangs."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     async def embed(self, document: int) -> None:
-        """Answer after 2 ms; every 13th call is refused, and one document of each tenant hangs."""
+        """Answer after 2 ms. Reject every 13th call; one document of each tenant hangs."""
         self.calls += 1
         if self.calls % 13 == 0:
             raise TooManyRequestsError
@@ -62,7 +62,7 @@ class EmbeddingApi:
 
 @asynccontextmanager
 async def embedded(api: EmbeddingApi, tenant: str) -> AsyncGenerator[AsyncIterator[Embedded]]:
-    """Work on a tenant's documents, some at a time. A stream with tasks of its own has a scope."""
+    """Process a tenant's documents, some at a time. A stream with its own tasks is a context manager."""
     results, receiver = anyio.create_memory_object_stream[Embedded](max_buffer_size=0)
     documents = iter(range(DOCUMENTS[tenant]))
     async with anyio.create_task_group() as workers, receiver:
@@ -76,14 +76,14 @@ async def embedded(api: EmbeddingApi, tenant: str) -> AsyncGenerator[AsyncIterat
 async def work(
     api: EmbeddingApi, tenant: str, documents: Iterator[int], results: MemoryObjectSendStream[Embedded]
 ) -> None:
-    """Take the tenant's next document until there is none; the workers share the iterator."""
+    """Process the tenant's documents until none is left. The workers share the iterator."""
     async with results:
         for document in documents:
             await results.send(Embedded(tenant, document, await outcome(api, tenant, document)))
 
 
 async def outcome(api: EmbeddingApi, tenant: str, document: int) -> Literal["ok", "refused", "timed out"]:
-    """Call the API, retried and in time; say how it ended."""
+    """Call the API with retries and a timeout; return the status."""
     try:
         with anyio.fail_after(TIMEOUT_SECONDS[tenant]):
             async for attempt in stamina.retry_context(
@@ -99,7 +99,7 @@ async def outcome(api: EmbeddingApi, tenant: str, document: int) -> Literal["ok"
 
 
 async def main() -> None:
-    """Merge fairly, then limit; look at what comes out."""
+    """Merge fairly, then limit, and print the shares."""
     api = EmbeddingApi()
     fairness = FairnessPolicy(**POLICIES["fairness"])
     limit = RateLimitPolicy(**POLICIES["rate_limit"])
@@ -119,7 +119,7 @@ async def main() -> None:
                 break
     seconds = anyio.current_time() - started
 
-    print(f"of the first {RESULTS // 2} results, while everybody had documents:")
+    print(f"of the first {RESULTS // 2} results, while every tenant had documents:")
     for tenant, count in first.items():
         weight = fairness.weight_of(tenant)
         due = weight / sum(fairness.weights.values())
@@ -129,5 +129,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    stamina.instrumentation.set_on_retry_hooks([])  # this example is refused on purpose, and quiet about it
+    stamina.instrumentation.set_on_retry_hooks([])  # the API rejects calls on purpose: log no retries
     anyio.run(main)

@@ -1,10 +1,10 @@
-"""Call an API that allows 50 requests a second, without a sleep in the code and without one refusal.
+"""Call an API that allows 50 requests a second, without a sleep in the code and without a rejected call.
 
     pip install kpl-integrations
     python examples/policies_rate_limited_calls.py
 
-The policy is a value: it can come from a configuration file, and another one changes nothing else.
-The stream it slows down is described first and runs only when somebody iterates.
+The policy is a value that can come from a configuration file.
+The limited stream is only described at first. It runs when the program iterates over it.
 """
 
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from kpl_core.limits import rate_limited
 from kpl_core.options.policy import RateLimitPolicy
 
 REQUESTS = 40
-# A little generosity: two clocks never agree to the last digit.
+# A small tolerance, because two clocks never agree exactly.
 WHOLE_TOKEN = 0.999
 
 
@@ -24,7 +24,7 @@ class RefusedError(Exception):
 
 
 class GeocodingApi:
-    """Stands for an API that allows so many requests a second, and 10 at once."""
+    """A stand-in for an API that allows so many requests a second, and a burst."""
 
     def __init__(self, requests_per_second: float, burst: int) -> None:
         self._rate = requests_per_second
@@ -33,7 +33,7 @@ class GeocodingApi:
         self._asked_at = anyio.current_time()
 
     async def locate(self, address: str) -> str:
-        """Answer, or refuse."""
+        """Answer, or raise RefusedError."""
         now = anyio.current_time()
         self._level = min(self._burst, self._level + (now - self._asked_at) * self._rate)
         self._asked_at = now
@@ -44,7 +44,7 @@ class GeocodingApi:
 
 
 async def addresses() -> AsyncIterator[str]:
-    """Yield addresses as fast as anybody takes them."""
+    """Yield addresses as fast as they are read."""
     for number in range(REQUESTS):
         yield f"Hauptstrasse {number}"
 
@@ -60,7 +60,7 @@ async def main() -> None:
             refused += 1
     print(f"as fast as possible: {refused} of {REQUESTS} requests refused")
 
-    # Rested, the API allows its burst again; leave some of the rate to others.
+    # After a pause the API allows its burst again. Leave some of the rate to other clients.
     await anyio.sleep(0.25)
     policy = RateLimitPolicy(tokens_per_second=45.0, burst_tokens=10)
     limited = rate_limited(addresses, policy)

@@ -1,11 +1,10 @@
-"""Put orders, wait for their results, and look at what became of each.
+"""Put orders, wait for their results, and print the failures.
 
     pip install 'kpl-integrations[local]'
     python examples/quickstart.py
 
-It starts a Kinesis of its own on this machine. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)
-names another one, which has a stream `orders`; then region and credentials come from where every AWS client
-takes them.
+It starts its own local Kinesis. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)
+selects another one with a stream `orders`; region and credentials then come from the usual AWS sources.
 """
 
 import asyncio
@@ -22,17 +21,17 @@ STREAM = "orders"
 async def produce(config: Config) -> None:
     """Put 1,000 orders of 100 customers; the orders of a customer share a partition key."""
     async with Producer(config) as producer:
-        # `put` returns as soon as there is room for the record; it does not wait for Kinesis.
+        # `put` returns as soon as the buffer has space for the record; it does not wait for Kinesis.
         deliveries = [
             await producer.put(STREAM, partition_key=f"customer-{number % 100}", data=b'{"order": %d}' % number)
             for number in range(1_000)
         ]
 
-        # A delivery is awaited for its result. A record that failed is a result too, never an exception.
+        # Await a delivery for its result. A failed record is a result too, never an exception.
         first = await deliveries[0]
         print("first order:", first.shard_id, first.sequence_number, f"{len(first.attempts)} attempt")
 
-        # Everything put before has its final result now, whoever awaits it or not.
+        # All records put before have their final result now, even if the program does not await them.
         report = await producer.flush(timeout=10.0)
         print("flushed:", report)
 
@@ -40,12 +39,12 @@ async def produce(config: Config) -> None:
             result = delivery.result()
             if not result.successful:
                 print("failed:", result.error_code, result.error_message)
-    # The end of the block closes the producer: it delivers what is left, for 30 seconds at most.
+    # The end of the block closes the producer, which delivers the remaining records within 30 seconds.
 
 
 @asynccontextmanager
 async def kinesis() -> AsyncGenerator[Config]:
-    """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
+    """Yield the options for the Kinesis of KPL_ENDPOINT_URL, or for a local one that runs until the block ends."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:
         yield Config(endpoint_url=endpoint_url)
@@ -54,10 +53,10 @@ async def kinesis() -> AsyncGenerator[Config]:
         yield Config(
             region="us-east-1",
             endpoint_url=local.endpoint_url,
-            # The local Kinesis takes any; a request must be signed with some.
+            # The local Kinesis accepts any credentials, but a request must be signed.
             aws_access_key_id="local",
-            aws_secret_access_key="local",  # noqa: S106 - opens nothing
-            # No proxy on the way to this machine, whatever HTTP_PROXY says.
+            aws_secret_access_key="local",  # noqa: S106 - a dummy value
+            # Use no proxy for this machine, even if HTTP_PROXY is set.
             botocore={"proxies": {}},
         )
 

@@ -1,9 +1,9 @@
-"""Outlive an outage: what cannot be delivered waits on disk, and arrives when Kinesis is back.
+"""Survive an outage: undelivered records wait on disk and are delivered when Kinesis works again.
 
     pip install 'kpl-integrations[local]'
     python examples/spool_and_dead_letters.py
 
-It starts a Kinesis of its own on this machine, and breaks it for a while.
+It starts its own local Kinesis and makes it fail for a while.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ STREAM = "orders"
 
 
 def config(endpoint_url: str, spool: Path) -> Config:
-    """Return a producer's options with everything that keeps records safe."""
+    """Return a producer's options with spool, dead letters, breaker and tiers."""
     return Config(
         region="us-east-1",
         endpoint_url=endpoint_url,
         aws_access_key_id="local",
-        aws_secret_access_key="local",  # noqa: S106 - opens nothing
+        aws_secret_access_key="local",  # noqa: S106 - a dummy value
         botocore={"proxies": {}},
-        # So short that the example need not last; 30 seconds is the default.
+        # Short, to keep the example short. The default is 30 seconds.
         record_ttl_ms=300,
-        # So that the record Kinesis refuses below travels alone, and is refused alone.
+        # So that the record that Kinesis rejects below is sent alone and rejected alone.
         aggregation_enabled=False,
-        # "write_ahead": on disk before `await put()` returns. "overflow" spools only what could not be delivered.
+        # "write_ahead": on disk before `await put()` returns. "overflow" spools only undelivered records.
         spool=SpoolOptions(path=spool, mode="write_ahead"),
         dead_letters=DeadLetterOptions(alarm_depth=100),
         breaker=BreakerPolicy(),
@@ -39,8 +39,8 @@ def config(endpoint_url: str, spool: Path) -> Config:
 
 
 async def main() -> None:
-    """Put through an outage, and see everything arrive."""
-    # The log tells of outages; this one is on purpose.
+    """Put records during an outage and wait until all have arrived."""
+    # Hide the warnings about this intended outage.
     logging.getLogger("kpl_core").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         async with LocalKinesis({STREAM: 2}) as kinesis:
@@ -49,14 +49,14 @@ async def main() -> None:
 
             async with Producer(config(kinesis.endpoint_url, Path(folder) / "orders.spool")) as producer:
                 for number in range(200):
-                    # When this returns the order is on disk: acknowledge it to whoever sent it.
+                    # When this returns the order is on disk: a service would acknowledge it to its client now.
                     _ = await producer.put(STREAM, partition_key=f"customer-{number % 20}", data=b"%d" % number)
                 _ = await producer.put(STREAM, partition_key="poison", data=b"?", metadata={"severity": "minor"})
                 await asyncio.sleep(0.5)
                 print("in the outage:", producer.report())
 
                 kinesis.faults.remove(outage)
-                # The replay tries again by itself, with pauses that grow with the outage.
+                # The replay retries automatically, with growing pauses.
                 while producer.report().spooled or producer.report().buffered:  # noqa: ASYNC110 - for an example
                     await asyncio.sleep(0.05)
                 print("after it:     ", producer.report())

@@ -1,10 +1,10 @@
-"""A Starlette application with a lifespan of its own, which the producer's wraps.
+"""A Starlette application with its own lifespan, wrapped by the producer's.
 
     pip install 'kpl-integrations[fastapi,local]' httpx2
     python examples/starlette_app.py
 
-It starts a Kinesis of its own on this machine and speaks to itself without a server.
-`KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) names another Kinesis, which has a stream `orders`.
+It starts its own local Kinesis and calls the application without a server.
+`KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`) selects another Kinesis with a stream `orders`.
 """
 
 import os
@@ -27,7 +27,7 @@ STREAM = "orders"
 
 @asynccontextmanager
 async def own_lifespan(app: Starlette) -> AsyncGenerator[dict[str, str]]:  # noqa: ARG001 - as Starlette calls it
-    """Open what else the application needs; the producer is open before and closes after it."""
+    """Open the application's other resources. The producer opens before them and closes after them."""
     yield {"greeting": "hello"}
 
 
@@ -49,7 +49,7 @@ def application(lifespan: KinesisLifespan) -> Starlette:
 
 @contextmanager
 def kinesis() -> Generator[Config]:
-    """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
+    """Yield the options for the Kinesis of KPL_ENDPOINT_URL, or for a local one that runs until the block ends."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:
         yield Config(endpoint_url=endpoint_url)
@@ -58,10 +58,10 @@ def kinesis() -> Generator[Config]:
         yield Config(
             region="us-east-1",
             endpoint_url=local.endpoint_url,
-            # The local Kinesis takes any; a request must be signed with some.
+            # The local Kinesis accepts any credentials, but a request must be signed.
             aws_access_key_id="local",
-            aws_secret_access_key="local",  # noqa: S106 - opens nothing
-            # No proxy on the way to this machine, whatever HTTP_PROXY says.
+            aws_secret_access_key="local",  # noqa: S106 - a dummy value
+            # Use no proxy for this machine, even if HTTP_PROXY is set.
             botocore={"proxies": {}},
         )
 

@@ -1,10 +1,10 @@
-"""structlog in front, Kinesis behind: bound values become fields of the JSON in the stream.
+"""Log with structlog to Kinesis: bound values become fields of the JSON in the stream.
 
     pip install 'kpl-integrations[logging,local]' structlog
     python examples/structlog_app.py
 
-It starts a Kinesis of its own on this machine. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)
-names another one, which has a stream `orders`.
+It starts its own local Kinesis. `KPL_ENDPOINT_URL=http://127.0.0.1:4567` (see `kpl local`)
+selects another one with a stream `orders`.
 """
 
 import logging
@@ -22,7 +22,7 @@ STREAM = "orders"
 
 
 def configure(handler: logging.Handler) -> None:
-    """Let structlog hand its events to logging, and logging to the handler."""
+    """Pass structlog's events to logging, and logging's records to the handler."""
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     structlog.configure(
         processors=[
@@ -38,7 +38,7 @@ def configure(handler: logging.Handler) -> None:
 
 @contextmanager
 def kinesis() -> Generator[Config]:
-    """Say where Kinesis is: where KPL_ENDPOINT_URL points to, or here, as long as the block lasts."""
+    """Yield the options for the Kinesis of KPL_ENDPOINT_URL, or for a local one that runs until the block ends."""
     endpoint_url = os.environ.get("KPL_ENDPOINT_URL")
     if endpoint_url is not None:
         yield Config(endpoint_url=endpoint_url)
@@ -47,10 +47,10 @@ def kinesis() -> Generator[Config]:
         yield Config(
             region="us-east-1",
             endpoint_url=local.endpoint_url,
-            # The local Kinesis takes any; a request must be signed with some.
+            # The local Kinesis accepts any credentials, but a request must be signed.
             aws_access_key_id="local",
-            aws_secret_access_key="local",  # noqa: S106 - opens nothing
-            # No proxy on the way to this machine, whatever HTTP_PROXY says.
+            aws_secret_access_key="local",  # noqa: S106 - a dummy value
+            # Use no proxy for this machine, even if HTTP_PROXY is set.
             botocore={"proxies": {}},
         )
 

@@ -1,4 +1,4 @@
-"""Which loop runs us, and its clock: the same clock that sleeps use, so virtual time is virtual for all."""
+"""The running event loop and its clock. Sleeps use the same clock, so virtual time holds everywhere."""
 
 import asyncio
 import time
@@ -8,15 +8,15 @@ __all__ = ["running_clock", "running_loop"]
 
 
 def running_loop() -> object:
-    """Return something that identifies the running event loop.
+    """Return an object that identifies the running event loop.
 
     Raises:
-        RuntimeError: none is running.
+        RuntimeError: no loop is running.
     """
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        import trio  # noqa: PLC0415 - only whoever runs trio has it
+        import trio  # noqa: PLC0415 - trio is optional
 
         return trio.lowlevel.current_trio_token()
 
@@ -29,5 +29,5 @@ def running_clock() -> Callable[[], float]:
         import trio  # noqa: PLC0415
 
         return trio.lowlevel.current_clock().current_time
-    # asyncio's own loops only wrap this function, at twice its price; it is read once per put.
+    # asyncio's own loops wrap this function, which doubles its cost; the clock is read once per put.
     return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time

@@ -1,8 +1,7 @@
-"""Facts that leave the core, and the Protocol of those who listen.
+"""The facts that the core reports, and the Protocol of the hooks that receive them.
 
-A fact is told once per request, refresh or change of rate, never once per user
-record, so metrics cost nothing on the hot path. Vendors (Prometheus,
-OpenTelemetry, CloudWatch) live outside and translate facts into their words.
+The core reports a fact once per request, refresh or change of rate, never once per user record, so metrics cost
+nothing on the hot path. Adapters outside the core translate facts for Prometheus, OpenTelemetry and CloudWatch.
 """
 
 import inspect
@@ -38,20 +37,22 @@ class RequestCompleted(msgspec.Struct, frozen=True):
     size_bytes: int
     # The code of a failed request, None if the service answered with a list of records.
     error_code: str | None
-    # Codes of single Kinesis records inside an answer, and how many had each.
+    # The error codes of single Kinesis records in an answer, and the count of each.
     record_errors: Mapping[str, int]
-    # Kinesis records refused for throughput, by the shard that refused them ("" if unpredicted).
+    # Throttled Kinesis records by shard ("" if unpredicted).
     throttled_by_shard: Mapping[str, int]
-    # Seconds from the arrival of the oldest of them, by the first of each Kinesis record, until they were sent.
+    # Seconds from the arrival of the oldest user record until the request was sent; the first user record of each
+    # Kinesis record counts.
     queue_wait: float = 0.0
-    # Failed attempts of Kinesis records by predicted shard ("" if unpredicted) and code; a failed request has its own.
+    # Failed attempts of Kinesis records by predicted shard ("" if unpredicted) and code. If the whole request failed,
+    # every record has the code of the request.
     errors_by_shard: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
-    # What an `OpeningHook` said when each of them opened, those of which it said None left out.
+    # What an `OpeningHook` returned when each Kinesis record opened, without the Nones.
     opened_in: tuple[object, ...] = ()
 
 
 class RecordsFinished(msgspec.Struct, frozen=True):
-    """User records of one Kinesis record got their final result, or went to where they are kept until they do."""
+    """User records of one Kinesis record got their final result, or were spooled until they get it."""
 
     stream: str
     shard_id: str | None
@@ -63,9 +64,9 @@ class RecordsFinished(msgspec.Struct, frozen=True):
     # Key + data, as the caller counted them.
     user_bytes: int
     attempts: int
-    # Seconds from the arrival of the oldest of them to this moment.
+    # Seconds since the oldest of them arrived.
     age: float
-    # The Kinesis record as the service counts it, key and data; 0 for a user record that was settled alone.
+    # Key + data of the Kinesis record, as the service counts it; 0 for a user record that finished by itself.
     kinesis_bytes: int = 0
 
 
@@ -77,7 +78,7 @@ class ShardMapRefreshed(msgspec.Struct, frozen=True):
 
 
 class ShardRateChanged(msgspec.Struct, frozen=True):
-    """The adaptive rate of a shard moved; 1.0 is the configured limit."""
+    """The adaptive rate of a shard changed; 1.0 is the configured limit."""
 
     stream: str
     shard_id: str
@@ -85,7 +86,7 @@ class ShardRateChanged(msgspec.Struct, frozen=True):
 
 
 class BreakerChanged(msgspec.Struct, frozen=True):
-    """A circuit breaker changed its state; `shard_id` "" is the breaker of the whole stream."""
+    """A circuit breaker changed its state. `shard_id` is "" for the breaker of the whole stream."""
 
     stream: str
     shard_id: str
@@ -93,19 +94,19 @@ class BreakerChanged(msgspec.Struct, frozen=True):
 
 
 class CoordinatorMet(msgspec.Struct, frozen=True):
-    """A worker has met the others at their store, or tried to."""
+    """A worker finished a sync round with the store, or failed to."""
 
     worker_id: str
     # "alone", "newcomer", "leased" or "expired".
     state: str
     # Seconds since the summary in use was computed.
     lease_age: float
-    # "" if all was well, else why not: slow, down, denied, missing, limit, garbage, version or clock.
+    # "" for success, else the cause: slow, down, denied, missing, limit, garbage, version or clock.
     failure: str
 
 
 class ShareChanged(msgspec.Struct, frozen=True):
-    """This worker's share of a shard moved; 1.0 is the configured limit."""
+    """This worker's share of a shard's limits changed; 1.0 is the configured limit."""
 
     stream: str
     shard_id: str
@@ -116,7 +117,7 @@ class ShareChanged(msgspec.Struct, frozen=True):
 
 
 class DeadLetterAlarm(msgspec.Struct, frozen=True):
-    """The depth of the dead-letter queue passed its threshold (`raised`), or fell to half of it."""
+    """The dead-letter queue grew to its threshold (`raised`), or shrank to half of it."""
 
     raised: bool
     depth: int
@@ -136,28 +137,28 @@ Fact = (
 
 
 class Hook(Protocol):
-    """Somebody who wants the facts. Called synchronously on the producer's loop: be quick, do not raise."""
+    """Receives the facts. The producer calls it on its loop: return quickly, and do not raise."""
 
     def __call__(self, fact: Fact, /) -> None:
-        """Take note of one fact."""
+        """Receive one fact."""
 
 
 @runtime_checkable
 class OpeningHook(Hook, Protocol):
-    """A hook that wants to know where Kinesis records come from, such as the span that was current."""
+    """A hook that records the context in which a Kinesis record was opened, such as the current span."""
 
     def opening_context(self) -> object:
-        """Return what to remember of the caller's context; None is nothing.
+        """Return what to keep of the caller's context, or None.
 
-        Called once for each Kinesis record, by the put that opens it: small, quick, and free of cycles.
+        The put that opens a Kinesis record calls it once. The value should be small and free of reference cycles.
         """
 
 
 def require_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks.
+    """Return the hooks as a tuple, after checking them.
 
     Raises:
-        TypeError: one cannot be called, or calling it would only make a coroutine, which nobody awaits.
+        TypeError: one is not callable, or is an async function, which the producer would not await.
     """
     found = tuple(hooks)
     for hook in found:
@@ -165,6 +166,6 @@ def require_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
             message = f"a hook is {hook!r}; it must be a callable that takes a fact"
             raise TypeError(message)
         if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(type(hook).__call__):
-            message = f"hook {hook!r} is an async function, which nobody would await; give a plain one"
+            message = f"hook {hook!r} is an async function, which the producer does not await; give a plain function"
             raise TypeError(message)
     return found

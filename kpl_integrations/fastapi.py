@@ -1,4 +1,4 @@
-"""The producer as a FastAPI dependency and router; the rest is `kpl_integrations.asgi`.
+"""The producer as a FastAPI dependency and router; everything else is in `kpl_integrations.asgi`.
 
 app = FastAPI(lifespan=KinesisLifespan(config))
 
@@ -14,16 +14,16 @@ from fastapi import APIRouter, Depends, Response
 from starlette.requests import HTTPConnection
 
 from kpl_core import Config, Producer
-from kpl_integrations.asgi.connection_state import producer_of
 from kpl_integrations.asgi.health import health_of, readiness_body
 from kpl_integrations.asgi.lifespan import KinesisLifespan, LifespanOptions
+from kpl_integrations.asgi.protocol import producer_of
 
 __all__ = ["UNAVAILABLE_RESPONSES", "KinesisRouter", "ProducerDep", "get_producer"]
 
-# For `responses=` of routes behind BackpressureMiddleware, so that OpenAPI tells of the 503.
+# For `responses=` of routes behind BackpressureMiddleware, so that OpenAPI documents the 503.
 UNAVAILABLE_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     503: {
-        "description": "Backpressure: no room for the records; come again after Retry-After seconds",
+        "description": "Backpressure: the record buffer is full; retry after Retry-After seconds",
         "headers": {"Retry-After": {"schema": {"type": "integer"}}},
         "content": {
             "application/problem+json": {
@@ -46,11 +46,11 @@ UNAVAILABLE_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 async def get_producer(connection: HTTPConnection) -> Producer:
     """Return the application's producer, in HTTP and WebSocket routes alike.
 
-    A coroutine, because FastAPI calls any other dependency in a thread: 0.1 ms a request, and a wait for one of 40.
-    Behind `RequestOutboxMiddleware` it is the request's outbox, which takes the same puts.
+    A coroutine, because FastAPI calls a plain function in one of 40 threads, which costs 0.1 ms and may wait. Behind
+    `RequestOutboxMiddleware` it returns the request's outbox, which has the same put methods.
 
     Raises:
-        MissingProducer: no lifespan opened one; the message says why and what to do.
+        MissingProducer: the application has no producer; the message explains the cause.
     """
     return producer_of(connection.scope)
 
@@ -59,10 +59,10 @@ ProducerDep = Annotated[Producer, Depends(get_producer)]
 
 
 class KinesisRouter(APIRouter):
-    """A router whose lifespan opens the producer, and that answers `/livez` and `/readyz`.
+    """A router that opens the producer in its lifespan and answers `/livez` and `/readyz`.
 
-    `app.include_router(KinesisRouter(config))`; FastAPI merges its state with the application's own.
-    `options` are `KinesisLifespan`'s, which is `kinesis_lifespan` here.
+    `app.include_router(KinesisRouter(config))`; FastAPI merges its state into the application's. `options` are those
+    of `KinesisLifespan`; the lifespan is the attribute `kinesis_lifespan`.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class KinesisRouter(APIRouter):
 
 
 async def _livez() -> dict[str, str]:
-    """Say that the loop turns."""
+    """Return 200 while the event loop runs."""
     return {"status": "alive"}
 
 
 async def _readyz(connection: HTTPConnection) -> Response:
-    """Say whether records are taken, and whether there is room; asks nobody outside."""
+    """Return 200 if the producer accepts records, 503 otherwise; makes no call to AWS."""
     status, body = readiness_body(health_of(connection.scope).readiness())
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")

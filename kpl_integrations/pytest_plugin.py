@@ -1,4 +1,4 @@
-"""What pytest finds by itself where this package is installed: the fixture `kinesis_double`, and its mark.
+"""The pytest plugin, loaded automatically where this package is installed: the fixture `kinesis_double`.
 
     @pytest.mark.kinesis_streams(orders=1)
     def test_an_order_is_put(kinesis_double):
@@ -6,7 +6,7 @@
             client.post("/orders")
         assert len(kinesis_double.user_records("orders")) == 1
 
-Nothing of the producer is imported before a test asks for the fixture.
+The producer is imported only when a test uses the fixture.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ _MARK = "kinesis_streams(**shards): the streams of the fixture kinesis_double, e
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known, for `--strict-markers`."""
+    """Register the mark, for `--strict-markers`."""
     config.addinivalue_line("markers", _MARK)
 
 
 @pytest.fixture
 def kinesis_double(request: pytest.FixtureRequest) -> "Iterator[KinesisDouble]":
-    """A Kinesis in memory for every `KinesisLifespan`; streams by its mark, else one, `orders`, of one shard."""
+    """Yield an in-memory Kinesis for every `KinesisLifespan`; without the mark it has `orders` with one shard."""
     from kpl_integrations.asgi.testing import KinesisDouble  # noqa: PLC0415 - pytest loads this file in every run
 
     mark = request.node.get_closest_marker("kinesis_streams")

@@ -1,4 +1,4 @@
-"""aiokpl at a steady rate: from due to acknowledged, its own 100 ms buffering."""
+"""Measure aiokpl at a steady rate, from due to acknowledged, with its own buffering of 100 ms."""
 
 import asyncio
 from collections.abc import Awaitable

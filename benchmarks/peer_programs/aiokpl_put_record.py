@@ -1,6 +1,6 @@
 """aiokpl: put_record for each user record, every outcome awaited after the flush.
 
-Its rate limits are raised out of the way, as everybody's here; the rest is its default.
+Its rate limits are raised so that they have no effect, as for all producers. The rest is its default.
 """
 
 import asyncio

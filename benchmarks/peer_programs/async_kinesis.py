@@ -1,8 +1,8 @@
 """async-kinesis: put for each user record, then flush; an acknowledgement is an item of its flush callback.
 
-Option `processor`: "string" sends every record alone with its key; "kpl" aggregates, which takes no
-keys at all and sends each aggregated record under a key of its own making. Its rate limits are raised
-out of the way, as everybody's here.
+Option `processor`: "string" sends every record alone with its key; "kpl" aggregates. It accepts no
+keys and sends each aggregated record with a generated key. Its rate limits are raised so that they have
+no effect, as for all producers.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def main() -> None:
         def as_text(records: list[tuple[str, bytes]]) -> list[tuple[str | None, str]]:
             return [(None if is_aggregating else key, data.decode()) for key, data in records]
 
-        # A short warm-up: what its throttle holds of the last second is paid for again by every record.
+        # A short warm-up, because its throttle scans the records of the last second for every record.
         await send(as_text(trial.warm_up_records()[:100]))
         records = as_text(trial.measured_records())
         acknowledged = 0

@@ -1,6 +1,6 @@
 """aws-kinesis-agg with boto3: 50 KiB aggregated records, 20 a call, one call after the other.
 
-Option `aggregators`: "per_shard" keeps one aggregator for each shard (routing written here, MD5 and
+Option `aggregators`: "per_shard" uses one aggregator for each shard (routing written here, MD5 and
 bisect; the library has none), "one" uses a single one, as its README does, and so puts user records
 into shards that do not hold their hash keys.
 """
@@ -21,7 +21,7 @@ _RECORDS_PER_CALL = 20
 
 
 class AggregatingSender:
-    """As many aggregators as there are shards, in front of one boto3 client."""
+    """One aggregator per shard in front of one boto3 client."""
 
     def __init__(self, client: Any, *, is_per_shard: bool) -> None:  # noqa: ANN401 - boto3 makes its classes
         self._client = client

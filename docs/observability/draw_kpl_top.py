@@ -18,7 +18,7 @@ LOOKS = 48
 
 
 def gateway_at(look: int) -> dict[str, Any]:
-    """Return what a gateway under a swell of traffic, and one tenant's flood, says at this look."""
+    """Return the statistics of a gateway with rising traffic and one flooding tenant, at this snapshot."""
     delivered = sum(round(2_600 + 1_400 * math.sin(each / 7)) for each in range(look))
     flood = 900 * max(0, look - 30)
     return {

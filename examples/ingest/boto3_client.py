@@ -1,9 +1,9 @@
-"""boto3 through the gateway: endpoint_url is changed, and with tenants the keys. What was throttled is sent again.
+"""Use boto3 with the gateway: change endpoint_url, and with tenants the keys. Resend throttled records.
 
     kpl serve --local
     python examples/ingest/boto3_client.py http://127.0.0.1:8080 demo
 
-`aws_access_key_id` and secret are a tenant's (`kpl keys sigv4`); with --local any will do.
+`aws_access_key_id` and the secret are a tenant's (`kpl keys sigv4`). With --local any pair works.
 """
 
 import os
@@ -16,7 +16,7 @@ import boto3
 
 
 def main() -> None:
-    """Put 1,000 records and say where they are."""
+    """Put 1,000 records and print where they are stored."""
     endpoint_url, stream = sys.argv[1:] or ["http://127.0.0.1:8080", "demo"]
     client = boto3.client(
         "kinesis",

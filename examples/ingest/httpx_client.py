@@ -1,10 +1,10 @@
-"""A client that loses nothing to a busy gateway: it comes back when it is told to, and no record is put twice.
+"""A client for a busy gateway: it honours Retry-After, loses no record and puts none twice.
 
     kpl serve --local &
     python examples/ingest/httpx_client.py http://127.0.0.1:8080/v1/streams/demo/records
 
-429 and 503 say in Retry-After when the request will be taken; whoever comes earlier is refused again. A request
-keeps its Idempotency-Key over all attempts, so that an answer lost on the way is no reason to put its records twice.
+429 and 503 have a Retry-After. The gateway accepts the request after that time and rejects earlier retries. All
+attempts of a request have the same Idempotency-Key, so a lost response does not put its records twice.
 """
 
 import os
@@ -16,26 +16,26 @@ from typing import Any
 
 import httpx
 
-# Said by the gateway to come again, and what a proxy in between says when it cannot reach it.
-COME_AGAIN = {429, 502, 503, 504}
+# Statuses to retry: those of the gateway, and those of a proxy that cannot reach it.
+RETRYABLE = {429, 502, 503, 504}
 LONGEST_SECONDS = 120.0
 
 
 def put_records(
     client: httpx.Client, url: str, records: Sequence[dict[str, Any]], *, seconds: float = 300.0
 ) -> dict[str, Any]:
-    """Put records, trying for `seconds`; return the gateway's answer.
+    """Put records, with retries for `seconds`; return the gateway's response.
 
     Raises:
-        httpx.HTTPStatusError: the gateway will never take them (the problem document says why), or not in time.
-        httpx.TransportError: it could not be reached in time.
+        httpx.HTTPStatusError: the gateway rejects them (the problem document says why), or stays busy for too long.
+        httpx.TransportError: the gateway could not be reached in time.
     """
     headers = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
     deadline = time.monotonic() + seconds
     attempt = 0
     while True:
         attempt += 1
-        # Where nobody says when: twice as long each time.
+        # Without a Retry-After: exponential backoff.
         wait = min(0.2 * 2**attempt, 10.0)
         try:
             answer = client.post(url, json={"records": list(records)}, headers=headers)
@@ -46,7 +46,7 @@ def put_records(
             if answer.is_success:
                 return dict(answer.json())
             wait = min(float(answer.headers.get("Retry-After", wait)), LONGEST_SECONDS)
-            if answer.status_code not in COME_AGAIN or time.monotonic() + wait > deadline:
+            if answer.status_code not in RETRYABLE or time.monotonic() + wait > deadline:
                 answer.raise_for_status()
         time.sleep(wait)
 

@@ -1,9 +1,9 @@
-"""Logs and traces of the OpenTelemetry SDK through the gateway, by its own OTLP/HTTP exporters.
+"""Send logs and traces to the gateway with the OTLP/HTTP exporters of the OpenTelemetry SDK.
 
     kpl serve --local
     python examples/ingest/opentelemetry_client.py http://127.0.0.1:8080
 
-An application that is configured by its environment needs no code for it:
+An application configured by its environment needs no code:
 
     OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:8080
     OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf
@@ -27,11 +27,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 
 def main() -> None:
-    """Send 100 spans and 100 log records; the exporters send again what the gateway cannot take yet."""
+    """Send 100 spans and 100 log records. The exporters retry what the gateway cannot accept yet."""
     endpoint = (sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8080").rstrip("/")
     headers = {
         "authorization": f"Bearer {os.environ.get('GATEWAY_API_KEY', 'local')}",
-        # All of this service goes to one shard, in its order. Without it each request gets a random key.
+        # All data of this service go to one shard, in order. Without this header each request gets a random key.
         "x-partition-key": "checkout-1",
     }
     resource = Resource.create({"service.name": "checkout", "service.instance.id": "checkout-1"})

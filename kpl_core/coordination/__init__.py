@@ -3,8 +3,7 @@
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_table import TableRules, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.store import ABSENT, CoordinationStore, Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.coordination.store import ABSENT, CoordinationStore, Listing, MemoryStore, Reading, StoreFailed, Written
 
 __all__ = [
     "ABSENT",

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kpl_core.coordination.report import Pair
+from kpl_core.coordination.store_objects import Pair
 
 __all__ = ["DemandMeter", "Usage"]
 

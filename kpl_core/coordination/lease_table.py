@@ -26,11 +26,38 @@ from typing import Final
 import msgspec
 
 from kpl_core.coordination.max_min_share import fair_level, shares
-from kpl_core.coordination.report import Claim, Pair, WorkerReport
-from kpl_core.coordination.summary import Grant, Member, ResourcePlan, Summary
-from kpl_core.coordination.throttle_estimate import next_estimate
+from kpl_core.coordination.store_objects import Claim, FleetMember, Grant, Pair, ResourcePlan, Summary, WorkerReport
 
-__all__ = ["FORGOTTEN_INTERVALS", "LIFETIME_INTERVALS", "RESERVE", "TableRules", "is_claimed", "next_summary"]
+__all__ = [
+    "FORGOTTEN_INTERVALS",
+    "LIFETIME_INTERVALS",
+    "RESERVE",
+    "TableRules",
+    "is_claimed",
+    "next_estimate",
+    "next_summary",
+]
+
+TOLERATED_SHARE: Final = 0.01
+DECREASE: Final = 0.85
+INCREASE: Final = 0.1
+FLOOR: Final = 0.05
+
+
+def next_estimate(estimate: float, *, sent: float, throttled: float, intervals: float) -> float:
+    """Return the new share, 0.05 .. 1, of the limit that is there for us.
+
+    Args:
+        estimate: the share so far.
+        sent: what all workers sent in their last interval; any unit.
+        throttled: as much of it was refused.
+        intervals: how many intervals have passed since `estimate` was made; at most one counts.
+    """
+    passed = min(1.0, max(0.0, intervals))
+    if throttled > TOLERATED_SHARE * sent:
+        return max(FLOOR, estimate * math.pow(DECREASE, passed))
+    return min(1.0, estimate + INCREASE * passed)
+
 
 # A worker that has not reported for so long is gone, and its leases are over.
 LIFETIME_INTERVALS: Final = 2.0
@@ -65,14 +92,14 @@ class _Claimants:
     __slots__ = ("ceilings", "demands", "limits", "members", "sent", "throttled")
 
     def __init__(self) -> None:
-        self.members: list[Member] = []
+        self.members: list[FleetMember] = []
         # By dimension.
         self.demands = (array("d"), array("d"))
         self.ceilings = (array("d"), array("d"))
         self.limits = NO_LIMITS
         self.sent = self.throttled = 0.0
 
-    def add(self, member: Member, claim: Claim, ceiling: Pair) -> None:
+    def add(self, member: FleetMember, claim: Claim, ceiling: Pair) -> None:
         """Add a member, what it claims, and the most it may be using."""
         self.members.append(member)
         self.demands[0].append(claim.demand[0])
@@ -122,13 +149,13 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
         known = old.get(worker_id)
         # It has applied the latest summary: it holds what that one granted, and no more.
         is_heard = previous is not None and (report.generation, report.token) == (previous.generation, previous.token)
-        member = summary.members[worker_id] = Member(report.written_at, report.weight, report.tier, {})
+        member = summary.members[worker_id] = FleetMember(report.written_at, report.weight, report.tier, {})
         _add_claims(claimants, member, report, known, is_heard=is_heard)
     if not is_warm:
         # Their reports are as old as the gap; who is really gone loses its lease when this table is warm.
         for worker_id, silent in old.items():
             if worker_id not in summary.members and worker_id not in leaving:
-                member = summary.members[worker_id] = Member(silent.reported_at, silent.weight, silent.tier, {})
+                member = summary.members[worker_id] = FleetMember(silent.reported_at, silent.weight, silent.tier, {})
                 _add_silent(claimants, member, silent, previous)
 
     intervals = 0.0 if previous is None else (at - previous.computed_at) / interval
@@ -156,9 +183,9 @@ def is_claimed(head: Summary, interval_seconds: float, *, at: float) -> bool:
 
 def _add_claims(
     claimants: defaultdict[str, _Claimants],
-    member: Member,
+    member: FleetMember,
     report: WorkerReport,
-    known: Member | None,
+    known: FleetMember | None,
     *,
     is_heard: bool,
 ) -> None:
@@ -177,7 +204,7 @@ def _add_claims(
 
 
 def _add_silent(
-    claimants: defaultdict[str, _Claimants], member: Member, silent: Member, previous: Summary | None
+    claimants: defaultdict[str, _Claimants], member: FleetMember, silent: FleetMember, previous: Summary | None
 ) -> None:
     """Let a member that could not report keep what it has; it wants just that."""
     for resource, grant in silent.grants.items():

@@ -17,8 +17,7 @@ import msgspec
 
 from kpl_core.coordination.demand import DemandMeter, Usage
 from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, LIFETIME_INTERVALS, is_claimed
-from kpl_core.coordination.report import Claim, Pair, WorkerReport
-from kpl_core.coordination.summary import ResourcePlan, Summary, SummaryPart
+from kpl_core.coordination.store_objects import Claim, Pair, ResourcePlan, Summary, SummaryPart, WorkerReport
 from kpl_core.options.coordination_options import ALONE_SHARE
 
 __all__ = ["HolderRules", "LeaseState", "Leaseholder"]
@@ -30,13 +29,13 @@ IDLE_INTERVALS: Final = 6.0
 # In intervals. One who is entitled to more than it has meets the others more often; to read is cheaper than to
 # write, so everybody looks at the summary twice for each report; a summary is computed as often. So reports come
 # at most 1.1 intervals after one another and summaries 0.55, which `lease_table.GAP_INTERVALS` counts on.
-HUNGRY_SPACING: Final = 0.2
-GLANCE_SPACING: Final = 0.5
+WANTS_MORE_SPACING: Final = 0.2
+READ_SPACING: Final = 0.5
 COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
 # One whose hunger is not stilled by so many quick meetings goes back to the usual pace.
-MAX_QUICK_MEETINGS: Final = 15
-HUNGRY_ABOVE: Final = 1.1
+MAX_QUICK_SYNCS: Final = 15
+WANTS_MORE_ABOVE: Final = 1.1
 ENTITLED_BELOW: Final = 0.9
 
 
@@ -65,9 +64,9 @@ class Leaseholder:
         self._generation = 0
         self._token = ""
         self._renewed_at = 0.0
-        self._met_at = -math.inf
+        self._synced_at = -math.inf
         self._reported_at = -math.inf
-        self._quick_meetings = 0
+        self._quick_syncs = 0
 
     # What it may use
 
@@ -121,8 +120,8 @@ class Leaseholder:
         for resource, meter in self._meters.items():
             sent, throttled = meter.take_counts()
             claims[resource] = Claim(meter.demand, self._shares[resource], meter.usage.limit, sent, throttled)
-        if self.is_hungry:
-            self._quick_meetings += 1
+        if self.wants_more:
+            self._quick_syncs += 1
         self._reported_at = now
         return WorkerReport(
             worker_id=self._rules.worker_id,
@@ -172,13 +171,13 @@ class Leaseholder:
                     share = (min(share[0], last[0]), min(share[1], last[1]))
                     self._granted.discard(resource)
                 self._shares[resource] = share
-        if not self.is_hungry:
-            self._quick_meetings = 0
+        if not self.wants_more:
+            self._quick_syncs = 0
 
     # When it wants to meet
 
     @property
-    def is_hungry(self) -> bool:
+    def wants_more(self) -> bool:
         """Say whether it wants more than it has, and is entitled to it; or has no lease at all."""
         weight, tier = self._rules.weight, self._rules.tier
         for resource, meter in self._meters.items():
@@ -189,32 +188,32 @@ class Leaseholder:
             fair = plan.fair.get(tier) if plan is not None else None
             for dimension in (0, 1):
                 if fair is not None and (
-                    meter.demand[dimension] > HUNGRY_ABOVE * share[dimension]
+                    meter.demand[dimension] > WANTS_MORE_ABOVE * share[dimension]
                     and share[dimension] < ENTITLED_BELOW * weight * fair[dimension]
                 ):
                     return True
         return False
 
-    def meets(self, now: float) -> None:
+    def sync_started(self, now: float) -> None:
         """Take note that a meeting begins, however it ends."""
-        self._met_at = now
+        self._synced_at = now
 
-    def wants_meeting(self, now: float, *, usual_seconds: float) -> bool:
+    def sync_due(self, now: float, *, usual_seconds: float) -> bool:
         """Say whether it is time to speak to the store; `usual_seconds` is this round's interval, jittered."""
-        if now >= self.meeting_at(usual_seconds=usual_seconds):
+        if now >= self.next_sync_at(usual_seconds=usual_seconds):
             return True
-        is_patient = self._quick_meetings >= MAX_QUICK_MEETINGS
-        quick_seconds = HUNGRY_SPACING * self._rules.interval_seconds * 0.999
-        return now - self._met_at >= quick_seconds and not is_patient and self.is_hungry
+        is_patient = self._quick_syncs >= MAX_QUICK_SYNCS
+        quick_seconds = WANTS_MORE_SPACING * self._rules.interval_seconds * 0.999
+        return now - self._synced_at >= quick_seconds and not is_patient and self.wants_more
 
-    def meeting_at(self, *, usual_seconds: float) -> float:
+    def next_sync_at(self, *, usual_seconds: float) -> float:
         """Return when the next meeting is due at the latest."""
-        return self._met_at + GLANCE_SPACING * usual_seconds
+        return self._synced_at + READ_SPACING * usual_seconds
 
     def wants_to_report(self, now: float) -> bool:
         """Say whether the others should hear of this worker now: its report grows old, or somebody waits for it."""
         is_due = now - self._reported_at >= REPORT_SPACING * self._rules.interval_seconds
-        return is_due or self._unsettled or self.is_hungry
+        return is_due or self._unsettled or self.wants_more
 
     def may_compute(self, head: Summary | None, *, at: float) -> bool:
         """Say whether the summary is old enough for this worker to compute the next."""
@@ -226,5 +225,5 @@ class Leaseholder:
         age = at - head.computed_at
         if head.dedicated:
             return abs(age) > LIFETIME_INTERVALS * interval
-        is_urgent = not head.settled or self.is_hungry
-        return age < -interval or age >= interval * (HUNGRY_SPACING if is_urgent else COMPUTE_SPACING) * 0.999
+        is_urgent = not head.settled or self.wants_more
+        return age < -interval or age >= interval * (WANTS_MORE_SPACING if is_urgent else COMPUTE_SPACING) * 0.999

@@ -9,23 +9,22 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 from uuid import uuid4
 
 import anyio
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_meeting import LeaseMeeting
-from kpl_core.coordination.lease_table import TableRules
+from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, OnProblem, compute
+from kpl_core.coordination.lease_table import TableRules, is_claimed
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.proportional_meeting import ProportionalMeeting
-from kpl_core.coordination.report import Pair
-from kpl_core.coordination.scaled_limits import ScaledLimits
+from kpl_core.coordination.proportional import ProportionalSync, ScaledLimits, sum_up
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
+from kpl_core.coordination.store_objects import Pair, UnreadableObject, decode_summary
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
-from kpl_core.options.coordination_options import CoordinationOptions, WorkerTier
+from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy, WorkerTier
 
-__all__ = ["CoordinationWorker"]
+__all__ = ["CoordinationWorker", "Coordinator"]
 
 _logger = logging.getLogger("kpl_core")
 
@@ -48,16 +47,16 @@ class _Holder(Protocol):
     def share(self, resource: str, limit: Pair) -> Pair: ...
     def state(self, now: float) -> str: ...
     def lease_age(self, now: float) -> float: ...
-    def wants_meeting(self, now: float, *, usual_seconds: float) -> bool: ...
-    def meeting_at(self, *, usual_seconds: float) -> float: ...
+    def sync_due(self, now: float, *, usual_seconds: float) -> bool: ...
+    def next_sync_at(self, *, usual_seconds: float) -> float: ...
 
 
-class _Meeting(Protocol):
+class _SyncRound(Protocol):
     clock_offset: float
-    is_looking: bool
-    has_looked: bool
+    is_reading_all: bool
+    has_read_all: bool
 
-    async def meet(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
+    async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
 
 
@@ -65,7 +64,7 @@ class _Trouble(NamedTuple):
     """When something was last wrong, and whether only a look at everybody's objects shows it."""
 
     seen_at: float
-    is_of_looking: bool
+    needs_full_read: bool
 
 
 class CoordinationWorker:
@@ -75,7 +74,7 @@ class CoordinationWorker:
         store: where workers meet; its owner closes it.
         options: policy and numbers.
         usages: returns the counts of each resource; called a few times an interval.
-        obey: takes the shares by resource, units a second, when some changed; not called in shadow mode.
+        apply_shares: takes the shares by resource, units a second, when some changed; not called in shadow mode.
         tell: hears facts.
         clock: monotonic seconds, the one the sleeps go by.
         wall_clock: seconds since 1970.
@@ -88,7 +87,7 @@ class CoordinationWorker:
         options: CoordinationOptions,
         *,
         usages: Callable[[], Mapping[str, Usage]],
-        obey: Callable[[Mapping[str, Pair]], None],
+        apply_shares: Callable[[Mapping[str, Pair]], None],
         tell: Callable[[Fact], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -96,13 +95,13 @@ class CoordinationWorker:
     ) -> None:
         self._options = options
         self._usages = usages
-        self._obey = obey
+        self._apply_shares = apply_shares
         self._tell = tell
         self._clock = clock
         self._wall_clock = wall_clock
         self._chance = chance
         self.worker_id = options.worker_id or uuid4().hex
-        self._holder, self._meeting = self._policy(store)
+        self._holder, self._sync_round = self._policy(store)
         self._shares: dict[str, Pair] = {}
         self._limits: dict[str, Pair] = {}
         self._told: dict[str, Pair] = {}
@@ -111,18 +110,18 @@ class CoordinationWorker:
         self._complaints: dict[str, str] = {}
         self._usual_seconds = 0.0
 
-    def _policy(self, store: CoordinationStore) -> tuple[_Holder, _Meeting]:
+    def _policy(self, store: CoordinationStore) -> tuple[_Holder, _SyncRound]:
         options = self._options
         if options.policy == "proportional":
             limits = ScaledLimits(self.worker_id, interval_seconds=options.interval_seconds)
-            return limits, ProportionalMeeting(
+            return limits, ProportionalSync(
                 store,
                 limits,
                 worker_id=self.worker_id,
                 interval_seconds=options.interval_seconds,
                 staleness_seconds=options.staleness_seconds,
                 may_compute=options.aggregate,
-                complain=self._complain,
+                on_problem=self._on_problem,
             )
         holder = Leaseholder(
             HolderRules(
@@ -133,13 +132,13 @@ class CoordinationWorker:
                 tier=_TIER_RANK[options.tier],
             )
         )
-        return holder, LeaseMeeting(
+        return holder, LeaseSync(
             store,
             holder,
             TableRules(interval_seconds=options.interval_seconds),
             worker_id=self.worker_id,
             may_compute=options.aggregate,
-            complain=self._complain,
+            on_problem=self._on_problem,
         )
 
     async def run(self) -> None:
@@ -148,24 +147,24 @@ class CoordinationWorker:
             await self.turn()
             now = self._clock()
             look_at = now + LOOK_SHARE * self._options.interval_seconds
-            meeting_at = self._holder.meeting_at(usual_seconds=self._usual_seconds)
-            await anyio.sleep(max(0.001, min(look_at, meeting_at) - now))
+            next_sync_at = self._holder.next_sync_at(usual_seconds=self._usual_seconds)
+            await anyio.sleep(max(0.001, min(look_at, next_sync_at) - now))
 
     async def turn(self) -> None:
         """Look once, meet the others if it is time, and obey."""
         now = self._clock()
         usages = self._usages()
         self._holder.look(usages, now)
-        if self._holder.wants_meeting(now, usual_seconds=self._usual_seconds):
-            await self._meet()
+        if self._holder.sync_due(now, usual_seconds=self._usual_seconds):
+            await self._sync()
         self._follow(usages)
 
     async def leave(self) -> None:
         """Tell the others that this worker's shares are free, if that is possible within a second."""
         try:
             with anyio.fail_after(min(LEAVE_SECONDS, self._options.store_timeout_seconds), shield=True):
-                await self._meeting.leave(self._clock, self._wall_clock)
-        except Exception:  # noqa: BLE001 - as in `_meet`
+                await self._sync_round.leave(self._clock, self._wall_clock)
+        except Exception:  # noqa: BLE001 - as in `_sync`
             # They will find out within two intervals.
             return
 
@@ -186,28 +185,28 @@ class CoordinationWorker:
             parts[f"{resource} bytes"] = second / limit[1]
         return parts
 
-    async def _meet(self) -> None:
+    async def _sync(self) -> None:
         interval = self._options.interval_seconds
         failure = ""
         self._complaints.clear()
         self._usual_seconds = interval * (1.0 - JITTER + 2.0 * JITTER * self._chance())
         try:
             with anyio.fail_after(self._options.store_timeout_seconds):
-                await self._meeting.meet(self._clock, self._wall_clock)
+                await self._sync_round.sync(self._clock, self._wall_clock)
         except StoreFailed as error:
             failure = error.reason
-            self._warn(failure, str(error), is_of_looking=self._meeting.is_looking)
+            self._warn(failure, str(error), needs_full_read=self._sync_round.is_reading_all)
         except TimeoutError:
             failure = "slow"
             seconds = self._options.store_timeout_seconds
             sentence = f"no answer within {seconds:g} s; see whether the store is overloaded"
-            self._warn(failure, sentence, is_of_looking=self._meeting.is_looking)
+            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
         except Exception as error:
             # Records must not stop for what a store, perhaps the caller's own, does.
             failure = "broken"
             _logger.debug("a meeting ended by an error that no store may raise", exc_info=True)
             sentence = f"{type(error).__name__}; the log at DEBUG has where, report it to whoever wrote the store"
-            self._warn(failure, sentence, is_of_looking=self._meeting.is_looking)
+            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
         else:
             self._recovered()
         if failure:
@@ -219,8 +218,8 @@ class CoordinationWorker:
 
     def _recovered(self) -> None:
         for reason, sentence in self._complaints.items():
-            self._warn(reason, sentence, is_of_looking=reason in _OF_OBJECTS)
-        offset = self._meeting.clock_offset
+            self._warn(reason, sentence, needs_full_read=reason in _OF_OBJECTS)
+        offset = self._sync_round.clock_offset
         if abs(offset) > CLOCK_TOLERANCE_SECONDS:
             self._complaints["clock"] = ""
             self._warn("clock", f"this machine's clock is {-offset:+,.0f} s off the store's; synchronise it")
@@ -230,20 +229,20 @@ class CoordinationWorker:
             reason
             for reason, trouble in self._troubles.items()
             if reason not in self._complaints
-            and (not trouble.is_of_looking or self._meeting.has_looked or trouble.seen_at < looked_since)
+            and (not trouble.needs_full_read or self._sync_round.has_read_all or trouble.seen_at < looked_since)
         }
         if over:
             for reason in over:
                 del self._troubles[reason]
             _logger.info("coordination at %s is well again (%s)", self._options.shown_store, ", ".join(sorted(over)))
 
-    def _complain(self, reason: str, sentence: str) -> None:
+    def _on_problem(self, reason: str, sentence: str) -> None:
         self._complaints.setdefault(reason, sentence)
 
-    def _warn(self, reason: str, sentence: str, *, is_of_looking: bool = False) -> None:
+    def _warn(self, reason: str, sentence: str, *, needs_full_read: bool = False) -> None:
         known = self._troubles.get(reason)
-        is_of_looking = is_of_looking or (known is not None and known.is_of_looking)
-        self._troubles[reason] = _Trouble(self._clock(), is_of_looking)
+        needs_full_read = needs_full_read or (known is not None and known.needs_full_read)
+        self._troubles[reason] = _Trouble(self._clock(), needs_full_read)
         if known is None:
             _logger.warning(
                 "coordination at %s: %s: %s. This worker goes on with the share it has.",
@@ -259,7 +258,7 @@ class CoordinationWorker:
         self._shares = shares
         self._limits = {resource: usage.limit for resource, usage in usages.items()}
         if not self._options.shadow:
-            self._obey(shares)
+            self._apply_shares(shares)
         for resource, share in shares.items():
             told = self._told.get(resource)
             if told is None or not _about_equal(told, share):
@@ -279,3 +278,59 @@ class CoordinationWorker:
 
 def _about_equal(one: Pair, other: Pair) -> bool:
     return all(math.isclose(a, b, rel_tol=TOLD_CHANGE) for a, b in zip(one, other, strict=True))
+
+
+class Coordinator:
+    """One round at a time; the caller sleeps in between.
+
+    Args:
+        store: where the workers meet.
+        policy: as theirs.
+        interval_seconds: as theirs.
+        max_workers: the least to plan for; workers report their own.
+        staleness_seconds: proportional only: objects older than this do not count.
+        on_problem: hears the reason and a sentence of each object that cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        *,
+        policy: CoordinationPolicy,
+        interval_seconds: float,
+        max_workers: int = 1,
+        staleness_seconds: float = 15.0,
+        on_problem: OnProblem,
+    ) -> None:
+        self._store = store
+        self._policy: CoordinationPolicy = policy
+        self._rules = TableRules(interval_seconds=interval_seconds, max_workers=max_workers, dedicated=True)
+        self._staleness = staleness_seconds
+        self._on_problem = on_problem
+
+    async def compute_once(self) -> tuple[int, Literal["computed", "overtaken"]]:
+        """Compute a summary; return how many workers count, and whether it was this process that wrote it.
+
+        Raises:
+            StoreFailed: it could not be done.
+        """
+        if self._policy == "proportional":
+            summed = await sum_up(self._store, staleness_seconds=self._staleness, on_problem=self._on_problem)
+            return summed.active_workers, "computed"
+        reading = await self._store.read(SUMMARY_NAME)
+        try:
+            head = None if reading.body is None else decode_summary(reading.body)
+        except UnreadableObject as error:
+            if error.reason == "version":
+                message = f"{SUMMARY_NAME}: {error}"
+                raise StoreFailed(message, reason="version") from error
+            self._on_problem(error.reason, f"{SUMMARY_NAME}: {error}")
+            head = None
+        if head is not None and is_claimed(head, self._rules.interval_seconds, at=reading.at):
+            return head.member_count, "overtaken"
+        summary = await compute(
+            self._store, head, reading.version, self._rules, at=reading.at, on_problem=self._on_problem
+        )
+        if summary is None:
+            return 0 if head is None else head.member_count, "overtaken"
+        return summary.member_count, "computed"

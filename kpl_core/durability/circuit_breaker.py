@@ -26,6 +26,7 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.records.user_record import Tier
 
@@ -120,7 +121,9 @@ class CircuitBreaker:
     """
 
     __slots__ = (
+        "_backoff",
         "_break_seconds",
+        "_breaks_in_a_row",
         "_failed",
         "_latest",
         "_opened_count",
@@ -138,6 +141,10 @@ class CircuitBreaker:
         self._latest = -math.inf
         # Open: when the break began. Half-open: when the present probes were offered.
         self._since = -math.inf
+        self._backoff = ExponentialBackoff(
+            base_seconds=self._policy.open_seconds, cap_seconds=self._policy.max_open_seconds
+        )
+        self._breaks_in_a_row = 0
         self._break_seconds = self._policy.open_seconds
         self._opened_count = 0
         self._probes_granted = 0
@@ -279,5 +286,5 @@ class CircuitBreaker:
         self._succeeded = self._failed = self._probes_granted = 0
         if self._state is BreakerState.OPEN:
             self._opened_count += 1
-            longer = self._break_seconds * 2 if before is BreakerState.HALF_OPEN else self._policy.open_seconds
-            self._break_seconds = min(longer, self._policy.max_open_seconds)
+            self._breaks_in_a_row = self._breaks_in_a_row + 1 if before is BreakerState.HALF_OPEN else 1
+            self._break_seconds = self._backoff.longest_seconds(self._breaks_in_a_row)

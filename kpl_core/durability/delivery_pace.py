@@ -9,15 +9,14 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from kpl_core.pipeline.backoff import backoff_seconds
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.token_bucket import TokenBucket
 
 __all__ = ["DeliveryPace"]
 
 _BURST_SECONDS: Final = 0.1
-_PAUSE_BASE: Final = 0.5
 # With the breaker's longest break, 5 s too, a backlog moves again within 10 s of health.
-_PAUSE_CAP: Final = 5.0
+_PAUSE: Final = ExponentialBackoff(base_seconds=0.5, cap_seconds=5.0)
 
 
 class DeliveryPace:
@@ -75,9 +74,7 @@ class DeliveryPace:
         """Pause as after a failure: whoever should take the records cannot."""
         if now >= self._paused_until:
             self._failures += 1
-            self._paused_until = now + backoff_seconds(
-                self._failures, base_seconds=_PAUSE_BASE, cap_seconds=_PAUSE_CAP, chance=self._chance()
-            )
+            self._paused_until = now + _PAUSE.seconds(self._failures, self._chance)
 
     def _landed(self, size_bytes: int) -> None:
         self._records -= 1

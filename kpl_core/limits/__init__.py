@@ -2,13 +2,18 @@
 
 from kpl_core.limits.adaptive_refill import AdaptiveRefill
 from kpl_core.limits.admission_gate import AdmissionGate, Overflow, RefusedWork, Verdict, Work
-from kpl_core.limits.description import AnyStream, ScopedStream, Stream
 from kpl_core.limits.fair_merge import fair_merge
-from kpl_core.limits.metric_samples import METRIC_NAMES, MetricSample, metric_samples
-from kpl_core.limits.rate_limited import rate_limited
+from kpl_core.limits.rate_limited import AnyStream, ScopedStream, Stream, rate_limited
 from kpl_core.limits.rejection_monitor import RejectionMonitor
-from kpl_core.limits.sizing import HeadroomWarning, capacity_for, refill_for
-from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
+from kpl_core.limits.token_bucket_limiter import (
+    METRIC_NAMES,
+    HeadroomWarning,
+    MetricSample,
+    TokenBucketLimiter,
+    capacity_for,
+    metric_samples,
+    refill_for,
+)
 
 __all__ = [
     "METRIC_NAMES",

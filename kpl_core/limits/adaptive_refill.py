@@ -1,46 +1,45 @@
-"""A refill rate that yields when what is behind it is under pressure, and only so far.
+"""A refill rate that follows the pressure on the downstream, within 20 %.
 
-Seed: "Setting up token bucket rate limiters", dynamic adjustment. Three signs of pressure, each
-smoothed (an exponential moving average, so that one slow answer changes little and a step is
-followed without swinging), each as a ratio that is 1 where things are as they should be:
+Seed: "Setting up token bucket rate limiters", dynamic adjustment. There are three signs of pressure. Each is
+smoothed by an exponential moving average, so that one slow answer changes little and a step does not cause
+oscillation. Each is a ratio that is 1 at its reference:
 
     pressure = max(latency / target, refused share / allowed share, dead letters / their capacity)
     rate     = base * clamp(1 + 0.2 * (1 - pressure), 0.8, 1.2)
 
-Every sign moves on its own and the rate follows without memory, so a step of a sign gives a step
-of the rate, approached from one side: nothing can overshoot. (If one sign takes over from another
-at the same moment, pressure dips on the way, to half at the least.) Where we differ: an average
-stops at twice its reference, where the rate is at its lowest anyway; else one answer that took
-a minute would hold the rate down long after the next thousand were quick.
+Every sign is independent and the rate keeps no state of its own, so a step of a sign gives a step of the rate
+that is approached from one side, without overshoot. (If one sign rises while another falls, the pressure can dip
+to half on the way.) We differ from the seed in one point: an average stops at twice its reference, where the rate
+is lowest. Otherwise one answer that took a minute would hold the rate down for the next thousand.
 """
 
 import math
 from typing import Final
 
-from kpl_core.errors import ConfigError
 from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
+from kpl_core.options.validation import ABOVE_ZERO, require_number
 
 __all__ = ["AdaptiveRefill"]
 
 SMOOTHING: Final = 0.2
 BAND: Final = 0.2
-# Pressure beyond this changes nothing.
+# A higher pressure has no further effect.
 MOST_PRESSURE: Final = 2.0
 
 
 class AdaptiveRefill:
-    """Scales a limiter's refill rate within 20 % of what it was when this was made.
+    """Scales a limiter's refill rate within 20 % of its rate at construction.
 
     Not thread-safe: one task or thread reports. The first report sets the averages.
 
     Args:
-        limiter: whose rate is scaled.
-        target_latency_seconds: what an answer of the downstream should take.
-        allowed_refused_share: the share of requests it may refuse (HTTP 429), above 0.
+        limiter: the limiter to adjust.
+        target_latency_seconds: how long an answer of the downstream should take.
+        allowed_refused_share: the share of requests that the downstream may refuse (HTTP 429), above 0.
         dead_letter_capacity: the depth of the dead-letter queue that counts as full pressure.
 
     Raises:
-        ValueError: one of the three is not finite and above 0.
+        ConfigError: one of the three is not a finite number above 0.
     """
 
     __slots__ = ("_base", "_limiter", "_ratios", "_references", "_refused_share")
@@ -59,26 +58,24 @@ class AdaptiveRefill:
             "dead_letter_capacity": dead_letter_capacity,
         }
         for name, value in references.items():
-            if not 0.0 < value < math.inf:
-                message = f"{name} is {value!r}; it must be a finite number above 0"
-                raise ConfigError(message)
+            require_number(name, value, ABOVE_ZERO)
         self._limiter = limiter
         self._base = limiter.refill_rate
         self._references = tuple(references.values())
-        # The smoothed signs, each for its reference; none before the first report.
+        # The smoothed ratios, in the order of the references; empty before the first report.
         self._ratios: tuple[float, ...] = ()
         self._refused_share: float | None = None
 
     def update(self, latency_seconds: float, refused: float, dead_letter_depth: float) -> float:
-        """Report one answer, or the mean of some; return the refill rate that follows, already set.
+        """Report one answer, or the mean of several. Sets the new refill rate and returns it.
 
         Args:
-            latency_seconds: how long it took.
-            refused: whether it was refused, or the share of those that were, 0 to 1.
+            latency_seconds: how long the answer took.
+            refused: whether it was a refusal, or the share of refusals, 0 to 1.
             dead_letter_depth: how many dead letters there are now.
 
         Raises:
-            ValueError: a report that is negative or not finite, or a share above 1; it changes nothing.
+            ValueError: a value is negative or not finite, or the share is above 1. Nothing changes.
         """
         report = (latency_seconds, float(refused), dead_letter_depth)
         if not all(0.0 <= value < math.inf for value in report) or refused > 1:
@@ -101,7 +98,7 @@ class AdaptiveRefill:
 
     @property
     def pressure(self) -> float:
-        """The largest of the three ratios, 0 to 2; 1 is as it should be, and what it is before the first report."""
+        """The largest of the three ratios, 0 to 2; 1 is the reference, and the value before the first report."""
         return max(self._ratios, default=1.0)
 
     @property

@@ -1,12 +1,11 @@
-"""What becomes of work that finds the bucket empty: it waits, loses a tier, or goes elsewhere.
+"""Decides about work that finds no tokens: queue it, downgrade its tier, divert it, or reject it.
 
-Seed: "Setting up token bucket rate limiters", mitigation paths. The choice is made once for a
-gate; the table below is all of it. Nothing is dropped unseen: work that is refused is handed
-over with its reason, its original timestamp and its severity, ready for a dead-letter queue.
+Seed: "Setting up token bucket rate limiters", mitigation paths. A gate has one overflow rule; the table below is
+all of it. Nothing is dropped silently: rejected work is handed to a callback with its reason, its original
+timestamp and its severity, ready for a dead-letter queue.
 
-Within the gate the higher tier goes first and the bucket keeps a part for "critical", so
-alarms pass while counters wait. In a storm that lasts (an open breaker) what is normal counts
-as bulk, so that it cannot use up what the alarms will need.
+A higher tier goes first, and the bucket has a reserve for "critical", so alarms pass while counters wait. While the
+breaker is open, in a long storm, normal work counts as bulk and cannot use up the tokens that alarms will need.
 """
 
 import math
@@ -21,6 +20,7 @@ from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.errors import ConfigError
 from kpl_core.limits.rejection_monitor import RejectionMonitor
 from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
+from kpl_core.options.validation import require_choice
 from kpl_core.records.user_record import TIERS, Tier
 
 __all__ = ["OVERFLOW", "AdmissionGate", "Overflow", "RefusedWork", "Verdict", "Work"]
@@ -28,7 +28,7 @@ __all__ = ["OVERFLOW", "AdmissionGate", "Overflow", "RefusedWork", "Verdict", "W
 Overflow = Literal["queue", "downgrade", "fallback"]
 Verdict = Literal["admitted", "queued", "downgraded", "diverted", "refused"]
 
-# What happens to work of a tier when its tokens are not there: the verdict, and the tier it waits in.
+# For work without tokens, by overflow rule and tier: the verdict, and the tier in which it waits.
 OVERFLOW: Final[dict[tuple[Overflow, Tier], tuple[Verdict, Tier | None]]] = {
     ("queue", "critical"): ("queued", "critical"),
     ("queue", "normal"): ("queued", "normal"),
@@ -44,7 +44,7 @@ OVERFLOW: Final[dict[tuple[Overflow, Tier], tuple[Verdict, Tier | None]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Something that costs tokens. `source_timestamp` and `severity` are its origin's own, in any form."""
+    """A unit of work that costs tokens. `source_timestamp` and `severity` are passed on unchanged."""
 
     payload: Any
     tier: Tier = "normal"
@@ -55,28 +55,28 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class RefusedWork:
-    """Work that was not let through, as it came in, and why."""
+    """Work that was not admitted, unchanged, and the reason."""
 
     work: Work
     reason: Literal["rate_limited"] = "rate_limited"
 
 
 class AdmissionGate:
-    """A limiter, and what happens where it says no. Safe to use from many threads.
+    """A limiter with a rule for the work that it does not admit. Thread-safe.
 
     Args:
-        limiter: whose tokens are spent.
-        overflow: what to do with work that finds none.
-        on_refused: called with work that is refused or evicted.
-        fallback: called with work that is diverted: needed for "fallback", and only there.
-        max_waiting: the most work that waits. Beyond it the newest of a lower tier is evicted, or
-            the newcomer refused if there is none.
-        monitor: told of every decision about new work.
-        breaker: told the same; while it is not closed, normal work counts as bulk.
+        limiter: the limiter whose tokens are spent.
+        overflow: the rule for work that finds no tokens.
+        on_refused: called with work that is rejected or evicted.
+        fallback: called with work that is diverted. Required for "fallback", and not allowed otherwise.
+        max_waiting: the most work that waits. When it is reached, the newest work of a lower tier is evicted; if
+            there is none, the new work is rejected.
+        monitor: counts every decision about new work.
+        breaker: counts the same decisions. While it is not closed, normal work counts as bulk.
         clock: returns seconds for both.
 
-    `fallback` and `on_refused` are called without any lock. The monitor's `on_change` is called
-    with the gate's, and may call the gate.
+    `fallback` and `on_refused` are called without a lock. The monitor's `on_change` is called with the gate's lock
+    and may call the gate.
 
     Raises:
         ConfigError: an unknown overflow, a fallback missing or superfluous, or `max_waiting` below 1.
@@ -104,15 +104,15 @@ class AdmissionGate:
         self._breaker = breaker
         self._clock = clock
         self._lock = RLock()
-        # As it came in, under the tier it waits in.
+        # The work, unchanged, by the tier in which it waits.
         self._waiting: dict[Tier, deque[Work]] = {tier: deque() for tier in TIERS}
         self._verdicts: Counter[Verdict] = Counter()
         self._evicted = 0
 
     def submit(self, work: Work) -> Verdict:
-        """Let work through or decide what becomes of it; "admitted" means: do it now.
+        """Admit work, or apply the overflow rule. The caller does "admitted" work now.
 
-        Work that is queued or downgraded comes out of `release` when its tokens are there.
+        `release` returns queued and downgraded work when there are tokens for it.
 
         Raises:
             ValueError: it costs more than its tier can ever be granted, or its tier is unknown.
@@ -121,7 +121,7 @@ class AdmissionGate:
         evicted: Work | None = None
         with self._lock:
             tier = self._tier_now(work)
-            # Nobody overtakes what waits in its own tier or above.
+            # Work must not overtake what waits in its own tier or above.
             is_next = not any(self._waiting[each] for each in TIERS[: TIERS.index(tier) + 1])
             granted = is_next and self._limiter.acquire(work.cost, tier)[0]
             verdict: Verdict = "admitted"
@@ -133,9 +133,9 @@ class AdmissionGate:
             self._verdicts[verdict] += 1
             self._evicted += evicted is not None
             try:
-                self._tell(granted=granted)
+                self._report(granted=granted)
             except BaseException:
-                # Whoever submitted this work hears of the error and still has it; what it evicted has nobody else.
+                # The caller gets the exception and still has its own work. The evicted work would be lost.
                 if evicted is not None:
                     self._on_refused(RefusedWork(evicted))
                 raise
@@ -148,9 +148,9 @@ class AdmissionGate:
         return verdict
 
     def release(self) -> list[Work]:
-        """Return the waiting work whose tokens are there now, and spend them; the higher tier goes first.
+        """Return the waiting work for which there are tokens, and spend them. The higher tier goes first.
 
-        A lower tier gets nothing while a higher one waits: it would spend what the other waits for.
+        A lower tier gets nothing while a higher one waits, because it would spend the tokens the other waits for.
         """
         released: list[Work] = []
         with self._lock:
@@ -164,7 +164,7 @@ class AdmissionGate:
         return released
 
     def release_in(self) -> float:
-        """Return the seconds until `release` has something to return; `math.inf` if nothing waits."""
+        """Return the seconds until `release` returns work, or `math.inf` if nothing waits."""
         with self._lock:
             for tier, waiting in self._waiting.items():
                 if waiting:
@@ -172,23 +172,23 @@ class AdmissionGate:
         return math.inf
 
     def statistics(self) -> dict[str, int]:
-        """Return how often each verdict was given, how much was evicted later, and how much waits now."""
+        """Return the count of each verdict, of evicted work, and of the work that waits now."""
         with self._lock:
             verdicts = {verdict: self._verdicts[verdict] for verdict in get_args(Verdict)}
             return {**verdicts, "evicted": self._evicted, "waiting": sum(map(len, self._waiting.values()))}
 
     def _tier_now(self, work: Work) -> Tier:
-        """Return the tier that counts: in a storm that lasts, normal work is bulk."""
+        """Return the effective tier: while the breaker is not closed, normal work is bulk."""
         if work.tier != "normal" or self._breaker is None:
             return work.tier
         return "normal" if self._breaker.state(self._clock()) is BreakerState.CLOSED else "bulk"
 
     def _keep(self, work: Work, tier: Tier) -> tuple[Work | None, bool]:
-        """Let work wait in a tier; return what was evicted for it, and whether it waits."""
+        """Enqueue work in a tier. Return the work evicted for it, if any, and whether it was enqueued."""
         try:
             self._limiter.require_grantable(work.cost, tier)
         except ValueError:
-            # Critical work may cost what a lower tier is never granted; waiting there would never end.
+            # Critical work may cost more than a lower tier can be granted; it would wait there without end.
             return None, False
         evicted: Work | None = None
         if sum(map(len, self._waiting.values())) >= self._max_waiting:
@@ -199,7 +199,7 @@ class AdmissionGate:
         self._waiting[tier].append(work)
         return evicted, True
 
-    def _tell(self, *, granted: bool) -> None:
+    def _report(self, *, granted: bool) -> None:
         if self._breaker is not None:
             self._breaker.record_outcomes(succeeded=int(granted), failed=int(not granted), now=self._clock())
         if self._monitor is not None:
@@ -207,14 +207,12 @@ class AdmissionGate:
 
 
 def _check(overflow: Overflow, *, has_fallback: bool, max_waiting: int) -> None:
-    if overflow not in get_args(Overflow):
-        message = f"overflow is {overflow!r}; it must be one of {', '.join(get_args(Overflow))}"
-        raise ConfigError(message)
+    require_choice("overflow", overflow, get_args(Overflow))
     if has_fallback != (overflow == "fallback"):
         message = (
             f"overflow is {overflow!r}, and {'a' if has_fallback else 'no'} fallback is given; each needs the other"
         )
         raise ConfigError(message)
     if max_waiting < 1:
-        message = f"max_waiting is {max_waiting!r}; it must be 1 or more"
+        message = f"max_waiting is {max_waiting!r}; it must be at least 1"
         raise ConfigError(message)

@@ -1,14 +1,15 @@
-"""Many streams into one, each getting its weight's share of the consumer's attention.
+"""Merge several streams into one, each with a share of the output by its weight.
 
-The order is the fair queue's (start-time fair queuing, fair_queue.py, every item costing one):
-while all streams are ready it is the smallest `emitted / weight`, the lowest position on ties.
+The order is that of the fair queue (start-time fair queuing, `fairness/queue.py`, every item costs 1). While all
+streams are ready, the next item comes from the stream with the smallest `emitted / weight`; on a tie, from the one
+with the lowest position.
 
-Where we differ from the seed's merge, which refills one stream after the other inside the
-selecting loop: every stream is read by a task of its own into a bounded buffer, so that
+The seed's merge refills one stream after the other in its selecting loop. We differ: a task of its own reads every
+stream into a bounded buffer. So
 
-* a stream that stalls delays nobody,
-* an idle stream earns no credit for the time it was away,
-* what a stream had buffered when it ended or raised is still delivered, and the others go on.
+* a stalled stream does not delay the others,
+* an idle stream earns no credit,
+* the buffered items of a stream that ended or raised are still delivered, and the other streams go on.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -19,37 +20,37 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from kpl_core.fairness import FairQueue
-from kpl_core.limits.description import AnyStream, ScopedStream, opened, require_description
+from kpl_core.limits.rate_limited import AnyStream, ScopedStream, opened, require_description
 from kpl_core.options.policy import FairnessPolicy
 
 __all__ = ["fair_merge"]
 
 T = TypeVar("T")
 
-# Whatever the block raises, but a cancellation: `sys.exit` in it ends the process with its own status, too.
+# What the caller's block may raise, apart from a cancellation. `sys.exit` must keep its own exit status.
 _OF_THE_BLOCK: Final = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 def fair_merge(
     streams: Sequence[AnyStream[T]] | Mapping[str, AnyStream[T]], policy: FairnessPolicy | None = None
 ) -> ScopedStream[T]:
-    """Describe the fair merge of `streams`; items pass through untouched, in order within each stream.
+    """Return a description of the fair merge of `streams`. Each stream's items pass unchanged and in order.
 
         async with fair_merge({"gold": gold, "trial": trial}, FairnessPolicy({"gold": 3}))() as items:
             async for item in items: ...
 
-    At most `max_buffer_per_flow` items of each stream are held. Leaving the block, by its end, an
-    exception or a cancellation, closes every stream; what was buffered then is dropped.
+    It buffers at most `max_buffer_per_flow` items of each stream. Leaving the block, by its end, an exception or a
+    cancellation, closes every stream and drops the buffered items.
 
-    A stream that raises ends alone. Once everything else is delivered, the iteration raises an
-    ExceptionGroup of what the streams raised, each with a note that names its stream.
+    A stream that raises does not end the others. When all their items are delivered, the iteration raises an
+    ExceptionGroup of the streams' exceptions, each with a note that names its stream.
 
     Args:
-        streams: descriptions, in order or by name: the flows that the policy's weights name.
-        policy: weights and buffer; equal weights and 16 items by default.
+        streams: the descriptions, in order or by name. The position or the name is the flow in the policy's weights.
+        policy: weights and buffer size; equal weights and 16 items by default.
 
     Raises:
-        TypeError: one of `streams` is no description.
+        TypeError: one of `streams` is not a description.
     """
     pairs: Iterable[tuple[str | int, AnyStream[T]]] = (
         streams.items() if isinstance(streams, Mapping) else enumerate(streams)
@@ -57,11 +58,11 @@ def fair_merge(
     named = dict(pairs)
     for flow, stream in named.items():
         require_description(f"stream {flow!r}", stream)
-    obeyed = FairnessPolicy() if policy is None else policy
+    applied = FairnessPolicy() if policy is None else policy
 
     @asynccontextmanager
     async def merged() -> AsyncIterator[AsyncIterator[T]]:
-        merge = _Merge(named, obeyed)
+        merge = _Merge(named, applied)
         raised: BaseException | None = None
         async with anyio.create_task_group() as tasks:
             for place in range(len(named)):
@@ -81,34 +82,34 @@ def fair_merge(
 
 
 class _Source(Generic[T]):
-    """One stream, its reader's side of the merge."""
+    """One stream, as its reader task sees it."""
 
     __slots__ = ("flow", "free", "is_due", "room", "stream")
 
     def __init__(self, flow: str | int, stream: AnyStream[T], free: int) -> None:
         self.flow = flow
         self.stream = stream
-        # Places in the buffer; the reader takes an item from the stream only if there is one.
+        # Free places in the buffer. The reader takes an item from the stream only if there is one.
         self.free = free
-        # Set while the reader waits for a place.
+        # Set while the reader waits for a free place.
         self.room: anyio.Event | None = None
-        # The reader was told to go on, and has not had its turn yet.
+        # The reader was woken and has not run yet.
         self.is_due = True
 
 
 class _Merge(AsyncIterator[T]):
-    """The running merge. One task reads each stream; whoever iterates takes turns from the fair queue."""
+    """The running merge. One task reads each stream; the iteration takes items from the fair queue."""
 
     def __init__(self, streams: Mapping[str | int, AnyStream[T]], policy: FairnessPolicy) -> None:
         self._sources = [_Source(flow, stream, policy.max_buffer_per_flow) for flow, stream in streams.items()]
-        # Half of the buffer free wakes a reader: it then reads several items a turn.
+        # A reader wakes when half of its buffer is free, so that it reads several items per wake-up.
         self._worth_reading = (policy.max_buffer_per_flow + 1) // 2
         self._queue = FairQueue[tuple[_Source[T], T]](
             weight_of=lambda place: policy.weight_of(self._sources[place].flow), flows=range(len(self._sources))
         )
         self._reading = len(self._sources)
         self._due = len(self._sources)
-        self._news = anyio.Event()
+        self._changed = anyio.Event()
         self._failures: list[Exception] = []
         self._is_closed = False
 
@@ -116,32 +117,32 @@ class _Merge(AsyncIterator[T]):
         """Read one stream into the queue until it ends."""
         source = self._sources[place]
         try:
-            self._has_turn(source)
+            self._start_turn(source)
             async with opened(source.stream()) as items:
                 async for item in items:
                     self._queue.push((source, item), place, 1)
                     source.free -= 1
-                    self._news.set()
+                    self._changed.set()
                     if not source.free:
                         source.room = anyio.Event()
                         await source.room.wait()
-                        self._has_turn(source)
-        except Exception as error:  # noqa: BLE001 - the iteration raises it when the others are done
+                        self._start_turn(source)
+        except Exception as error:  # noqa: BLE001 - the iteration raises it after the other items
             error.add_note(f"raised by stream {source.flow!r} of a fair_merge")
             self._failures.append(error)
         finally:
-            self._has_turn(source)
+            self._start_turn(source)
             self._reading -= 1
-            self._news.set()
+            self._changed.set()
 
-    def _has_turn(self, source: _Source[T]) -> None:
+    def _start_turn(self, source: _Source[T]) -> None:
         source.room = None
         if source.is_due:
             source.is_due = False
             self._due -= 1
 
     async def __anext__(self) -> T:
-        # Readers that can go on do so first: a stream that is always ready must always be in the queue.
+        # Woken readers run first, so that a stream that is always ready is always in the queue.
         await checkpoint()
         while self._due:
             await checkpoint()
@@ -150,9 +151,9 @@ class _Merge(AsyncIterator[T]):
                 raise anyio.ClosedResourceError
             if not self._reading:
                 self._end()
-            if self._news.is_set():
-                self._news = anyio.Event()
-            await self._news.wait()
+            if self._changed.is_set():
+                self._changed = anyio.Event()
+            await self._changed.wait()
         source, item = self._queue.pop()
         source.free += 1
         if source.room is not None and not source.is_due and source.free >= self._worth_reading:
@@ -169,7 +170,7 @@ class _Merge(AsyncIterator[T]):
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Drop what is buffered and refuse to go on."""
+        """Drop the buffered items and end the iteration."""
         self._is_closed = True
         self._queue.drain()
-        self._news.set()
+        self._changed.set()

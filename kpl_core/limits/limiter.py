@@ -1,7 +1,7 @@
-"""The limiter alone, for those who bring their own aggregation and sending.
+"""The shard limiter alone, for programs with their own aggregation and sending (seed 000).
 
-A thin async shell around `kpl_core.pipeline.limiter`: one task sleeps until the next
-shard has tokens. Runs on asyncio and trio.
+A thin async shell around `kpl_core.pipeline.limiter`. One task sleeps until the next shard has tokens. Runs on
+asyncio and trio.
 """
 
 import math
@@ -25,10 +25,10 @@ __all__ = ["Limiter"]
 
 
 class Limiter:
-    """Admits Kinesis records as their shards' tokens allow, by deadline; an async context manager.
+    """Admits Kinesis records when their shards have tokens, earliest deadline first. An async context manager.
 
-    `on_admit(record)` gets what may be sent now, `on_expired(record, "Expired")` what waited past
-    its expiration; both are awaited, one record after the other. The limits are `Config`'s.
+    It awaits `on_admit(record)` for a record that may be sent now, and `on_expired(record, "Expired")` for a record
+    that waited past its expiration, one record at a time. The limits are those of `config`.
     """
 
     def __init__(
@@ -51,14 +51,15 @@ class Limiter:
         self._woken = anyio.Event()
         self._armed_at = math.inf
         self._is_open = False
-        # Out of the queues and not handed on yet; whether each is expired. Survives a cancellation.
+        # Records that left the queues and were not handed on yet, and whether each expired. A cancelled call leaves
+        # them here for the next one.
         self._leaving: deque[tuple[KinesisRecord, bool]] = deque()
 
     async def __aenter__(self) -> Self:
         """Start the one task that waits for tokens."""
         self._clock = running_clock()
         self._tasks = anyio.create_task_group()
-        # Not the group's own scope, in which the caller's block runs too.
+        # A scope of its own, because the caller's block runs in the scope of the group.
         self._waiting = anyio.CancelScope()
         await self._tasks.__aenter__()
         self._is_open = True
@@ -68,18 +69,18 @@ class Limiter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Stop; what still waits stays where it is, see `flush`."""
+        """Stop. Records that still wait are not admitted; call `flush` before."""
         await self.aclose()
         cancelled = kind is not None and issubclass(kind, anyio.get_cancelled_exc_class())
-        # The block's own exception stays as it is: a task group that sees it wraps it.
+        # A task group would wrap the exception of the block in a group, so it does not get it.
         suppressed = await self._tasks.__aexit__(*((kind, error, traceback) if cancelled else (None, None, None)))
         return cancelled and suppressed
 
     async def put(self, record: KinesisRecord) -> None:
-        """Let a record wait for its tokens, and drain its own shard at once.
+        """Enqueue a record for its shard, and admit at once what has tokens.
 
         Raises:
-            ProducerClosed: the limiter is closed, or was not entered.
+            ProducerClosed: the limiter is closed or was not entered.
         """
         if not self._is_open:
             message = "this limiter is closed; put inside `async with Limiter(...)`"
@@ -90,11 +91,11 @@ class Limiter:
         await self._hand_on([Drained([], [record]) if drained is None else drained])
 
     async def flush(self) -> None:
-        """Admit everything that is not expired, tokens or not; for a graceful end. Nothing is limited afterwards."""
+        """Admit all records that are not expired, without tokens, for a graceful end. No limit holds afterwards."""
         await self._hand_on(self._limiter.drain_force(self._clock()))
 
     async def aclose(self) -> None:
-        """Stop the task; closing twice is closing once."""
+        """Stop the task. A second call has no effect."""
         if self._is_open:
             self._is_open = False
             self._waiting.cancel()
@@ -111,7 +112,7 @@ class Limiter:
             self._armed_at = self._limiter.next_wakeup()
             with anyio.move_on_after(self._armed_at - self._clock()) as sleep:
                 await self._woken.wait()
-            # A timer may fire a hair early; then nothing would be due, again and again.
+            # A timer may fire slightly early. Nothing would be due then, and the loop would spin.
             now = max(self._clock(), self._armed_at) if sleep.cancelled_caught else self._clock()
 
     async def _hand_on(self, drains: Iterable[Drained]) -> None:

@@ -1,8 +1,7 @@
-"""Says when a rate limit refuses so much that whoever sends should send less.
+"""Signals backpressure when a rate limit rejects too large a share of the requests.
 
-Seed: "Setting up token bucket rate limiters": more than 5 % rejections over 60 seconds are a
-signal to the upstream. The window slides in steps of a sixtieth: it covers between 60 and 61
-seconds, in constant memory whatever the rate.
+Seed: "Setting up token bucket rate limiters": more than 5 % rejections in 60 seconds are a signal to the upstream.
+The window moves in steps of one sixtieth, so it covers 60 to 61 seconds in constant memory at any rate.
 """
 
 import math
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kpl_core.errors import ConfigError
+from kpl_core.options.validation import ABOVE_ZERO, require_number
 
 __all__ = ["RejectionMonitor"]
 
@@ -20,17 +20,18 @@ _STEPS: Final = 60
 class RejectionMonitor:
     """Raises backpressure above `raise_above` of rejections, and ends it below `clear_below`.
 
-    Between the two nothing changes (hysteresis), so that a share near the threshold does not
-    make the signal flutter. Reads no clock. Not thread-safe.
+    Between the two nothing changes (hysteresis), so the signal does not flap at a share near the threshold.
+    Reads no clock. Not thread-safe.
 
     Args:
-        raise_above: share of rejections, 0 up to 1.
-        clear_below: share at or below which the signal ends; half of the other by default.
-        window_seconds: length of the sliding window.
+        raise_above: the share of rejections that starts the signal, 0 up to 1.
+        clear_below: the share at which the signal ends; half of `raise_above` by default.
+        window_seconds: the length of the sliding window.
         on_change: called with True when backpressure begins and False when it ends.
 
     Raises:
-        ConfigError: shares that are not 0 <= clear_below <= raise_above < 1, or a window not finite and above 0.
+        ConfigError: the shares are not 0 <= clear_below <= raise_above < 1, or the window is not a finite number
+            above 0.
     """
 
     __slots__ = (
@@ -55,24 +56,25 @@ class RejectionMonitor:
     ) -> None:
         lower = raise_above / 2 if clear_below is None else clear_below
         if not 0.0 <= lower <= raise_above < 1.0:
-            message = f"raise_above is {raise_above!r} and clear_below {lower!r}; 0 <= clear_below <= raise_above < 1"
+            message = (
+                f"raise_above is {raise_above!r} and clear_below is {lower!r}; "
+                f"it must be 0 <= clear_below <= raise_above < 1"
+            )
             raise ConfigError(message)
-        if not 0.0 < window_seconds < math.inf:
-            message = f"window_seconds is {window_seconds!r}; it must be a finite number above 0"
-            raise ConfigError(message)
+        require_number("window_seconds", window_seconds, ABOVE_ZERO)
         self._raise_above = raise_above
         self._clear_below = lower
         self._step_seconds = window_seconds / _STEPS
         self._on_change = on_change
-        # [step number, decisions, rejections], oldest first, beside their sums.
+        # [step number, decisions, rejections], oldest first; the sums of the window are below.
         self._steps: deque[list[int]] = deque()
         self._decisions = 0
         self._rejections = 0
         self._latest = -math.inf
         self._is_raised = False
 
-    def record(self, granted: bool, now: float) -> bool:  # noqa: FBT001 - what `acquire` answered, handed on
-        """Count one decision at `now`, in seconds; return whether there is backpressure."""
+    def record(self, granted: bool, now: float) -> bool:  # noqa: FBT001 - the result of `acquire`
+        """Count one decision at `now`, in seconds. Return True if there is backpressure."""
         step = self._advance(now)
         if not self._steps or self._steps[-1][0] != step:
             self._steps.append([step, 0, 0])
@@ -85,21 +87,21 @@ class RejectionMonitor:
         return self._judge()
 
     def has_backpressure(self, now: float) -> bool:
-        """Return whether there is backpressure at `now`; it can end by time alone."""
+        """Return True if there is backpressure at `now`. It can end by time alone."""
         self._advance(now)
         return self._judge()
 
     def is_ready(self, now: float) -> bool:
-        """Return what a readiness probe should say: no backpressure."""
+        """Return True if a readiness probe should succeed: there is no backpressure."""
         return not self.has_backpressure(now)
 
     def rejected_share(self, now: float) -> float:
-        """Return the share of rejections in the window, 0.0 if nothing was decided."""
+        """Return the share of rejections in the window, 0.0 without decisions."""
         self._advance(now)
         return self._rejections / self._decisions if self._decisions else 0.0
 
     def _advance(self, now: float) -> int:
-        """Let what is too old leave the window; an instant before the latest counts as the latest."""
+        """Drop the steps that are too old. An instant before the latest counts as the latest."""
         self._latest = max(now, self._latest)
         step = math.floor(self._latest / self._step_seconds)
         while self._steps and self._steps[0][0] < step - _STEPS:

@@ -1,37 +1,48 @@
-"""A token bucket that many threads share, with a part of it kept for what is critical.
+"""A token bucket for many threads, with a reserve for critical work, its sizing rules and its metrics.
 
-Seed: "Setting up token bucket rate limiters" (event storms). Differences: tokens are not topped
-up by each caller. The bucket keeps what was spent since it was last full and derives the level
-from it, so no rounding gathers while it is busy (as token_bucket.py does, for one thread and in
-seconds; this one counts nanoseconds of a monotonic clock).
+Seed: "Setting up token bucket rate limiters" (event storms). We differ in one point: callers do not add tokens.
+The bucket stores what was spent since it was last full and derives its level, so rounding errors do not add up
+while it is busy. (`pipeline/token_bucket.py` does the same for one thread, in seconds; this one counts the
+nanoseconds of a monotonic clock.)
 """
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from threading import Lock
+from typing import Final, Literal, NamedTuple
 
 from kpl_core.errors import ConfigError
+from kpl_core.options.validation import ABOVE_ZERO, require_number
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = ["TokenBucketLimiter"]
+__all__ = [
+    "METRIC_NAMES",
+    "HeadroomWarning",
+    "MetricSample",
+    "TokenBucketLimiter",
+    "capacity_for",
+    "metric_samples",
+    "refill_for",
+]
 
 
 class TokenBucketLimiter:
-    """At most `capacity + refill_rate * t` tokens in any `t` seconds, whoever asks.
+    """Grants at most `capacity + refill_rate * t` tokens in any `t` seconds, to all threads together.
 
-    Never below zero, never above the capacity. Starts full. One lock, held for a few
-    additions; it is never held while anything is called but the clock.
+    The level is never below zero and never above the capacity. The bucket starts full. One lock is held for a few
+    additions and one reading of the clock.
 
     Args:
-        capacity: the most tokens held.
+        capacity: the most tokens in the bucket.
         refill_rate: tokens per second.
-        critical_share: the part of the capacity, 0 up to 1, that only the tier "critical" can
-            take: the others are refused while no more than that is left.
-        clock_ns: returns nanoseconds; one that steps back gives and takes nothing.
+        critical_share: the share of the capacity, 0 up to 1, that only the tier "critical" may use. Other tiers
+            are rejected while no more than this is left.
+        clock_ns: returns nanoseconds. A step backwards neither adds nor removes tokens.
 
     Raises:
-        ValueError: capacity or refill rate not finite and above 0, or a share not 0 or more and below 1.
+        ConfigError: capacity or refill rate is not a finite number above 0, or the share is not between 0 and 1.
     """
 
     __slots__ = (
@@ -56,30 +67,32 @@ class TokenBucketLimiter:
         critical_share: float = 0.0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._capacity = float(_require_positive("capacity", capacity))
+        require_number("capacity", capacity, ABOVE_ZERO)
+        require_number("refill_rate", refill_rate, ABOVE_ZERO)
+        self._capacity = float(capacity)
         if not 0.0 <= critical_share < 1.0:
             message = f"critical_share is {critical_share!r}; it must be 0 or more and below 1"
             raise ConfigError(message)
-        # How much may be missing after a grant to another tier than critical.
+        # The most that may be missing after a grant to a tier other than critical.
         self._common = self._capacity * (1.0 - critical_share)
-        self._refill_rate = _require_positive("refill_rate", refill_rate)
+        self._refill_rate = refill_rate
         self._rate_per_ns = refill_rate / 1e9
         self._clock_ns = clock_ns
         self._lock = Lock()
-        # Full at `_since`; from then on `_spent` tokens left it.
+        # The bucket was full at `_since`; `_spent` tokens were taken from then on.
         self._since = self._latest = clock_ns()
         self._spent = 0.0
         self._rejections = 0
         self._refills = 0
 
     def acquire(self, n: float = 1.0, tier: Tier = "normal") -> tuple[bool, float]:
-        """Take `n` tokens or none; return whether they were granted, and how many remain.
+        """Take `n` tokens or none. Return whether they were granted, and how many remain.
 
         Raises:
-            ValueError: `n` is not above 0, or can never be granted: above the capacity, less
-                the part kept for "critical".
+            ValueError: `n` is not above 0, or can never be granted, because it is above the capacity without the
+                reserve for "critical".
         """
-        # Written for floats all through, and for what happens most: each line below costs every caller.
+        # Every line costs every caller, so this is written for floats and for the most frequent case.
         room = self._common if tier == "normal" else self._room_of(tier)
         if not n > 0.0:
             raise _never(n, tier, room)
@@ -106,7 +119,7 @@ class TokenBucketLimiter:
         raise _never(n, tier, room)
 
     def wait_seconds(self, n: float = 1, tier: Tier = "normal") -> float:
-        """Return how long until `n` tokens are there if nobody else takes any; takes nothing.
+        """Return the seconds until `n` tokens are available if no other thread takes any. Takes nothing.
 
         Raises:
             ValueError: as `acquire`.
@@ -117,10 +130,10 @@ class TokenBucketLimiter:
             return max(0.0, (self._missing() + n - room) / self._refill_rate)
 
     def require_grantable(self, n: float = 1, tier: Tier = "normal") -> None:
-        """Check that `n` tokens can be granted to work of a tier at all.
+        """Check that a tier can ever be granted `n` tokens.
 
         Raises:
-            ValueError: `n` is not above 0, or more than its tier can ever be granted, or there is no such tier.
+            ValueError: `n` is not above 0, or above what its tier can be granted, or the tier is unknown.
         """
         room = self._room_of(tier)
         if not 0 < n <= room:
@@ -133,12 +146,12 @@ class TokenBucketLimiter:
         return self._capacity if tier == "critical" else self._common
 
     def set_refill_rate(self, refill_rate: float) -> None:
-        """Refill at another rate from now on; the tokens held stay.
+        """Set the refill rate from now on. The tokens in the bucket stay.
 
         Raises:
-            ValueError: not finite and above 0.
+            ConfigError: the rate is not a finite number above 0.
         """
-        _require_positive("refill_rate", refill_rate)
+        require_number("refill_rate", refill_rate, ABOVE_ZERO)
         with self._lock:
             self._spent = self._missing()
             self._since = self._latest
@@ -147,19 +160,19 @@ class TokenBucketLimiter:
 
     @property
     def capacity(self) -> float:
-        """The most tokens held."""
+        """The most tokens in the bucket."""
         return self._capacity
 
     @property
     def refill_rate(self) -> float:
-        """Tokens per second, as of now."""
+        """The present rate, in tokens per second."""
         return self._refill_rate
 
     def get_metrics(self) -> dict[str, float]:
-        """Return one consistent snapshot; `metric_samples` gives it exporters' names.
+        """Return one consistent snapshot. `metric_samples` returns it under the names of the exporters.
 
         Keys: `tokens_available`, `capacity`, `refill_rate_eps` (tokens per second), and the totals
-        `total_rejections` and `total_refills` (how often a caller found the level risen).
+        `total_rejections` and `total_refills` (how often a caller found a higher level).
         """
         with self._lock:
             return {
@@ -174,19 +187,90 @@ class TokenBucketLimiter:
         return f"TokenBucketLimiter(capacity={self._capacity:g}, refill_rate={self._refill_rate:g})"
 
     def _missing(self) -> float:
-        """Return what the bucket lacks to be full. The lock is held."""
+        """Return how many tokens are missing from a full bucket. The caller holds the lock."""
         self._latest = max(self._latest, self._clock_ns())
         return max(0.0, self._spent - (self._latest - self._since) * self._rate_per_ns)
-
-
-def _require_positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not 0.0 < value < math.inf:
-        message = f"{name} is {value!r}; it must be a finite number above 0"
-        raise ConfigError(message)
-    return value
 
 
 def _never(n: float, tier: Tier, room: float) -> ValueError:
     if not n > 0:
         return ValueError(f"n is {n!r}; it must be a number of tokens above 0")
-    return ValueError(f"n is {n!r}; {tier} work can never be granted more than {room:g} tokens at once, so split it")
+    return ValueError(f"n is {n!r}; {tier} work can never be granted more than {room:g} tokens at once; split it")
+
+
+class HeadroomWarning(UserWarning):
+    """A refill rate exceeds the limit that the downstream states."""
+
+
+def capacity_for(peak_rate: float, storm_seconds: float = 30) -> int:
+    """Return the capacity that absorbs `peak_rate` requests a second for `storm_seconds`.
+
+    Seed: "Setting up token bucket rate limiters", parameter calibration: 30 seconds at the peak.
+
+    Raises:
+        ConfigError: one of them is not a finite number above 0.
+    """
+    require_number("peak_rate", peak_rate, ABOVE_ZERO)
+    require_number("storm_seconds", storm_seconds, ABOVE_ZERO)
+    return math.ceil(peak_rate * storm_seconds)
+
+
+def refill_for(safe_rate: float, headroom: float = 1.5) -> float:
+    """Return `safe_rate * headroom`, in tokens per second.
+
+    The rule is the seed's: 1.5 times the rate that the downstream calls safe. A headroom above 1 is a risk: once the
+    bucket is empty, the downstream gets more than its stated limit for as long as the storm lasts, and rejects the
+    surplus. Use 1.0 where the limit is enforced, or let `AdaptiveRefill` reduce the rate.
+
+    Warns:
+        HeadroomWarning: `headroom` is above 1.
+
+    Raises:
+        ConfigError: one of them is not a finite number above 0.
+    """
+    require_number("safe_rate", safe_rate, ABOVE_ZERO)
+    require_number("headroom", headroom, ABOVE_ZERO)
+    refill_rate = safe_rate * headroom
+    if headroom > 1:
+        warnings.warn(
+            f"a refill of {refill_rate:g}/s exceeds the downstream's stated limit of {safe_rate:g}/s by "
+            f"{headroom - 1:.0%}; pass headroom=1.0 where that limit is enforced",
+            HeadroomWarning,
+            stacklevel=2,
+        )
+    return refill_rate
+
+
+MetricKind = Literal["gauge", "counter"]
+
+# The names that dashboards know: (kind, key of `get_metrics`). Exporters translate them.
+METRIC_NAMES: Final[dict[str, tuple[MetricKind, str]]] = {
+    "token_bucket_tokens_available": ("gauge", "tokens_available"),
+    "token_bucket_refill_events_total": ("counter", "total_refills"),
+    "token_bucket_rejections_total": ("counter", "total_rejections"),
+}
+
+
+class MetricSample(NamedTuple):
+    """The present value of one metric."""
+
+    name: str
+    kind: MetricKind
+    value: float
+
+
+def metric_samples(
+    limiter: TokenBucketLimiter,
+    *,
+    refused_share: float | None = None,
+    refused_share_name: str = "ticket_routing_api_429_rate",
+) -> tuple[MetricSample, ...]:
+    """Return a limiter's samples and, if given, the share of requests that its downstream refuses, 0 to 1.
+
+    `AdaptiveRefill.refused_share` is that share; `refused_share_name` names its metric.
+    """
+    metrics = limiter.get_metrics()
+    samples = [MetricSample(name, kind, metrics[key]) for name, (kind, key) in METRIC_NAMES.items()]
+    if refused_share is not None:
+        samples.append(MetricSample(refused_share_name, "gauge", refused_share))
+    return tuple(samples)

@@ -1,7 +1,7 @@
 """Every option of the producer, validated once.
 
-Names follow the KPL; times carry `_ms` where the KPL's do. The bounds stand in
-one table, and each error states the value, the bound and what to do about it.
+Names follow the KPL; times end in `_ms` where the KPL's do. One table holds the bounds, and every error
+states the value, the bound and what to do.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, Self, get_args, get_type_hints
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_core.options.endpoint_url import require_endpoint_url
-from kpl_core.options.frozen_mapping import FrozenMapping
 from kpl_core.options.kinesis_limits import (
     BYTES_PER_SECOND_PER_SHARD,
     DEFAULT_MAX_RECORD_BYTES,
@@ -25,6 +24,14 @@ from kpl_core.options.kinesis_limits import (
 )
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
+from kpl_core.options.validation import (
+    Bound,
+    FrozenMapping,
+    require_bounds,
+    require_choice,
+    require_flag,
+    require_order,
+)
 
 __all__ = ["NON_RETRYABLE_ERROR_CODES", "Config", "StreamConfig"]
 
@@ -33,7 +40,7 @@ Consumer = Literal["kcl", "per_user_record", "range_blind"]
 Ordering = Literal["none", "per_key"]
 WirePath = Literal["fast", "stock", "cbor"]
 
-# Codes that no retry can cure. A trailing * stands for any ending.
+# Codes that a retry cannot cure. A trailing * matches any ending.
 NON_RETRYABLE_ERROR_CODES: Final = frozenset(
     {
         "AccessDenied*",
@@ -47,41 +54,47 @@ NON_RETRYABLE_ERROR_CODES: Final = frozenset(
         "KMSDisabledException",
         "KMSAccessDeniedException",
         "KMSNotFoundException",
-        # Ours: botocore's chain found none.
+        # Not a service code: botocore's chain found no credentials.
         "NoCredentials",
     }
 )
 
-# option: (smallest, largest, why). The largest time, 30 years, is there to catch a unit mistaken.
+# The longest time, 30 years, catches a value in the wrong unit.
 _LONGEST_MS: Final = 1e12
-_BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = MappingProxyType(
+_NUMBERS: Final = MappingProxyType(
     {
-        "aggregation_max_count": (1, math.inf, "user records in one aggregated record"),
-        "aggregation_max_size": (64, MAX_RECORD_BYTES, "bytes of one aggregated record; a Kinesis record holds 10 MiB"),
-        "collection_max_count": (1, RECORDS_PER_REQUEST, "PutRecords takes 500 records"),
-        "collection_max_size": (52_224, REQUEST_BYTES, "bytes of one request; PutRecords takes 10 MiB"),
-        "record_max_buffered_time_ms": (0, _LONGEST_MS, "milliseconds a user record may wait for company"),
-        "record_ttl_ms": (100, _LONGEST_MS, "milliseconds from arrival to failure"),
-        "retry_deadline_ms": (0, _LONGEST_MS, "milliseconds"),
-        "rate_limit_records_per_sec_per_shard": (1e-3, 1e12, "Kinesis records a second; a shard takes 1,000"),
-        "rate_limit_bytes_per_sec_per_shard": (1.0, 1e15, "bytes a second; a shard takes 1 MiB"),
-        "burst_seconds": (1e-3, 3600, "seconds of the rate that a rested shard takes at once"),
-        "retry_backoff_base_ms": (1, _LONGEST_MS, "milliseconds"),
-        "retry_backoff_cap_ms": (1, _LONGEST_MS, "milliseconds"),
-        "max_outstanding_records": (1, math.inf, "user records between put and result"),
-        "max_outstanding_bytes": (1, math.inf, "bytes between put and result"),
-        "max_in_flight_requests": (1, 1_000, "PutRecords requests at a time"),
-        "max_connections": (1, 1_000, "connections to the endpoint"),
-        "request_timeout_ms": (1, 600_000, "milliseconds for one PutRecords request"),
-        "connect_timeout_ms": (1, 300_000, "milliseconds to connect"),
-        "max_record_size": (8_192, MAX_RECORD_BYTES, "bytes of key and data; the service takes 1 to 10 MiB"),
+        "aggregation_max_count": Bound(1, math.inf, "user records in one aggregated record", whole=True, optional=True),
+        "aggregation_max_size": Bound(
+            64, MAX_RECORD_BYTES, "bytes of one aggregated record; a Kinesis record holds 10 MiB", whole=True
+        ),
+        "collection_max_count": Bound(1, RECORDS_PER_REQUEST, "PutRecords takes 500 records", whole=True),
+        "collection_max_size": Bound(
+            52_224, REQUEST_BYTES, "bytes of one request; PutRecords takes 10 MiB", whole=True
+        ),
+        "record_max_buffered_time_ms": Bound(0, _LONGEST_MS, "milliseconds a user record may wait to be aggregated"),
+        "record_ttl_ms": Bound(100, _LONGEST_MS, "milliseconds from arrival to failure"),
+        "retry_deadline_ms": Bound(0, _LONGEST_MS, "milliseconds", optional=True),
+        "rate_limit_records_per_sec_per_shard": Bound(1e-3, 1e12, "Kinesis records a second; a shard takes 1,000"),
+        "rate_limit_bytes_per_sec_per_shard": Bound(1.0, 1e15, "bytes a second; a shard takes 1 MiB"),
+        "burst_seconds": Bound(1e-3, 3600, "seconds of the rate that an idle shard accepts at once"),
+        "retry_backoff_base_ms": Bound(1, _LONGEST_MS, "milliseconds"),
+        "retry_backoff_cap_ms": Bound(1, _LONGEST_MS, "milliseconds"),
+        "max_outstanding_records": Bound(1, math.inf, "user records between put and result", whole=True),
+        "max_outstanding_bytes": Bound(1, math.inf, "bytes between put and result", whole=True),
+        "max_in_flight_requests": Bound(1, 1_000, "PutRecords requests at a time", whole=True),
+        "max_connections": Bound(1, 1_000, "connections to the endpoint", whole=True),
+        "request_timeout_ms": Bound(1, 600_000, "milliseconds for one PutRecords request"),
+        "connect_timeout_ms": Bound(1, 300_000, "milliseconds to connect"),
+        "max_record_size": Bound(
+            8_192, MAX_RECORD_BYTES, "bytes of key and data; the service takes 1 to 10 MiB", whole=True, optional=True
+        ),
     }
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamConfig:
-    """What one stream does differently; None means: as the producer does."""
+    """Overrides for one stream. None means the producer's own value."""
 
     aggregation_enabled: bool | None = None
     aggregation_max_count: int | None = None
@@ -160,30 +173,22 @@ class Config:
         for name, (kinds, wanted) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kinds):
-                # Of what type it is, never what it is: it may be a secret.
+                # The type only: the value may be a secret.
                 message = f"{name} is of type {type(value).__name__}; it must be {wanted}"
                 raise ConfigError(message)
         for name, allowed in _CHOICES.items():
-            _require_choice(name, getattr(self, name), allowed)
+            require_choice(name, getattr(self, name), allowed)
         for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                message = f"{name} is {getattr(self, name)!r}; it must be True or False"
-                raise ConfigError(message)
-        for name, (smallest, largest, why) in _BOUNDS.items():
-            _require_between(name, getattr(self, name), smallest, largest, why)
+            require_flag(name, getattr(self, name))
+        require_bounds(self, _NUMBERS)
         self._check_parts()
-        if self.retry_backoff_cap_ms < self.retry_backoff_base_ms:
-            message = (
-                f"retry_backoff_cap_ms is {self.retry_backoff_cap_ms:g}, below retry_backoff_base_ms, "
-                f"{self.retry_backoff_base_ms:g}; raise the one or lower the other"
-            )
-            raise ConfigError(message)
+        require_order(self, "retry_backoff_base_ms", "retry_backoff_cap_ms")
         for stream, overrides in self.streams.items():
             if not isinstance(overrides, StreamConfig):
                 message = f"streams[{stream!r}] is of type {type(overrides).__name__}; it must be a StreamConfig"
                 raise ConfigError(message)
             self.for_stream(stream)
-        # What was checked stays as it was, whatever becomes of the caller's own.
+        # A copy: the caller may change its own mapping later.
         object.__setattr__(self, "streams", FrozenMapping(self.streams))
         object.__setattr__(self, "botocore", FrozenMapping(self.botocore))
 
@@ -197,13 +202,13 @@ class Config:
                 raise ConfigError(message)
         if self.spool is not None and self.dead_letters is not None and self.dead_letters.path is not None:
             message = (
-                f"dead_letters.path is {str(self.dead_letters.path)!r} beside a spool; leave it out, "
-                f"dead letters stand in the spool's own file"
+                f"dead_letters.path is {str(self.dead_letters.path)!r}, and a spool is set; leave the path out, "
+                f"because a spool's own file holds the dead letters"
             )
             raise ConfigError(message)
 
     def for_stream(self, stream: str) -> Self:
-        """Return the options that hold for `stream`, its overrides applied."""
+        """Return the options of `stream`, its overrides applied."""
         overrides = self.streams.get(stream)
         if overrides is None:
             return self
@@ -215,10 +220,10 @@ class Config:
 
     @classmethod
     def kpl_compatible(cls, **options: Any) -> Self:  # noqa: ANN401 - any option, checked by the constructor
-        """Return the preset with the KPL's and seed 001's own decisions.
+        """Return the preset that decides as the KPL does.
 
-        Every code is retried until the record's TTL, a wrong shard is decided for each user record,
-        no adaptive rate, 5 MiB requests. `options` are the constructor's.
+        Every error code is retried until the record's time to live, a wrong shard is decided for each user
+        record, the rate is not adaptive, and a request holds up to 5 MiB. `options` are the constructor's.
         """
         preset: dict[str, Any] = {
             "non_retryable_error_codes": frozenset(),
@@ -230,45 +235,21 @@ class Config:
 
     @property
     def known_max_record_size(self) -> int:
-        """Return the configured bound on key + data, the service's default where none is set."""
+        """Return the bound on key + data in bytes, or the service's default if none is configured."""
         return DEFAULT_MAX_RECORD_BYTES if self.max_record_size is None else self.max_record_size
 
     @property
     def retry_delay_seconds(self) -> float:
-        """Return how long a retried user record may wait for company: half of retry_deadline_ms."""
+        """Return how long a retried user record may wait to be aggregated: half of `retry_deadline_ms`."""
         buffered = self.record_max_buffered_time_ms if self.retry_deadline_ms is None else self.retry_deadline_ms
         return buffered / 2 / 1000
 
     def is_retryable(self, error_code: str) -> bool:
-        """Say whether another attempt can cure `error_code`."""
+        """Return True if another attempt can succeed after `error_code`."""
         return not any(
             error_code == code or (code.endswith("*") and error_code.startswith(code[:-1]))
             for code in self.non_retryable_error_codes
         )
-
-
-def _require_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        message = f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}"
-        raise ConfigError(message)
-
-
-def _require_between(name: str, value: object, smallest: float, largest: float, why: str) -> None:
-    if value is None and name in _MAY_BE_NONE:
-        return
-    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE_NUMBERS else int | float):
-        kind = "a whole number" if name in _WHOLE_NUMBERS else "a number"
-        message = f"{name} is {value!r}; it must be {kind} ({why})"
-        raise ConfigError(message)
-    if not smallest <= value <= largest:
-        above = largest == math.inf
-        bounds = f"at least {_plain(smallest)}" if above else f"between {_plain(smallest)} and {_plain(largest)}"
-        message = f"{name} is {value!r}; it must be {bounds} ({why})"
-        raise ConfigError(message)
-
-
-def _plain(bound: float) -> str:
-    return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
 
 
 _HINTS: Final = get_type_hints(Config)
@@ -276,8 +257,6 @@ _CHOICES: Final = {
     name: get_args(hint) for name, hint in _HINTS.items() if getattr(hint, "__origin__", None) is Literal
 }
 _FLAGS: Final = tuple(name for name, hint in _HINTS.items() if hint is bool)
-_MAY_BE_NONE: Final = frozenset(name for name in _BOUNDS if type(None) in get_args(_HINTS[name]))
-_WHOLE_NUMBERS: Final = frozenset(name for name in _BOUNDS if _HINTS[name] is int or int in get_args(_HINTS[name]))
 _PARTS: Final = MappingProxyType(
     {
         "spool": SpoolOptions,
@@ -299,7 +278,7 @@ _KINDS: Final[Mapping[str, tuple[Any, str]]] = MappingProxyType(
         "verify_ssl": (bool | str, "True, False or the path of a CA bundle"),
         "botocore": (Mapping, "a mapping of options of botocore's Config"),
         "streams": (Mapping, "a mapping of stream names or ARNs to StreamConfig"),
-        # A str would be read letter by letter.
+        # A str would be taken for a collection of single letters.
         "non_retryable_error_codes": (frozenset, "a frozenset of error codes"),
     }
 )

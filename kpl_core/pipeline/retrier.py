@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.config import Config
-from kpl_core.pipeline.backoff import backoff_seconds
 from kpl_core.pipeline.classification import THROTTLED, Action, Case, Row, classify, is_invalid
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.send_queue import Bisection
@@ -61,6 +61,9 @@ class Retrier:
         self._shard_map = shard_map
         self._ledger = ledger
         self._chance = chance
+        self._backoff = ExponentialBackoff(
+            base_seconds=config.retry_backoff_base_ms / 1000, cap_seconds=config.retry_backoff_cap_ms / 1000
+        )
         self._ttl_seconds = config.record_ttl_ms / 1000
         self._in_order = config.ordering == "per_key"
         self._map_wait_seconds = MAP_WAIT_SECONDS_IN_ORDER if self._in_order else MAP_WAIT_SECONDS
@@ -153,12 +156,7 @@ class Retrier:
 
     def backoff(self, failures: int) -> float:
         """Draw how long to wait before the next attempt, in seconds."""
-        return backoff_seconds(
-            failures,
-            base_seconds=self._config.retry_backoff_base_ms / 1000,
-            cap_seconds=self._config.retry_backoff_cap_ms / 1000,
-            chance=self._chance(),
-        )
+        return self._backoff.seconds(failures, self._chance)
 
     def _again(self, record: KinesisRecord, attempt: Attempt, retries: Retries, *, delay: float) -> None:
         record.outcome.attempted(attempt)

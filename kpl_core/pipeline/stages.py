@@ -20,7 +20,7 @@ from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
 from kpl_core.options.stage_rules import aggregation_rules, collection_rules, shard_rules
 from kpl_core.pipeline.aggregator import Aggregator
-from kpl_core.pipeline.backoff import BackoffQueue
+from kpl_core.pipeline.backoff_queue import BackoffQueue
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.report import Pair
 from kpl_core.coordination.store import CoordinationStore
-from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.store_objects import Pair
+from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.options.config import Config
 from kpl_core.options.coordination_options import CoordinationOptions
@@ -70,7 +70,7 @@ class CoordinationDriver:
             self._store,
             self._options,
             usages=self.usages,
-            obey=self.obey,
+            apply_shares=self.apply_shares,
             tell=streams.tell,
             clock=clock,
             chance=chance,
@@ -109,7 +109,7 @@ class CoordinationDriver:
                 )
         return usages
 
-    def obey(self, shares: Mapping[str, Pair]) -> None:
+    def apply_shares(self, shares: Mapping[str, Pair]) -> None:
         """Let the shards use what they have been given."""
         by_stream: dict[str, dict[str | None, Pair]] = {}
         for resource, share in shares.items():

@@ -17,13 +17,21 @@ from typing import Any, Final, Self
 
 import anyio
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, DeadLetterSink, RedrivePolicy, Redriver
+from kpl_core.durability.dead_letters import (
+    AlarmChange,
+    DeadLetterQueue,
+    DeadLetterSink,
+    DepthAlarm,
+    Escalation,
+    RedrivePolicy,
+    Redriver,
+)
 from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
 from kpl_core.durability.durable_ledger import DurableLedger, PendingFallback, note_of
 from kpl_core.durability.replay import DeliveryPace, Replayer
-from kpl_core.durability.spool import AlarmChange, AsyncSpool, DeadLetter, DepthAlarm, Escalation, Spool, SpoolError
+from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
+from kpl_core.durability.spool.async_spool import shielded
 from kpl_core.durability.spool.envelope import SpooledRecord, dead_letter_of, letter_id, spooled_record_of
-from kpl_core.durability.spool.to_the_end import to_the_end
 from kpl_core.errors import ConfigError, ProducerClosed
 from kpl_core.hooks import DeadLetterAlarm, Fact
 from kpl_core.options.config import Config
@@ -332,7 +340,7 @@ class DurableStore:
         # First: a record that comes back from the disk must not start its journey any more.
         self._closing = True
         self.stop_replays()
-        await to_the_end(self._finish)
+        await shielded(self._finish)
 
     async def _finish(self) -> None:
         with anyio.move_on_after(FINISH_SECONDS):

@@ -2,7 +2,8 @@
 
 The old shard map stays in use while a new one is fetched. A stream whose shards cannot be listed goes on without a map,
 one user record in each Kinesis record, and logs that once. Until the record limit is known, the service's default is
-assumed. Failed calls back off (`RepeatedCallBackoff`), up to 30 s and 600 s.
+assumed. Failed calls back off: 1 s, then 1.5 times as long each (KPL, `shard_map.h`), up to 30 s and 600 s, with equal
+jitter.
 """
 
 import logging
@@ -11,20 +12,20 @@ from typing import Final
 
 import anyio
 
-from kpl_core.pipeline.backoff import RepeatedCallBackoff
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_record_limit, as_shards
 
 __all__ = ["RecordLimitQuery", "ShardMapRefresher"]
 
-LONGEST_BACKOFF_SECONDS: Final = 30.0
+BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=30.0, factor=1.5, jitter="equal")
 # Between two refreshes, however often results ask for one. An endpoint whose answers never match its own shard map must
 # not be asked for it after every request.
 SPACING_SECONDS: Final = 0.25
 
 # A missing permission may be granted any day. Asking more often would only fill the audit trail.
-LONGEST_LIMIT_BACKOFF_SECONDS: Final = 600.0
+LIMIT_BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=600.0, factor=1.5, jitter="equal")
 
 _logger = logging.getLogger("kpl_core")
 
@@ -66,7 +67,7 @@ class ShardMapRefresher:
                     self.wake()
 
     async def _refresh(self) -> None:
-        backoff = RepeatedCallBackoff(self._chance, longest_seconds=LONGEST_BACKOFF_SECONDS)
+        failures = 0
         while True:
             shards = as_shards(await self._transport.list_shards(self._pipeline.stream))
             if not isinstance(shards, RequestFailure):
@@ -74,7 +75,8 @@ class ShardMapRefresher:
                 self._pipeline.shards_changed(shards, self._clock())
                 return
             self._warn(shards)
-            await anyio.sleep(backoff.next_seconds())
+            failures += 1
+            await anyio.sleep(BACKOFF.seconds(failures, self._chance))
 
     def _warn(self, failure: RequestFailure) -> None:
         if failure.code == self._warned:
@@ -100,11 +102,12 @@ class RecordLimitQuery:
     def __init__(self, pipeline: StreamPipeline, transport: KinesisTransport, *, chance: Callable[[], float]) -> None:
         self._pipeline = pipeline
         self._transport = transport
-        self._backoff = RepeatedCallBackoff(chance, longest_seconds=LONGEST_LIMIT_BACKOFF_SECONDS)
+        self._chance = chance
 
     async def run(self) -> None:
         """Return when the limit is known. Cancelled by the producer."""
         logged: str | None = None
+        failures = 0
         while True:
             limit = as_record_limit(await self._transport.max_record_bytes(self._pipeline.stream))
             if not isinstance(limit, RequestFailure):
@@ -119,4 +122,5 @@ class RecordLimitQuery:
                     limit.code,
                     self._pipeline.max_record_bytes,
                 )
-            await anyio.sleep(self._backoff.next_seconds())
+            failures += 1
+            await anyio.sleep(LIMIT_BACKOFF.seconds(failures, self._chance))

@@ -1,14 +1,16 @@
-"""The producer behind any ASGI framework; nothing here imports one."""
+"""The producer in any ASGI application; no framework is imported."""
 
-from kpl_integrations.asgi.backpressure import BackpressureMiddleware
-from kpl_integrations.asgi.connection_state import STATE_KEY, MissingProducer, producer_of
-from kpl_integrations.asgi.health import HealthEndpoints, ProducerHealth, ReadinessAnswer, health_of
-from kpl_integrations.asgi.lifespan import KinesisLifespan
-from kpl_integrations.asgi.lifespan_wrapper import KinesisASGI
-from kpl_integrations.asgi.outbox import OutboxDelivery, OutboxProducer, ResultBeforeResponse
-from kpl_integrations.asgi.outbox_middleware import RequestOutboxMiddleware
-from kpl_integrations.asgi.rejections import rejection_check
-from kpl_integrations.asgi.startup import StartupFailed
+from kpl_integrations.asgi.health import (
+    BackpressureMiddleware,
+    HealthEndpoints,
+    ProducerHealth,
+    ReadinessAnswer,
+    health_of,
+    rejection_check,
+)
+from kpl_integrations.asgi.lifespan import KinesisASGI, KinesisLifespan, StartupFailed
+from kpl_integrations.asgi.outbox import OutboxDelivery, OutboxProducer, RequestOutboxMiddleware, ResultBeforeResponse
+from kpl_integrations.asgi.protocol import STATE_KEY, MissingProducer, producer_of
 
 __all__ = [
     "STATE_KEY",

@@ -1,25 +1,64 @@
-"""Liveness and readiness, from what the producer knows about itself: never a call to AWS.
+"""Health and backpressure: `/livez`, `/readyz`, and 503 with Retry-After while the producer cannot accept records.
 
-Alive: the loop turns. Ready: it takes records, and there is room for them.
+Readiness comes from what the producer knows about itself, never from a call to AWS. The core reports
+backpressure with an exception; the middleware turns it into a response (RFC 9110 10.2.3, RFC 9457):
+
+    rejections = RejectionMonitor()
+    app = Starlette(
+        middleware=[Middleware(HealthEndpoints), Middleware(BackpressureMiddleware, rejections=rejections)],
+        lifespan=KinesisLifespan(config, checks={"rejections": rejection_check(rejections)}),
+    )
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kpl_core import Producer
-from kpl_integrations.asgi.connection_state import HEALTH_KEY, producer_of
-from kpl_integrations.asgi.protocol import ASGIApp, Receive, Scope, Send
-from kpl_integrations.asgi.responses import send_json
+from kpl_core import BufferFull, ConfigError, Producer, ProducerClosed
+from kpl_core.limits import RejectionMonitor
+from kpl_integrations.asgi.protocol import (
+    HEALTH_KEY,
+    PROBLEM_JSON,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    producer_of,
+    send_json,
+)
 
-__all__ = ["HealthEndpoints", "ProducerHealth", "ReadinessAnswer", "ReadinessCheck", "health_of"]
+__all__ = [
+    "BackpressureMiddleware",
+    "HealthEndpoints",
+    "ProducerHealth",
+    "ReadinessAnswer",
+    "ReadinessCheck",
+    "health_of",
+    "readiness_body",
+    "rejection_check",
+]
 
 DEFAULT_FULL_ABOVE: Final = 0.9
+_METHODS: Final = frozenset({"GET", "HEAD"})
+# The core's exception -> the problem's code and its detail for the client.
+_PROBLEMS: Final = {
+    BufferFull: ("buffer-full", "The service's record buffer is full; send this request again later."),
+    ProducerClosed: ("shutting-down", "The service is shutting down; send this request again later."),
+}
+_SERVICE_UNAVAILABLE: Final = 503
+# RFC 6455's registry: Try Again Later.
+_TRY_AGAIN_LATER: Final = 1013
+# ASGI's extension to reject a handshake with a response. Closing instead means 403, which is not backpressure.
+_DENIAL: Final = "websocket.http.response"
+# No response can follow these.
+_RESPONSE_STARTS: Final = frozenset({"http.response.start", "websocket.http.response.start", "websocket.close"})
 
 
 class ReadinessAnswer(NamedTuple):
-    """What one check says, and the words for whoever reads `/readyz`."""
+    """The result of one readiness check; `detail` is shown in `/readyz`."""
 
     ready: bool
     detail: str
@@ -29,10 +68,10 @@ ReadinessCheck = Callable[[Producer], ReadinessAnswer]
 
 
 class ProducerHealth:
-    """What is known about one producer's fitness to serve.
+    """The readiness of one producer.
 
-    `checks` are further questions by name, as `rejection_check` is one; each is synchronous and quick.
-    `full_above` is the share of the buffer above which new work should go elsewhere.
+    `checks` are more checks by name, such as `rejection_check`; each is synchronous and fast. The producer is not
+    ready while its buffer is filled above the share `full_above`.
     """
 
     def __init__(
@@ -48,18 +87,18 @@ class ProducerHealth:
         self.is_draining = False
 
     def readiness(self) -> dict[str, ReadinessAnswer]:
-        """Return every check's answer by its name."""
-        detail = "closing: what was accepted is being delivered" if self.is_draining else "takes records"
+        """Return the result of every check by name."""
+        detail = "draining: delivering accepted records" if self.is_draining else "accepting records"
         return {
             "intake": ReadinessAnswer(not self.is_draining, detail),
-            "producer": self._own_word(),
+            "producer": self._producer_state(),
             **{name: check(self._producer) for name, check in self._checks.items()},
         }
 
-    def _own_word(self) -> ReadinessAnswer:
-        """Return what the producer says of itself: its state, and the breakers of whole streams."""
+    def _producer_state(self) -> ReadinessAnswer:
+        """Check whether the producer is open, and the circuit breakers of its streams are closed."""
         reasons = self._producer.unready()
-        return ReadinessAnswer(not reasons, "; ".join(reasons) or "well")
+        return ReadinessAnswer(not reasons, "; ".join(reasons) or "ready")
 
     def _buffer(self, producer: Producer) -> ReadinessAnswer:
         limit = producer.buffer_limit
@@ -71,21 +110,21 @@ def health_of(scope: Mapping[str, Any]) -> ProducerHealth:
     """Return the health of a scope's producer.
 
     Raises:
-        MissingProducer: no lifespan that opens a producer ran for this application.
+        MissingProducer: the application has no producer.
     """
     health: ProducerHealth | None = (scope.get("state") or {}).get(HEALTH_KEY)
     return ProducerHealth(producer_of(scope)) if health is None else health
 
 
 def readiness_body(answers: Mapping[str, ReadinessAnswer]) -> tuple[int, dict[str, Any]]:
-    """Return status and JSON body of a readiness answer."""
+    """Return status and JSON body of a `/readyz` response."""
     is_ready = all(answer.ready for answer in answers.values())
     checks = {name: {"ready": answer.ready, "detail": answer.detail} for name, answer in answers.items()}
     return (200 if is_ready else 503), {"status": "ready" if is_ready else "not ready", "checks": checks}
 
 
 class HealthEndpoints:
-    """Middleware that answers `/livez` and `/readyz` itself, with 200 or 503, and passes on all else."""
+    """Middleware that answers `/livez` and `/readyz` with 200 or 503."""
 
     def __init__(self, app: ASGIApp, *, livez: str = "/livez", readyz: str = "/readyz") -> None:
         self._app = app
@@ -93,15 +132,99 @@ class HealthEndpoints:
         self._readyz = readyz
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer GET and HEAD of the two paths."""
-        is_asked = scope["type"] == "http" and scope["method"] in _METHODS
-        if is_asked and scope["path"] == self._livez:
+        """Answer GET and HEAD requests for the two paths; pass everything else to the app."""
+        is_get = scope["type"] == "http" and scope["method"] in _METHODS
+        if is_get and scope["path"] == self._livez:
             await send_json(send, 200, msgspec.json.encode({"status": "alive"}))
-        elif is_asked and scope["path"] == self._readyz:
+        elif is_get and scope["path"] == self._readyz:
             status, body = readiness_body(health_of(scope).readiness())
             await send_json(send, status, msgspec.json.encode(body))
         else:
             await self._app(scope, receive, send)
 
 
-_METHODS: Final[Sequence[str]] = ("GET", "HEAD")
+def rejection_check(monitor: RejectionMonitor, *, clock: Callable[[], float] = time.monotonic) -> ReadinessCheck:
+    """Return a readiness check: not ready while the monitor sees too many rejected requests.
+
+    `clock` is the middleware's, in monotonic seconds. The monitor is not thread-safe: check and middleware run on the
+    application's event loop.
+    """
+
+    def check(_producer: Producer) -> ReadinessAnswer:
+        now = clock()
+        return ReadinessAnswer(monitor.is_ready(now), f"{monitor.rejected_share(now):.1%} of requests refused")
+
+    return check
+
+
+class BackpressureMiddleware:
+    """Turns `BufferFull` and `ProducerClosed` raised by the app into 503, or close code 1013 for an open WebSocket.
+
+    `retry_after_seconds` is the value of `Retry-After`. `rejections` records every request, rejected or not, with
+    the time `clock()`. If the response has already begun, the exception propagates to the server. Put this
+    middleware outside `RequestOutboxMiddleware` (in Starlette: add it after).
+
+    Raises:
+        ConfigError: `retry_after_seconds` is not a whole number of seconds.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        retry_after_seconds: int = 1,
+        rejections: RejectionMonitor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        if not str(retry_after_seconds).isdecimal():
+            message = f"retry_after_seconds is {retry_after_seconds!r}; it must be a whole number of seconds, 0 or more"
+            raise ConfigError(message)
+        self._retry_after = str(retry_after_seconds).encode()
+        self._rejections = rejections
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app, and respond with 503 if it raises backpressure."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        has_begun = is_rejected = is_accepted = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_begun, is_accepted
+            has_begun = has_begun or message["type"] in _RESPONSE_STARTS
+            is_accepted = is_accepted or message["type"] == "websocket.accept"
+            await send(message)
+
+        async def send_denial(message: Message) -> None:
+            await send({**message, "type": f"websocket.{message['type']}"})
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except (BufferFull, ProducerClosed) as error:
+            is_rejected = True
+            if has_begun:
+                raise
+            code, detail = _PROBLEMS[type(error)]
+            if scope["type"] == "http":
+                await self._respond(send, code, detail)
+            elif not is_accepted and _DENIAL in (scope.get("extensions") or {}):
+                await self._respond(send_denial, code, detail)
+            else:
+                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": code})
+        finally:
+            if self._rejections is not None:
+                self._rejections.record(not is_rejected, self._clock())
+
+    async def _respond(self, send: Send, code: str, detail: str) -> None:
+        problem = {
+            "type": "about:blank",
+            "title": "Service Unavailable",
+            "status": _SERVICE_UNAVAILABLE,
+            "detail": detail,
+            "code": code,
+        }
+        body = msgspec.json.encode(problem)
+        retry_after = (b"retry-after", self._retry_after)
+        await send_json(send, _SERVICE_UNAVAILABLE, body, content_type=PROBLEM_JSON, headers=[retry_after])

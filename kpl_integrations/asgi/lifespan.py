@@ -1,47 +1,59 @@
-"""The producer's life inside an application's: opened before its first request, drained after its last.
+"""The producer's lifespan: opened before the application's first request, drained after its last.
 
     app = Starlette(lifespan=KinesisLifespan(config))                       as the lifespan
     app = FastAPI(lifespan=KinesisLifespan(config, lifespan=my_lifespan))   around your own
     app.include_router(KinesisRouter(config))                               as a FastAPI router
     app = KinesisASGI(any_app, KinesisLifespan(config))                     around any ASGI application
 
-It holds options only. The producer is made when the lifespan is entered, in the process that serves: after
-gunicorn's fork, in each of uvicorn's workers.
+A `KinesisLifespan` stores options only. The producer is created when the lifespan is entered, in the serving
+process: after gunicorn's fork, in each of uvicorn's workers.
+
+`startup` can check streams with one ListShards each: it needs the stream, credentials, permission and a connection,
+and the producer calls it later anyway (1,000 a second per stream, where DescribeStream has 10 per account;
+API_ListShards, API_DescribeStream).
 """
 
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, TypedDict, Unpack, get_args
+from typing import Any, Final, Literal, TypedDict, Unpack, get_args
 
 import anyio
 import msgspec
 
-from kpl_core import Config, ConfigError, Hook, Producer, ProducerReport
+from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerReport
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.transport.transport import KinesisTransport
-from kpl_integrations.asgi.connection_state import HEALTH_KEY, STATE_KEY
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
-from kpl_integrations.asgi.startup import Startup, check_streams
+from kpl_integrations.asgi.protocol import HEALTH_KEY, STATE_KEY, ASGIApp, Message, Receive, Scope, Send
 from kpl_integrations.last_flush import begin_last_flushes
 
-__all__ = ["KinesisLifespan", "LifespanOptions", "TransportFactory"]
+__all__ = ["KinesisASGI", "KinesisLifespan", "LifespanOptions", "Startup", "StartupFailed", "TransportFactory"]
 
 _logger = logging.getLogger("kpl_integrations.asgi")
 
 TransportFactory = Callable[[Config], KinesisTransport]
+Startup = Literal["lazy", "verify", "wait"]
 UserLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
-# Below uvicorn's and Kubernetes' usual 30 seconds, so that the report is still written.
+# Below the usual 30 seconds of uvicorn and Kubernetes, so that the report is still logged.
 DEFAULT_CLOSE_SECONDS: Final = 25.0
+_BACKOFF: Final = ExponentialBackoff(base_seconds=0.2, cap_seconds=3.0)
+_LIFESPAN_ENDS: Final = frozenset({"lifespan.shutdown.complete", "lifespan.shutdown.failed", "lifespan.startup.failed"})
 _TWO_PRODUCERS: Final = (
-    f"the lifespan inside yields {STATE_KEY!r}, too, and requests would find one of two producers; one carries all "
-    f"streams of its region, and for another region yield what open_producer() gives under a name of your own"
+    f"the inner lifespan yields {STATE_KEY!r} too, so requests would get one of two producers; one producer serves "
+    f"all streams of its region; for another region, yield the producer of its open_producer() under another name"
 )
 
 
+class StartupFailed(KplError, RuntimeError):  # noqa: N818
+    """A stream could not be used at startup; the message has the stream and Kinesis' answer."""
+
+
 class LifespanOptions(TypedDict, total=False):
-    """The options of `KinesisLifespan` by name."""
+    """The options of `KinesisLifespan`."""
 
     lifespan: UserLifespan | None
     streams: Sequence[str]
@@ -54,10 +66,10 @@ class LifespanOptions(TypedDict, total=False):
 
 
 class LifespanSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The same with their defaults, checked; what each means is told by `KinesisLifespan`.
+    """`LifespanOptions` with defaults, validated; `KinesisLifespan` describes each.
 
     Raises:
-        ConfigError: `startup` is an unknown word, or asks for streams that were not named; a time is none.
+        ConfigError: `startup` is unknown, or needs streams and there are none; a time is negative or not finite.
     """
 
     lifespan: UserLifespan | None = None
@@ -70,7 +82,7 @@ class LifespanSettings(msgspec.Struct, frozen=True, kw_only=True):
     transport: TransportFactory | None = None
 
     def __post_init__(self) -> None:
-        """Check what nothing else checks."""
+        """Validate the options."""
         if self.startup not in get_args(Startup):
             message = f"startup is {self.startup!r}; it must be one of {', '.join(map(repr, get_args(Startup)))}"
             raise ConfigError(message)
@@ -88,34 +100,34 @@ class LifespanSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def patience_seconds(self) -> float | None:
-        """Return how long the startup asks for the streams, None if it does not."""
+        """How long the startup retries the streams, in seconds; None if it does not check them."""
         return {"verify": 0.0, "wait": self.startup_seconds}.get(self.startup)
 
 
 class KinesisLifespan:
-    """Opens a producer for the length of an application's life and puts it in the state, as `kinesis`.
+    """Opens a producer for the lifetime of an application and puts it into the lifespan state as `kinesis`.
 
     Args:
         config: the producer's options.
-        options: what the lifespan adds, each with a default:
+        options: options of the lifespan, each with a default:
 
-            lifespan: your own lifespan; it runs inside, and what it yields is yielded again.
-            streams: what `startup` asks for.
-            startup: "lazy" asks Kinesis nothing; "verify" asks once for each stream and fails; "wait" asks
-                again for `startup_seconds`, 30.
-            close_seconds: how long the end of the application waits for what is outstanding, 25.
-            checks: further questions of `/readyz`, by name.
-            hooks: told the producer's facts.
-            transport: makes what replaces the network.
+            lifespan: your own lifespan; it runs inside this one, and its state is merged into this one's.
+            streams: the streams that `startup` checks.
+            startup: "lazy" checks nothing; "verify" checks each stream once; "wait" retries for
+                `startup_seconds`, 30.
+            close_seconds: how long the shutdown waits for outstanding records, 25.
+            checks: more checks of `/readyz`, by name.
+            hooks: hooks of the producer.
+            transport: creates the transport that replaces the network.
 
-    `report` is the last producer's final count, None before there is one.
+    `report` is the final report of the last producer, None before there is one.
 
     Raises:
         ConfigError: an option is out of its bounds.
-        TypeError: there is no such option.
+        TypeError: an option does not exist.
     """
 
-    # A test's double, while it is installed: every lifespan entered then speaks to it.
+    # Set by `KinesisDouble` in tests: the transport of every lifespan that is entered meanwhile.
     transport_override: TransportFactory | None = None
 
     def __init__(self, config: Config | None = None, **options: Unpack[LifespanOptions]) -> None:
@@ -125,10 +137,10 @@ class KinesisLifespan:
 
     @asynccontextmanager
     async def __call__(self, app: object) -> AsyncIterator[dict[str, Any]]:
-        """Yield the state: the producer, its health, and what the lifespan inside yields.
+        """Yield the state: the producer, its health, and the state of the inner lifespan.
 
         Raises:
-            ConfigError: the lifespan inside yields a producer under the same name.
+            ConfigError: the inner lifespan yields a producer under the same name.
         """
         async with self.open_producer() as state:
             if self._settings.lifespan is None:
@@ -141,26 +153,26 @@ class KinesisLifespan:
 
     @asynccontextmanager
     async def open_producer(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the state of an open producer; drain it at the end, and say what became of all records.
+        """Yield the state of an open producer; at the end drain the producer and log its report.
 
-        What log handlers and telemetry of this package have on their way is waited for, too (`last_flush`).
+        It also flushes the log handlers and telemetry exporters of this package (`last_flush`).
 
         Raises:
-            StartupFailed: `startup` asked for a stream in vain.
+            StartupFailed: a stream that `startup` checks cannot be used.
         """
         transport, settings = self._make_transport(), self._settings
         async with Producer(self.config, transport=transport, hooks=settings.hooks) as producer:
             if settings.patience_seconds is not None:
-                await check_streams(transport, settings.streams, patience_seconds=settings.patience_seconds)
+                await _check_streams(transport, settings.streams, patience_seconds=settings.patience_seconds)
             health = ProducerHealth(producer, checks=settings.checks)
             try:
                 yield {STATE_KEY: producer, HEALTH_KEY: health}
             finally:
                 health.is_draining = True
                 self.report = await producer.close(timeout=settings.close_seconds)
-                # What expired or was refused for good is complete, and lost all the same.
-                is_well = self.report.complete and not self.report.failed_total
-                level = logging.INFO if is_well else logging.WARNING
+                # Expired and permanently rejected records count as complete, but they are lost.
+                is_lossless = self.report.complete and not self.report.failed_total
+                level = logging.INFO if is_lossless else logging.WARNING
                 _logger.log(level, "the Kinesis producer is closed: %s", self.report)
                 for wait in begin_last_flushes():
                     await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
@@ -172,3 +184,121 @@ class KinesisLifespan:
         from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s, asyncio only
 
         return AiobotocoreTransport(self.config)
+
+
+class KinesisASGI:
+    """Wraps any ASGI application: puts a producer into every scope's state, even if the server shares no state.
+
+    The producer opens before the application starts and closes after it has shut down, in the task that the server
+    runs the lifespan in. An application that does not support lifespans works too.
+    """
+
+    def __init__(self, app: ASGIApp, lifespan: KinesisLifespan) -> None:
+        self._app = app
+        self._lifespan = lifespan
+        self._state: dict[str, object] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Open and close the producer in the lifespan scope; add it to the state of all other scopes."""
+        if scope["type"] == "lifespan":
+            await self._run_lifespan(scope, receive, send)
+            return
+        if self._state:
+            scope = {**scope, "state": {**self._state, **(scope.get("state") or {})}}
+        await self._app(scope, receive, send)
+
+    async def _run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        startup = await receive()
+        inner = _InnerLifespan(self._app, startup, receive, send)
+        try:
+            async with self._lifespan.open_producer() as state:
+                self._state = state
+                try:
+                    await inner.run({**scope, "state": scope.setdefault("state", {})}, state)
+                finally:
+                    self._state = {}
+        except Exception as error:
+            # Without this message the server would serve without a producer.
+            if not inner.has_started:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            else:
+                await send({"type": "lifespan.shutdown.failed", "message": str(error)})
+            raise
+        await send(inner.last_message)
+
+
+class _InnerLifespan:
+    """The application's own lifespan; its last message is withheld until the producer is closed."""
+
+    def __init__(self, app: ASGIApp, startup: Message, receive: Receive, send: Send) -> None:
+        self._app = app
+        self._startup: Message | None = startup
+        self._receive_from_server = receive
+        self._send_to_server = send
+        self._has_shutdown = False
+        self.has_started = False
+        self.last_message: Message = {"type": "lifespan.shutdown.complete"}
+
+    async def run(self, scope: Scope, state: dict[str, object]) -> None:
+        """Run it to its end; if it does not support lifespans, wait for the shutdown instead."""
+        scope["state"].update(state)
+        try:
+            await self._app(scope, self._receive, self._send)
+        except Exception:
+            if self.has_started or self.last_message["type"] == "lifespan.startup.failed":
+                raise
+            # ASGI: an application that raises on the lifespan scope does not support lifespans.
+        if self.last_message["type"] == "lifespan.startup.failed":
+            return
+        if not self.has_started:
+            await self._send({"type": "lifespan.startup.complete"})
+        if not self._has_shutdown:
+            await self._receive()
+
+    async def _receive(self) -> Message:
+        if self._startup is not None:
+            startup, self._startup = self._startup, None
+            return startup
+        message = await self._receive_from_server()
+        self._has_shutdown = True
+        return message
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] in _LIFESPAN_ENDS:
+            self.last_message = message
+            return
+        self.has_started = True
+        await self._send_to_server(message)
+
+
+async def _check_streams(
+    transport: KinesisTransport,
+    streams: Sequence[str],
+    *,
+    patience_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """List the shards of every stream, with retries for `patience_seconds` in total; 0 means one attempt.
+
+    Raises:
+        StartupFailed: a stream cannot be used.
+    """
+    deadline = clock() + patience_seconds
+    for stream in streams:
+        failures = 0
+        while (problem := await _problem_with(transport, stream)) is not None:
+            left = deadline - clock()
+            if left <= 0:
+                waited = f" after {patience_seconds:g} s" if patience_seconds else ""
+                message = (
+                    f"stream {stream!r} cannot be used{waited}: {problem}; create it, or correct region, endpoint "
+                    f"and credentials (startup='lazy' skips this check)"
+                )
+                raise StartupFailed(message)
+            failures += 1
+            await anyio.sleep(min(_BACKOFF.longest_seconds(failures), left))
+
+
+async def _problem_with(transport: KinesisTransport, stream: str) -> str | None:
+    answer = await transport.list_shards(stream)
+    return None if isinstance(answer, Sequence) else f"{answer.code}: {answer.message}"

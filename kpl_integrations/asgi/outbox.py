@@ -1,12 +1,16 @@
-"""A request's outbox: what a request puts, kept until its response says whether it counts.
+"""A request's outbox: records are published if the response's status is below 500, and discarded otherwise.
 
-Room in the producer's buffer is reserved at the put, so that a full buffer is known while there still is
-an answer to give; to publish is to exchange the reservation for the put itself, in one step.
+The first message of the response decides, before it is sent. A request without a response, because of an exception
+or a cancellation, counts as 500. A client that disconnects changes nothing: the app still responds, and the status
+decides.
+
+A put reserves capacity in the producer's buffer, so that the app learns of a full buffer while it can still respond.
+`publish` exchanges each reservation for the put itself, in one step.
 """
 
 import threading
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -23,14 +27,17 @@ from kpl_core import (
 )
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.records.user_record import BytesLike, Tier, as_bytes, check_user_record
+from kpl_integrations.asgi.protocol import STATE_KEY, ASGIApp, Message, Receive, Scope, Send, producer_of
 
-__all__ = ["OutboxDelivery", "OutboxProducer", "ResultBeforeResponse"]
+__all__ = ["OutboxDelivery", "OutboxProducer", "RequestOutboxMiddleware", "ResultBeforeResponse"]
 
-Fate = Literal["open", "published", "discarded"]
+_SERVER_ERROR: Final = 500
+
+Outcome = Literal["open", "published", "discarded"]
 
 
 class PutOptions(TypedDict, total=False):
-    """The options of a put that most have no need of, as `Producer.put_nowait` tells them."""
+    """The optional arguments of `Producer.put_nowait`."""
 
     explicit_hash_key: str | None
     flow: str | None
@@ -39,37 +46,37 @@ class PutOptions(TypedDict, total=False):
 
 
 class ResultBeforeResponse(KplError, RuntimeError):  # noqa: N818 - reads as a sentence where it is raised
-    """A result was asked for that cannot come before the response, or came to nothing with it."""
+    """The result of a record that is not published before the response, or was discarded with it."""
 
 
 class OutboxDelivery:
-    """The handle of a user record in an outbox; awaitable once the response has begun."""
+    """The handle of a user record in an outbox. It can be awaited once the response has begun."""
 
-    __slots__ = ("_delivery", "_fate")
+    __slots__ = ("_delivery", "_outcome")
 
     def __init__(self) -> None:
         self._delivery: Delivery | None = None
-        self._fate: Fate = "open"
+        self._outcome: Outcome = "open"
 
     def published(self, delivery: Delivery) -> None:
-        """From now on the producer knows the result."""
+        """Follow the producer's delivery from now on."""
         self._delivery = delivery
-        self._fate = "published"
+        self._outcome = "published"
 
     def discarded(self) -> None:
-        """Never was put."""
-        self._fate = "discarded"
+        """Mark the record as discarded."""
+        self._outcome = "discarded"
 
     @property
     def done(self) -> bool:
-        """Say whether the result is known; a discarded record never has one."""
+        """Return True if the result is known; a discarded record never has one."""
         return self._delivery is not None and self._delivery.done
 
     def result(self) -> RecordResult:
         """Return the result.
 
         Raises:
-            ResultPending: it is not known yet.
+            ResultPending: the result is not known yet.
             ResultBeforeResponse: the record was not published.
         """
         return self._published().result()
@@ -84,12 +91,12 @@ class OutboxDelivery:
 
     def _published(self) -> Delivery:
         if self._delivery is None:
-            if self._fate == "discarded":
+            if self._outcome == "discarded":
                 message = "this user record was discarded with its request, whose response was 500 or above"
             else:
                 message = (
                     "this user record is published when the response begins, so awaiting its delivery inside the "
-                    "request would wait for ever; await it in a background task, or put it in a route without "
+                    "request would never return; await it in a background task, or put it in a route without "
                     "RequestOutboxMiddleware"
                 )
             raise ResultBeforeResponse(message)
@@ -107,18 +114,18 @@ def _published(delivery: Delivery) -> OutboxDelivery:
 
 
 class OutboxProducer:
-    """What a request sees in the producer's place: puts are kept, all else is the producer's.
+    """Replaces the producer within a request: it keeps puts until the response, and delegates everything else.
 
-    After `publish` its puts go straight on, after `discard` to nowhere: the response has decided. Like the producer it
-    belongs to its loop: another thread's put raises `WrongEventLoop`.
+    After `publish` puts go directly to the producer; after `discard` they are dropped. Like the producer it belongs to
+    its event loop: a put from another thread raises `WrongEventLoop`.
     """
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        # The buffer's counts are the loop's: two threads that reserve at once would leave room taken for ever.
+        # Only the loop may change the buffer's counts: two threads that reserve at once could leak a reservation.
         self._thread = threading.get_ident()
         self._kept: list[tuple[str, UserRecord, int, OutboxDelivery]] = []
-        self._fate: Fate = "open"
+        self._outcome: Outcome = "open"
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -131,11 +138,11 @@ class OutboxProducer:
         data: BytesLike,
         **options: Unpack[PutOptions],
     ) -> OutboxDelivery:
-        """Keep a user record until the response begins; options and errors are `Producer.put_nowait`'s."""
+        """Keep a user record until the response begins; options and errors are those of `Producer.put_nowait`."""
         return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
 
     def put_record_nowait(self, stream: str, record: UserRecord) -> OutboxDelivery:
-        """Keep a user record as `put_nowait` does."""
+        """Keep a user record like `put_nowait`."""
         return self._keep(stream, record)
 
     async def put(
@@ -148,9 +155,10 @@ class OutboxProducer:
     ) -> OutboxDelivery:
         """Keep a user record; raises `BufferFull` where the producer's own put would wait.
 
-        Requests that hold room and wait for more would wait for one another. After `publish` it holds none, and waits.
+        Requests that wait for capacity while they hold some could deadlock. After `publish` the request holds none, so
+        this waits like the producer.
         """
-        if self._fate == "published":
+        if self._outcome == "published":
             after = await self._producer.put(stream, partition_key=partition_key, data=data, **options)
             return _published(after)
         return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
@@ -158,11 +166,11 @@ class OutboxProducer:
     async def put_many(
         self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]
     ) -> list[OutboxDelivery]:
-        """Keep many user records, all or, if one is invalid or there is no room, none of them.
+        """Keep many user records; if one is invalid or the buffer is full, keep none of them.
 
-        After `publish` it is the producer's own `put_many`.
+        After `publish` this is the producer's own `put_many`.
         """
-        if self._fate == "published":
+        if self._outcome == "published":
             return [_published(after) for after in await self._producer.put_many(stream, records)]
         checked = [record if isinstance(record, UserRecord) else _paired(*record) for record in records]
         for record in checked:
@@ -171,49 +179,49 @@ class OutboxProducer:
         try:
             return [self._keep(stream, record) for record in checked]
         except BufferFull:
-            self._give_back(before)
+            self._release(before)
             raise
 
     def _keep(self, stream: str, record: UserRecord) -> OutboxDelivery:
         self._require_own_thread()
         size = self._checked_size(stream, record)
-        if self._fate == "published":
+        if self._outcome == "published":
             return _published(self._put(stream, record))
         delivery = OutboxDelivery()
-        if self._fate == "discarded":
+        if self._outcome == "discarded":
             delivery.discarded()
         else:
             if not isinstance(record.data, bytes):
-                # Whoever filled the buffer may fill it anew before the response.
+                # Copy a mutable buffer, because the caller may overwrite it before the response.
                 record = msgspec.structs.replace(record, data=as_bytes(record.data))
             self._producer.buffer_limit.reserve(size_bytes=size, tier=record.tier)
             self._kept.append((stream, record, size, delivery))
         return delivery
 
     def publish(self) -> None:
-        """Put everything kept, in its order; there is room, because it was reserved.
+        """Put all kept records in order; their capacity is already reserved.
 
         Raises:
-            ProducerClosed: the producer closed meanwhile; nothing was put.
-            BufferFull: a flow's own limit had no room; what came before is put, the rest discarded.
+            ProducerClosed: the producer was closed; no record was put.
+            BufferFull: a flow's own limit is reached; the records before are put, the rest is discarded.
         """
         kept, self._kept = self._kept, []
-        self._fate = "discarded"
+        self._outcome = "discarded"
         for index, (stream, record, size, delivery) in enumerate(kept):
             try:
                 delivery.published(self._exchange(stream, record, size))
             except KplError:
                 self._kept = kept[index + 1 :]
                 delivery.discarded()
-                self._give_back(0)
+                self._release(0)
                 raise
-        self._fate = "published"
+        self._outcome = "published"
 
     def _exchange(self, stream: str, record: UserRecord, size: int) -> Delivery:
-        """Put a user record in the place of its reservation, which no other tier's records can have taken."""
+        """Put a user record in exchange for its reservation, which records of other tiers cannot take."""
         limit = self._producer.buffer_limit
         limit.release(records=1, size_bytes=size)
-        # Critical records may have used their reserve meanwhile, and normal ones the part that bulk must leave.
+        # Critical records may have filled their reserve since, and normal ones the part that bulk may not use.
         free_records, free_bytes = limit.free_for(record.tier)
         short_records, short_bytes = max(0, 1 - free_records), max(0, size - free_bytes)
         limit.release(records=short_records, size_bytes=short_bytes)
@@ -223,18 +231,18 @@ class OutboxProducer:
             limit.release(records=-short_records, size_bytes=-short_bytes)
 
     def discard(self) -> bool:
-        """Forget everything kept and give back its room; say whether somebody may have waited for that room."""
-        self._fate = "discarded"
-        # Whoever waits was refused, and nothing has made room since: an emptier buffer has no line.
+        """Drop all kept records and release their capacity; return True if a waiting put may need that capacity."""
+        self._outcome = "discarded"
+        # A put waits only while the buffer lacks room for a record, so a buffer with room has no waiting puts.
         limit = self._producer.buffer_limit
-        may_be_awaited = bool(self._kept) and not all(
+        may_have_waiters = bool(self._kept) and not all(
             limit.has_room(size_bytes=self._producer.max_record_bytes(stream))
             for stream in {stream for stream, _, _, _ in self._kept}
         )
-        self._give_back(0)
-        return may_be_awaited
+        self._release(0)
+        return may_have_waiters
 
-    def _give_back(self, start: int) -> None:
+    def _release(self, start: int) -> None:
         for _, _, size, delivery in self._kept[start:]:
             self._producer.buffer_limit.release(records=1, size_bytes=size)
             delivery.discarded()
@@ -262,19 +270,19 @@ class OutboxProducer:
     def _checked_size(self, stream: str, record: UserRecord) -> int:
         return check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
 
-    # The producer's own
+    # Delegated to the producer
 
     @property
     def config(self) -> Config:
-        """Return the producer's options."""
+        """The producer's options."""
         return self._producer.config
 
     async def flush(self, timeout: float | None = None) -> ProducerReport:
-        """Flush the producer; what is in this outbox is not there yet."""
+        """Flush the producer; records in this outbox are not included."""
         return await self._producer.flush(timeout)
 
     def report(self) -> ProducerReport:
-        """Return the producer's counts; what is in this outbox is not among them."""
+        """Return the producer's counts; records in this outbox are not included."""
         return self._producer.report()
 
     def statistics(self) -> dict[str, PipelineStatistics]:
@@ -282,9 +290,40 @@ class OutboxProducer:
         return self._producer.statistics()
 
     def unready(self) -> list[str]:
-        """Return the producer's reasons for which traffic should go elsewhere."""
+        """Return the reasons why the producer is not ready."""
         return self._producer.unready()
 
     def max_record_bytes(self, stream: str) -> int:
-        """Return the most bytes of key and data that `stream` takes in one record."""
+        """Return the maximum size of a record of `stream`, key and data, in bytes."""
         return self._producer.max_record_bytes(stream)
+
+
+class RequestOutboxMiddleware:
+    """Replaces the producer of each HTTP request by an outbox. WebSockets have no status and keep the producer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app with an outbox in the request's state."""
+        if scope["type"] != "http" or STATE_KEY not in (scope.get("state") or {}):
+            await self._app(scope, receive, send)
+            return
+        producer = producer_of(scope)
+        outbox = OutboxProducer(producer)
+
+        async def deciding_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] < _SERVER_ERROR:
+                    outbox.publish()
+                elif outbox.discard():
+                    await producer.flush(timeout=0.0)
+            await send(message)
+
+        try:
+            # A copy, because servers may share the state between requests.
+            await self._app({**scope, "state": {**scope["state"], STATE_KEY: outbox}}, receive, deciding_send)
+        finally:
+            if len(outbox) and outbox.discard():
+                # The flush advances every stream, which wakes puts that wait for capacity.
+                await producer.flush(timeout=0.0)

@@ -1,11 +1,11 @@
-"""For tests of an application: a Kinesis in memory in the real one's place, with the real producer before it.
+"""For tests of an application: replaces Kinesis by an in-memory one, and keeps the real producer.
 
     with KinesisDouble({"orders": 1}) as kinesis, TestClient(app) as client:
         client.post("/orders")
         kinesis.wait_for("orders", count=1)
 
-Every `KinesisLifespan` entered inside the block speaks to it, whatever its config says. pytest has it as the
-fixture `kinesis_double` (`kpl_integrations.pytest_plugin`).
+Every `KinesisLifespan` entered inside the block uses it, regardless of its config. In pytest it is the fixture
+`kinesis_double` (`kpl_integrations.pytest_plugin`).
 """
 
 import threading
@@ -23,14 +23,14 @@ __all__ = ["KinesisDouble"]
 
 
 class _AnnouncingKinesis(FakeKinesis):
-    """Tells whoever waits that records have come."""
+    """Notifies waiting threads of new records."""
 
     def __init__(self, streams: Mapping[str, int]) -> None:
         super().__init__(streams, enforce_limits=False)
         self.changed = threading.Condition()
 
     def put_records(self, stream: str, records: Sequence[PutRecord], *, now: float) -> list[PutRecordsEntry]:
-        """Store, and tell."""
+        """Store the records and notify waiting threads."""
         with self.changed:
             entries = super().put_records(stream, records, now=now)
             self.changed.notify_all()
@@ -45,15 +45,15 @@ class KinesisDouble:
 
     @property
     def faults(self) -> Faults:
-        """Return the fault switches."""
+        """The fault switches."""
         return self._kinesis.faults
 
-    def transport(self, config: Config) -> KinesisTransport:  # noqa: ARG002 - what `KinesisLifespan` calls
-        """Return a new way here; for `KinesisLifespan(transport=double.transport)`."""
+    def transport(self, config: Config) -> KinesisTransport:  # noqa: ARG002 - `KinesisLifespan` passes it
+        """Return a new transport to this Kinesis, for `KinesisLifespan(transport=double.transport)`."""
         return FakeTransport(self._kinesis)
 
     def user_records(self, stream: str) -> list[UserRecord]:
-        """Return what is stored, taken out of its aggregated records, in each shard's order."""
+        """Return the stored user records, de-aggregated, in each shard's order."""
         user_records: list[UserRecord] = []
         with self._kinesis.changed:
             for stored in self._kinesis.records(stream):
@@ -62,10 +62,10 @@ class KinesisDouble:
         return user_records
 
     def wait_for(self, stream: str, *, count: int, timeout: float = 5.0) -> list[UserRecord]:
-        """Wait from a test's thread until `count` user records are stored, and return them.
+        """Wait in the test's thread until `count` user records are stored, and return them.
 
         Raises:
-            TimeoutError: there are fewer after `timeout` seconds.
+            TimeoutError: fewer are stored after `timeout` seconds.
         """
         with self._kinesis.changed:
             if not self._kinesis.changed.wait_for(lambda: len(self.user_records(stream)) >= count, timeout):
@@ -75,10 +75,10 @@ class KinesisDouble:
             return self.user_records(stream)
 
     def __enter__(self) -> Self:
-        """Stand in for Kinesis.
+        """Replace Kinesis.
 
         Raises:
-            RuntimeError: another double does already.
+            RuntimeError: another double is installed.
         """
         if KinesisLifespan.transport_override is not None:
             message = "another KinesisDouble is installed; leave its block first"
@@ -89,5 +89,5 @@ class KinesisDouble:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stand aside."""
+        """Restore the real transport."""
         KinesisLifespan.transport_override = None

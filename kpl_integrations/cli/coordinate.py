@@ -9,8 +9,8 @@ import anyio
 
 from kpl_core import ConfigError, CoordinationOptions
 from kpl_core.coordination import StoreFailed
-from kpl_core.coordination.coordinator import Coordinator
-from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.stores import open_store
+from kpl_core.coordination.worker import Coordinator
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.failure import CommandFailure
 from kpl_integrations.cli.signals import until_signal
@@ -68,7 +68,7 @@ class Coordinate:
             interval_seconds=self._options.interval_seconds,
             max_workers=self._options.max_workers,
             staleness_seconds=self._options.staleness_seconds,
-            complain=lambda _, sentence: note(sentence),
+            on_problem=lambda _, sentence: note(sentence),
         )
         try:
             if self._once:

@@ -1,8 +1,12 @@
-"""Read and write units a second, kept by every DynamoDB client of a session, alone or with other processes."""
+"""Read and write rate limits for the DynamoDB clients of a session, for one process or shared by many."""
 
-from kpl_integrations.dynamodb_limits.aggregator import AsyncDistributedRateAggregator, DistributedRateAggregator
+from kpl_integrations.dynamodb_limits.distributed_rate import (
+    AsyncDistributedRateAggregator,
+    AsyncDistributedRateWorker,
+    DistributedRateAggregator,
+    DistributedRateWorker,
+)
 from kpl_integrations.dynamodb_limits.session_limiter import SessionLimiter
-from kpl_integrations.dynamodb_limits.worker import AsyncDistributedRateWorker, DistributedRateWorker
 
 __all__ = [
     "AsyncDistributedRateAggregator",

@@ -1,23 +1,24 @@
-"""Hooks into a boto3, botocore or aiobotocore session: each DynamoDB call waits for its units, and tells what it used.
+"""Limits the DynamoDB calls of a boto3, botocore or aiobotocore session to a rate of capacity units.
 
     limiter = SessionLimiter(read_rate=500, write_rate=200)
     limiter.attach(session)                 # boto3.Session(), or aiobotocore's get_session()
     client = session.client("dynamodb")     # clients made from now on are limited
 
-Three of botocore's events: `provide-client-params` asks for ConsumedCapacity, `before-call` waits,
-`after-call` reads what was consumed. (Jason Hunter, "Rate-limiting calls to Amazon DynamoDB using
-Python Boto3, Part 1", AWS Database Blog.)
+It uses three of botocore's events: `provide-client-params` requests ConsumedCapacity, `before-call` waits for
+units, `after-call` reads the consumed units. (Jason Hunter, "Rate-limiting calls to Amazon DynamoDB using Python
+Boto3, Part 1", AWS Database Blog.)
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kpl_integrations.dynamodb_limits.postpaid_bucket import PostpaidBucket
+from kpl_core.errors import ConfigError
 
-__all__ = ["SessionLimiter"]
+__all__ = ["PostpaidBucket", "SessionLimiter"]
 
 _READ: Final = 0
 _WRITE: Final = 1
@@ -32,26 +33,26 @@ _KIND_OF: Final[Mapping[str, int]] = {
     "DeleteItem": _WRITE,
     "BatchWriteItem": _WRITE,
     "TransactWriteItems": _WRITE,
-    # PartiQL says in its answer which of both it was; until then it is a write, the dearer of the two.
+    # The answer of PartiQL shows whether it read or wrote; until then assume a write, which costs more.
     "ExecuteStatement": _WRITE,
     "BatchExecuteStatement": _WRITE,
     "ExecuteTransaction": _WRITE,
 }
 _THROTTLED: Final = frozenset({"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"})
-# Of the newest cost in the guess for the next call of its kind.
-_NEWEST: Final = 0.3
+# Weight of the newest cost in the estimate for the next call of the same operation.
+_NEWEST_WEIGHT: Final = 0.3
 _CONTEXT: Final = "kpl_reserved_units"
 
 
 class SessionLimiter:
-    """Keeps two rates over all clients of the sessions it is attached to. Thread-safe.
+    """Limits a read and a write rate over all clients of the attached sessions. Thread-safe.
 
     Args:
         read_rate: read capacity units a second.
         write_rate: write capacity units a second.
-        burst_seconds: how many seconds of its rates a rested limiter gives at once.
+        burst_seconds: the burst after an idle time, in seconds of each rate.
         clock: monotonic seconds.
-        sleep: waits, in a thread; on an event loop `asyncio.sleep` is used.
+        sleep: waits in a thread; on an event loop `asyncio.sleep` is used.
     """
 
     def __init__(
@@ -71,17 +72,15 @@ class SessionLimiter:
             PostpaidBucket(read_rate, burst_seconds=burst_seconds, now=now),
             PostpaidBucket(write_rate, burst_seconds=burst_seconds, now=now),
         )
-        self._guesses: dict[str, float] = {}
-
-    # What it is told and asked
+        self._estimates: dict[str, float] = {}
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Return read and write units a second."""
+        """The read and write units a second."""
         return self._buckets[_READ].rate, self._buckets[_WRITE].rate
 
     def set_rates(self, read_rate: float, write_rate: float) -> None:
-        """Keep other rates from now on.
+        """Change both rates.
 
         Raises:
             ConfigError: a rate is not finite and above 0.
@@ -95,20 +94,18 @@ class SessionLimiter:
         """Return the read and write units consumed so far."""
         return self._buckets[_READ].total, self._buckets[_WRITE].total
 
-    # Hooks
-
     def attach(self, session: Any) -> None:  # noqa: ANN401 - three libraries' sessions and clients
-        """Limit every DynamoDB client that `session` makes from now on; a client may be given instead."""
+        """Limit every DynamoDB client that `session` creates from now on. Also accepts a single client."""
         events, is_async = _events_of(session)
-        events.register("provide-client-params.dynamodb", self._ask_for_capacity)
+        events.register("provide-client-params.dynamodb", self._request_consumed_capacity)
         events.register("before-call.dynamodb", self._wait_on_loop if is_async else self._wait_in_thread)
         events.register("after-call.dynamodb", self._answered)
         events.register("after-call-error.dynamodb", self._failed)
 
     @staticmethod
-    def _ask_for_capacity(params: dict[str, Any], model: Any, **_: object) -> None:  # noqa: ANN401 - botocore's own
-        can_tell = model.input_shape is not None and "ReturnConsumedCapacity" in model.input_shape.members
-        if can_tell and params.get("ReturnConsumedCapacity", "NONE") == "NONE":
+    def _request_consumed_capacity(params: dict[str, Any], model: Any, **_: object) -> None:  # noqa: ANN401 - botocore's own
+        is_supported = model.input_shape is not None and "ReturnConsumedCapacity" in model.input_shape.members
+        if is_supported and params.get("ReturnConsumedCapacity", "NONE") == "NONE":
             params["ReturnConsumedCapacity"] = "TOTAL"
 
     def _wait_in_thread(self, model: Any, context: dict[str, Any], **_: object) -> None:  # noqa: ANN401
@@ -123,7 +120,7 @@ class SessionLimiter:
         try:
             await asyncio.sleep(wait)
         except asyncio.CancelledError:
-            # It was never made.
+            # The call was not made, so it cost nothing.
             self._settle(model.name, context, (0.0, 0.0))
             raise
 
@@ -132,42 +129,42 @@ class SessionLimiter:
         if kind is None:
             return 0.0
         with self._lock:
-            guess = self._guesses.get(operation, 1.0)
-            context[_CONTEXT] = guess
-            return self._buckets[kind].reserve(guess, self._clock())
+            estimate = self._estimates.get(operation, 1.0)
+            context[_CONTEXT] = estimate
+            return self._buckets[kind].reserve(estimate, self._clock())
 
     def _answered(self, parsed: Mapping[str, Any], model: Any, context: dict[str, Any], **_: object) -> None:  # noqa: ANN401
         kind = _KIND_OF.get(model.name)
-        guess = context.get(_CONTEXT)
-        if kind is None or guess is None:
+        estimate = context.get(_CONTEXT)
+        if kind is None or estimate is None:
             return
         units = _consumed(parsed.get("ConsumedCapacity"), kind)
         if units is None:
-            was_refused = parsed.get("Error", {}).get("Code") in _THROTTLED
-            spent = 0.0 if was_refused else guess
+            was_throttled = parsed.get("Error", {}).get("Code") in _THROTTLED
+            spent = 0.0 if was_throttled else estimate
             units = (spent, 0.0) if kind == _READ else (0.0, spent)
         self._settle(model.name, context, units)
 
     def _failed(self, context: dict[str, Any] | None = None, **_: object) -> None:
-        # No answer: it may have been done, so what was guessed counts.
+        # Without an answer the call may have been executed, so the estimate stays taken.
         if context and _CONTEXT in context:
             del context[_CONTEXT]
 
     def _settle(self, operation: str, context: dict[str, Any], units: tuple[float, float]) -> None:
-        guess = context.pop(_CONTEXT)
+        estimate = context.pop(_CONTEXT)
         kind = _KIND_OF[operation]
         with self._lock:
             now = self._clock()
-            self._buckets[kind].settle(guess, units[kind], now)
+            self._buckets[kind].settle(estimate, units[kind], now)
             other = 1 - kind
             if units[other]:
                 self._buckets[other].settle(0.0, units[other], now)
             if sum(units) > 0.0:
-                self._guesses[operation] = (1 - _NEWEST) * guess + _NEWEST * sum(units)
+                self._estimates[operation] = (1 - _NEWEST_WEIGHT) * estimate + _NEWEST_WEIGHT * sum(units)
 
 
 def _consumed(answer: Any, kind: int) -> tuple[float, float] | None:  # noqa: ANN401 - a mapping, a list of them, or none
-    """Return the read and write units an answer tells of, None if it tells of none."""
+    """Return the read and write units in an answer; None if it has none."""
     if not answer:
         return None
     read = write = 0.0
@@ -182,13 +179,69 @@ def _consumed(answer: Any, kind: int) -> tuple[float, float] | None:  # noqa: AN
 
 
 def _events_of(session: Any) -> tuple[Any, bool]:  # noqa: ANN401
-    """Return where to register, and whether handlers are awaited there."""
+    """Return the session's or client's event emitter, and whether it awaits handlers."""
     if hasattr(session, "meta") and hasattr(session.meta, "events"):
         events = session.meta.events
     elif hasattr(session, "events"):
         events = session.events
     else:
         events = session.get_component("event_emitter")
-    # boto3 and botocore alias event names in front of the emitter itself.
+    # boto3 and botocore wrap the emitter to alias event names.
     emitter = getattr(events, "_emitter", events)
     return events, type(emitter).__module__.startswith("aiobotocore")
+
+
+class PostpaidBucket:
+    """A token bucket for costs that are known only after the call: reserve an estimate, then settle the difference.
+
+    DynamoDB returns the cost in the answer (ConsumedCapacity), and a query may cost a hundred times its estimate.
+    So the bucket goes into debt, and later calls wait until the debt is paid. It starts full, refills `rate` tokens
+    a second and holds at most `rate * burst_seconds`. Pure.
+    """
+
+    __slots__ = ("_burst_seconds", "_level", "_seen_at", "rate", "total")
+
+    def __init__(self, rate: float, *, burst_seconds: float, now: float) -> None:
+        self.rate = _positive("rate", rate)
+        self._burst_seconds = _positive("burst_seconds", burst_seconds)
+        self._level = rate * burst_seconds
+        self._seen_at = now
+        # All consumed tokens.
+        self.total = 0.0
+
+    def reserve(self, estimate: float, now: float) -> float:
+        """Take the estimated tokens and return the seconds to wait before the call; later calls wait behind it."""
+        self._refill(now)
+        # An estimate above the capacity needs a full bucket.
+        needed = min(estimate, self.rate * self._burst_seconds)
+        wait = max(0.0, (needed - self._level) / self.rate)
+        self._level -= estimate
+        return wait
+
+    def settle(self, estimate: float, actual: float, now: float) -> None:
+        """Replace an estimate by the actual cost of the call."""
+        self._refill(now)
+        self._level += estimate - actual
+        self.total += actual
+
+    def set_rate(self, rate: float, now: float) -> None:
+        """Change the refill rate; a debt stays.
+
+        Raises:
+            ConfigError: the rate is not finite and above 0.
+        """
+        self._refill(now)
+        self.rate = _positive("rate", rate)
+        self._level = min(self._level, rate * self._burst_seconds)
+
+    def _refill(self, now: float) -> None:
+        if now > self._seen_at:
+            self._level = min(self.rate * self._burst_seconds, self._level + (now - self._seen_at) * self.rate)
+            self._seen_at = now
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0.0 < value < math.inf:
+        message = f"{name} is {value!r}; it must be a finite number above 0"
+        raise ConfigError(message)
+    return value

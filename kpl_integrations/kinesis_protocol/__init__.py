@@ -1,14 +1,12 @@
-"""The Kinesis wire protocol, server side: requests in, answers and errors out, in JSON or CBOR.
+"""The Kinesis wire protocol for servers: decodes requests, verifies signatures, encodes answers, in JSON or CBOR.
 
-Pure: bytes to values and back. Who listens, who authenticates and who answers stands elsewhere.
+Pure: it does no I/O. `local_kinesis` and the ingest gateway use it.
 """
 
-from kpl_integrations.kinesis_protocol.constraints import CONSTRAINTS, Member, check_constraints
-from kpl_integrations.kinesis_protocol.json_wire import JSON_CONTENT_TYPE, JsonWire
-from kpl_integrations.kinesis_protocol.put_results import PutResult
-from kpl_integrations.kinesis_protocol.refusal import RequestRefused
+from kpl_integrations.kinesis_protocol.constraints import CONSTRAINTS, Constraint, check_constraints
 from kpl_integrations.kinesis_protocol.requests import (
     REQUEST_TYPES,
+    UNKNOWN_OPERATION,
     CreateStream,
     DeleteStream,
     DescribeStream,
@@ -16,12 +14,13 @@ from kpl_integrations.kinesis_protocol.requests import (
     GetRecords,
     GetShardIterator,
     ListShards,
+    ListShardsFilter,
     ListStreams,
     MergeShards,
     PutRecord,
     PutRecords,
     PutRecordsRequestEntry,
-    ShardFilter,
+    RequestRefused,
     SplitShard,
     StreamModeDetails,
     StreamRequest,
@@ -37,9 +36,12 @@ from kpl_integrations.kinesis_protocol.sigv4 import (
     named_credential,
     require_signature,
 )
-from kpl_integrations.kinesis_protocol.timestamp import Timestamp
 from kpl_integrations.kinesis_protocol.wire import (
+    JSON_CONTENT_TYPE,
     TARGET_PREFIX,
+    JsonWire,
+    PutResult,
+    Timestamp,
     Wire,
     error_body,
     operation_of,
@@ -54,6 +56,8 @@ __all__ = [
     "REFUSED_CREDENTIALS",
     "REQUEST_TYPES",
     "TARGET_PREFIX",
+    "UNKNOWN_OPERATION",
+    "Constraint",
     "CreateStream",
     "Credential",
     "DeleteStream",
@@ -63,15 +67,14 @@ __all__ = [
     "GetShardIterator",
     "JsonWire",
     "ListShards",
+    "ListShardsFilter",
     "ListStreams",
-    "Member",
     "MergeShards",
     "PutRecord",
     "PutRecords",
     "PutRecordsRequestEntry",
     "PutResult",
     "RequestRefused",
-    "ShardFilter",
     "SignedRequest",
     "SigningKey",
     "SplitShard",

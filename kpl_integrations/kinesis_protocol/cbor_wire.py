@@ -1,7 +1,7 @@
-"""The CBOR wire: `application/x-amz-cbor-1.1`, blobs as they are, spoken by the Java and C++ SDKs.
+"""The CBOR format, `application/x-amz-cbor-1.1`, which the Java and C++ SDKs use; blobs are not encoded.
 
-Timestamps are tag 1 with milliseconds (the AWS SDK for Java writes and expects them so), where
-CBOR itself means seconds; a number too large to be seconds is read as milliseconds.
+The AWS SDK for Java writes and expects timestamps as tag 1 with milliseconds, although tag 1 of CBOR means
+seconds. A number too large to be seconds is read as milliseconds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,9 +10,8 @@ from typing import Final, TypeVar
 import cbor2
 import msgspec
 
-from kpl_integrations.kinesis_protocol.put_results import PutResult
-from kpl_integrations.kinesis_protocol.refusal import SERIALIZATION, RequestRefused
-from kpl_integrations.kinesis_protocol.timestamp import Timestamp
+from kpl_integrations.kinesis_protocol.requests import SERIALIZATION, RequestRefused
+from kpl_integrations.kinesis_protocol.wire import PutResult, Timestamp
 
 __all__ = ["CBOR_CONTENT_TYPE", "CborWire"]
 
@@ -20,18 +19,18 @@ CBOR_CONTENT_TYPE: Final = "application/x-amz-cbor-1.1"
 
 _EPOCH_TAG: Final = 1
 # The year 5138 in seconds, March 1973 in milliseconds.
-_SURELY_MILLISECONDS: Final = 1e11
-# A request nests to a filter in a request; deeper is an attack on the stack.
-_DEEPEST: Final = 16
+_MAX_SECONDS: Final = 1e11
+# No request of the API nests deeper than 3; deeper input attacks the stack.
+_MAX_DEPTH: Final = 16
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 
 
-def _seconds(value: object, _immutable: bool) -> float:  # noqa: FBT001 - cbor2 calls it so
+def _seconds(value: object, _immutable: bool) -> float:  # noqa: FBT001 - cbor2's signature
     if isinstance(value, bool) or not isinstance(value, int | float):
         message = f"a timestamp must be a number, not {type(value).__name__}"
         raise TypeError(message)
-    return value / 1000 if value > _SURELY_MILLISECONDS else float(value)
+    return value / 1000 if value > _MAX_SECONDS else float(value)
 
 
 def _write_timestamp(encoder: cbor2.CBOREncoder, timestamp: Timestamp) -> None:
@@ -39,21 +38,17 @@ def _write_timestamp(encoder: cbor2.CBOREncoder, timestamp: Timestamp) -> None:
 
 
 class CborWire:
-    """Decodes requests and encodes answers."""
+    """The CBOR format; see `Wire`."""
 
     content_type = CBOR_CONTENT_TYPE
 
     def decode(self, body: bytes, request_type: type[_Request]) -> _Request:
-        """Return the request in `body`.
-
-        Raises:
-            RequestRefused: a SerializationException; it is no CBOR, or a member has another type.
-        """
+        """Return the request in `body`."""
         try:
             members = cbor2.loads(
                 body,
                 semantic_decoders={_EPOCH_TAG: _seconds},
-                max_depth=_DEEPEST,
+                max_depth=_MAX_DEPTH,
                 strict_hashable_types=True,
             )
             return msgspec.convert(members, request_type, builtin_types=(bytes,))
@@ -61,7 +56,7 @@ class CborWire:
             raise RequestRefused(SERIALIZATION, str(error)) from None
 
     def encode(self, answer: Mapping[str, object]) -> bytes:
-        """Return the body of an answer; members may be `Timestamp` and bytes."""
+        """Return the body of an answer."""
         return cbor2.dumps(answer, encoders={Timestamp: _write_timestamp})
 
     def encode_put_results(self, results: Iterable[PutResult]) -> bytes:

@@ -1,8 +1,8 @@
-"""The constraints of the Kinesis API as a table, and the service's words for a violated one.
+"""The constraints of the Kinesis API as a table, and the service's message for a violation.
 
-Rows: request -> members with what each must satisfy, as the service's own model states it (the
-model ships with botocore, `service-2.json`). Like the service, a refusal names up to ten
-violations at once; blobs and lists are not quoted.
+Each row maps a request type to the constraints of its members, as in the service's own model (it ships with
+botocore, `service-2.json`). Like the service, an error lists up to ten violations and does not quote blobs
+and lists.
 """
 
 import re
@@ -14,11 +14,11 @@ import msgspec
 
 from kpl_core.options.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHARACTERS, RECORDS_PER_REQUEST
 from kpl_integrations.kinesis_protocol import requests
-from kpl_integrations.kinesis_protocol.refusal import VALIDATION, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import VALIDATION, RequestRefused
 
-__all__ = ["CONSTRAINTS", "Member", "check_constraints"]
+__all__ = ["CONSTRAINTS", "Constraint", "check_constraints"]
 
-_MOST_NAMED: Final = 10
+_MAX_LISTED: Final = 10
 _NAME: Final = r"[a-zA-Z0-9_.-]+"
 _ARN: Final = r"arn:aws.*:kinesis:.*:\d{12}:stream/\S+"
 _HASH_KEY: Final = r"0|([1-9]\d{0,38})"
@@ -28,8 +28,8 @@ _LARGEST_INTEGER: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """What one member must satisfy; a bound is a length for text, blobs and lists, a value for numbers."""
+class Constraint:
+    """The constraints of one member; `least` and `most` bound a number, or the length of a text, blob or list."""
 
     name: str
     least: int | None = None
@@ -39,7 +39,7 @@ class Member:
     required: bool = False
 
     def violations(self, value: object) -> Iterator[str]:
-        """Yield the service's words for each constraint `value` violates."""
+        """Yield the service's message for each constraint that `value` violates."""
         if value is None:
             if self.required:
                 yield "Member must not be null"
@@ -60,59 +60,63 @@ def _length(value: object) -> int:
     return len(value) if isinstance(value, (str, bytes, list)) else 0
 
 
-_STREAM_NAME: Final = Member("stream_name", least=1, most=128, pattern=_NAME)
-_STREAM_ARN: Final = Member("stream_arn", least=1, most=2048, pattern=_ARN)
+_STREAM_NAME: Final = Constraint("stream_name", least=1, most=128, pattern=_NAME)
+_STREAM_ARN: Final = Constraint("stream_arn", least=1, most=2048, pattern=_ARN)
 _STREAM: Final = (_STREAM_NAME, _STREAM_ARN)
-_NEXT_TOKEN: Final = Member("next_token", least=1, most=1_048_576)
-_START_SHARD: Final = Member("exclusive_start_shard_id", least=1, most=128, pattern=_NAME)
-_KIB: Final = Member("max_record_size_kib", least=1024, most=10_240)
+_NEXT_TOKEN: Final = Constraint("next_token", least=1, most=1_048_576)
+_START_SHARD: Final = Constraint("exclusive_start_shard_id", least=1, most=128, pattern=_NAME)
+_KIB: Final = Constraint("max_record_size_kib", least=1024, most=10_240)
 _RECORD: Final = (
-    Member("partition_key", least=1, most=PARTITION_KEY_CHARACTERS, required=True),
-    Member("explicit_hash_key", pattern=_HASH_KEY),
-    Member("data", least=0, most=MAX_RECORD_BYTES, required=True),
+    Constraint("partition_key", least=1, most=PARTITION_KEY_CHARACTERS, required=True),
+    Constraint("explicit_hash_key", pattern=_HASH_KEY),
+    Constraint("data", least=0, most=MAX_RECORD_BYTES, required=True),
 )
 
 
-def _shard(name: str) -> Member:
-    return Member(name, least=1, most=128, pattern=_NAME, required=True)
+def _shard(name: str) -> Constraint:
+    return Constraint(name, least=1, most=128, pattern=_NAME, required=True)
 
 
-CONSTRAINTS: Final[dict[type[msgspec.Struct], tuple[Member, ...]]] = {
+CONSTRAINTS: Final[dict[type[msgspec.Struct], tuple[Constraint, ...]]] = {
     requests.CreateStream: (
-        Member("shard_count", least=1, most=_LARGEST_INTEGER),
+        Constraint("shard_count", least=1, most=_LARGEST_INTEGER),
         _KIB,
-        Member("stream_name", least=1, most=128, pattern=_NAME, required=True),
+        Constraint("stream_name", least=1, most=128, pattern=_NAME, required=True),
     ),
     requests.DeleteStream: _STREAM,
-    requests.DescribeStream: (Member("limit", least=1, most=10_000), _START_SHARD, *_STREAM),
+    requests.DescribeStream: (Constraint("limit", least=1, most=10_000), _START_SHARD, *_STREAM),
     requests.DescribeStreamSummary: _STREAM,
     requests.GetRecords: (
-        Member("limit", least=1, most=10_000),
-        Member("shard_iterator", least=1, most=512, required=True),
+        Constraint("limit", least=1, most=10_000),
+        Constraint("shard_iterator", least=1, most=512, required=True),
         *_STREAM,
     ),
     requests.GetShardIterator: (
         _shard("shard_id"),
-        Member(
+        Constraint(
             "shard_iterator_type",
             one_of=("AFTER_SEQUENCE_NUMBER", "LATEST", "AT_TIMESTAMP", "AT_SEQUENCE_NUMBER", "TRIM_HORIZON"),
             required=True,
         ),
-        Member("starting_sequence_number", pattern=_SEQUENCE_NUMBER),
+        Constraint("starting_sequence_number", pattern=_SEQUENCE_NUMBER),
         *_STREAM,
     ),
-    requests.ListShards: (Member("max_results", least=1, most=10_000), _START_SHARD, _NEXT_TOKEN, *_STREAM),
+    requests.ListShards: (Constraint("max_results", least=1, most=10_000), _START_SHARD, _NEXT_TOKEN, *_STREAM),
     requests.ListStreams: (
-        Member("limit", least=1, most=10_000),
-        Member("exclusive_start_stream_name", least=1, most=128, pattern=_NAME),
+        Constraint("limit", least=1, most=10_000),
+        Constraint("exclusive_start_stream_name", least=1, most=128, pattern=_NAME),
         _NEXT_TOKEN,
     ),
     requests.MergeShards: (_shard("shard_to_merge"), _shard("adjacent_shard_to_merge"), *_STREAM),
-    requests.PutRecord: (Member("sequence_number_for_ordering", pattern=_SEQUENCE_NUMBER), *_RECORD, *_STREAM),
-    requests.PutRecords: (Member("records", least=1, most=RECORDS_PER_REQUEST, required=True), *_STREAM),
+    requests.PutRecord: (
+        Constraint("sequence_number_for_ordering", pattern=_SEQUENCE_NUMBER),
+        *_RECORD,
+        *_STREAM,
+    ),
+    requests.PutRecords: (Constraint("records", least=1, most=RECORDS_PER_REQUEST, required=True), *_STREAM),
     requests.PutRecordsRequestEntry: _RECORD,
-    requests.ShardFilter: (
-        Member(
+    requests.ListShardsFilter: (
+        Constraint(
             "type",
             one_of=(
                 "AFTER_SHARD_ID",
@@ -124,42 +128,45 @@ CONSTRAINTS: Final[dict[type[msgspec.Struct], tuple[Member, ...]]] = {
             ),
             required=True,
         ),
-        Member("shard_id", least=1, most=128, pattern=_NAME),
+        Constraint("shard_id", least=1, most=128, pattern=_NAME),
     ),
     requests.SplitShard: (
-        Member("new_starting_hash_key", pattern=_HASH_KEY, required=True),
+        Constraint("new_starting_hash_key", pattern=_HASH_KEY, required=True),
         _shard("shard_to_split"),
         *_STREAM,
     ),
-    requests.StreamModeDetails: (Member("stream_mode", one_of=("PROVISIONED", "ON_DEMAND"), required=True),),
-    requests.UpdateMaxRecordSize: (Member("max_record_size_kib", least=1024, most=10_240, required=True), *_STREAM),
+    requests.StreamModeDetails: (Constraint("stream_mode", one_of=("PROVISIONED", "ON_DEMAND"), required=True),),
+    requests.UpdateMaxRecordSize: (
+        Constraint("max_record_size_kib", least=1024, most=10_240, required=True),
+        *_STREAM,
+    ),
     requests.UpdateShardCount: (
-        Member("target_shard_count", least=1, most=_LARGEST_INTEGER, required=True),
-        Member("scaling_type", one_of=("UNIFORM_SCALING",), required=True),
+        Constraint("target_shard_count", least=1, most=_LARGEST_INTEGER, required=True),
+        Constraint("scaling_type", one_of=("UNIFORM_SCALING",), required=True),
         *_STREAM,
     ),
 }
 
-# These name their stream otherwise: by what they make, by a token, by an iterator.
+# These take the stream from the name to create, from a token or from an iterator.
 _NEED_NO_STREAM: Final = (requests.CreateStream, requests.ListShards, requests.GetRecords)
 
 
 def check_constraints(request: msgspec.Struct) -> None:
-    """Refuse a request that violates the API's own model.
+    """Check a request against the API's own model.
 
     Raises:
-        RequestRefused: a ValidationException that names the violations.
+        RequestRefused: a ValidationException that lists the violations.
     """
     found = list(_violations(request, ""))
-    if _names_no_stream(request):
+    if _lacks_stream(request):
         found.append("Value null at 'streamName' failed to satisfy constraint: Member must not be null")
     if found:
-        named = found[:_MOST_NAMED]
-        plural = "s" if len(named) > 1 else ""
-        raise RequestRefused(VALIDATION, f"{len(named)} validation error{plural} detected: {'; '.join(named)}")
+        listed = found[:_MAX_LISTED]
+        plural = "s" if len(listed) > 1 else ""
+        raise RequestRefused(VALIDATION, f"{len(listed)} validation error{plural} detected: {'; '.join(listed)}")
 
 
-def _names_no_stream(request: msgspec.Struct) -> bool:
+def _lacks_stream(request: msgspec.Struct) -> bool:
     return (
         isinstance(request, requests.StreamRequest)
         and not isinstance(request, _NEED_NO_STREAM)
@@ -178,7 +185,7 @@ def _violations(request: msgspec.Struct, path: str) -> Iterator[str]:
             yield f"Value{_quoted(value)} at '{at}' failed to satisfy constraint: {constraint}"
     if isinstance(request, requests.PutRecords):
         for position, entry in enumerate(request.records or (), 1):
-            if not _plain(entry):
+            if not _is_valid(entry):
                 yield from _violations(entry, f"{path}records.{position}.member.")
     elif isinstance(request, requests.ListShards) and request.shard_filter is not None:
         yield from _violations(request.shard_filter, "shardFilter.")
@@ -186,20 +193,20 @@ def _violations(request: msgspec.Struct, path: str) -> Iterator[str]:
         yield from _violations(request.stream_mode_details, "streamModeDetails.")
 
 
-def _plain(entry: requests.PutRecordsRequestEntry) -> bool:
-    """Tell in a fraction of a microsecond that a record satisfies its rows."""
+def _is_valid(entry: requests.PutRecordsRequestEntry) -> bool:
+    """Return True if a record satisfies its rows; takes a fraction of a microsecond."""
     key, data, hash_key = entry.partition_key, entry.data, entry.explicit_hash_key
     return (
         key is not None
         and data is not None
         and 0 < len(key) <= PARTITION_KEY_CHARACTERS
         and len(data) <= MAX_RECORD_BYTES
-        and (hash_key is None or _canonical(hash_key))
+        and (hash_key is None or _is_canonical(hash_key))
     )
 
 
-def _canonical(hash_key: str) -> bool:
-    # As the pattern says, at a third of its cost.
+def _is_canonical(hash_key: str) -> bool:
+    # The same as matching `_HASH_KEY`, at a third of its cost.
     digits = hash_key.isascii() and hash_key.isdigit() and len(hash_key) <= _HASH_KEY_DIGITS
     return digits and (hash_key[0] != "0" or hash_key == "0")
 

@@ -1,9 +1,8 @@
-"""The requests of the Kinesis API that this project speaks, member by member.
+"""The supported requests of the Kinesis API, member by member.
 
-Every member may be absent here, because the service answers an absent one with a constraint's
-words, not with a decoding error (see `constraints`). Members unknown here are ignored, as the
-service ignores them. Names as in the API Reference (AWS, Kinesis 2013-12-02); timestamps are
-seconds since 1970.
+Every member may be absent, because the service answers an absent one with a violated constraint, not with a
+decoding error (see `constraints`). Unknown members are ignored, as the service ignores them. The names are those
+of the API Reference (AWS, Kinesis 2013-12-02); timestamps are seconds since 1970.
 """
 
 from typing import Annotated, Final
@@ -12,6 +11,9 @@ import msgspec
 
 __all__ = [
     "REQUEST_TYPES",
+    "SERIALIZATION",
+    "UNKNOWN_OPERATION",
+    "VALIDATION",
     "CreateStream",
     "DeleteStream",
     "DescribeStream",
@@ -19,12 +21,13 @@ __all__ = [
     "GetRecords",
     "GetShardIterator",
     "ListShards",
+    "ListShardsFilter",
     "ListStreams",
     "MergeShards",
     "PutRecord",
     "PutRecords",
     "PutRecordsRequestEntry",
-    "ShardFilter",
+    "RequestRefused",
     "SplitShard",
     "StreamModeDetails",
     "StreamRequest",
@@ -32,13 +35,26 @@ __all__ = [
     "UpdateShardCount",
 ]
 
+SERIALIZATION: Final = "SerializationException"
+UNKNOWN_OPERATION: Final = "UnknownOperationException"
+VALIDATION: Final = "ValidationException"
 
-# Seconds since 1970 of an instant that has a date, years 2 to 9998: AWS clients fail over any other.
+# Seconds since 1970, years 2 to 9998: AWS clients fail on instants outside.
 Instant = Annotated[float, msgspec.Meta(ge=-62_104_000_000, le=253_370_000_000)]
 
 
+class RequestRefused(Exception):  # noqa: N818 - reads as a sentence where it is raised
+    """The request cannot be decoded or violates a constraint; answer `code` and `message` with HTTP `status`."""
+
+    def __init__(self, code: str, message: str, *, status: int = 400) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.status = status
+
+
 class StreamRequest(msgspec.Struct, rename="pascal", kw_only=True):
-    """What names a stream: its name, its ARN, or both."""
+    """A request for a stream, which is given by its name, its ARN, or both."""
 
     stream_name: str | None = None
     stream_arn: str | None = msgspec.field(default=None, name="StreamARN")
@@ -104,7 +120,7 @@ class ListStreams(msgspec.Struct, rename="pascal", kw_only=True):
     next_token: str | None = None
 
 
-class ShardFilter(msgspec.Struct, rename="pascal"):
+class ListShardsFilter(msgspec.Struct, rename="pascal"):
     """API_ShardFilter."""
 
     type: str | None = None
@@ -119,7 +135,7 @@ class ListShards(StreamRequest):
     exclusive_start_shard_id: str | None = None
     max_results: int | None = None
     stream_creation_timestamp: Instant | None = None
-    shard_filter: ShardFilter | None = None
+    shard_filter: ListShardsFilter | None = None
 
 
 class GetShardIterator(StreamRequest):

@@ -1,11 +1,12 @@
-"""AWS Signature Version 4, seen from the service: is a request signed with the secret of the key it names?
+"""AWS Signature Version 4 for servers: verifies that a request was signed with the secret of its access key.
 
 Source: AWS, "Signature Version 4 signing process" (create a canonical request, a string to sign, the signing
-key, the signature) and the errors as Kinesis answers them: status 400 for all. Pure: keys come from a
-function, time is an argument.
+key, the signature). Errors are those of Kinesis, all with status 400. Pure: keys come from a function, time is
+an argument.
 
-Stricter than some services: the body's own hash always enters, whatever X-Amz-Content-Sha256 says, and what
-decides the request's meaning (Host, X-Amz-Date, X-Amz-Target, the session token) must be signed.
+It is stricter than some services: the signature always covers the actual hash of the body, even if
+X-Amz-Content-Sha256 differs, and the headers that decide the request's meaning must be signed (Host, X-Amz-Date,
+X-Amz-Target, the session token).
 """
 
 import calendar
@@ -18,7 +19,7 @@ from hmac import compare_digest, digest
 from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
-from kpl_integrations.kinesis_protocol.refusal import RequestRefused
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
 
 __all__ = [
     "ALLOWED_SKEW_SECONDS",
@@ -39,15 +40,15 @@ _TIMESTAMP: Final = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
 _TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
 _PARAMETERS: Final = ("Credential", "Signature", "SignedHeaders")
 _ALWAYS_SIGNED: Final = ("host", "x-amz-date")
-_SIGNED_IF_THERE: Final = ("x-amz-target", "x-amz-security-token")
-_LONGEST_AUTHORIZATION: Final = 4096
+_SIGNED_IF_PRESENT: Final = ("x-amz-target", "x-amz-security-token")
+_MAX_AUTHORIZATION_CHARACTERS: Final = 4096
 
 MISSING: Final = "MissingAuthenticationTokenException"
 INCOMPLETE: Final = "IncompleteSignatureException"
 INVALID: Final = "InvalidSignatureException"
 UNKNOWN: Final = "UnrecognizedClientException"
 EXPIRED: Final = "ExpiredTokenException"
-# Every code with which credentials are refused.
+# All error codes for rejected credentials.
 REFUSED_CREDENTIALS: Final = frozenset({MISSING, INCOMPLETE, INVALID, UNKNOWN, EXPIRED})
 
 _WRONG: Final = (
@@ -59,7 +60,7 @@ _EXPIRED_TOKEN: Final = "The security token included in the request is expired" 
 
 
 class SigningKey(Protocol):
-    """A key pair, and what else its holder must show."""
+    """A key pair and its session token."""
 
     @property
     def secret(self) -> str:
@@ -67,18 +68,18 @@ class SigningKey(Protocol):
 
     @property
     def session_token(self) -> str | None:
-        """The token that must come with it, if there is one."""
+        """The session token that requests must carry; None if there is none."""
 
     @property
     def expires_at(self) -> float | None:
-        """When it ends, in seconds since 1970."""
+        """The expiration in seconds since 1970; None if the key does not expire."""
 
 
 _Key = TypeVar("_Key", bound=SigningKey)
 
 
 class SignedRequest(NamedTuple):
-    """A request as it came: `path` and `query` as on the wire, `headers` in their order, names in lower case."""
+    """A request as received: `path` and `query` as on the wire, `headers` in order with names in lower case."""
 
     method: str
     path: str
@@ -88,7 +89,7 @@ class SignedRequest(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """What an `Authorization` header says: whose key, for which day, region and service, and the signature."""
+    """The content of an `Authorization` header: access key, day, region, service and signature."""
 
     access_key_id: str
     date: str
@@ -99,21 +100,21 @@ class Credential(NamedTuple):
 
 
 def named_credential(authorization: str | None) -> Credential:
-    """Read an `Authorization` header's value; nothing in it is believed yet.
+    """Parse the value of an `Authorization` header without verifying it.
 
     Raises:
-        RequestRefused: it is missing, of another algorithm, or incomplete.
+        RequestRefused: the header is missing, incomplete, or names another algorithm.
     """
     if not authorization:
         raise RequestRefused(MISSING, "Missing Authentication Token")
-    algorithm, _, rest = authorization[:_LONGEST_AUTHORIZATION].strip().partition(" ")
+    algorithm, _, rest = authorization[:_MAX_AUTHORIZATION_CHARACTERS].strip().partition(" ")
     if algorithm != ALGORITHM:
         raise RequestRefused(INCOMPLETE, f"The signing algorithm must be {ALGORITHM}.")
     given = dict(part.strip().partition("=")[::2] for part in rest.split(","))
     missing = [name for name in _PARAMETERS if not given.get(name)]
     if missing:
-        said = " ".join(f"Authorization header requires '{name}' parameter." for name in missing)
-        raise RequestRefused(INCOMPLETE, said)
+        message = " ".join(f"Authorization header requires '{name}' parameter." for name in missing)
+        raise RequestRefused(INCOMPLETE, message)
     scope = given["Credential"].rsplit("/", _SCOPE_PARTS - 1)
     if len(scope) != _SCOPE_PARTS or scope[4] != _TERMINATOR:
         message = (
@@ -129,17 +130,17 @@ def named_credential(authorization: str | None) -> Credential:
 def require_signature(
     request: SignedRequest, credential: Credential, key_of: Callable[[str], _Key | None], *, now: float
 ) -> _Key:
-    """Return the key pair that signed `request` at about `now` (seconds since 1970).
+    """Return the key pair that signed `request` within 5 minutes of `now` (seconds since 1970).
 
     Raises:
-        RequestRefused: UnrecognizedClientException for an unknown key id or another token,
-            InvalidSignatureException for another secret, a changed request or a skewed clock,
-            IncompleteSignatureException for what is missing, ExpiredTokenException for a key that ended.
+        RequestRefused: UnrecognizedClientException for an unknown key id or session token,
+            InvalidSignatureException for a wrong secret, a changed request or a skewed clock,
+            IncompleteSignatureException for a missing part, ExpiredTokenException for an expired key.
     """
     key = key_of(credential.access_key_id)
     if key is None:
         raise RequestRefused(UNKNOWN, _INVALID_TOKEN)
-    headers = _collected(request.headers)
+    headers = _canonical_headers(request.headers)
     _require_scope(credential, headers)
     timestamp = headers.get("x-amz-date", "")
     _require_fresh(timestamp, credential.date, now)
@@ -150,7 +151,7 @@ def require_signature(
     expected = digest(signing_key, to_sign.encode(), "sha256").hex()
     if not compare_digest(expected.encode(), credential.signature.encode("utf-8", "replace")):
         raise RequestRefused(INVALID, _WRONG)
-    # Only now: whoever cannot sign learns nothing of tokens.
+    # After the signature, so that a client without the secret learns nothing about tokens.
     token = headers.get("x-amz-security-token", "")
     if not compare_digest((key.session_token or "").encode(), token.encode("utf-8", "replace")):
         raise RequestRefused(UNKNOWN, _INVALID_TOKEN)
@@ -159,13 +160,13 @@ def require_signature(
     return key
 
 
-def _collected(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers by name as they enter a signature: values of one name joined, white space in them single."""
-    collected: dict[str, str] = {}
+def _canonical_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by name in canonical form: values of one name joined by commas, runs of white space collapsed."""
+    canonical: dict[str, str] = {}
     for name, value in headers:
-        single = " ".join(value.split())
-        collected[name] = f"{collected[name]},{single}" if name in collected else single
-    return collected
+        collapsed = " ".join(value.split())
+        canonical[name] = f"{canonical[name]},{collapsed}" if name in canonical else collapsed
+    return canonical
 
 
 def _require_scope(credential: Credential, headers: Mapping[str, str]) -> None:
@@ -173,11 +174,11 @@ def _require_scope(credential: Credential, headers: Mapping[str, str]) -> None:
         raise RequestRefused(INVALID, f"Credential should be scoped to correct service: '{SERVICE}'.")
     if "x-amz-date" not in headers:
         raise RequestRefused(INCOMPLETE, "Authorization header requires existence of a 'X-Amz-Date' header.")
-    needed = [*_ALWAYS_SIGNED, *(name for name in _SIGNED_IF_THERE if name in headers)]
+    needed = [*_ALWAYS_SIGNED, *(name for name in _SIGNED_IF_PRESENT if name in headers)]
     unsigned = [name for name in needed if name not in credential.signed_headers]
     if unsigned:
-        said = ", ".join(f"'{name}'" for name in unsigned)
-        raise RequestRefused(INVALID, f"{said} must be a 'SignedHeader' in the AWS Authorization.")
+        names = ", ".join(f"'{name}'" for name in unsigned)
+        raise RequestRefused(INVALID, f"{names} must be a 'SignedHeader' in the AWS Authorization.")
 
 
 def _require_fresh(timestamp: str, date: str, now: float) -> None:
@@ -192,14 +193,14 @@ def _require_fresh(timestamp: str, date: str, now: float) -> None:
         signed_at = calendar.timegm(time.strptime(timestamp, _TIME_FORMAT))
     except ValueError:
         raise RequestRefused(INCOMPLETE, "Date must be a valid instant.") from None
-    ours = _text(now)
+    server_time = _text(now)
     if signed_at < now - ALLOWED_SKEW_SECONDS:
         earliest = _text(now - ALLOWED_SKEW_SECONDS)
-        message = f"Signature expired: {timestamp} is now earlier than {earliest} ({ours} - 5 min.)"
+        message = f"Signature expired: {timestamp} is now earlier than {earliest} ({server_time} - 5 min.)"
         raise RequestRefused(INVALID, message)
     if signed_at > now + ALLOWED_SKEW_SECONDS:
         latest = _text(now + ALLOWED_SKEW_SECONDS)
-        message = f"Signature not yet current: {timestamp} is still later than {latest} ({ours} + 5 min.)"
+        message = f"Signature not yet current: {timestamp} is still later than {latest} ({server_time} + 5 min.)"
         raise RequestRefused(INVALID, message)
 
 
@@ -212,7 +213,7 @@ def _canonical_request(request: SignedRequest, credential: Credential, headers: 
     return "\n".join(
         [
             request.method,
-            # What is encoded already is encoded once more (all services but S3).
+            # The encoded path is encoded again, as by all services except S3.
             quote(request.path or "/", safe="/~"),
             _canonical_query(request.query),
             *lines,
@@ -230,7 +231,7 @@ def _canonical_query(query: str) -> str:
     return "&".join(f"{name}={value}" for name, value in pairs)
 
 
-# A key holds for a day and a region: derived once, it saves four of five HMACs of a request.
+# A signing key is valid for one day and region, so caching it saves four of a request's five HMACs.
 @lru_cache(maxsize=4096)
 def _signing_key(secret: str, date: str, region: str, service: str) -> bytes:
     key = f"AWS4{secret}".encode()

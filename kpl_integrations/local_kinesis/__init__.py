@@ -1,7 +1,5 @@
-"""An embedded Kinesis for demos and tests: no account, real limits, switchable faults."""
+"""A local Kinesis for demos and tests: no AWS account, the real limits, faults on demand."""
 
-from kpl_integrations.local_kinesis.process import LocalKinesisProcess
-from kpl_integrations.local_kinesis.server import LocalKinesis
-from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
+from kpl_integrations.local_kinesis.server import LocalKinesis, LocalKinesisProcess, ThreadedLocalKinesis
 
 __all__ = ["LocalKinesis", "LocalKinesisProcess", "ThreadedLocalKinesis"]

@@ -1,6 +1,6 @@
-"""`python -m kpl_integrations.local_kinesis`: a Kinesis on loopback until SIGINT or SIGTERM.
+"""`python -m kpl_integrations.local_kinesis`: run a Kinesis on loopback until SIGINT or SIGTERM.
 
-Prints one line that ends with the URL as soon as it listens.
+Prints one line that ends with the URL when it listens.
 """
 
 import argparse
@@ -10,15 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from kpl_core.testing import ServiceLimits
-from kpl_integrations.local_kinesis.server import LocalKinesis
+from kpl_integrations.local_kinesis.server import LocalKinesis, parse_stream
 
 
 def _stream(text: str) -> tuple[str, int]:
-    name, _, shards = text.partition(":")
-    if not name or not (shards or "1").isdigit() or int(shards or "1") < 1:
-        message = f"{text!r} is no stream; write NAME or NAME:SHARDS with at least one shard"
-        raise argparse.ArgumentTypeError(message)
-    return name, int(shards or "1")
+    try:
+        return parse_stream(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME[:SHARDS]",
-        help="a stream to begin with; may be repeated (default: demo:4)",
+        help="an initial stream; may be repeated (default: demo:4)",
     )
     parser.add_argument("--no-limits", action="store_true", help="do not throttle shards")
     parser.add_argument(
@@ -39,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=ServiceLimits().retention_seconds,
         metavar="SECONDS",
-        help="how long records are kept (default: %(default)s)",
+        help="retention of records (default: %(default)s)",
     )
     return parser
 
@@ -50,12 +49,12 @@ async def _serve(server: LocalKinesis) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with server:
-        print(f"Local Kinesis listens on {server.endpoint_url}", flush=True)  # noqa: T201 - what it is started for
+        print(f"Local Kinesis listens on {server.endpoint_url}", flush=True)  # noqa: T201 - the caller reads the URL here
         await stop.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; return the exit status."""
+    """Serve until a signal; return the exit status."""
     options = _parser().parse_args(arguments)
     server = LocalKinesis(
         dict(options.stream or [("demo", 4)]),

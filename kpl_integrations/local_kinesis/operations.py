@@ -1,27 +1,42 @@
-"""From a checked wire request to a call of the fake service and its answer: one function per operation."""
+"""Carries out the operations of the Kinesis API: one function each, from a checked request to the answer's members.
 
+Members without a value are left out of an answer, as the service does.
+"""
+
+from collections.abc import Mapping
 from functools import singledispatch
 
 import msgspec
 
 from kpl_core.options.kinesis_limits import SHARDS_PER_PAGE
-from kpl_core.testing import FakeKinesis, KinesisError, ShardFilter
+from kpl_core.testing import (
+    ChildShard,
+    FakeKinesis,
+    KinesisError,
+    RecordsPage,
+    ShardDescription,
+    ShardFilter,
+    ShardPage,
+    StreamDescription,
+    StreamPage,
+    StreamSummary,
+)
 from kpl_integrations import kinesis_protocol as wire
-from kpl_integrations.local_kinesis import answers
-from kpl_integrations.local_kinesis.answers import Answer
 
 __all__ = ["answer", "stream_of"]
 
-_NOTHING: Answer = {}
+Answer = Mapping[str, object]
+
+_EMPTY: Answer = {}
 _ITEMS_PER_PAGE = 100
 _RECORDS_PER_ANSWER = 10_000
 
 
 def stream_of(kinesis: FakeKinesis, request: msgspec.Struct) -> str:
-    """Return the name or ARN a request names its stream by; empty when it names none.
+    """Return the stream's name or ARN in a request; empty if it has neither.
 
     Raises:
-        KinesisError: it names two streams.
+        KinesisError: name and ARN are those of different streams.
     """
     if not isinstance(request, wire.StreamRequest):
         return ""
@@ -41,7 +56,7 @@ def answer(request: msgspec.Struct, kinesis: FakeKinesis, now: float) -> Answer:
     """Carry out a request at `now` (seconds of the server's clock) and return the members of its answer.
 
     Raises:
-        KinesisError: the service refuses it.
+        KinesisError: the service answers with this error.
     """
     message = f"{type(request).__name__} at {now} is no operation of {kinesis!r}"
     raise TypeError(message)
@@ -57,18 +72,18 @@ def _(request: wire.CreateStream, kinesis: FakeKinesis, now: float) -> Answer:
         max_record_size_kib=request.max_record_size_kib,
         now=now,
     )
-    return _NOTHING
+    return _EMPTY
 
 
 @answer.register
 def _(request: wire.DeleteStream, kinesis: FakeKinesis, now: float) -> Answer:
     kinesis.delete_stream(stream_of(kinesis, request), now=now)
-    return _NOTHING
+    return _EMPTY
 
 
 @answer.register
 def _(request: wire.DescribeStream, kinesis: FakeKinesis, now: float) -> Answer:
-    return answers.description(
+    return _description(
         kinesis.describe_stream(
             stream_of(kinesis, request),
             limit=request.limit or _ITEMS_PER_PAGE,
@@ -80,12 +95,12 @@ def _(request: wire.DescribeStream, kinesis: FakeKinesis, now: float) -> Answer:
 
 @answer.register
 def _(request: wire.DescribeStreamSummary, kinesis: FakeKinesis, now: float) -> Answer:
-    return answers.summary(kinesis.describe_stream_summary(stream_of(kinesis, request), now=now))
+    return _summary(kinesis.describe_stream_summary(stream_of(kinesis, request), now=now))
 
 
 @answer.register
 def _(request: wire.ListStreams, kinesis: FakeKinesis, now: float) -> Answer:
-    return answers.listed_streams(
+    return _listed_streams(
         kinesis.list_streams(
             limit=request.limit or _ITEMS_PER_PAGE,
             exclusive_start_stream_name=request.exclusive_start_stream_name,
@@ -101,7 +116,7 @@ def _(request: wire.ListShards, kinesis: FakeKinesis, now: float) -> Answer:
     shard_filter = (
         None if wanted is None else ShardFilter(wanted.type or "", wanted.shard_id, _milliseconds(wanted.timestamp))
     )
-    return answers.listed_shards(
+    return _listed_shards(
         kinesis.list_shards(
             stream_of(kinesis, request) or None,
             shard_filter=shard_filter,
@@ -136,7 +151,7 @@ def _(request: wire.GetShardIterator, kinesis: FakeKinesis, now: float) -> Answe
 @answer.register
 def _(request: wire.GetRecords, kinesis: FakeKinesis, now: float) -> Answer:
     limit = request.limit or _RECORDS_PER_ANSWER
-    return answers.read_records(kinesis.get_records(request.shard_iterator or "", limit=limit, now=now))
+    return _read_records(kinesis.get_records(request.shard_iterator or "", limit=limit, now=now))
 
 
 @answer.register
@@ -147,7 +162,7 @@ def _(request: wire.SplitShard, kinesis: FakeKinesis, now: float) -> Answer:
         new_starting_hash_key=int(request.new_starting_hash_key or ""),
         now=now,
     )
-    return _NOTHING
+    return _EMPTY
 
 
 @answer.register
@@ -158,7 +173,7 @@ def _(request: wire.MergeShards, kinesis: FakeKinesis, now: float) -> Answer:
         adjacent_shard_id=request.adjacent_shard_to_merge or "",
         now=now,
     )
-    return _NOTHING
+    return _EMPTY
 
 
 @answer.register
@@ -177,4 +192,108 @@ def _(request: wire.UpdateShardCount, kinesis: FakeKinesis, now: float) -> Answe
 def _(request: wire.UpdateMaxRecordSize, kinesis: FakeKinesis, now: float) -> Answer:
     size = request.max_record_size_kib or 0
     kinesis.update_max_record_size(stream_of(kinesis, request), max_record_size_kib=size, now=now)
-    return _NOTHING
+    return _EMPTY
+
+
+def _present(members: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _hash_key_range(shard: ShardDescription | ChildShard) -> Answer:
+    return {"StartingHashKey": str(shard.starting_hash_key), "EndingHashKey": str(shard.ending_hash_key)}
+
+
+def _shard(shard: ShardDescription) -> Answer:
+    numbers = {
+        "StartingSequenceNumber": shard.starting_sequence_number,
+        "EndingSequenceNumber": shard.ending_sequence_number,
+    }
+    return _present(
+        {
+            "ShardId": shard.shard_id,
+            "ParentShardId": shard.parent_shard_id,
+            "AdjacentParentShardId": shard.adjacent_parent_shard_id,
+            "HashKeyRange": _hash_key_range(shard),
+            "SequenceNumberRange": _present(numbers),
+        }
+    )
+
+
+def _stream(stream: StreamSummary) -> dict[str, object]:
+    return {
+        "StreamName": stream.stream_name,
+        "StreamARN": stream.stream_arn,
+        "StreamStatus": stream.stream_status,
+        "StreamModeDetails": {"StreamMode": stream.stream_mode},
+        "StreamCreationTimestamp": wire.Timestamp(stream.created_ms),
+    }
+
+
+def _summary(stream: StreamSummary) -> Answer:
+    """Return the answer of DescribeStreamSummary."""
+    members = _stream(stream) | {
+        "RetentionPeriodHours": stream.retention_hours,
+        "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
+        "EncryptionType": "NONE",
+        "OpenShardCount": stream.open_shard_count,
+        "ConsumerCount": 0,
+        "MaxRecordSizeInKiB": stream.max_record_size_kib,
+    }
+    return {"StreamDescriptionSummary": members}
+
+
+def _description(stream: StreamDescription) -> Answer:
+    """Return the answer of DescribeStream."""
+    members = _stream(stream.summary) | {
+        "Shards": [_shard(shard) for shard in stream.shards],
+        "HasMoreShards": stream.has_more_shards,
+        "RetentionPeriodHours": stream.summary.retention_hours,
+        "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
+        "EncryptionType": "NONE",
+    }
+    return {"StreamDescription": members}
+
+
+def _listed_streams(page: StreamPage) -> Answer:
+    """Return the answer of ListStreams."""
+    members: dict[str, object] = {
+        "StreamNames": [stream.stream_name for stream in page.streams],
+        "HasMoreStreams": page.next_token is not None,
+        "NextToken": page.next_token,
+        "StreamSummaries": [_stream(stream) for stream in page.streams],
+    }
+    return _present(members)
+
+
+def _listed_shards(page: ShardPage) -> Answer:
+    """Return the answer of ListShards."""
+    return _present({"Shards": [_shard(shard) for shard in page.shards], "NextToken": page.next_token})
+
+
+def _read_records(page: RecordsPage) -> Answer:
+    """Return the answer of GetRecords."""
+    records = [
+        {
+            "SequenceNumber": record.sequence_number,
+            "ApproximateArrivalTimestamp": wire.Timestamp(record.arrived_ms),
+            "Data": record.data,
+            "PartitionKey": record.partition_key,
+        }
+        for record in page.records
+    ]
+    children = [
+        {
+            "ShardId": child.shard_id,
+            "ParentShards": list(child.parent_shard_ids),
+            "HashKeyRange": _hash_key_range(child),
+        }
+        for child in page.child_shards
+    ]
+    return _present(
+        {
+            "Records": records,
+            "NextShardIterator": page.next_shard_iterator,
+            "MillisBehindLatest": page.millis_behind_latest,
+            "ChildShards": children or None,
+        }
+    )

@@ -1,36 +1,57 @@
-"""A Kinesis on loopback: `FakeKinesis` behind HTTP, spoken to by any AWS SDK.
+"""A Kinesis on loopback for any AWS SDK: `FakeKinesis` behind HTTP, in a task, a thread or a process.
 
     async with LocalKinesis({"orders": 4}) as kinesis:
         config = Config(region="us-east-1", endpoint_url=kinesis.endpoint_url, ...)
 
-Credentials are not checked: whoever reaches the port may do everything, so it listens on
-127.0.0.1 unless told otherwise.
+Credentials are not checked, so every client that reaches the port has full access. It listens on 127.0.0.1
+unless `host` says otherwise.
 """
 
 import asyncio
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
+from concurrent.futures import Future
+from typing import Final, Self, TypeVar
 
 from kpl_core.testing import FakeKinesis, Faults, ServiceDurations, ServiceLimits
-from kpl_integrations.local_kinesis.listener import Listener
+from kpl_integrations.local_kinesis.listener import Clock, Listener
 
-__all__ = ["LocalKinesis"]
+__all__ = ["LocalKinesis", "LocalKinesisProcess", "ThreadedLocalKinesis", "parse_stream"]
+
+_PROCESS_STOP_SECONDS: Final = 5.0
+
+_Result = TypeVar("_Result")
+
+
+def parse_stream(text: str) -> tuple[str, int]:
+    """Return the name and the number of shards in NAME or NAME:SHARDS.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    name, _, shards = text.partition(":")
+    if not name or not (shards or "1").isdecimal() or int(shards or "1") < 1:
+        message = f"{text!r} is no stream; write NAME or NAME:SHARDS with at least one shard, such as orders:4"
+        raise ValueError(message)
+    return name, int(shards or "1")
 
 
 class LocalKinesis:
-    """The embedded Kinesis as an asyncio HTTP server.
+    """The local Kinesis as an asyncio HTTP server.
 
     Args:
-        streams: streams to begin with, name -> shards, or names with `shards` each.
+        streams: initial streams, name -> shards, or names with `shards` each.
         shards: shards of a stream given by name only.
-        host, port: where to listen; port 0 takes a free one.
-        enforce_limits: meter the shards' write capacity like the service.
-        limits, durations: other quotas, and how long changes of a stream last.
-        clock: seconds; the running loop's by default.
+        host, port: address to listen on; port 0 selects a free port.
+        enforce_limits: throttle the shards' writes like the service.
+        limits, durations: other quotas, and how long changes of a stream take.
+        clock: seconds; the running loop's time by default.
 
-    While it runs, `fake` is the service's state, `faults` its fault switches and `endpoint_url`
-    what to give an SDK. Entered again after it was closed it begins with a fresh state.
+    While it runs, `fake` is the service's state, `faults` its fault switches and `endpoint_url` the URL for
+    SDKs. Entering it again after it was closed starts with a fresh state.
     """
 
     def __init__(
@@ -43,7 +64,7 @@ class LocalKinesis:
         enforce_limits: bool = True,
         limits: ServiceLimits | None = None,
         durations: ServiceDurations | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         if isinstance(streams, str):
             message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"
@@ -62,31 +83,36 @@ class LocalKinesis:
 
     @property
     def fake(self) -> FakeKinesis:
-        """Return the service's state; RuntimeError while it does not run."""
-        return self._entered().fake
+        """The service's state. Raises RuntimeError while it does not run."""
+        return self._require_running().fake
 
     @property
     def faults(self) -> Faults:
-        """Return the fault switches; RuntimeError while it does not run."""
-        return self._entered().fake.faults
+        """The fault switches. Raises RuntimeError while it does not run."""
+        return self._require_running().fake.faults
 
     @property
     def endpoint_url(self) -> str:
-        """Return where it listens, such as `http://127.0.0.1:40123`; RuntimeError while it does not run."""
-        return self._entered().url
+        """The URL, such as `http://127.0.0.1:40123`. Raises RuntimeError while it does not run."""
+        return self._require_running().url
 
     @property
     def now(self) -> float:
-        """Return the instant its clock shows, to be passed to `fake`."""
-        return self._entered().clock()
+        """The current time of its clock, for calls of `fake`."""
+        return self._require_running().clock()
 
     @property
     def epoch(self) -> float:
-        """Return the seconds since 1970 at which its clock reads 0."""
-        return self._entered().fake.epoch
+        """The instant at which its clock reads 0, in seconds since 1970."""
+        return self._require_running().fake.epoch
 
     async def __aenter__(self) -> Self:
-        """Start to listen; OSError if the port is taken."""
+        """Start to listen.
+
+        Raises:
+            OSError: the port is in use.
+            KinesisError: a stream cannot be created.
+        """
         if self._running is not None:
             message = f"{self!r} is already running; make another LocalKinesis for a second server"
             raise RuntimeError(message)
@@ -108,25 +134,140 @@ class LocalKinesis:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop within about half a second, whatever is in progress; hanging requests are reset. Idempotent."""
+        """Stop within about half a second; requests that take longer are reset. Idempotent."""
         running, self._running = self._running, None
         if running is not None:
             await running.stop()
 
     async def serve_forever(self) -> None:
-        """Return when somebody else closes it; cancel to stop waiting."""
-        await self._entered().closing.wait()
+        """Wait until it is closed; cancel to stop waiting."""
+        await self._require_running().closing.wait()
 
     def refuse_connections(self) -> None:
-        """Stop to listen and drop open connections, as a service that is down; the state stays."""
-        self._entered().refuse()
+        """Stop listening and drop open connections, like a service that is down; the state stays."""
+        self._require_running().refuse()
 
     async def accept_connections(self) -> None:
-        """Listen again, on the same port."""
-        await self._entered().listen()
+        """Listen again on the same port."""
+        await self._require_running().listen()
 
-    def _entered(self) -> Listener:
+    def _require_running(self) -> Listener:
         if self._running is None:
             message = "LocalKinesis is not running; use it inside `async with LocalKinesis(...)`"
             raise RuntimeError(message)
         return self._running
+
+
+class ThreadedLocalKinesis:
+    """A LocalKinesis for synchronous code, on an event loop and thread of its own.
+
+        with ThreadedLocalKinesis(LocalKinesis({"orders": 2})) as kinesis:
+            client = boto3.client("kinesis", endpoint_url=kinesis.endpoint_url, ...)
+
+    The state belongs to the server's thread; `call` runs a function there.
+    """
+
+    def __init__(self, server: LocalKinesis | None = None) -> None:
+        self._server = server or LocalKinesis()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._endpoint_url = ""
+
+    @property
+    def endpoint_url(self) -> str:
+        """The URL."""
+        return self._endpoint_url
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it listens.
+
+        Raises:
+            OSError: the port is in use.
+            KinesisError: a stream cannot be created.
+        """
+        started: Future[str] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(started)), name="local-kinesis", daemon=True
+        )
+        self._thread.start()
+        self._endpoint_url = started.result()
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        loop, self._loop = self._loop, None
+        thread, self._thread = self._thread, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(self._stop.set)
+            thread.join()
+
+    def call(self, function: Callable[[FakeKinesis, float], _Result]) -> _Result:
+        """Run `function(fake, now)` between two requests and return its result."""
+        if self._loop is None:
+            message = "the server is not running; use it inside its `with` block"
+            raise RuntimeError(message)
+
+        async def called() -> _Result:
+            return function(self._server.fake, self._server.now)
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
+
+    async def _run(self, started: "Future[str]") -> None:
+        self._stop = asyncio.Event()
+        try:
+            await self._server.__aenter__()
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits in __enter__
+            started.set_exception(error)
+            return
+        self._loop = asyncio.get_running_loop()
+        started.set_result(self._server.endpoint_url)
+        await self._stop.wait()
+        # Close here, not in the thread that leaves the block: the loop ends with this coroutine.
+        await self._server.aclose()
+
+
+class LocalKinesisProcess:
+    """A LocalKinesis in a process of its own, so that it takes no CPU time from the loop under test.
+
+    `streams` maps names to shards; `options` are further arguments of `python -m kpl_integrations.local_kinesis`,
+    such as `"--no-limits"`.
+    """
+
+    def __init__(self, streams: Mapping[str, int], *options: str) -> None:
+        named = [argument for name, shards in streams.items() for argument in ("--stream", f"{name}:{shards}")]
+        self._command = [sys.executable, "-m", "kpl_integrations.local_kinesis", *named, *options]
+        self._process: subprocess.Popen[str] | None = None
+        self.endpoint_url = ""
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 while it does not run."""
+        return 0 if self._process is None else self._process.pid
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it listens.
+
+        Raises:
+            RuntimeError: the process ended instead; the reason is on its stderr.
+        """
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own module
+        line = "" if self._process.stdout is None else self._process.stdout.readline()
+        self.endpoint_url = line.rpartition(" ")[2].strip()
+        if not self.endpoint_url:
+            self.__exit__()
+            message = f"{' '.join(self._command)} did not start to listen; see its stderr"
+            raise RuntimeError(message)
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        """Terminate the process, and kill it after 5 seconds."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_PROCESS_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,7 +1,7 @@
-"""Every metric there is: its name, kind, labels and meaning, in one table for all vendors.
+"""All metrics in one table for all vendors: name, kind, labels and meaning.
 
-A label with many values in the world (`shard`, `stream`, `reason`) is bounded by
-`BoundedLabel` in each vendor; nothing is ever labelled by key, tenant id or message.
+Labels with an open number of values (`shard`, `stream`, `reason`) are bounded by `BoundedLabel`. No label is
+a partition key or a message; `tenant` names only the tenants with the longest waits.
 """
 
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 class Metric(NamedTuple):
     """One row of the table; `buckets` are the upper bounds of a histogram.
 
-    What `is_read` is looked up in a source or worked out when somebody looks; the others are told by facts.
+    A metric with `is_read` is read from a source or computed at a scrape; the others come from facts.
     """
 
     name: str
@@ -42,14 +42,14 @@ _ROWS: Final = (
         "kinesis_producer_accepted_records_total",
         Kind.COUNTER,
         (),
-        "User records accepted, and those the spool held before: delivered + failed + kept + outstanding.",
+        "User records accepted, and those found in the spool at the start: delivered + failed + kept + outstanding.",
         is_read=True,
     ),
     Metric(
         "kinesis_producer_records_total",
         Kind.COUNTER,
         ("outcome", "reason", "tier"),
-        "User records with their final result; spooled and dead-lettered ones come back. No reason: delivered.",
+        "User records finished, spooled or dead-lettered (the last two come back); the reason is empty if delivered.",
     ),
     Metric("kinesis_producer_bytes_total", Kind.COUNTER, ("outcome",), "Key and data bytes of those user records."),
     Metric(
@@ -59,7 +59,7 @@ _ROWS: Final = (
         "kinesis_producer_kept_records",
         Kind.GAUGE,
         ("place",),
-        "User records kept and not on their way now; place is spooled or dead_lettered.",
+        "User records in durable storage that are not being sent now; place is spooled or dead_lettered.",
         is_read=True,
     ),
     Metric("kinesis_producer_buffer_bytes", Kind.GAUGE, (), "Key and data bytes between put and result.", is_read=True),
@@ -88,40 +88,40 @@ _ROWS: Final = (
         "kinesis_producer_attempts",
         Kind.HISTOGRAM,
         (),
-        "Attempts until the final result, each Kinesis record.",
+        "Attempts until the final result, per Kinesis record.",
         _ATTEMPTS,
     ),
     Metric(
         "kinesis_producer_aggregation_ratio",
         Kind.HISTOGRAM,
         (),
-        "User records for each Kinesis record of a request.",
+        "User records per Kinesis record of a request.",
         _RATIOS,
     ),
     Metric(
         "kinesis_producer_shard_rate_limit",
         Kind.GAUGE,
         ("stream", "shard"),
-        "Share, 0.05 to 1, of the configured limit that the adaptive rate uses of the shard.",
+        "Share, 0.05 to 1, of the configured shard limit that the adaptive rate uses.",
     ),
     Metric(
         "kinesis_coordinator_failures_total",
         Kind.COUNTER,
         ("reason",),
-        "Meetings with the others in which something was wrong: slow, down, denied, garbage, clock, ...",
+        "Sync rounds with a problem: slow, down, denied, garbage, clock, ...",
     ),
     Metric(
         "kinesis_producer_shard_utilisation",
         Kind.GAUGE,
         ("stream", "shard"),
-        "Share of the shard's service limit that was delivered over the last 10 seconds.",
+        "Share of the shard's service limit that was used over the last 10 seconds.",
         is_read=True,
     ),
     Metric(
         "kinesis_producer_throttled_records_total",
         Kind.COUNTER,
         ("stream", "shard"),
-        "Kinesis records that a shard refused for throughput; shard is empty if it was not predicted.",
+        "Kinesis records that a shard throttled; shard is empty if it was not predicted.",
     ),
     Metric(
         "kinesis_producer_breaker_state",
@@ -153,14 +153,14 @@ _ROWS: Final = (
         "kinesis_ingest_rejected_total",
         Kind.COUNTER,
         ("reason",),
-        "Requests that the gateway refused, by row of its admission table.",
+        "Requests that the gateway rejected, by row of its admission table.",
         is_read=True,
     ),
     Metric(
         "kinesis_ingest_tenant_wait_seconds",
         Kind.GAUGE,
         ("tenant",),
-        "How long a tenant's oldest record has waited for its turn: the longest waits, and the most of the others.",
+        "Wait of a tenant's oldest record in the fair queue: the longest 20, and the longest of the others.",
         is_read=True,
     ),
     Metric("kinesis_ingest_waiting_records", Kind.GAUGE, (), "User records in the fair queue.", is_read=True),
@@ -169,35 +169,35 @@ _ROWS: Final = (
         "kinesis_ingest_open",
         Kind.GAUGE,
         (),
-        "1 while the gateway takes requests and does not drain, else 0.",
+        "1 while the gateway accepts requests and does not drain, else 0.",
         is_read=True,
     ),
     Metric(
         "kinesis_ingest_workers",
         Kind.GAUGE,
         (),
-        "Gateway processes that take part; only with workers.",
+        "Running gateway processes; only with workers.",
         is_read=True,
     ),
     Metric(
         "kinesis_ingest_lost_records",
         Kind.GAUGE,
         (),
-        "User records accepted by a worker that died, not found since; only with workers.",
+        "User records accepted by a worker that died and not recovered; only with workers.",
         is_read=True,
     ),
     Metric(
         "kinesis_coordinator_lease_age_seconds",
         Kind.GAUGE,
         (),
-        "Since the summary of the shares that holds now was made.",
+        "Age of the share summary in use.",
         is_read=True,
     ),
     Metric(
         "kinesis_coordinator_share",
         Kind.GAUGE,
         ("resource",),
-        "Share, 0 to 1, of a common limit that is this process' own now.",
+        "Share, 0 to 1, of a common limit that this process may use now.",
         is_read=True,
     ),
     Metric("token_bucket_tokens_available", Kind.GAUGE, (), "Tokens in the bucket.", is_read=True),

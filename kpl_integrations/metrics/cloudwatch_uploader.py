@@ -1,4 +1,4 @@
-"""Sends what `CloudWatchMetrics` summed up by PutMetricData, once a minute, from a thread of its own."""
+"""Uploads the summary of `CloudWatchMetrics` with PutMetricData, once a minute, from its own thread."""
 
 import logging
 import threading
@@ -17,25 +17,25 @@ __all__ = ["DEFAULT_NAMESPACE", "CloudWatchUploader"]
 
 _logger = logging.getLogger("kpl_integrations.metrics")
 
-# As the KPL's.
+# The same as the KPL.
 DEFAULT_NAMESPACE: Final = "KinesisProducerLibrary"
 DEFAULT_INTERVAL_SECONDS: Final = 60.0
-# PutMetricData takes 1,000 data in 1 MB; ours are below 700 bytes each.
+# PutMetricData accepts 1,000 data and 1 MB per call; a datum of ours has less than 700 bytes.
 _DATA_PER_CALL: Final = 1_000
-# The end of a process waits for two uploads at most, and botocore's own defaults are five minutes for each.
+# The end of a process waits for at most two uploads; with botocore's defaults each could take five minutes.
 _CLIENT: Final = Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2, "mode": "standard"})
 
 
 class _Client(Protocol):
-    def put_metric_data(self, **parameters: Any) -> object:  # noqa: ANN401 - of the service
+    def put_metric_data(self, **parameters: Any) -> object:  # noqa: ANN401 - the service's parameters
         """Send metrics."""
 
 
 class CloudWatchUploader:
-    """A context manager: uploads every `interval` seconds, and once more at the end.
+    """A context manager that uploads every `interval` seconds, and once more at the end.
 
-    `client` is any CloudWatch client that is not asynchronous, in place of one made of region and endpoint. What
-    cannot be sent is summed up with what comes next; that it failed is said once, until it works again.
+    `client` is any synchronous CloudWatch client; without it one is made from region and endpoint. Data that
+    cannot be sent is merged into the next upload. The first failure of a series is logged.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CloudWatchUploader:
         self._namespace = namespace
         self._interval = interval
         self._clock = clock
-        self._left = threading.Event()
+        self._closing = threading.Event()
         self._has_failed = False
         self._uploading = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="kpl-cloudwatch", daemon=True)
@@ -69,19 +69,19 @@ class CloudWatchUploader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Upload what is left, and end the thread."""
+        """Upload the rest and end the thread."""
         self.close()
 
     def close(self) -> None:
-        """Upload what is left, and end the thread; once."""
-        if not self._left.is_set():
-            self._left.set()
+        """Upload the rest and end the thread. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
             if self._thread.ident is not None:
                 self._thread.join()
             self.upload()
 
     def upload(self) -> bool:
-        """Send what came since the last time; say whether it was taken."""
+        """Send the summary since the last upload; return whether all of it was accepted."""
         with self._uploading:
             data = self._metrics.take()
             sent = 0
@@ -89,19 +89,17 @@ class CloudWatchUploader:
                 for part in _parts(data):
                     self._send(part)
                     sent += len(part)
-            except Exception as error:  # noqa: BLE001 - a client, and its credentials, may be anybody's; the thread goes on
+            except Exception as error:  # noqa: BLE001 - a client of the caller may raise anything; the thread must go on
                 self._metrics.give_back(data[sent:])
                 if not self._has_failed:
-                    _logger.warning(
-                        "%d metrics could not be sent to CloudWatch, and will be later: %s", len(data), error
-                    )
+                    _logger.warning("cannot send %d metrics to CloudWatch, will retry: %s", len(data), error)
                 self._has_failed = True
                 return False
             self._has_failed = False
             return True
 
     def _run(self) -> None:
-        while not self._left.wait(self._interval):
+        while not self._closing.wait(self._interval):
             self.upload()
 
     def _send(self, data: Sequence[Datum]) -> None:

@@ -1,50 +1,46 @@
-"""Metrics kept in dictionaries: for tests, and to see what a vendor would be told.
+"""Metrics in dictionaries, for tests.
 
-Every observation of a histogram is kept as it is, so memory grows with each request: not for a process that runs on.
+It keeps every observation of every histogram, so its memory grows with each request. Do not use it in a
+long-running process.
 """
 
 import time
 from collections.abc import Callable
 
-from kpl_core.hooks import Fact
 from kpl_integrations.metrics.catalogue import METRICS
-from kpl_integrations.metrics.sources import Source
-from kpl_integrations.metrics.told import Told
-from kpl_integrations.metrics.translation import Labels, Sample, Translation
+from kpl_integrations.metrics.metrics_hook import Labels, MetricsHook, Sample
 
 __all__ = ["InMemoryMetrics"]
 
 
-class InMemoryMetrics:
+class InMemoryMetrics(MetricsHook):
     """A hook: `Producer(config, hooks=[metrics])`, then `metrics.value(name, label=...)`."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._recorded = _Recorded()
-        self._translation = Translation(self._recorded, clock)
-        self._sources: list[Source] = []
+        super().__init__(clock)
+        self._observations: dict[tuple[str, Labels], list[float]] = {}
 
-    def __call__(self, fact: Fact) -> None:
-        """Take note of one fact."""
-        self._translation.tell(fact)
-
-    def watch(self, source: Source) -> None:
-        """Read `source` whenever a value is asked for."""
-        self._sources.append(source)
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        """Keep the observed value."""
+        self._observations.setdefault((name, labels), []).append(value)
 
     def samples(self) -> list[Sample]:
-        """Return every value there is; of a histogram the number of its observations."""
-        told = self._recorded.told()
-        told += [Sample(name, labels, len(values)) for (name, labels), values in self._recorded.observations.items()]
-        told += self._translation.gauges()
-        return told + [sample for source in self._sources for sample in source()]
+        """Return all values; the value of a histogram is the number of its observations."""
+        counts = [Sample(name, labels, len(values)) for (name, labels), values in self._observations.items()]
+        return super().samples() + counts
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the sum of the values of a metric over all series with these labels; 0 if there is none.
+        """Return the sum of a metric over all series with these labels; 0 if there is none.
 
         Raises:
-            KeyError: there is no such metric, or it has no such label.
+            KeyError: the metric does not exist, or does not have one of these labels.
         """
-        places = {METRICS[name].labels.index(label): value for label, value in _known(name, labels).items()}
+        known = METRICS[name].labels
+        unknown = labels.keys() - set(known)
+        if unknown:
+            message = f"{name} has the labels {known}, not {sorted(unknown)}"
+            raise KeyError(message)
+        places = {known.index(label): value for label, value in labels.items()}
         return sum(
             sample.value
             for sample in self.samples()
@@ -52,23 +48,5 @@ class InMemoryMetrics:
         )
 
     def observations(self, name: str, *labels: str) -> list[float]:
-        """Return what a histogram observed, in order."""
-        return list(self._recorded.observations.get((name, labels), ()))
-
-
-class _Recorded(Told):
-    def __init__(self) -> None:
-        super().__init__()
-        self.observations: dict[tuple[str, Labels], list[float]] = {}
-
-    def observe(self, name: str, labels: Labels, value: float) -> None:
-        """Keep the value as it is."""
-        self.observations.setdefault((name, labels), []).append(value)
-
-
-def _known(name: str, labels: dict[str, str]) -> dict[str, str]:
-    unknown = labels.keys() - set(METRICS[name].labels)
-    if unknown:
-        message = f"{name} has the labels {METRICS[name].labels}, not {sorted(unknown)}"
-        raise KeyError(message)
-    return labels
+        """Return the observations of a histogram in order."""
+        return list(self._observations.get((name, labels), ()))

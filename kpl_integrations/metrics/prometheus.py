@@ -1,4 +1,4 @@
-"""The producer's metrics for Prometheus, in a registry of their own: nothing global is touched.
+"""Metrics for Prometheus, in a registry of their own; the global registry is not used.
 
     metrics = PrometheusMetrics()
     producer = Producer(config, hooks=[metrics])
@@ -6,11 +6,14 @@
     ...
     body, content_type = metrics.exposition()
 
-Values are kept here and read at a scrape: the client's own counters and histograms lock for each.
+Values are kept here and converted at a scrape: the client library's own counters and histograms take a
+lock for each value.
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -19,48 +22,51 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from kpl_core.hooks import Fact
 from kpl_integrations.metrics.catalogue import METRICS, Kind
-from kpl_integrations.metrics.distribution import Distribution
-from kpl_integrations.metrics.sources import Source
-from kpl_integrations.metrics.told import Told
-from kpl_integrations.metrics.translation import Labels, Sample, Translation
+from kpl_integrations.metrics.metrics_hook import Labels, MetricsHook
 
 __all__ = ["PrometheusMetrics"]
 
 
-class PrometheusMetrics(Collector):
-    """A hook and a collector. `registry` None: one of its own, so that two producers do not collide."""
+class PrometheusMetrics(MetricsHook, Collector):
+    """A producer's hook and a Prometheus collector.
+
+    Without `registry` it makes its own, so that two producers do not collide.
+    """
 
     def __init__(
         self, registry: CollectorRegistry | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__(clock)
         self.registry = CollectorRegistry() if registry is None else registry
-        self._recorded = _Recorded()
-        self._translation = Translation(self._recorded, clock)
-        self._sources: list[Source] = []
+        # A histogram without labels exists from the start, with zero observations.
+        self._distributions: dict[tuple[str, Labels], _Distribution] = {
+            (metric.name, ()): _Distribution(metric.buckets)
+            for metric in METRICS.values()
+            if metric.kind is Kind.HISTOGRAM and not metric.labels
+        }
         self.registry.register(self)
 
-    def __call__(self, fact: Fact) -> None:
-        """Take note of one fact."""
-        self._translation.tell(fact)
-
-    def watch(self, source: Source) -> None:
-        """Read `source` at every scrape. Give each kind of source at most once."""
-        self._sources.append(source)
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        """Add one observation to a histogram."""
+        key = name, labels
+        distribution = self._distributions.get(key)
+        if distribution is None:
+            distribution = self._distributions[key] = _Distribution(METRICS[name].buckets)
+        distribution.observe(value)
 
     def exposition(self) -> tuple[bytes, str]:
-        """Return the body and the content type of an answer to a scrape."""
+        """Return the body and the content type of the response to a scrape."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def describe(self) -> Iterable[Family]:
-        """Return nothing: the registry need not read the sources to learn the names."""
+        """Return nothing, so that registering this collector does not read the sources."""
         return ()
 
     def collect(self) -> Iterator[Family]:
-        """Yield what is read at a scrape; the registry calls it."""
+        """Yield all metric families; the registry calls this at a scrape."""
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for name, labels, value in self._read():
+        for name, labels, value in self.samples():
             family = families.get(name)
             if family is None:
                 metric = METRICS[name]
@@ -68,35 +74,9 @@ class PrometheusMetrics(Collector):
                 family = families[name] = kind(name, metric.meaning, labels=metric.labels)
             family.add_metric(labels, value)
         yield from families.values()
-        yield from self._recorded.histograms()
+        yield from self._histograms()
 
-    def _read(self) -> Iterator[Sample]:
-        yield from self._recorded.told()
-        yield from self._translation.gauges()
-        for source in self._sources:
-            yield from source()
-
-
-class _Recorded(Told):
-    def __init__(self) -> None:
-        super().__init__()
-        # What has no labels is there from the beginning, at zero.
-        self._distributions: dict[tuple[str, Labels], Distribution] = {
-            (metric.name, ()): Distribution(metric.buckets)
-            for metric in METRICS.values()
-            if metric.kind is Kind.HISTOGRAM and not metric.labels
-        }
-
-    def observe(self, name: str, labels: Labels, value: float) -> None:
-        """Give a histogram one observation."""
-        key = name, labels
-        distribution = self._distributions.get(key)
-        if distribution is None:
-            distribution = self._distributions[key] = Distribution(METRICS[name].buckets)
-        distribution.observe(value)
-
-    def histograms(self) -> Iterator[HistogramMetricFamily]:
-        """Yield all of them as they are now."""
+    def _histograms(self) -> Iterable[HistogramMetricFamily]:
         families = {
             metric.name: HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
             for metric in METRICS.values()
@@ -105,7 +85,31 @@ class _Recorded(Told):
         for (name, labels), distribution in list(self._distributions.items()):
             buckets = [(_le(bound), count) for bound, count in distribution.cumulative()]
             families[name].add_metric(labels, buckets, distribution.total)
-        yield from families.values()
+        return families.values()
+
+
+class _Distribution:
+    """A histogram without a lock: an observation costs one bisection and two additions.
+
+    `bounds` are ascending, inclusive upper bounds. One thread writes, any thread reads.
+    """
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        # The last count is for values above all bounds.
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Return (bound, number of values up to it) for each bound and for infinity."""
+        return list(zip((*self._bounds, float("inf")), accumulate(self._counts.copy()), strict=True))
 
 
 def _le(bound: float) -> str:

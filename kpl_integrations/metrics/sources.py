@@ -1,27 +1,37 @@
-"""What is read when somebody looks, rather than told when it happens: counts that the parts keep anyway.
+"""Sources: counts that the parts keep anyway, read at a scrape instead of being reported as facts.
 
-Each function returns a source, to be given to a vendor's `watch`. A source is called for every
-scrape, on the scraper's thread, and reads only snapshots.
+Each function returns a source for a vendor's `watch`. A source is called for every scrape, on the
+scraper's thread, and reads snapshots only. The number of series of each source is bounded.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import heapq
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 from kpl_core import Producer
 from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool
-from kpl_integrations.metrics.translation import Sample
+from kpl_integrations.metrics.metrics_hook import OTHER, BoundedLabel, Sample, Source
 
-__all__ = ["Source", "breaker_source", "dead_letter_source", "producer_source", "spool_source", "token_bucket_source"]
-
-Source = Callable[[], Iterable[Sample]]
+__all__ = [
+    "breaker_source",
+    "coordinator_source",
+    "dead_letter_source",
+    "producer_source",
+    "request_source",
+    "spool_source",
+    "tenant_wait_source",
+    "token_bucket_source",
+]
 
 _STATE_VALUES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+_MAX_TENANTS: Final = 20
+_MAX_RESOURCES: Final = 1_000
 
 
 def producer_source(producer: Producer) -> Source:
-    """Return what is accepted, kept and outstanding; with what facts tell of delivered and failed the books close."""
+    """Return accepted, outstanding and kept records; with delivered and failed ones they add up."""
 
     def read() -> Iterator[Sample]:
         report = producer.report()
@@ -35,7 +45,7 @@ def producer_source(producer: Producer) -> Source:
 
 
 def spool_source(spool: Spool) -> Source:
-    """Return what the spool holds."""
+    """Return the records and bytes in the spool."""
 
     def read() -> Iterator[Sample]:
         statistics = spool.statistics()
@@ -46,7 +56,7 @@ def spool_source(spool: Spool) -> Source:
 
 
 def dead_letter_source(queue: DeadLetterQueue) -> Source:
-    """Return how many letters there are, and how many were buried for each reason."""
+    """Return the number of stored dead letters, and of records that became dead letters, by reason."""
 
     def read() -> Iterator[Sample]:
         yield Sample("kinesis_producer_dlq_depth", (), queue.depth)
@@ -57,7 +67,7 @@ def dead_letter_source(queue: DeadLetterQueue) -> Source:
 
 
 def breaker_source(breakers: Callable[[], Mapping[tuple[str, str], CircuitBreaker]]) -> Source:
-    """Return the state of each breaker, keyed by (stream, shard), as of its latest use."""
+    """Return the state of each circuit breaker, by (stream, shard), as of its latest use."""
 
     def read() -> Iterator[Sample]:
         for labels, breaker in list(breakers().items()):
@@ -68,7 +78,7 @@ def breaker_source(breakers: Callable[[], Mapping[tuple[str, str], CircuitBreake
 
 class _MeteredLimiter(Protocol):
     def get_metrics(self) -> Mapping[str, float]:
-        """Return tokens_available, total_rejections and total_refills among others."""
+        """Return tokens_available, total_rejections and total_refills, among others."""
 
 
 def token_bucket_source(limiter: _MeteredLimiter) -> Source:
@@ -79,5 +89,56 @@ def token_bucket_source(limiter: _MeteredLimiter) -> Source:
         yield Sample("token_bucket_tokens_available", (), metrics["tokens_available"])
         yield Sample("token_bucket_refill_events_total", (), metrics["total_refills"])
         yield Sample("token_bucket_rejections_total", (), metrics["total_rejections"])
+
+    return read
+
+
+def request_source(answers: Callable[[], Mapping[int, int]], refusals: Callable[[], Mapping[str, int]]) -> Source:
+    """Return the gateway's answered requests by status, and its rejected requests by reason."""
+
+    def read() -> Iterator[Sample]:
+        for status, count in sorted(answers().items()):
+            yield Sample("kinesis_ingest_requests_total", (str(status),), count)
+        for reason, count in sorted(refusals().items()):
+            yield Sample("kinesis_ingest_rejected_total", (reason,), count)
+
+    return read
+
+
+def tenant_wait_source(waits: Callable[[], Mapping[str, float]], *, most: int = _MAX_TENANTS) -> Source:
+    """Return the `most` longest waits, seconds by tenant, and the longest of the others as "other".
+
+    With 20, ten thousand waiting tenants make 21 series. Tenants that do not wait have no series.
+    """
+
+    def read() -> Iterator[Sample]:
+        waiting = [(wait, tenant) for tenant, wait in waits().items() if wait > 0]
+        longest = heapq.nlargest(most + 1, waiting)
+        for wait, tenant in longest[:most]:
+            yield Sample("kinesis_ingest_tenant_wait_seconds", (tenant,), wait)
+        for wait, _ in longest[most:]:
+            yield Sample("kinesis_ingest_tenant_wait_seconds", (OTHER,), wait)
+
+    return read
+
+
+def coordinator_source(lease_age: Callable[[], float], shares: Callable[[], Mapping[str, float]]) -> Source:
+    """Return the age of the lease in seconds, and this process' share, 0 to 1, of each resource.
+
+    Above 1,000 resources, the smallest share of the others is "other".
+    """
+    bounded = BoundedLabel(_MAX_RESOURCES)
+
+    def read() -> Iterator[Sample]:
+        yield Sample("kinesis_coordinator_lease_age_seconds", (), lease_age())
+        others: list[float] = []
+        for resource, share in shares().items():
+            label = bounded(resource)
+            if label == OTHER:
+                others.append(share)
+            else:
+                yield Sample("kinesis_coordinator_share", (label,), share)
+        if others:
+            yield Sample("kinesis_coordinator_share", (OTHER,), min(others))
 
     return read

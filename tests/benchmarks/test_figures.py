@@ -40,20 +40,20 @@ def test_a_rate_is_the_median_of_its_rounds_with_its_range() -> None:
     assert figure.text() == "100 [50 - 100]"
 
 
-def test_a_ratio_is_taken_within_each_round() -> None:
+def test_a_ratio_is_computed_within_each_round() -> None:
     ratio = ratio_of(results(), OURS, PEER)
     assert ratio is not None
     assert (ratio.smallest, ratio.median, ratio.largest) == (4, 4, 4)
 
 
-def test_a_producer_that_could_not_be_measured_stands_in_the_table_and_says_why() -> None:
+def test_a_producer_that_could_not_be_measured_is_in_the_table_with_the_reason() -> None:
     peers, failures = tables_of(results())
     assert ("broken", "NOT MEASURED") in [row[:2] for row in peers.rows]
     assert failures.rows == [(BROKEN.key, "could not be installed: no wheel")]
     assert ratio_of(results(), OURS, BROKEN) is None
 
 
-def test_what_the_sink_found_wrong_stands_in_the_table() -> None:
+def test_the_faults_found_by_the_sink_are_in_the_table() -> None:
     table, _ = tables_of(results())
     assert "95 % misrouted" in as_text(table)
     assert "95 % misrouted" in as_markdown(table)
@@ -65,7 +65,7 @@ def test_the_columns_of_the_text_table_are_aligned() -> None:
     assert {len(line) for line in (header, *rows)} == {len(rule)}
 
 
-def test_the_plot_is_well_formed_and_holds_every_producer() -> None:
+def test_the_plot_is_well_formed_and_has_every_producer() -> None:
     texts = [node.text or "" for node in ET.fromstring(draw(results())).iter() if node.tag.endswith("text")]  # noqa: S314
     assert all(any(row.subject in text for text in texts) for row in (OURS, PEER, BROKEN))
 

@@ -1,6 +1,6 @@
-"""What a hook costs, held to counts of instructions that are the same on every machine and every run.
+"""The cost of a hook has a bound, in instruction counts that are the same on every machine and every run.
 
-`python -m benchmarks.hooks_cost` says what it is of the producer's CPU time: well below 1 %.
+`python -m benchmarks.hooks_cost` shows the share of the producer's CPU time: well below 1 %.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# The most instructions for a user record of 100 bytes, of the 300 or so of its journey.
+# The most instructions per user record of 100 bytes. Its journey takes about 300.
 BOUNDS = [("Prometheus", 2), ("OpenTelemetry metrics", 2.5), ("CloudWatch", 3), ("PutRecords spans", 1)]
 
 

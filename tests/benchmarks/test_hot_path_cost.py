@@ -1,8 +1,8 @@
-"""The hot path stays as cheap as it is, held to counts that are the same on every machine and every run.
+"""The cost of the hot path has bounds, in counts that are the same on every machine and every run.
 
-A bound stands a little above what CPython 3.11 counts, the highest of the versions we support. Whoever
-needs more raises the bound in the same change and says what it buys; `make bench` says what it costs in time.
-The counting runs in a process of its own, out of reach of coverage's tracer and pytest's objects.
+A bound is slightly above the count of CPython 3.11, which is the highest of the supported versions. A
+change that needs more raises the bound and explains the benefit; `make bench` shows the cost in time.
+The counting runs in a separate process, without coverage's tracer and pytest's objects.
 """
 
 import json
@@ -45,6 +45,7 @@ def counted() -> dict[str, Any]:
     return counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("profile", "name", "most", "why"), BOUNDS)
 def test_a_user_record_costs_no_more_than_its_bound(profile: str, name: str, most: float, why: str) -> None:
     assert counted()[profile][name] <= most, why

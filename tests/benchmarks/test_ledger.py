@@ -1,4 +1,4 @@
-"""The sink's judgement: a clean run is clean, and every fault a producer can have is seen."""
+"""The sink's check: a clean run is reported as clean, and every fault of a producer is detected."""
 
 from hashlib import md5
 from itertools import pairwise
@@ -37,7 +37,7 @@ def by_shard(ledger: Ledger) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("keys", ["10k", "unique"])
-def test_a_workload_finds_every_record_of_its_own_again(keys: str) -> None:
+def test_a_workload_recognises_every_record_of_its_own(keys: str) -> None:
     work = Workload(data_bytes=100, keys="unique" if keys == "unique" else "10k", record_count=140_000)
     records = work.records(0, 140_000)
     assert [work.index_of(data) for _, data in records] == list(range(140_000))
@@ -46,7 +46,7 @@ def test_a_workload_finds_every_record_of_its_own_again(keys: str) -> None:
     assert [key for key, _ in records] == [work.key_of(index) for index in range(140_000)]
 
 
-def test_data_of_another_workload_is_none_of_ours() -> None:
+def test_data_of_another_workload_is_not_recognised() -> None:
     assert WORK.index_of(Workload(data_bytes=41).data_of(3)) is None
     assert WORK.index_of(b"x" * 40) is None
     assert WORK.index_of(WORK.data_of(3)[:-1] + b"!") is None
@@ -59,20 +59,20 @@ def test_the_ranges_cover_every_hash_key_once() -> None:
     assert all(end + 1 == start for (_, end), (start, _) in pairwise(ranges))
 
 
-def test_a_key_belongs_to_the_shard_whose_range_holds_its_hash_key() -> None:
+def test_a_key_belongs_to_the_shard_whose_range_contains_its_hash_key() -> None:
     ranges = ShardRanges(7)
     for number in range(200):
         start, end = ranges.ranges[ranges.shard_of(f"key {number}", None)]
         assert start <= hash_key_of(f"key {number}") <= end
 
 
-def test_an_explicit_hash_key_decides_over_the_partition_key() -> None:
+def test_an_explicit_hash_key_overrides_the_partition_key() -> None:
     ranges = ShardRanges(4)
     assert [ranges.shard_of("a", str(start)) for start, _ in ranges.ranges] == [0, 1, 2, 3]
     assert [ranges.shard_of("a", str(end)) for _, end in ranges.ranges] == [0, 1, 2, 3]
 
 
-def test_records_that_travel_alone_make_a_clean_run() -> None:
+def test_unaggregated_records_make_a_clean_run() -> None:
     ledger = ledger_of()
     for index in range(WORK.record_count):
         enter_alone(ledger, index)
@@ -108,7 +108,7 @@ def test_user_records_of_other_shards_in_an_aggregated_record_are_misrouted() ->
     assert ledger.verdict().misrouted == WORK.record_count - len(by_shard(ledger)[2])
 
 
-def test_a_record_under_another_key_is_told() -> None:
+def test_a_record_with_another_key_is_reported() -> None:
     ledger = ledger_of()
     ledger.enter(ledger.ranges.shard_of("other", None), "other", None, WORK.data_of(0))
     assert ledger.verdict().wrong_keys == 1
@@ -133,7 +133,7 @@ def test_the_reader_agrees_with_the_encoder_of_the_core() -> None:
     assert opened == [(record.partition_key, record.explicit_hash_key, record.data) for record in records]
 
 
-def test_a_blob_without_the_magic_is_no_aggregated_record() -> None:
+def test_a_blob_without_the_magic_is_not_an_aggregated_record() -> None:
     assert open_blob(b"") is None
     assert open_blob(MAGIC[:3]) is None
 
@@ -150,6 +150,6 @@ def test_a_blob_without_the_magic_is_no_aggregated_record() -> None:
         b"\x80",  # half a varint
     ],
 )
-def test_a_message_that_is_not_well_formed_is_refused(message: bytes) -> None:
+def test_a_malformed_message_is_rejected(message: bytes) -> None:
     with pytest.raises(MalformedBlobError):
         open_blob(MAGIC + message + md5(message, usedforsecurity=False).digest())

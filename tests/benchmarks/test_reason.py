@@ -1,4 +1,4 @@
-"""What a table says of a producer that could not be measured: the error, and nothing about this machine."""
+"""The reason for a producer that could not be measured names the error, but not this machine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ CASES = [
     ("Traceback\n  File x\nValueError: too large\n", "ValueError: too large"),
     ("  | Traceback\n  | RuntimeError: in a task\n  +---------\n", "RuntimeError: in a task"),
     ("killed\n", "killed"),
-    ("OSError: [Errno 2] No such file: /home/someone/x/bin/python", "OSError: [Errno 2] No such file: ..."),
+    ("OSError: [Errno 2] No such file: /home/user/x/bin/python", "OSError: [Errno 2] No such file: ..."),
     (
         "ERROR: HTTPSConnectionPool(host='index.example', port=443): gone",
         "ERROR: HTTPSConnectionPool(..., port=443): gone",

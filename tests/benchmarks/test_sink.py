@@ -1,4 +1,4 @@
-"""The sink speaks Kinesis well enough for botocore, and its books see what it was sent."""
+"""The sink implements enough of Kinesis for botocore, and its ledger checks the records it received."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ WORK = Workload(data_bytes=50, keys="unique", shard_count=8, record_count=6)
 
 
 class WrittenBytes(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that stores the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_every_entry_is_answered_with_the_shard_its_key_belongs_to() -> None:
 
 
 @pytest.mark.parametrize("is_cbor", [False, True])
-def test_what_was_put_is_judged_afterwards(*, is_cbor: bool) -> None:
+def test_the_records_are_checked_afterwards(*, is_cbor: bool) -> None:
     answers = KinesisAnswers()
     answers.open(WORK)
     request = put_records(range(5))
@@ -96,7 +96,7 @@ def test_what_was_put_is_judged_afterwards(*, is_cbor: bool) -> None:
     assert (verdict.user_records, verdict.lost, verdict.misrouted, verdict.wrong_keys) == (5, 1, 0, 0)
 
 
-def test_starting_the_measurement_forgets_the_warm_up() -> None:
+def test_starting_the_measurement_discards_the_warm_up() -> None:
     answers = KinesisAnswers()
     answers.open(WORK)
     answers.answer(b"Kinesis_20131202.PutRecords", is_cbor=False, body=as_json(put_records(range(6))))
@@ -105,7 +105,7 @@ def test_starting_the_measurement_forgets_the_warm_up() -> None:
     assert answers.verdict().lost == 6
 
 
-def test_the_stream_describes_as_many_open_shards_as_the_workload_has() -> None:
+def test_the_stream_has_as_many_open_shards_as_the_workload() -> None:
     answers = KinesisAnswers()
     answers.open(WORK)
 
@@ -120,13 +120,13 @@ def test_the_stream_describes_as_many_open_shards_as_the_workload_has() -> None:
     assert all("EndingSequenceNumber" not in shard["SequenceNumberRange"] for shard in shards)
 
 
-def test_an_operation_it_does_not_know_is_refused() -> None:
+def test_an_unknown_operation_is_rejected() -> None:
     with pytest.raises(UnknownOperationError):
         KinesisAnswers().answer(b"Kinesis_20131202.MergeShards", is_cbor=False, body=b"{}")
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100, 4_096])
-def test_requests_are_answered_in_order_however_they_are_cut(
+def test_requests_are_answered_in_order_in_any_pieces(
     connection: SinkConnection, transport: WrittenBytes, piece_bytes: int
 ) -> None:
     stream = b"".join(

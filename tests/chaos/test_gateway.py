@@ -19,8 +19,7 @@ import pytest
 
 from kpl_core import decode
 from kpl_core.testing import ErrorAnswer, RecordError, When
-from kpl_integrations.local_kinesis import LocalKinesis
-from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 
 ROOT = Path(__file__).parents[2]
 STREAM = "orders"

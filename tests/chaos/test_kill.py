@@ -14,8 +14,7 @@ import pytest
 
 from kpl_core import Producer, decode
 from kpl_core.testing import RecordError, When
-from kpl_integrations.local_kinesis import LocalKinesis
-from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.load import STREAM, config
 from tests.chaos.spooling_producer import MOST_OUTSTANDING

@@ -15,8 +15,7 @@ from kpl_core import Config, DeadLetterOptions, Producer, ProducerReport, TierPo
 from kpl_core.durability.dead_letters import LetterReader
 from kpl_core.durability.spool import DeadLetter, LetterFilter
 from kpl_core.hooks import DeadLetterAlarm, Fact
-from kpl_integrations.local_kinesis import LocalKinesis
-from kpl_integrations.local_kinesis.process import LocalKinesisProcess
+from kpl_integrations.local_kinesis import LocalKinesis, LocalKinesisProcess
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.withheld_cpu import withheld_seconds
 from tests.durability.prometheus_text import Scrape, watched

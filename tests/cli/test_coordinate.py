@@ -7,10 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kpl_core.coordination.lease_meeting import REPORT_PREFIX, SUMMARY_NAME
-from kpl_core.coordination.report import Claim, WorkerReport, encode
+from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
+from kpl_core.coordination.store_objects import Claim, WorkerReport, decode_summary, encode
 from kpl_core.coordination.stores.file import FileStore
-from kpl_core.coordination.summary import decode_summary
 from tests.cli.kpl_process import started
 
 

@@ -13,13 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, Exported, LetterReader, purge
+from kpl_core.durability.dead_letters import DeadLetterQueue, ExportReport, LetterReader, purge
 from kpl_core.durability.spool import LetterFilter, Spool, SpooledRecord, SpoolOptions
 from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.cli.dlq import dead_letters
-from kpl_integrations.local_kinesis import LocalKinesis
-from kpl_integrations.local_kinesis.threaded import ThreadedLocalKinesis
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started
 
 STREAM = "orders"
@@ -58,6 +57,7 @@ def counts(file: Path) -> dict[str, int]:
     return counted
 
 
+@pytest.mark.long
 def test_list_counts_by_reason_and_lists_critical_first(file: Path) -> None:
     assert counts(file) == {"rate_limited": 20, "ttl": 10, "total": 30}
     outcome = run("dlq", "list", str(file), "--letters", "--limit", "12")
@@ -69,6 +69,7 @@ def test_list_counts_by_reason_and_lists_critical_first(file: Path) -> None:
     assert [json.loads(letter)["partition_key"] for letter in letters] == [f"key-{n}" for n in range(20, 30)]
 
 
+@pytest.mark.long
 def test_show_prints_one_letter_whole(file: Path) -> None:
     letter = json.loads(run("dlq", "list", str(file), "--letters", "--limit", "1", "--json").out)
     outcome = run("dlq", "show", str(file), letter["id"])
@@ -88,6 +89,7 @@ def test_redrive_empties_the_file_into_the_stream_critical_first(file: Path) -> 
     assert counts(file) == {"total": 0}
 
 
+@pytest.mark.long
 def test_a_redrive_that_is_interrupted_is_run_again(file: Path) -> None:
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 1})) as kinesis:
         outage = kinesis.call(
@@ -96,7 +98,7 @@ def test_a_redrive_that_is_interrupted_is_run_again(file: Path) -> None:
         arguments = ("dlq", "redrive", str(file), "--rate", "5", "--endpoint-url", kinesis.endpoint_url)
         with started(*arguments) as running:
             while not kinesis.call(lambda fake, _: outage.fired):
-                pass
+                time.sleep(0.01)
             assert running.end(signal.SIGINT) == 130
         assert counts(file)["total"] == 30
         kinesis.call(lambda fake, _: fake.faults.remove(outage))
@@ -104,6 +106,7 @@ def test_a_redrive_that_is_interrupted_is_run_again(file: Path) -> None:
     assert counts(file) == {"total": 0}
 
 
+@pytest.mark.long
 def test_export_and_purge_with_one_filter(file: Path, tmp_path: Path) -> None:
     destination = tmp_path / "letters.jsonl"
     assert run("dlq", "export", str(file), str(destination), "--reason", "ttl").status == 0
@@ -114,6 +117,7 @@ def test_export_and_purge_with_one_filter(file: Path, tmp_path: Path) -> None:
     assert counts(file) == {"rate_limited": 20, "total": 20}
 
 
+@pytest.mark.long
 def test_a_file_in_use_and_a_file_that_is_none_are_said_in_one_sentence(file: Path, tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=file)):
         outcome = run("dlq", "redrive", str(file), "--region", "us-east-1")
@@ -272,7 +276,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
 
     def interrupted_export(
         reader: LetterReader, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], object]
-    ) -> Exported:
+    ) -> ExportReport:
         return export(reader, wanted, destination, on_progress=interrupted(on_progress))
 
     monkeypatch.setattr(LetterReader, "export", interrupted_export)

@@ -24,9 +24,10 @@ def nothing(tmp_path):
 @pytest.fixture
 def unused_port():
     """Return a port of this machine that refuses connections."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    # It stays bound during the test, so that nothing else can listen on it.
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ def test_it_serves_any_sdk_until_it_is_told_to_stop():
         assert "kpl put orders" in local.stdout.read()
 
 
+@pytest.mark.long
 def test_the_lines_it_prints_work_as_they_stand_until_ctrl_c():
     with started("local", "--port", "0") as local:
         shown = local.stdout.readline()

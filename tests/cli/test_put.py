@@ -1,6 +1,7 @@
 import json
 import re
 import signal
+import time
 
 import msgspec
 import pytest
@@ -178,7 +179,7 @@ def test_ctrl_c_delivers_what_was_read_and_says_where_to_go_on(stream):
         running.stdin.write("one\ntwo\n")
         running.stdin.flush()
         while len(user_records(stream)) < 2:
-            pass
+            time.sleep(0.01)
         # Its input is still open: nobody waits for the end of that.
         assert running.end(signal.SIGINT) == 130
         out, err = running.stdout.read(), running.stderr.read()
@@ -193,7 +194,7 @@ def test_a_second_signal_ends_it_now(stream):
         running.stdin.write("one\n")
         running.stdin.flush()
         while not fault.fired:
-            pass
+            time.sleep(0.01)
         running.process.terminate()
         assert running.stderr.readline().startswith("waiting 5 seconds")
         assert running.end(signal.SIGTERM) == 143

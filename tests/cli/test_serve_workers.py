@@ -23,7 +23,7 @@ from kpl_integrations.ingest.tenants import new_api_key, stored_key
 from tests.cli.conftest import Stream
 from tests.cli.kpl_process import Running, started
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 # Two processes have to begin, on a machine that may be busy with other tests.
 _SECONDS = 60

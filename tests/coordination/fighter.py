@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.stores import open_store
 
 
 async def fight(url: str, attempts: int) -> dict[str, object]:

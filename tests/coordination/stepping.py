@@ -4,11 +4,10 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.store import Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.memory import MemoryStore
+from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
 
 RESOURCE = "orders/shard-0"
 LIMIT = (1000.0, 1_000_000.0)
@@ -69,13 +68,13 @@ class SteppedWorker:
         self.holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=max_workers))
         self.complaints: list[str] = []
         self.met_at = clock()
-        self._meeting = LeaseMeeting(
+        self._sync_round = LeaseSync(
             store,
             self.holder,
             TableRules(interval_seconds=5.0),
             worker_id=name,
             may_compute=True,
-            complain=lambda reason, _: self.complaints.append(reason),
+            on_problem=lambda reason, _: self.complaints.append(reason),
         )
         self._running: Coroutine[Any, Any, None] | None = None
 
@@ -92,7 +91,7 @@ class SteppedWorker:
             if looks:
                 self.look()
             self.met_at = self._clock()
-            self._running = self._meeting.meet(self._clock, self._clock)
+            self._running = self._sync_round.sync(self._clock, self._clock)
         try:
             self._running.send(None)
         except StopIteration:
@@ -103,7 +102,7 @@ class SteppedWorker:
             return True
         return False
 
-    def meet(self, *, looks: bool = True) -> None:
+    def sync(self, *, looks: bool = True) -> None:
         while not self.step(looks=looks):
             pass
 

@@ -12,11 +12,10 @@ import pytest
 from aiohttp import ClientPayloadError
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from kpl_core.coordination.coordinator import Coordinator
-from kpl_core.coordination.store import StoreFailed
+from kpl_core.coordination.store import MemoryStore, StoreFailed
 from kpl_core.coordination.stores.dynamodb import DynamoDbStore
-from kpl_core.coordination.stores.memory import MemoryStore
 from kpl_core.coordination.stores.s3 import S3Store
+from kpl_core.coordination.worker import Coordinator
 from tests.coordination.store_contract import CONTRACT
 
 pytestmark = pytest.mark.anyio
@@ -219,7 +218,7 @@ async def test_a_coordinator_leaves_a_claim_of_another_alone_and_mends_garbage()
 
     def coordinator() -> Coordinator:
         return Coordinator(
-            store, policy="leases", interval_seconds=5.0, complain=lambda reason, _: complaints.append(reason)
+            store, policy="leases", interval_seconds=5.0, on_problem=lambda reason, _: complaints.append(reason)
         )
 
     await store.write("leases.json", b"garbage")

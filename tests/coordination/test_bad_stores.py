@@ -13,8 +13,8 @@ import pytest
 
 from kpl_core import CoordinationOptions
 from kpl_core.coordination import CoordinationStore, Listing, MemoryStore, Reading, StoreFailed, Usage
-from kpl_core.coordination.lease_meeting import REPORT_PREFIX, SUMMARY_NAME
-from kpl_core.coordination.report import Pair
+from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
+from kpl_core.coordination.store_objects import Pair
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.hooks import CoordinatorMet, Fact
 from tests.virtual_time import Backend
@@ -103,7 +103,7 @@ class Fleet:
         self.workers = [self._worker(store, index) for index in range(2)]
 
     def _worker(self, store: CoordinationStore, index: int) -> CoordinationWorker:
-        def obey(shares: Mapping[str, Pair]) -> None:
+        def apply_shares(shares: Mapping[str, Pair]) -> None:
             self.shares[index] = shares
 
         def usages() -> Mapping[str, Usage]:
@@ -115,7 +115,7 @@ class Fleet:
             store,
             options,
             usages=usages,
-            obey=obey,
+            apply_shares=apply_shares,
             tell=self.facts.append,
             clock=anyio.current_time,
             chance=random.Random(index).random,

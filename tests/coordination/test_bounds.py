@@ -134,6 +134,6 @@ def test_two_limits_are_kept_apart():
         large.holder.look({RESOURCE: Usage(TWO, (10.0 * second, 5e6 * second))}, now[0])
         small.holder.look({RESOURCE: Usage(TWO, (5e3 * second, 1e4 * second))}, now[0])
         for worker in (large, small):
-            worker.meet(looks=False)
+            worker.sync(looks=False)
     assert small.share(0) > 900
     assert large.share(1) > 900_000

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from kpl_core.coordination.lease_meeting import SUMMARY_NAME
+from kpl_core.coordination.lease_sync import SUMMARY_NAME
 from tests.coordination.stepping import LIMIT, SteppedWorker, SteppingStore
 
 MAX_WORKERS = 8
@@ -42,7 +42,7 @@ class Fleet:
                 worker.demand = 5000.0 if (index + second) % 3 == 0 else 0.0
                 worker.look()
                 if second % 2:
-                    worker.meet()
+                    worker.sync()
             self.wait(1.0)
 
     def total(self, dimension: int = 0) -> float:
@@ -56,7 +56,7 @@ class Fleet:
             if not self.store.is_down:
                 for worker in self.workers:
                     if self.now - worker.met_at > 0.5 * INTERVAL:
-                        worker.meet()
+                        worker.sync()
 
     def do(
         self,
@@ -71,7 +71,7 @@ class Fleet:
             self.worker(index).demand = demand
         self.wait(seconds)
         for index in meeting:
-            self.worker(index).meet()
+            self.worker(index).sync()
         for index, calls in stepping:
             for _ in range(calls):
                 self.worker(index).step()
@@ -90,7 +90,7 @@ class Fleet:
         self.store.go_back_to(self.kept)
         self.store.is_down = False
         for worker in self.workers * 2:  # whose meeting was going on has read before it
-            worker.meet()
+            worker.sync()
 
     def worker(self, index: int) -> SteppedWorker:
         return self.workers[index % len(self.workers)]
@@ -127,13 +127,13 @@ def test_whatever_happened_before_nearly_all_of_the_limit_is_used_again_after_fo
     fleet.store.is_down = False
     for worker in fleet.workers:
         worker.demand = 5000.0
-        worker.meet()
+        worker.sync()
     for _ in range(80):
         fleet.now += INTERVAL / 20
         for worker in fleet.workers:
             worker.look()
-            if worker.holder.wants_meeting(fleet.now, usual_seconds=INTERVAL):
-                worker.meet()
+            if worker.holder.sync_due(fleet.now, usual_seconds=INTERVAL):
+                worker.sync()
     assert fleet.total() >= 0.95 * LIMIT[0]
     assert max(worker.share() for worker in fleet.workers) <= 1.1 * min(worker.share() for worker in fleet.workers)
 
@@ -146,13 +146,13 @@ def test_while_the_store_is_away_nobodys_share_moves(count, actions):
         fleet.do(*action)
     fleet.store.is_down = True
     for worker in fleet.workers:
-        worker.meet()
+        worker.sync()
     before = [worker.share() for worker in fleet.workers]
     for _ in range(60):
         fleet.now += 1.0
         for worker in fleet.workers:
             worker.demand = 5000.0
-            worker.meet()
+            worker.sync()
     assert [worker.share() for worker in fleet.workers] == pytest.approx(before)
 
 
@@ -175,7 +175,7 @@ def test_a_step_of_the_stores_clock_holds_nobodys_lease_and_stops_nobody_who_com
         fleet.now += INTERVAL / 20
         for worker in fleet.workers:
             worker.look()
-            if worker.holder.wants_meeting(fleet.now, usual_seconds=INTERVAL):
-                worker.meet()
+            if worker.holder.sync_due(fleet.now, usual_seconds=INTERVAL):
+                worker.sync()
         assert fleet.total() <= LIMIT[0] * (1 + 1e-9)
     assert fleet.total() >= 0.95 * LIMIT[0]

@@ -7,11 +7,21 @@ import pytest
 from benchmarks.coordination_fleet import finished
 from benchmarks.coordination_scale import filled_store, summarise
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_meeting import LeaseMeeting
+from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.lease_table import TableRules, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.report import Claim, UnreadableObject, WorkerReport, decode_report, encode
-from kpl_core.coordination.summary import MEMBERS_PER_PART, Grant, Member, ResourcePlan, Summary
+from kpl_core.coordination.store_objects import (
+    MEMBERS_PER_PART,
+    Claim,
+    FleetMember,
+    Grant,
+    ResourcePlan,
+    Summary,
+    UnreadableObject,
+    WorkerReport,
+    decode_report,
+    encode,
+)
 
 RESOURCE = "orders/shard-0"
 LIMIT = (1_000.0, 1e6)
@@ -87,7 +97,7 @@ def test_a_report_whose_numbers_would_spoil_all_shares_is_garbage(ours, theirs):
     ],
 )
 def test_what_a_worker_may_hold_is_known_by_the_very_summary_it_goes_by(generation, token, holding, highest):
-    members = {"w0": Member(1_000.0, 1.0, 1, {RESOURCE: Grant((100.0, 1e5), (800.0, 8e5))})}
+    members = {"w0": FleetMember(1_000.0, 1.0, 1, {RESOURCE: Grant((100.0, 1e5), (800.0, 8e5))})}
     plans = {RESOURCE: ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {})}
     previous = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, members=members, resources=plans)
     claim = Claim((0.0, 0.0), (holding, holding * 1e3), LIMIT)
@@ -169,10 +179,10 @@ def test_a_large_fleet_reads_its_summary_in_parts_and_old_parts_are_removed():
     holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=workers))
     resource = next(iter(decode_report(finished(store.read(f"report-{name}.json")).body).claims))
     holder.look({resource: Usage(LIMIT, (0.0, 0.0))}, clock[0])
-    meeting = LeaseMeeting(
-        store, holder, RULES, worker_id=name, may_compute=False, complain=lambda *_: pytest.fail("complained")
+    meeting = LeaseSync(
+        store, holder, RULES, worker_id=name, may_compute=False, on_problem=lambda *_: pytest.fail("complained")
     )
-    finished(meeting.meet(lambda: clock[0], lambda: clock[0]))
+    finished(meeting.sync(lambda: clock[0], lambda: clock[0]))
     assert holder.state(clock[0]) == "leased"
     assert 0.0 < holder.share(resource, LIMIT)[0] <= LIMIT[0] / 10
 

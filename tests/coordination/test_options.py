@@ -9,13 +9,13 @@ from kpl_core.records.user_record import Tier
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"store": "bucket/prefix"}, "no URL of a known kind"),
+        ({"store": "bucket/prefix"}, "not a URL of a known kind"),
         ({"policy": "fair"}, "policy is 'fair'; it must be one of 'leases', 'proportional'"),
         ({"tier": "vip"}, "tier is 'vip'"),
-        ({"max_workers": 0}, "max_workers is 0; it must be between 1 and 1,000,000 workers"),
-        ({"max_workers": 2.5}, "max_workers is 2.5; it must be a number of workers"),
+        ({"max_workers": 0}, "max_workers is 0; it must be between 1 and 1,000,000 (workers)"),
+        ({"max_workers": 2.5}, "max_workers is 2.5; it must be a whole number (workers)"),
         ({"weight": float("nan")}, "weight is nan"),
-        ({"interval_seconds": 0.0}, "between 0.05 and 3,600 seconds"),
+        ({"interval_seconds": 0.0}, "between 0.05 and 3,600 (seconds)"),
         ({"worker_id": "a/b"}, "worker_id is 'a/b'; it must be 1 to 100 letters"),
     ],
 )

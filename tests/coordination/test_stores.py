@@ -10,10 +10,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from kpl_core.coordination.store import CoordinationStore, Reading, StoreFailed
-from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.store import CoordinationStore, MemoryStore, Reading, StoreFailed
+from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.stores.file import FileStore
-from kpl_core.coordination.stores.memory import MemoryStore
 from kpl_core.errors import ConfigError
 from tests.coordination.store_contract import CONTRACT
 

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.coordination.throttle_estimate import FLOOR, next_estimate
+from kpl_core.coordination.lease_table import FLOOR, next_estimate
 
 
 @pytest.mark.parametrize(

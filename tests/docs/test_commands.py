@@ -1,4 +1,4 @@
-"""Every command on every page is executed: here, by the gate, or by the test that the table names."""
+"""Every command on every page is run: here, by the gate, or by the test that the table names."""
 
 import os
 import re
@@ -27,7 +27,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
 
 
-# Commands that somebody else executes: a pattern, and who.
+# Commands that other files run: a pattern, and the file.
 ELSEWHERE = {
     r"kpl demo|python -m pytest|pip install --.*": ".ci/run",
     r"python -m pytest test_app.py|pip install pytest httpx2": "tests/docs/test_tutorial.py",
@@ -40,8 +40,8 @@ ELSEWHERE = {
     r"kpl top .*": "tests/cli/test_top.py",
     r"umask 077|sqlite3 (?:MOVED|RECOVERED) .*": "tests/docs/test_runbook.py",
 }
-# They go on until somebody ends them.
-LASTING = r"kpl (?:local|serve|top|coordinate)\b|kpl tail (?!.*--no-follow)|tail -F "
+# Commands that run until they are interrupted.
+RUNS_UNTIL_INTERRUPTED = r"kpl (?:local|serve|top|coordinate)\b|kpl tail (?!.*--no-follow)|tail -F "
 SECONDS = 30
 
 
@@ -62,7 +62,7 @@ def _commands() -> Iterator[Command]:
 
 
 COMMANDS = sorted(set(_commands()))
-# Once, whatever the number of its pages.
+# Each command runs once, even if several pages have it.
 HERE = {
     command.text: command.place
     for command in COMMANDS
@@ -78,7 +78,7 @@ def kinesis() -> Iterator[ThreadedLocalKinesis]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the files that the pages speak of."""
+    """Return a folder with the files that the pages mention."""
     (tmp_path / "access.log").write_text("GET /\n" * 10, encoding="utf-8")
     (tmp_path / "orders.ndjson").write_text('{"customer_id": "ada", "total": 12}\n' * 10, encoding="utf-8")
     tenant = f'[[tenant]]\nid = "acme"\napi_keys = ["{stored_key(new_api_key())}"]\n'
@@ -96,7 +96,7 @@ def _environment(kinesis: ThreadedLocalKinesis) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": PACKAGES,
         "AWS_ENDPOINT_URL_KINESIS": kinesis.endpoint_url,
-        # Ports of its own, whatever a page says.
+        # A free port, even if a page names one.
         "KPL_INGEST_PORT": "0",
     }
 
@@ -105,19 +105,19 @@ def _calls(kinesis: ThreadedLocalKinesis) -> int:
     return kinesis.call(lambda fake, _: sum(fake.calls.values()))
 
 
-def _wait_until_at_work(process: subprocess.Popen[str], kinesis: ThreadedLocalKinesis, calls_before: int) -> None:
-    """Return when it has said something, has ended, or has asked Kinesis for something."""
+def _wait_until_started(process: subprocess.Popen[str], kinesis: ThreadedLocalKinesis, calls_before: int) -> None:
+    """Return when the process has written output, has ended, or has called Kinesis."""
     assert process.stdout is not None
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        # Another process has no event for us but what it writes.
+        # Another process gives no event except its output.
         if select.select([process.stdout], [], [], 0.05)[0] or _calls(kinesis) > calls_before:
             return
-    pytest.fail(f"neither a word nor a call to Kinesis within {SECONDS} s")
+    pytest.fail(f"no output and no call to Kinesis within {SECONDS} s")
 
 
-def _executed(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[int, str]:
-    """Run a line in a shell; end what lasts by Ctrl-C when it is at work."""
+def _run(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[int, str]:
+    """Run a line in a shell; interrupt a lasting command by Ctrl-C once it has started."""
     calls_before = _calls(kinesis)
     with subprocess.Popen(
         ["bash", "-o", "pipefail", "-c", text],
@@ -129,30 +129,31 @@ def _executed(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[i
         start_new_session=True,
     ) as process:
         try:
-            if re.search(LASTING, text):
-                _wait_until_at_work(process, kinesis, calls_before)
+            if re.search(RUNS_UNTIL_INTERRUPTED, text):
+                _wait_until_started(process, kinesis, calls_before)
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGINT)
-            said = process.communicate(timeout=SECONDS)[0]
+            output = process.communicate(timeout=SECONDS)[0]
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    return process.returncode, said
+    return process.returncode, output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", HERE, ids=[f"{place}: {text}" for text, place in HERE.items()])
-def test_a_command_on_a_page_does_what_it_should(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> None:
+def test_a_command_on_a_page_runs_without_an_error(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> None:
     if "0193..." in text:
-        listed = _executed("kpl dlq list orders.spool --letters --json", folder, kinesis)[1]
+        listed = _run("kpl dlq list orders.spool --letters --json", folder, kinesis)[1]
         text = text.replace("0193...", re.findall(r'"id":\s*"([^"]+)"', listed)[0])
-    # The port of a page may be somebody else's here.
+    # The port of a page may be in use on this machine.
     text = re.sub(r"kpl local\b", "kpl local --port 0", text)
-    status, said = _executed(text, folder, kinesis)
-    assert status in ({0, 130} if re.search(LASTING, text) else {0}), said
-    assert "Traceback" not in said
+    status, output = _run(text, folder, kinesis)
+    assert status in ({0, 130} if re.search(RUNS_UNTIL_INTERRUPTED, text) else {0}), output
+    assert "Traceback" not in output
 
 
-def test_what_is_executed_elsewhere_is_executed_there() -> None:
+def test_the_files_that_run_the_other_commands_exist() -> None:
     for command in COMMANDS:
         for pattern, place in ELSEWHERE.items():
             if re.fullmatch(pattern, command.text):
@@ -160,7 +161,7 @@ def test_what_is_executed_elsewhere_is_executed_there() -> None:
 
 
 @pytest.mark.parametrize("target", sorted({text.split()[1] for _, text in COMMANDS if text.startswith("make ")}))
-def test_a_target_of_make_is_there_and_the_gate_or_a_release_calls_it(target: str) -> None:
+def test_a_make_target_exists_and_the_gate_or_a_release_runs_it(target: str) -> None:
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
     release = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
     assert f" {target}" in GATE or f"make {target}" in release

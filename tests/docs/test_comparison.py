@@ -1,4 +1,4 @@
-"""docs/comparison.md: every cell has its evidence, and what it names here exists."""
+"""docs/comparison.md: every cell has its evidence, and every file that it names exists."""
 
 import re
 from pathlib import Path
@@ -30,13 +30,13 @@ def test_every_cell_of_a_row_has_its_evidence(row: list[str]) -> None:
         assert [product for product in PRODUCTS if f"**{product}**" not in section] == []
 
 
-def test_the_evidence_that_is_here_exists() -> None:
+def test_the_files_named_as_evidence_exist() -> None:
     named = set(re.findall(r"`((?:tests|benchmarks|docs)/[\w/.]+)`", PAGE))
     assert len(named) > 20
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
-def test_the_speeds_are_the_measured_ones() -> None:
+def test_the_speeds_match_the_measured_ones() -> None:
     results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
     (row,) = (row for row in ROWS if "(#speed)" in row[0])
     for product, program in {
@@ -65,7 +65,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize(("page", "row"), [(page, row) for page, rows in CLAIMS.items() for row in rows])
-def test_the_speeds_on_the_first_pages_are_the_measured_ones(page: str, row: str) -> None:
+def test_the_speeds_on_the_first_pages_match_the_measured_ones(page: str, row: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     (line,) = re.findall(rf"^\| {re.escape(row)} \| (.*) \|$", text, re.MULTILINE)
     results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def test_the_speeds_on_the_first_pages_are_the_measured_ones(page: str, row: str
             assert speed == pytest.approx(float(measured[1].replace(",", "")), rel=0.1)
 
 
-def test_the_first_page_counts_whom_it_is_compared_with() -> None:
+def test_the_first_page_states_the_number_of_compared_products() -> None:
     others = len(PRODUCTS) - 1
     assert f"beside {['no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight'][others]} others" in (
         ROOT / "docs" / "index.md"

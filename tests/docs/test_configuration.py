@@ -1,4 +1,4 @@
-"""docs/configuration.md against the code: each row of its tables is tried out on `Config`."""
+"""docs/configuration.md matches the code: each row of its tables is checked with `Config`."""
 
 import dataclasses
 import re
@@ -20,7 +20,7 @@ ROWS = {
 }
 OPTIONS = {field.name: field for field in dataclasses.fields(Config)}
 HINTS = get_type_hints(Config)
-# One bullet describes one option, or a few that belong together.
+# One bullet describes one option, or a few related ones.
 BULLETS: list[str] = re.findall(r"^- \*\*`.*?(?=^- |^\n?#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -60,12 +60,12 @@ def test_the_page_names_every_option_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_is_described_and_when_to_leave_it_alone(name: str) -> None:
+def test_an_option_has_a_description_that_says_when_to_leave_it_alone(name: str) -> None:
     assert "Leave" in _described(name)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_default_is_the_real_one(name: str) -> None:
+def test_a_default_matches_the_code(name: str) -> None:
     cell, default = ROWS[name][0], _default(name)
     match default:
         case None | bool():
@@ -82,7 +82,7 @@ def test_a_default_is_the_real_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if _is_number(HINTS[name])])
-def test_the_bounds_of_a_number_are_the_real_ones(name: str) -> None:
+def test_the_bounds_of_a_number_match_the_code(name: str) -> None:
     _, smallest, largest = ROWS[name]
     lowest = _number(smallest)
     assert _accepted(name, lowest)
@@ -95,7 +95,7 @@ def test_the_bounds_of_a_number_are_the_real_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if not _is_number(HINTS[name])])
-def test_what_is_no_number_has_no_bounds(name: str) -> None:
+def test_an_option_that_is_not_a_number_has_no_bounds(name: str) -> None:
     assert ROWS[name][1:] == ("-", "-")
 
 
@@ -109,7 +109,7 @@ def test_every_code_that_is_not_retried_is_named() -> None:
     assert [code for code in NON_RETRYABLE_ERROR_CODES if f"`{code}`" not in described] == []
 
 
-def test_what_a_stream_may_have_of_its_own_is_listed() -> None:
+def test_the_options_of_a_single_stream_are_listed() -> None:
     section = PAGE.partition("### What a stream may have of its own")[2].partition("\n## ")[0]
     listed = [line for line in section.splitlines() if " · " in line]
     assert re.findall(r"`(\w+)`", "\n".join(listed)) == [field.name for field in dataclasses.fields(StreamConfig)]

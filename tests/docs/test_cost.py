@@ -33,7 +33,7 @@ def _fit(data_bytes: int) -> int:
 
 
 @pytest.mark.parametrize(("data_bytes", "fit", "alone", "aggregated", "ratio"), ROWS)
-def test_a_row_is_what_the_encoder_and_the_meter_say(
+def test_a_row_matches_the_encoder_and_the_meter(
     data_bytes: int, fit: int, alone: int, aggregated: int, ratio: int
 ) -> None:
     assert _fit(data_bytes) == fit
@@ -48,7 +48,7 @@ def test_the_table_has_its_rows() -> None:
 
 
 def test_the_core_imports_no_client_before_a_producer_is_opened() -> None:
-    # In a process of its own: here everything is imported already.
+    # In a separate process, because this one has imported everything already.
     program = "import kpl_core, sys; print(*sorted({'aiobotocore', 'aiohttp', 'botocore'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
     assert ended.stdout.split() == []

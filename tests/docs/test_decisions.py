@@ -13,7 +13,7 @@ LONGEST_RECORD_LINES = 90
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-def test_a_record_says_context_decision_and_consequences_on_one_page(record: Path) -> None:
+def test_a_record_has_context_decision_and_consequences_on_one_page(record: Path) -> None:
     text = record.read_text(encoding="utf-8")
     number = int(record.stem.partition("-")[0])
     assert text.startswith(f"# {number}. ")
@@ -22,7 +22,7 @@ def test_a_record_says_context_decision_and_consequences_on_one_page(record: Pat
     assert len(text.splitlines()) <= LONGEST_RECORD_LINES
 
 
-def test_no_number_is_given_twice() -> None:
+def test_every_record_has_its_own_number() -> None:
     numbers = [record.name.partition("-")[0] for record in RECORDS]
     assert len(numbers) == len(set(numbers))
 

@@ -1,4 +1,4 @@
-"""docs/design.md and the decisions name code that exists, and pages that exist."""
+"""docs/design.md and the decisions name only code and pages that exist."""
 
 import ast
 import re
@@ -26,13 +26,13 @@ def _references(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def _source(path: str) -> Path:
-    """Return the file that a page means: below a package it names, else below kpl_core."""
+    """Return the file that a page names: below the named package, else below kpl_core."""
     package, _, rest = path.partition("/")
     return PACKAGES[package] / rest if package in PACKAGES else CORE / path
 
 
 def _names(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
-    """Return what a body defines, each with its own body."""
+    """Return the definitions in a body, each with its own body."""
     names: dict[str, list[ast.stmt]] = {}
     for node in body:
         if isinstance(node, Definition):
@@ -86,6 +86,6 @@ def test_every_file_of_the_core_is_on_the_map() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
-def test_every_link_to_another_page_leads_somewhere(page: Path) -> None:
+def test_every_linked_page_exists(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

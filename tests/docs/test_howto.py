@@ -1,4 +1,4 @@
-"""The Python on the pages runs: programs against a local Kinesis, tests under pytest."""
+"""The Python code on the pages runs: programs with a local Kinesis, tests with pytest."""
 
 import os
 import re
@@ -43,14 +43,14 @@ def kinesis() -> Iterator[ThreadedLocalKinesis]:
 
 
 @pytest.mark.parametrize(("place", "code"), PROGRAMS, ids=[place for place, _ in PROGRAMS])
-def test_a_program_on_a_page_runs_and_prints_what_it_says(
+def test_a_program_on_a_page_prints_what_its_comments_promise(
     place: str,
     code: str,
     kinesis: ThreadedLocalKinesis,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # As the page tells its reader to.
+    # As the page instructs the reader.
     monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", kinesis.endpoint_url)
     exec(compile(code, place, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
     printed = capsys.readouterr()

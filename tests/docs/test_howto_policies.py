@@ -1,4 +1,4 @@
-"""The programs on the page about rates and fairness run, and print what their comments say."""
+"""The programs on the page about rates and fairness run and print what their comments promise."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("code", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_a_program_on_the_page_prints_what_it_says(
+def test_a_program_on_the_page_prints_what_its_comments_promise(
     code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "Producer(" in code:
@@ -30,14 +30,14 @@ def test_a_program_on_the_page_prints_what_it_says(
     assert [line for line in promised if line not in printed.out.splitlines()] == []
 
 
-def test_the_table_of_overflow_is_the_gates() -> None:
+def test_the_overflow_table_matches_the_gate() -> None:
     words = {"queued": "waits as", "downgraded": "waits as", "diverted": "the fallback handler", "refused": "refused"}
     for (overflow, tier), (verdict, waits_in) in OVERFLOW.items():
         (row,) = re.findall(rf'^\| `"{overflow}"` \| (.+?) \| (.+?) \| (.+?) \|$', PAGE, re.MULTILINE)
         assert row[TIERS.index(tier)] == " ".join(filter(None, [words[verdict], waits_in]))
 
 
-def test_a_thousand_newcomers_are_each_served_once_before_anybodys_second_turn() -> None:
+def test_a_thousand_new_flows_are_each_served_once_before_any_second_turn() -> None:
     queue: FairQueue[str] = FairQueue(weight_of=lambda flow: 1_000 if flow == "heavy" else 1)
     for flow in ["heavy", *map(str, range(1_000))]:
         for _ in range(2):

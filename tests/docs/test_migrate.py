@@ -1,4 +1,4 @@
-"""docs/migrate/: what the pages send their readers to exists."""
+"""docs/migrate/: every option and method that the pages name exists."""
 
 import dataclasses
 import inspect
@@ -21,20 +21,20 @@ def _option_rows() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), _option_rows(), ids=[theirs for theirs, _ in _option_rows()])
-def test_an_option_of_the_kpl_has_the_one_that_the_page_names(theirs: str, ours: str) -> None:
-    named = {re.match(r"\w+", text)[0] for text in re.findall(r"`(\w.*?)`", ours)}  # type: ignore[index] # begins so
+def test_the_option_named_for_a_kpl_option_exists(theirs: str, ours: str) -> None:
+    named = {re.match(r"\w+", text)[0] for text in re.findall(r"`(\w.*?)`", ours)}  # type: ignore[index] # the pattern matches
     assert named - OPTIONS - {"kpl_core"} == set()
 
 
-def test_no_option_of_the_kpl_stands_twice() -> None:
+def test_no_kpl_option_is_listed_twice() -> None:
     names = [re.sub(r" \(.*", "", name) for theirs, _ in _option_rows() for name in theirs.split(", ")]
     assert len(names) > 40
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.stem)
-def test_what_a_page_calls_on_a_producer_is_there(page: Path) -> None:
-    # What they have stands in the first column.
+def test_the_producer_methods_on_a_page_exist(page: Path) -> None:
+    # The first column has the other product's names.
     ours = re.sub(r"^\| [^|]* \|", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     called = set(re.findall(r"\bproducer\.(\w+)", ours))
     assert [name for name in called if not hasattr(Producer, name)] == []

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules speak of what is exported, and of nothing else."""
+"""The dashboard and the alert rules use only metrics that are exported."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from kpl_integrations.metrics.catalogue import METRICS, Kind
 OBSERVABILITY = Path(__file__).parents[2] / "docs" / "observability"
 NAME = re.compile(r"\b((?:kinesis|token_bucket)_[a-z_]+)")
 LABELLED = re.compile(r"\b((?:kinesis|token_bucket)_[a-z_]+)\{([^}]*)\}")
-# What Prometheus adds to every series, and to the buckets of a histogram.
+# Labels that Prometheus adds to every series, and to the buckets of a histogram.
 EVERYWHERE = {"job", "instance", "le"}
 
 
@@ -48,7 +48,7 @@ def test_every_metric_is_on_the_dashboard():
     assert shown == set(METRICS)
 
 
-def test_panels_do_not_overlap_and_each_says_what_it_means():
+def test_panels_do_not_overlap_and_each_has_a_description():
     panels = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())["panels"]
     taken: set[tuple[int, int]] = set()
     for panel in panels:
@@ -64,7 +64,7 @@ def test_panels_do_not_overlap_and_each_says_what_it_means():
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-def test_every_alert_says_what_to_do():
+def test_every_alert_has_a_summary_and_an_action():
     text = (OBSERVABILITY / "alerts.yml").read_text()
     alerts = re.findall(r"- alert: (\w+)", text)
     assert len(alerts) == len(set(alerts)) == text.count(" action: ") == text.count(" summary: ")

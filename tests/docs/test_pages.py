@@ -1,4 +1,4 @@
-"""Every page is in the site's navigation, every link leads somewhere, every block of Python on every page runs."""
+"""Every page is in the site's navigation, every link works, and every Python block on every page runs."""
 
 import os
 import re
@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 OUTSIDE = sorted(ROOT.glob("*.md"))
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
-# These say what their programs print, and are run one by one: test_howto.py, test_howto_policies.py, test_tutorial.py.
+# The programs of these pages run one by one, in test_howto.py, test_howto_policies.py and test_tutorial.py.
 RUN_ELSEWHERE = {
     DOCS / "configuration.md",
     DOCS / "howto" / "policies.md",
@@ -49,7 +49,7 @@ def _broken_links(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", [*OUTSIDE, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_works(page: Path) -> None:
     assert list(_broken_links(page)) == []
 
 
@@ -60,7 +60,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 def _programs(page: Path) -> list[str]:
-    """Return the page's Python, but for what is shown to be replaced."""
+    """Return the page's Python blocks, except code titled "before"."""
     found = re.findall(r"^```python(?: title=\"(.*?)\")?\n(.*?)^```$", _text(page), re.MULTILINE | re.DOTALL)
     return [code for title, code in found if not title.startswith("before")]
 
@@ -75,13 +75,13 @@ def kinesis() -> Iterator[ThreadedLocalKinesis]:
 
 
 @pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: str(page.relative_to(DOCS)))
-def test_the_python_on_a_page_runs_and_prints_what_it_says(
+def test_the_python_on_a_page_prints_what_its_comments_promise(
     page: Path, kinesis: ThreadedLocalKinesis, tmp_path: Path
 ) -> None:
     programs = _programs(page)
     for number, code in enumerate(programs):
         (tmp_path / f"block_{number}.py").write_text(code, encoding="utf-8")
-    # One interpreter for a page: most of the time would go to imports.
+    # One interpreter per page, because imports would take most of the time.
     runner = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n"
     ended = subprocess.run(
         [sys.executable, "-c", runner, *sorted(map(str, tmp_path.glob("block_*.py")))],

@@ -1,4 +1,4 @@
-"""docs/runbook.md at three in the morning: its words are the program's, and its commands do what it says."""
+"""docs/runbook.md quotes the program's own messages, and its commands work as described."""
 
 import re
 import shutil
@@ -20,9 +20,9 @@ def commands() -> list[str]:
     return re.findall(r"```sh\n(.*?)```", DAMAGED, flags=re.DOTALL)
 
 
-def test_the_messages_of_a_spool_are_the_programs_own():
+def test_the_spool_messages_match_the_code():
     sources = [path.read_text(encoding="utf-8") for path in Path(spool_error.__file__).parent.glob("*.py")]
-    # A message may be written in pieces of one sentence.
+    # The code may split a message into several string literals.
     said = re.sub(r'"\s*f?"', "", " ".join(sources))
     table = PAGE[PAGE.index("| message | do |") : PAGE.index("**A damaged file.**")]
     rows = [row for row in table.splitlines() if row.startswith("| `")]
@@ -35,7 +35,7 @@ def test_the_messages_of_a_spool_are_the_programs_own():
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A folder with MOVED, a spool of which one page in the middle of the records was overwritten."""
+    """Return a folder with MOVED, a spool in which one page in the middle of the records was overwritten."""
     moved = tmp_path / "MOVED"
     with Spool(SpoolOptions(path=moved)) as spool:
         queue = DeadLetterQueue(spool)
@@ -49,7 +49,7 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def typed(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Type commands into a shell that ends at the first that fails."""
+    """Run commands in a shell that ends at the first failing command."""
     return subprocess.run(
         ["sh", "-e", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False
     )
@@ -57,12 +57,12 @@ def typed(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the command sqlite3 is not installed")
 @pytest.mark.parametrize("way", [0, 1])
-def test_what_a_damaged_file_still_has_is_saved_by_the_commands_as_printed(damaged: Path, way: int):
+def test_the_printed_commands_save_the_records_of_a_damaged_file(damaged: Path, way: int):
     recover, dump, count = commands()
     saved = typed((recover, dump)[way], damaged)
     recovered = damaged / "RECOVERED"
     if way == 0 and saved.returncode != 0:
-        # As on Debian: it says so, and leaves no empty file behind that would open as a spool.
+        # As on Debian: it reports an error and leaves no empty file that would open as a spool.
         assert "error" in saved.stderr
         assert not recovered.exists()
         return

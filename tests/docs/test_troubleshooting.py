@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md is arranged by the program's own words; they are words of the program."""
+"""The headings of docs/troubleshooting.md are the program's own words."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ SOURCES = "\n".join(
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_what_a_reader_looks_for_is_what_the_program_says(word: str) -> None:
+def test_a_heading_is_a_word_of_the_program(word: str) -> None:
     assert f'"{word}"' in SOURCES or f"class {word}(" in SOURCES
 
 

@@ -1,4 +1,4 @@
-"""The tutorial, followed to the letter: its files written, its server started, its requests sent, its tests run."""
+"""The tutorial works: the test writes its files, starts its server, sends its requests and runs its tests."""
 
 import os
 import re
@@ -15,6 +15,7 @@ import pytest
 import kpl_core
 from kpl_core import decode
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
@@ -22,7 +23,7 @@ PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the tutorial's files; blocks of one title follow one another in one file."""
+    """Return a folder with the tutorial's files; blocks with the same title are appended to one file."""
     for title, code in re.findall(r"^```python title=\"(.+?)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         with (tmp_path / title).open("a", encoding="utf-8") as file:
             file.write(f"{code}\n\n")
@@ -62,7 +63,7 @@ def _wait_until_listening(port: int, server: subprocess.Popen[str]) -> None:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         assert server.poll() is None, server.communicate()[0]
-        time.sleep(0.1)  # another process starts; it has no event for us
+        time.sleep(0.1)  # another process starts and gives no event
     pytest.fail("uvicorn did not listen within 30 s")
 
 
@@ -79,16 +80,11 @@ def _serve(app: str, folder: Path, environment: dict[str, str], port: int) -> su
     return server
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def test_the_service_takes_orders_and_accounts_for_them(
+@pytest.mark.long
+def test_the_service_accepts_orders_and_reports_them(
     folder: Path, environment: dict[str, str], kinesis: ThreadedLocalKinesis
 ) -> None:
-    port = _free_port()
+    port = free_port()
     server = _serve("app:app", folder, environment, port)
     try:
         assert _post(port, "/orders", '{"customer": "ada", "total": 12}')[0] == 202
@@ -102,8 +98,9 @@ def test_the_service_takes_orders_and_accounts_for_them(
     assert "1 delivered, 0 failed, 0 buffered" in said
 
 
-def test_the_other_service_answers_when_it_is_stored(folder: Path, environment: dict[str, str]) -> None:
-    port = _free_port()
+@pytest.mark.long
+def test_the_other_service_answers_when_the_order_is_stored(folder: Path, environment: dict[str, str]) -> None:
+    port = free_port()
     server = _serve("stored:app", folder, environment, port)
     try:
         status, body = _post(port, "/orders/ada", "")
@@ -114,6 +111,7 @@ def test_the_other_service_answers_when_it_is_stored(folder: Path, environment: 
     assert '"shard":"shardId-' in body
 
 
+@pytest.mark.long
 def test_its_tests_pass(folder: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "test_app.py"]
     ended = subprocess.run(

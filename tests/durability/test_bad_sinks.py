@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core.durability.dead_letters import Refusal, SinkReport
+from kpl_core.durability.dead_letters import RefusedLetter, SinkReport
 from kpl_core.durability.spool import DeadLetter
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.testing import RecordError
@@ -31,7 +31,7 @@ class Sink:
     ("answer", "dead_lettered"),
     [
         (lambda letters: SinkReport(len(letters), ()), 2),
-        (lambda letters: SinkReport(1, (Refusal(letters[0], "too large"),)), 1),
+        (lambda letters: SinkReport(1, (RefusedLetter(letters[0], "too large"),)), 1),
         (OSError("gone"), 0),
         # Nothing returned is what is forgotten most easily.
         (None, 0),

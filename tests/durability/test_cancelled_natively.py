@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from kpl_core.durability.spool import AsyncSpool, Spool
-from kpl_core.durability.spool.store import SpoolStore, Totals
+from kpl_core.durability.spool.store import SpoolStore, SpoolTotals
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.testing import RecordError
 from tests.durability.scene import STREAM, assert_invariant, producer, service
@@ -48,7 +48,7 @@ async def test_a_file_that_was_being_opened_when_the_start_was_given_up_is_not_l
     reached, go_on = threading.Event(), threading.Event()
     opened = SpoolStore.open
 
-    def slow(store: SpoolStore) -> Totals:
+    def slow(store: SpoolStore) -> SpoolTotals:
         reached.set()
         assert go_on.wait(30)
         return opened(store)

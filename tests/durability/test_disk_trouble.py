@@ -41,7 +41,7 @@ def nothing(_: Path) -> None:
 # What happened to the file, where it is in the folder, what the producer raises, in what words.
 AT_THE_START: list[tuple[Callable[[Path], None], str, type[SpoolError], str]] = [
     (overwritten, "spool.db", SpoolCorrupt, "the file is damaged.* move it away with its -wal file"),
-    (somebody_elses, "spool.db", SpoolCorrupt, "the file is no SQLite database.* give the spool another path"),
+    (somebody_elses, "spool.db", SpoolCorrupt, "the file is not an SQLite database.* give the spool another path"),
     (nothing, "missing/spool.db", SpoolUnavailable, "No such file or directory"),
 ]
 

@@ -25,7 +25,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from tests.faults.books import STREAM, assert_closed
 from tests.virtual_time import Backend
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.long, pytest.mark.anyio]
 ROUNDS = 12
 # The allocator rounds up, dictionaries have grown, interned numbers are kept: noise, not a leak.
 TOLERATED_OBJECTS = 200

@@ -1,4 +1,4 @@
-"""Liveness and readiness, as an orchestrator asks for them."""
+"""Liveness and readiness endpoints."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ from kpl_integrations.asgi import (
 from kpl_integrations.asgi.testing import KinesisDouble
 
 
-def test_readiness_follows_the_buffer_and_never_asks_aws(kinesis_double: KinesisDouble) -> None:
+def test_readiness_follows_the_buffer_and_never_calls_aws(kinesis_double: KinesisDouble) -> None:
     async def put_two(request: Request) -> Response:
         producer = producer_of(request.scope)
         for data in (b"first", b"second"):

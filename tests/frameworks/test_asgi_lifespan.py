@@ -30,7 +30,7 @@ from kpl_integrations.fastapi import KinesisRouter, ProducerDep, get_producer
 
 
 class KinesisStateOf:
-    """An application in whose state stands a producer."""
+    """An application with a producer in its state."""
 
     def __init__(self, app: ASGIApp, producer: Producer) -> None:
         self._app = app
@@ -51,7 +51,7 @@ async def own_lifespan(app: object) -> AsyncIterator[dict[str, str]]:
     yield {"own": "kept"}
 
 
-def test_it_is_the_lifespan_of_an_application(kinesis_double: KinesisDouble) -> None:
+def test_it_works_as_the_lifespan_of_an_application(kinesis_double: KinesisDouble) -> None:
     lifespan = KinesisLifespan()
     with TestClient(Starlette(routes=[Route("/", put_one)], lifespan=lifespan)) as client:
         assert client.get("/").json() == {"successful": True, "own": None}
@@ -59,13 +59,13 @@ def test_it_is_the_lifespan_of_an_application(kinesis_double: KinesisDouble) -> 
     assert (lifespan.report.accepted, lifespan.report.delivered) == (1, 1)
 
 
-def test_it_wraps_a_lifespan_and_yields_what_that_yielded(kinesis_double: KinesisDouble) -> None:
+def test_it_wraps_a_lifespan_and_yields_its_state(kinesis_double: KinesisDouble) -> None:
     app = Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan(lifespan=own_lifespan))
     with TestClient(app) as client:
         assert client.get("/").json() == {"successful": True, "own": "kept"}
 
 
-def test_it_is_a_router_beside_the_applications_own_lifespan(kinesis_double: KinesisDouble) -> None:
+def test_a_router_works_beside_the_applications_own_lifespan(kinesis_double: KinesisDouble) -> None:
     app = FastAPI(lifespan=own_lifespan)
     app.include_router(KinesisRouter())
     app.add_route("/", put_one)
@@ -80,7 +80,7 @@ def test_it_wraps_any_application(kinesis_double: KinesisDouble) -> None:
         assert client.get("/").json() == {"successful": True, "own": "kept"}
 
 
-def test_it_wraps_an_application_that_knows_no_lifespan(kinesis_double: KinesisDouble) -> None:
+def test_it_wraps_an_application_without_lifespan_support(kinesis_double: KinesisDouble) -> None:
     async def app(scope, receive, send):
         assert scope["type"] == "http", "no lifespan here"
         await JSONResponse({"open": isinstance(producer_of(scope), Producer)})(scope, receive, send)
@@ -89,7 +89,7 @@ def test_it_wraps_an_application_that_knows_no_lifespan(kinesis_double: KinesisD
         assert client.get("/").json() == {"open": True}
 
 
-def test_an_application_that_fails_to_start_says_so_through_the_wrapper(kinesis_double: KinesisDouble) -> None:
+def test_the_wrapper_passes_on_a_failed_startup(kinesis_double: KinesisDouble) -> None:
     @contextlib.asynccontextmanager
     async def broken(app: object) -> AsyncIterator[None]:
         message = "the database is away"
@@ -105,7 +105,7 @@ def test_an_application_that_fails_to_start_says_so_through_the_wrapper(kinesis_
     assert lifespan.report is not None
 
 
-def test_the_own_lifespan_ends_before_the_producer_does(kinesis_double: KinesisDouble) -> None:
+def test_the_applications_lifespan_ends_before_the_producer_closes(kinesis_double: KinesisDouble) -> None:
     @contextlib.asynccontextmanager
     async def puts_at_the_end(app: object) -> AsyncIterator[dict[str, str]]:
         yield {}
@@ -161,8 +161,8 @@ def test_the_dependency_can_be_overridden() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_dependency_waits_for_no_thread(kinesis_double: KinesisDouble) -> None:
-    """Sync routes share 40 threads; when all of them work, an async route is answered all the same."""
+async def test_the_dependency_needs_no_thread(kinesis_double: KinesisDouble) -> None:
+    """Sync routes share 40 threads; while all of them are busy, an async route is still answered."""
     app = FastAPI()
 
     @app.get("/")
@@ -183,7 +183,7 @@ async def test_the_dependency_waits_for_no_thread(kinesis_double: KinesisDouble)
         threads.total_tokens = tokens
 
 
-def test_a_second_producer_has_a_name_of_its_own(kinesis_double: KinesisDouble) -> None:
+def test_a_second_producer_can_have_its_own_name(kinesis_double: KinesisDouble) -> None:
     @contextlib.asynccontextmanager
     async def second(app: object) -> AsyncIterator[dict[str, object]]:
         async with KinesisLifespan(Config(region="eu-west-1")).open_producer() as state:
@@ -198,14 +198,14 @@ def test_a_second_producer_has_a_name_of_its_own(kinesis_double: KinesisDouble) 
         assert client.get("/").json() == ["us-east-1", "eu-west-1"]
 
 
-def test_two_producers_under_one_name_are_an_error_that_says_what_to_do(kinesis_double: KinesisDouble) -> None:
+def test_two_producers_under_one_name_are_an_error_with_advice(kinesis_double: KinesisDouble) -> None:
     outer = KinesisLifespan(lifespan=KinesisLifespan())
-    with pytest.raises(ConfigError, match="under a name of your own"), TestClient(Starlette(lifespan=outer)):
+    with pytest.raises(ConfigError, match="under another name"), TestClient(Starlette(lifespan=outer)):
         pass
     assert outer.report is not None
 
 
-def test_a_mounted_app_that_brings_its_own_lifespan_is_told_the_cause_and_the_fix() -> None:
+def test_the_error_of_a_mounted_app_with_its_own_lifespan_has_cause_and_fix() -> None:
     inner = FastAPI(lifespan=KinesisLifespan())
 
     @inner.get("/")
@@ -224,7 +224,7 @@ def test_a_mounted_app_shares_the_outermost_apps_producer(kinesis_double: Kinesi
         assert client.get("/inner/").json()["successful"]
 
 
-def test_an_app_whose_lifespan_did_not_run_is_told_the_usual_reasons() -> None:
+def test_the_error_of_an_app_without_a_lifespan_run_lists_the_usual_causes() -> None:
     app = FastAPI(lifespan=KinesisLifespan())
 
     @app.get("/")
@@ -234,14 +234,14 @@ def test_an_app_whose_lifespan_did_not_run_is_told_the_usual_reasons() -> None:
         TestClient(app).get("/")
 
 
-def test_lazy_asks_kinesis_nothing(kinesis_double: KinesisDouble) -> None:
+def test_lazy_startup_does_not_call_kinesis(kinesis_double: KinesisDouble) -> None:
     fault = kinesis_double.faults.add(ErrorAnswer("ResourceNotFoundException"))
     with TestClient(Starlette(lifespan=KinesisLifespan())) as client:
         assert client.get("/").status_code == 404
     assert fault.fired == 0
 
 
-def test_steady_state_asks_for_the_map_once_and_never_describes_the_stream_again(
+def test_steady_state_lists_shards_once_and_never_describes_the_stream(
     kinesis_double: KinesisDouble,
 ) -> None:
     asked = {
@@ -256,13 +256,13 @@ def test_steady_state_asks_for_the_map_once_and_never_describes_the_stream_again
     assert asked["DescribeStream"].fired == 0
 
 
-def test_verify_fails_at_once_and_names_stream_and_answer(kinesis_double: KinesisDouble) -> None:
+def test_verify_fails_at_once_with_the_stream_and_kinesis_answer(kinesis_double: KinesisDouble) -> None:
     app = Starlette(lifespan=KinesisLifespan(streams=["orders", "refunds"], startup="verify"))
     with pytest.raises(StartupFailed, match="'refunds' cannot be used: ResourceNotFoundException"), TestClient(app):
         pass
 
 
-def test_wait_asks_again_until_the_stream_answers(kinesis_double: KinesisDouble) -> None:
+def test_wait_retries_until_the_stream_answers(kinesis_double: KinesisDouble) -> None:
     fault = kinesis_double.faults.add(ErrorAnswer("ResourceNotFoundException"), When(operation="ListShards", times=1))
     app = Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan(streams=["orders"], startup="wait"))
     with TestClient(app) as client:
@@ -280,13 +280,13 @@ def test_wait_asks_again_until_the_stream_answers(kinesis_double: KinesisDouble)
         ({"startup_seconds": float("nan")}, "startup_seconds is nan"),
     ],
 )
-def test_an_option_out_of_bounds_is_an_error_that_says_so(options, words) -> None:
+def test_an_option_out_of_bounds_is_an_error(options, words) -> None:
     with pytest.raises(ConfigError, match=words):
         KinesisLifespan(**options)
 
 
 @pytest.mark.parametrize("seconds", [-1, 1.5])
-def test_a_retry_after_that_no_header_may_hold_is_an_error(seconds: float) -> None:
+def test_an_invalid_retry_after_is_an_error(seconds: float) -> None:
     with pytest.raises(ConfigError, match="retry_after_seconds"):
         BackpressureMiddleware(Starlette(), retry_after_seconds=seconds)  # type: ignore[arg-type]
 
@@ -306,7 +306,7 @@ def test_the_report_is_logged(kinesis_double: KinesisDouble, caplog: pytest.LogC
     assert "1 accepted: 1 delivered, 0 failed, 0 buffered" in caplog.text
 
 
-def test_records_that_failed_for_good_make_the_report_a_warning(
+def test_permanently_failed_records_make_the_report_a_warning(
     kinesis_double: KinesisDouble, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Starlette(routes=[Route("/", put_one)], lifespan=KinesisLifespan())
@@ -317,7 +317,7 @@ def test_records_that_failed_for_good_make_the_report_a_warning(
 
 
 @pytest.mark.anyio
-async def test_what_cannot_be_delivered_in_time_is_reported_not_lost(kinesis_double: KinesisDouble) -> None:
+async def test_undelivered_records_are_in_the_report(kinesis_double: KinesisDouble) -> None:
     kinesis_double.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     lifespan = KinesisLifespan(close_seconds=0.1)
     with anyio.fail_after(5):

@@ -70,7 +70,7 @@ def test_the_status_decides_what_is_published(kinesis_double: KinesisDouble, sta
     assert stored(kinesis_double) == [b"first", b"second"][:expected]
 
 
-def test_an_exception_publishes_nothing_and_gives_the_room_back(kinesis_double: KinesisDouble) -> None:
+def test_an_exception_publishes_no_record_and_releases_the_capacity(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
         raise LookupError
@@ -81,7 +81,7 @@ def test_an_exception_publishes_nothing_and_gives_the_room_back(kinesis_double: 
     assert stored(kinesis_double) == []
 
 
-def test_a_full_buffer_is_known_at_the_put_and_becomes_503(kinesis_double: KinesisDouble) -> None:
+def test_a_full_buffer_raises_at_the_put_and_becomes_503(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
         _ = producer.put_nowait("orders", partition_key="1", data=b"third")
@@ -97,7 +97,7 @@ def test_a_full_buffer_is_known_at_the_put_and_becomes_503(kinesis_double: Kines
     assert stored(kinesis_double) == []
 
 
-def test_without_an_outbox_a_refusal_does_not_say_that_nothing_was_put(kinesis_double: KinesisDouble) -> None:
+def test_without_an_outbox_a_503_does_not_claim_that_no_record_was_put(kinesis_double: KinesisDouble) -> None:
     async def route(request: Request) -> Response:
         put_two(producer_of(request.scope))
         return Response()
@@ -110,11 +110,11 @@ def test_without_an_outbox_a_refusal_does_not_say_that_nothing_was_put(kinesis_d
     with TestClient(app) as client:
         answer = client.get("/")
     assert answer.status_code == 503
-    assert answer.json()["detail"] == "The service holds as many records as it may; send this request again later."
+    assert answer.json()["detail"] == "The service's record buffer is full; send this request again later."
     assert stored(kinesis_double) == [b"first"]
 
 
-def test_what_was_reserved_always_finds_room(kinesis_double: KinesisDouble) -> None:
+def test_a_reserved_record_always_fits(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
         with pytest.raises(BufferFull):
@@ -126,7 +126,7 @@ def test_what_was_reserved_always_finds_room(kinesis_double: KinesisDouble) -> N
     assert stored(kinesis_double) == [b"first", b"second"]
 
 
-def test_each_tier_reserves_its_own_room_and_keeps_it_until_the_response(kinesis_double: KinesisDouble) -> None:
+def test_each_tier_reserves_its_own_capacity_until_the_response(kinesis_double: KinesisDouble) -> None:
     tiers = TierPolicy(critical_reserve=0.2, bulk_share=0.5)
     put: list[bytes] = []
 
@@ -157,7 +157,7 @@ def test_each_tier_reserves_its_own_room_and_keeps_it_until_the_response(kinesis
     assert sorted(stored(kinesis_double)) == sorted(put)
 
 
-def test_put_many_keeps_all_or_nothing(kinesis_double: KinesisDouble) -> None:
+def test_put_many_keeps_all_records_or_none(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         with pytest.raises(BufferFull):
             await producer.put_many("orders", [("1", b"a"), ("1", b"b"), ("1", b"c")])
@@ -171,7 +171,7 @@ def test_put_many_keeps_all_or_nothing(kinesis_double: KinesisDouble) -> None:
     assert stored(kinesis_double) == [b"a", b"b"]
 
 
-def test_what_is_kept_is_what_was_put_whatever_becomes_of_its_buffer(kinesis_double: KinesisDouble) -> None:
+def test_a_mutable_buffer_is_copied_at_the_put(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         buffer = bytearray(b"first")
         _ = producer.put_record_nowait("orders", UserRecord("1", cast("bytes", buffer)))
@@ -184,7 +184,7 @@ def test_what_is_kept_is_what_was_put_whatever_becomes_of_its_buffer(kinesis_dou
     assert stored(kinesis_double) == [b"first", b"first"]
 
 
-def test_an_outbox_answers_what_is_asked_of_a_producer(kinesis_double: KinesisDouble) -> None:
+def test_an_outbox_has_the_producers_methods(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         assert (producer.unready(), producer.statistics(), producer.report().accepted) == ([], {}, 0)
         return Response()
@@ -193,11 +193,11 @@ def test_an_outbox_answers_what_is_asked_of_a_producer(kinesis_double: KinesisDo
         assert client.get("/").status_code == 200
 
 
-def test_to_await_a_delivery_inside_the_request_is_an_error_that_says_so(kinesis_double: KinesisDouble) -> None:
+def test_awaiting_a_delivery_inside_the_request_is_an_error(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         delivery = producer.put_nowait("orders", partition_key="1", data=b"x")
         assert not delivery.done
-        with pytest.raises(ResultBeforeResponse, match="awaiting its delivery inside the request would wait for ever"):
+        with pytest.raises(ResultBeforeResponse, match="awaiting its delivery inside the request would never return"):
             await delivery
         return Response()
 
@@ -223,7 +223,7 @@ def test_a_background_task_may_await_the_delivery(kinesis_double: KinesisDouble)
     assert stored(kinesis_double) == [b"x", b"after"]
 
 
-def test_after_the_response_puts_wait_for_room_as_the_producers_own(kinesis_double: KinesisDouble) -> None:
+def test_after_the_response_puts_wait_for_capacity_like_the_producers(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
 
@@ -238,7 +238,7 @@ def test_after_the_response_puts_wait_for_room_as_the_producers_own(kinesis_doub
     assert stored(kinesis_double) == [b"first", b"second", b"third", b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_route_in_a_thread_is_told_to_be_async(kinesis_double: KinesisDouble) -> None:
+def test_a_put_in_a_threaded_route_raises_with_advice(kinesis_double: KinesisDouble) -> None:
     def route(request: Request) -> Response:
         producer = producer_of(request.scope)
         with pytest.raises(WrongEventLoop, match="declare the route `async def`"):
@@ -255,7 +255,7 @@ def test_a_route_in_a_thread_is_told_to_be_async(kinesis_double: KinesisDouble) 
     assert stored(kinesis_double) == [b"in the loop"]
 
 
-def test_a_streamed_body_puts_while_it_is_sent(kinesis_double: KinesisDouble) -> None:
+def test_a_streaming_response_can_put(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
 
@@ -271,7 +271,7 @@ def test_a_streamed_body_puts_while_it_is_sent(kinesis_double: KinesisDouble) ->
     assert stored(kinesis_double) == [b"first", b"second", b"0", b"1", b"2"]
 
 
-def test_a_discarded_delivery_says_that_it_was_discarded(kinesis_double: KinesisDouble) -> None:
+def test_awaiting_a_discarded_delivery_raises(kinesis_double: KinesisDouble) -> None:
     kept = []
 
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
@@ -286,7 +286,7 @@ def test_a_discarded_delivery_says_that_it_was_discarded(kinesis_double: Kinesis
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("status", "expected"), [(200, [b"first", b"second"]), (500, [])])
-async def test_a_client_that_went_away_changes_nothing(
+async def test_a_disconnected_client_changes_nothing(
     kinesis_double: KinesisDouble, status: int, expected: list[bytes]
 ) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
@@ -300,7 +300,7 @@ async def test_a_client_that_went_away_changes_nothing(
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_request_publishes_nothing(kinesis_double: KinesisDouble) -> None:
+async def test_a_cancelled_request_publishes_no_record(kinesis_double: KinesisDouble) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
         raise asyncio.CancelledError
@@ -311,7 +311,7 @@ async def test_a_cancelled_request_publishes_nothing(kinesis_double: KinesisDoub
 
 
 @pytest.mark.anyio
-async def test_discarded_room_goes_to_whoever_waits_for_it(kinesis_double: KinesisDouble) -> None:
+async def test_discarding_wakes_a_put_that_waits_for_capacity(kinesis_double: KinesisDouble) -> None:
     async with Producer(Config(max_outstanding_records=1), transport=kinesis_double.transport(Config())) as producer:
         entered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -352,7 +352,7 @@ async def test_a_producer_that_closed_during_the_request_becomes_503(kinesis_dou
 async def _request_of_a_vanished_client(
     app: Starlette, state: dict[str, Any] | None = None, statuses: list[int] | None = None
 ) -> None:
-    """Speak ASGI for a client that closed its connection once its request was sent."""
+    """Run the app for a client that disconnected after its request."""
     received = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A WebSocket has no status: it keeps the producer itself, and a full buffer closes or refuses it."""
+"""A WebSocket has no status, so it uses the producer itself; a full buffer closes or rejects the connection."""
 
 import pytest
 from starlette.applications import Starlette
@@ -23,7 +23,7 @@ def put_two(producer: OutboxProducer | Producer) -> None:
     producer.put_nowait("orders", partition_key="1", data=b"second")
 
 
-def test_a_websocket_keeps_the_producer_itself(kinesis_double: KinesisDouble) -> None:
+def test_a_websocket_uses_the_producer_itself(kinesis_double: KinesisDouble) -> None:
     async def socket(websocket: WebSocket) -> None:
         producer = producer_of(websocket.scope)
         await websocket.accept()
@@ -56,7 +56,7 @@ def test_a_full_buffer_closes_a_websocket_with_try_again_later(kinesis_double: K
         assert websocket.receive() == {"type": "websocket.close", "code": 1013, "reason": "buffer-full"}
 
 
-def test_a_full_buffer_refuses_a_websockets_handshake_with_503(kinesis_double: KinesisDouble) -> None:
+def test_a_full_buffer_rejects_a_websocket_handshake_with_503(kinesis_double: KinesisDouble) -> None:
     async def socket(websocket: WebSocket) -> None:
         put_two(producer_of(websocket.scope))
         put_two(producer_of(websocket.scope))

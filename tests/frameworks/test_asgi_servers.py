@@ -1,4 +1,4 @@
-"""Real servers, real signals, and an embedded Kinesis read back."""
+"""Real servers and real signals; the records are read back from a local Kinesis."""
 
 import asyncio
 import math
@@ -17,7 +17,9 @@ from kpl_integrations.asgi.lifespan import DEFAULT_CLOSE_SECONDS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.frameworks.log_stream import log_records, user_records
 from tests.frameworks.running_program import Running, running
+from tests.ports import free_port
 
+pytestmark = pytest.mark.long
 REPORT = re.compile(r"the Kinesis producer is closed: ([\d,]+) accepted: ([\d,]+) delivered, ([\d,]+) failed")
 
 
@@ -29,10 +31,7 @@ def kinesis() -> Iterator[ThreadedLocalKinesis]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        free: int = bound.getsockname()[1]
-        return free
+    return free_port()
 
 
 def uvicorn(port: int, *options: str) -> list[str]:
@@ -55,7 +54,7 @@ def expected_of(numbers: list[int]) -> set[bytes]:
 async def post_orders(
     port: int, count: int, *, connections: int, half_way: Callable[[], None] = lambda: None
 ) -> list[int]:
-    """Post orders from many connections, and call `half_way` there; return those that were answered."""
+    """Post orders from many connections, call `half_way` in the middle, and return the answered ones."""
     answered: list[int] = []
     numbers = iter(range(count))
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
@@ -83,7 +82,7 @@ def reports(said: str) -> list[tuple[int, ...]]:
     return [tuple(int(count.replace(",", "")) for count in each) for each in REPORT.findall(said)]
 
 
-def test_sigterm_in_the_middle_loses_no_record_of_an_answered_request(kinesis, port, tmp_path: Path):
+def test_sigterm_loses_no_record_of_an_answered_request(kinesis, port, tmp_path: Path):
     with running(uvicorn(port), tmp_path / "output", {"KPL_ENDPOINT_URL": kinesis.endpoint_url}) as server:
         server.wait_until_said("Application startup complete")
         asked_at = math.inf
@@ -107,7 +106,7 @@ def test_sigterm_in_the_middle_loses_no_record_of_an_answered_request(kinesis, p
     assert status in {0, -signal.SIGTERM}
 
 
-def test_each_worker_of_uvicorn_has_a_producer_of_its_own(kinesis, port, tmp_path: Path):
+def test_each_uvicorn_worker_has_its_own_producer(kinesis, port, tmp_path: Path):
     command = uvicorn(port, "--workers", "2")
     with running(command, tmp_path / "output", {"KPL_ENDPOINT_URL": kinesis.endpoint_url}) as server:
         server.wait_until_said("Uvicorn running")
@@ -120,7 +119,7 @@ def test_each_worker_of_uvicorn_has_a_producer_of_its_own(kinesis, port, tmp_pat
     assert sum(accepted for accepted, _, _ in reports(server.said())) == 3_000
 
 
-def test_gunicorn_with_preload_loses_nothing_and_sends_nothing_twice(kinesis, port, tmp_path: Path):
+def test_gunicorn_with_preload_delivers_each_record_once(kinesis, port, tmp_path: Path):
     command = gunicorn(port, "--preload", "--no-control-socket", "--workers", "2")
     more = {"KPL_ENDPOINT_URL": kinesis.endpoint_url, "LOG_STREAM": "logs"}
     with running(command, tmp_path / "output", more) as server:
@@ -144,7 +143,7 @@ def _wait_until_complete(server: Running, *, workers: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_socket_and_the_outbox_under_a_real_server(kinesis, port, tmp_path: Path):
+def test_websocket_and_outbox_work_under_a_real_server(kinesis, port, tmp_path: Path):
     more = {"KPL_ENDPOINT_URL": kinesis.endpoint_url, "OUTBOX": "1"}
     with running(uvicorn(port), tmp_path / "output", more) as server:
         server.wait_until_said("Application startup complete")

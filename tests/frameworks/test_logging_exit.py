@@ -12,6 +12,7 @@ from tests.frameworks.black_hole import black_hole, refusing
 from tests.frameworks.log_stream import log_records
 from tests.frameworks.running_program import run
 
+pytestmark = pytest.mark.long
 MIB = 1024 * 1024
 LOSS = re.compile(r"([\d,]+) of ([\d,]+) log records were lost \((.*)\)")
 

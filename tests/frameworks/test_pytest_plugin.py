@@ -1,4 +1,4 @@
-"""The fixture as an application's own tests get it: installed, with nothing to configure."""
+"""The fixture as the tests of an application see it: installed, without configuration."""
 
 import subprocess
 import sys
@@ -32,12 +32,12 @@ def test_each_test_begins_with_an_empty_stream(kinesis_double):
     assert kinesis_double.user_records("orders") == []
 
 
-def test_nothing_stands_in_where_nobody_asks():
+def test_without_the_fixture_the_real_transport_is_used():
     assert KinesisLifespan.transport_override is None
 """
 
 
-def test_pytest_finds_the_fixture_and_its_mark_by_itself(tmp_path: Path) -> None:
+def test_pytest_loads_the_fixture_and_its_mark(tmp_path: Path) -> None:
     (tmp_path / "test_app.py").write_text(TESTS, encoding="utf-8")
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-W", "error", "-p", "no:cacheprovider", "."],

@@ -16,7 +16,7 @@ import pytest
 from aiobotocore.session import get_session
 from botocore.config import Config
 
-from kpl_core.coordination.scaled_limits import Consumption, ConsumptionSummary
+from kpl_core.coordination.proportional import Consumption, ConsumptionSummary
 from kpl_integrations.dynamodb_limits import (
     AsyncDistributedRateAggregator,
     AsyncDistributedRateWorker,

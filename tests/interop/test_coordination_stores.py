@@ -10,11 +10,10 @@ from redis.asyncio import Redis
 
 from kpl_core import CoordinationOptions
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_meeting import SUMMARY_NAME
-from kpl_core.coordination.report import Pair
+from kpl_core.coordination.lease_sync import SUMMARY_NAME
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
-from kpl_core.coordination.store_url import open_store
-from kpl_core.coordination.summary import decode_summary
+from kpl_core.coordination.store_objects import Pair, decode_summary
+from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.worker import CoordinationWorker
 from tests.coordination.fights import assert_never_two_winners
 from tests.coordination.store_contract import CONTRACT
@@ -91,7 +90,7 @@ async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
             passed = anyio.current_time() - began
             return {"orders/shard-0": Usage((900.0, 9e5), (passed * 1e4, passed * 1e7))}
 
-        def obey(told: Mapping[str, Pair]) -> None:
+        def apply_shares(told: Mapping[str, Pair]) -> None:
             shares[f"w{index}"] = told["orders/shard-0"]
 
         # HTTP's clock has whole seconds, so no shorter interval.
@@ -102,7 +101,7 @@ async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
             interval_seconds=2.0,
             store_timeout_seconds=10.0,
         )
-        return CoordinationWorker(stores[index], options, usages=usages, obey=obey)
+        return CoordinationWorker(stores[index], options, usages=usages, apply_shares=apply_shares)
 
     workers = [worker(index) for index in range(3)]
     try:

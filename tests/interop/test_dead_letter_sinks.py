@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from aiobotocore.session import get_session
 
+from kpl_core.durability.dead_letters.aws_sinks import S3Sink, SqsSink
 from kpl_core.durability.dead_letters.dead_letter_sink import SinkReport
-from kpl_core.durability.dead_letters.s3_sink import S3Sink
-from kpl_core.durability.dead_letters.sqs_sink import SqsSink
 from kpl_core.durability.spool.envelope import DeadLetter, dead_letter_of, letter_id, spooled_record_of
 from tests.interop.emulators import Emulator
 

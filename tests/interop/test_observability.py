@@ -17,24 +17,25 @@ from botocore.session import get_session
 from kpl_core import BreakerPolicy, Config, DeadLetterOptions, Producer, SpoolOptions
 from kpl_core.hooks import CoordinatorMet, ShardRateChanged
 from kpl_core.testing import FakeKinesis, FakeTransport
-from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics
+from kpl_integrations.metrics.cloudwatch import KPL_METRICS, CloudWatchMetrics
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
-from kpl_integrations.metrics.gateway_sources import coordinator_source, request_source, tenant_wait_source
-from kpl_integrations.metrics.kpl_names import KPL_METRICS
+from kpl_integrations.metrics.metrics_hook import Sample
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from kpl_integrations.metrics.sources import (
     breaker_source,
+    coordinator_source,
     dead_letter_source,
     producer_source,
+    request_source,
     spool_source,
+    tenant_wait_source,
     token_bucket_source,
 )
-from kpl_integrations.metrics.translation import Sample
 from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
 from tests.frameworks.running_program import wait_until
-from tests.integrations.test_metrics_cloudwatch import EXPIRED, finished, request
 from tests.interop.emulators import Emulator
 from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
+from tests.metrics.test_cloudwatch import EXPIRED, finished, request
 
 NO_PROMETHEUS = "no `prometheus` on the PATH, so nothing was scraped (Debian, Ubuntu: apt install prometheus)"
 TENANTS = 10_000

@@ -259,7 +259,7 @@ def test_critical_work_too_large_for_a_lower_tier_is_refused_rather_than_kept_fo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"overflow": "drop"}, "overflow is 'drop'; it must be one of queue, downgrade, fallback"),
+        ({"overflow": "drop"}, "overflow is 'drop'; it must be one of 'queue', 'downgrade', 'fallback'"),
         ({"overflow": "fallback"}, "no fallback is given"),
         ({"overflow": "queue", "fallback": print}, "a fallback is given"),
         ({"overflow": "queue", "max_waiting": 0}, "max_waiting is 0"),

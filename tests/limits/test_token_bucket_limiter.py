@@ -157,7 +157,7 @@ def test_the_reserved_share_must_leave_something(share):
         (0, "normal", "n is 0; it must be a number of tokens above 0"),
         (-1, "normal", "n is -1"),
         (math.nan, "critical", "n is nan"),
-        (11, "critical", "critical work can never be granted more than 10 tokens at once, so split it"),
+        (11, "critical", "critical work can never be granted more than 10 tokens at once; split it"),
         (math.inf, "critical", "n is inf"),
         (8, "bulk", "bulk work can never be granted more than 7 tokens at once"),
         (1, "urgent", "tier is 'urgent'; it must be one of critical, normal, bulk"),

@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "opentelemetry.md"
 REQUESTS = 40
 # Each is there in two or three seconds on a machine that has nothing else to do.
 SECONDS = 90
-pytestmark = pytest.mark.timeout(2 * SECONDS)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SECONDS)]
 LISTENING = re.compile(r"(?:Uvicorn running on|Listening at:) (http://[\d.:]+)")
 UVICORN = ("uvicorn", "--port", "0", "--app-dir", str(PROGRAMS))
 GUNICORN = (

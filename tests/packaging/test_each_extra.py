@@ -55,7 +55,7 @@ assert b"kinesis_producer" in PrometheusMetrics().exposition()[0]
 """,
     "redis": """
 import anyio
-from kpl_core.coordination.store_url import open_store
+from kpl_core.coordination.stores import open_store
 
 async def main():
     store = await open_store("redis://127.0.0.1:1?group=orders")

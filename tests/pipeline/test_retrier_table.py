@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from kpl_core.options.config import Config
-from kpl_core.pipeline.backoff import backoff_seconds
 from kpl_core.pipeline.classification import TABLE, Action, Case, Row, classify
 from tests.pipeline.books import CURABLE, EVERY, INCURABLE, OURS, THROTTLED, Mode
 
@@ -152,18 +151,3 @@ def test_the_map_is_refreshed_for_surprises_and_for_nothing_else(config):
     for case in every_case():
         surprise = case.error_code is None and not case.expected_shard
         assert classify(case, config).refresh == surprise
-
-
-# Backoff
-
-
-@pytest.mark.parametrize(
-    ("failures", "longest"), [(1, 0.05), (2, 0.1), (3, 0.2), (7, 3.2), (8, 5.0), (100, 5.0), (10**9, 5.0)]
-)
-def test_backoff_doubles_up_to_its_cap_with_full_jitter(failures, longest):
-    def wait(chance: float) -> float:
-        return backoff_seconds(failures, base_seconds=0.05, cap_seconds=5.0, chance=chance)
-
-    assert wait(0.0) == 0.0
-    assert wait(0.5) == pytest.approx(longest / 2)
-    assert wait(1.0) == pytest.approx(longest)

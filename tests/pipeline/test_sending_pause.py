@@ -6,10 +6,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.pipeline.backoff import backoff_seconds
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW, SendingPause
 
 CAP_SECONDS = 5.0
+BACKOFF = ExponentialBackoff(base_seconds=0.05, cap_seconds=CAP_SECONDS)
 chances = st.floats(0.0, 1.0, exclude_max=True)
 
 
@@ -70,7 +71,7 @@ def test_each_row_of_the_table(row: int) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["sent", "failed", "answered", "probe from"]), st.floats(0.0, 3.0), chances)))
 def test_no_pause_is_longer_than_the_cap_and_an_answer_ends_it_at_once(steps: list[tuple[str, float, float]]) -> None:
     now, chance = 0.0, 0.0
-    pause = SendingPause(lambda n: backoff_seconds(n, base_seconds=0.05, cap_seconds=CAP_SECONDS, chance=chance))
+    pause = SendingPause(lambda n: BACKOFF.seconds(n, lambda: chance))
     failures = 0
     for what, seconds, chance in steps:  # noqa: B007 - read by the lambda
         now += seconds
@@ -91,7 +92,7 @@ def test_an_outage_costs_a_bounded_number_of_probes(outage_seconds: int, drawn: 
     waits: list[float] = []
 
     def backoff(probe: int) -> float:
-        seconds = backoff_seconds(probe, base_seconds=0.05, cap_seconds=CAP_SECONDS, chance=next(left))
+        seconds = BACKOFF.seconds(probe, lambda: next(left))
         # A tenth at least, so that the test ends whatever is drawn.
         waits.append(max(seconds, 0.005))
         return waits[-1]
@@ -111,7 +112,7 @@ def test_an_outage_costs_a_bounded_number_of_probes(outage_seconds: int, drawn: 
 
 
 def test_with_average_luck_ten_seconds_of_failures_cost_nine_probes() -> None:
-    pause = SendingPause(lambda n: backoff_seconds(n, base_seconds=0.05, cap_seconds=CAP_SECONDS, chance=0.5))
+    pause = SendingPause(lambda n: BACKOFF.seconds(n, lambda: 0.5))
     for _ in range(FAILURES_IN_A_ROW):
         pause.ended(0.0, failed=True)
     probes = 0

@@ -176,16 +176,17 @@ async def test_an_answer_that_does_not_come_in_time_is_a_timeout(effect):
         assert answer.code == "Internal"
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+@pytest.fixture
+def unused_port():
+    """Return a port that refuses connections. It stays bound, so that nothing else can listen on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.mark.anyio
-async def test_nobody_listening_is_a_value():
-    transport = AiobotocoreTransport(config(f"http://127.0.0.1:{_free_port()}"))
+async def test_nobody_listening_is_a_value(unused_port):
+    transport = AiobotocoreTransport(config(f"http://127.0.0.1:{unused_port}"))
     async with transport.open():
         for answer in (await transport.put_records(request_of(*THREE)), await transport.list_shards("s")):
             assert isinstance(answer, RequestFailure)
@@ -288,8 +289,8 @@ async def test_a_ca_bundle_named_by_the_environment_is_the_one_in_use(monkeypatc
 
 
 @pytest.mark.anyio
-async def test_a_password_in_a_proxys_url_is_in_no_result():
-    proxy = f"http://someone:hunter2@127.0.0.1:{_free_port()}"
+async def test_a_password_in_a_proxys_url_is_in_no_result(unused_port):
+    proxy = f"http://someone:hunter2@127.0.0.1:{unused_port}"
     transport = AiobotocoreTransport(config("http://kinesis.invalid", botocore={"proxies": {"http": proxy}}))
     async with transport.open():
         answer = await transport.put_records(request_of(*THREE))

@@ -15,7 +15,7 @@ import anyio
 from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
 from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_failed
 
-__all__ = ["S3Client", "S3Store"]
+__all__ = ["S3Store", "S3StoreClient"]
 
 # AWS's example reads as many objects at a time.
 PARALLEL_READS: Final = 16
@@ -23,7 +23,7 @@ _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _REFUSED: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"})
 
 
-class S3Client(Protocol):
+class S3StoreClient(Protocol):
     """What is used of an aiobotocore S3 client; its owner opens and closes it."""
 
     get_object: Callable[..., Awaitable[Mapping[str, Any]]]
@@ -43,7 +43,7 @@ class S3Store:
     """
 
     def __init__(
-        self, client: S3Client, bucket: str, prefix: str, *, close: Callable[[], Awaitable[object]] | None = None
+        self, client: S3StoreClient, bucket: str, prefix: str, *, close: Callable[[], Awaitable[object]] | None = None
     ) -> None:
         self._client = client
         self._bucket = bucket

@@ -1,33 +1,40 @@
-"""Dead letters: read them, send them again, hand them to a sink.
+"""Dead letters: store them, redrive them, read and export them, hand them to a sink.
 
-`sqs_sink` and `s3_sink` are imported from their own files.
+`SqsSink` and `S3Sink` are imported from `aws_sinks`, which needs botocore.
 """
 
-from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
+from kpl_core.durability.dead_letters.dead_letter_queue import (
+    AlarmChange,
+    DeadLetterQueue,
+    DepthAlarm,
+    Escalation,
+    RedrivePolicy,
+)
 from kpl_core.durability.dead_letters.dead_letter_sink import (
     CallableSink,
     DeadLetterSink,
+    JsonLinesSink,
     QueueSink,
-    Refusal,
+    RefusedLetter,
     SinkReport,
 )
-from kpl_core.durability.dead_letters.json_lines_sink import JsonLinesSink
-from kpl_core.durability.dead_letters.operations import Exported, LetterReader, purge
-from kpl_core.durability.dead_letters.redrive_policy import RedrivePolicy
-from kpl_core.durability.dead_letters.redriver import RedriveProgress, Redriver
+from kpl_core.durability.dead_letters.operations import ExportReport, LetterReader, RedriveProgress, Redriver, purge
 
 __all__ = [
+    "AlarmChange",
     "CallableSink",
     "DeadLetterQueue",
     "DeadLetterSink",
-    "Exported",
+    "DepthAlarm",
+    "Escalation",
+    "ExportReport",
     "JsonLinesSink",
     "LetterReader",
     "QueueSink",
     "RedrivePolicy",
     "RedriveProgress",
     "Redriver",
-    "Refusal",
+    "RefusedLetter",
     "SinkReport",
     "purge",
 ]

@@ -1,23 +1,32 @@
-"""The dead-letter queue: what was not delivered, kept in the spool's file until somebody redrives it.
+"""The dead-letter queue: records that were not delivered, stored in the spool's file until they are redriven or purged.
 
-A record that leaves the spool for here does so in one transaction. The queue decides when a
-letter is due again (`RedrivePolicy`) and wakes somebody when it grows deep (`DepthAlarm`);
-who sends letters again is `Redriver` (by itself) and `operations` (on demand).
+A record moves from the spool to this queue in one transaction. `RedrivePolicy` decides when a letter is due again.
+`DepthAlarm` decides when the queue is deep enough to alert a person. `Redriver` (automatic) and `kpl dlq` (on demand)
+send letters again.
 """
 
 import logging
+import math
 import os
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kpl_core.durability.dead_letters.redrive_policy import RedrivePolicy
-from kpl_core.durability.spool.dead_letter_table import (
+import msgspec
+
+from kpl_core.backoff import ExponentialBackoff
+from kpl_core.durability.spool.envelope import DeadLetter, SpooledRecord, dead_letter_of, letter_id
+from kpl_core.durability.spool.spool import Spool
+from kpl_core.durability.spool.spool_writer import new_future
+from kpl_core.durability.spool.store import SpoolStore
+from kpl_core.durability.spool.tables import (
     LetterFilter,
     StoredLetter,
     count_letters,
@@ -27,14 +36,110 @@ from kpl_core.durability.spool.dead_letter_table import (
     newest_number,
     next_due_after,
 )
-from kpl_core.durability.spool.depth_alarm import AlarmChange, DepthAlarm, Escalation
-from kpl_core.durability.spool.envelope import DeadLetter, Reason, SpooledRecord, dead_letter_of, letter_id
-from kpl_core.durability.spool.spool import Spool
-from kpl_core.durability.spool.spool_writer import new_future
-from kpl_core.durability.spool.store import SpoolStore
+from kpl_core.errors import ConfigError
+from kpl_core.records.failure_reason import INCURABLE, REASONS, Reason
 from kpl_core.records.record_result import RecordResult
 
-__all__ = ["DeadLetterQueue", "DueLetters", "producer_version"]
+__all__ = [
+    "REDRIVEN_AUTOMATICALLY",
+    "AlarmChange",
+    "DeadLetterQueue",
+    "DepthAlarm",
+    "DueLetters",
+    "Escalation",
+    "RedrivePolicy",
+    "producer_version",
+]
+
+# False for reasons that no retry can cure; `kpl dlq redrive` still retries those on demand.
+REDRIVEN_AUTOMATICALLY: Final[Mapping[Reason, bool]] = MappingProxyType(
+    {reason: reason not in INCURABLE for reason in REASONS}
+)
+
+
+class RedrivePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When dead letters are redriven automatically: exponential backoff with full jitter, per letter.
+
+    Letters that no retry can cure wait for a person.
+
+    Args:
+        base_seconds: the longest wait before the first redrive; each further one may wait twice as long.
+        cap_seconds: the longest wait of all.
+        max_redrives: after this many redrives the letter waits for a person; None: no limit.
+
+    Raises:
+        ConfigError: a value is out of bounds.
+    """
+
+    base_seconds: float = 10.0
+    cap_seconds: float = 3_600.0
+    max_redrives: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        if not 0.0 < self.base_seconds < math.inf:
+            message = f"base_seconds is {self.base_seconds!r}; it must be a finite number of seconds above 0"
+            raise ConfigError(message)
+        if not self.base_seconds <= self.cap_seconds < math.inf:
+            message = f"cap_seconds is {self.cap_seconds!r}; it must be at least base_seconds ({self.base_seconds:g})"
+            raise ConfigError(message)
+        if self.max_redrives is not None and self.max_redrives < 0:
+            message = f"max_redrives is {self.max_redrives}; it must be 0 or more, or None"
+            raise ConfigError(message)
+
+    def due_at(self, reason: Reason, *, redrives: int, now: float, chance: Callable[[], float]) -> float | None:
+        """Return when a letter that was redriven `redrives` times is due, None for never."""
+        if not REDRIVEN_AUTOMATICALLY[reason]:
+            return None
+        if self.max_redrives is not None and redrives >= self.max_redrives:
+            return None
+        backoff = ExponentialBackoff(base_seconds=self.base_seconds, cap_seconds=self.cap_seconds)
+        return now + backoff.seconds(redrives + 1, chance)
+
+
+class AlarmChange(StrEnum):
+    """How a new depth changed the alarm."""
+
+    RAISED = "raised"
+    CLEARED = "cleared"
+
+
+class Escalation(msgspec.Struct, frozen=True):
+    """A change of the alarm, as passed to `on_escalation`."""
+
+    change: AlarmChange
+    depth: int
+    threshold: int
+
+
+class DepthAlarm:
+    """Raised when the depth reaches `threshold`, cleared when it falls to `clear_at` (default: half of it); pure.
+
+    Between the two bounds nothing changes, so a depth that varies around the threshold alerts once.
+    """
+
+    def __init__(self, threshold: int, *, clear_at: int | None = None) -> None:
+        clear_at = threshold // 2 if clear_at is None else clear_at
+        if threshold < 1:
+            message = f"threshold is {threshold}; it must be at least 1 dead letter"
+            raise ConfigError(message)
+        if not 0 <= clear_at < threshold:
+            message = f"clear_at is {clear_at}; it must be between 0 and below the threshold, {threshold}"
+            raise ConfigError(message)
+        self.threshold = threshold
+        self.clear_at = clear_at
+        self.raised = False
+
+    def update(self, depth: int) -> Escalation | None:
+        """Record the present depth; return the change it caused, None if there is none."""
+        if not self.raised and depth >= self.threshold:
+            self.raised = True
+            return Escalation(AlarmChange.RAISED, depth, self.threshold)
+        if self.raised and depth <= self.clear_at:
+            self.raised = False
+            return Escalation(AlarmChange.CLEARED, depth, self.threshold)
+        return None
+
 
 _log: Final = logging.getLogger(__name__)
 
@@ -48,7 +153,7 @@ def producer_version() -> str:
 
 
 class DueLetters(NamedTuple):
-    """The letters due at one instant, and the seconds from it until another is; None: none ever will be."""
+    """The letters due at one instant, and the seconds until the next one is due; None if none ever will be."""
 
     letters: list[StoredLetter]
     next_due_in: float | None
@@ -59,12 +164,13 @@ class DeadLetterQueue:
 
     Args:
         spool: where they are stored.
-        policy: when letters are tried again by themselves.
-        alarm: the depth that escalates; None: never.
-        on_escalation: called on the spool's thread, once per crossing; be quick. The log has it in any case.
+        policy: when letters are redriven automatically.
+        alarm: the depth that raises an alarm; None: never.
+        on_escalation: called on the spool's thread for each change of the alarm; must be quick. Each change is also
+            logged.
         wall_clock: Unix seconds.
-        chance: 0 .. 1, for the jitter.
-        entropy: random bytes, for the ids.
+        chance: returns a number in [0, 1), for the jitter.
+        entropy: returns random bytes, for the ids.
     """
 
     def __init__(
@@ -88,12 +194,12 @@ class DeadLetterQueue:
         self._entropy = entropy
         self._version = producer_version()
         self._listeners: list[Callable[[], None]] = []
-        # Letters stored since this queue was made, by reason; changed on the spool's thread only.
+        # Letters stored since this object was created, by reason; changed only on the spool's thread.
         self.buried: Counter[Reason] = Counter()
 
     @property
     def depth(self) -> int:
-        """Dead letters stored, and being stored."""
+        """The number of dead letters stored or being stored."""
         return self.spool.statistics().letters
 
     def letter(
@@ -110,10 +216,10 @@ class DeadLetterQueue:
         )
 
     def bury_nowait(self, letters: Sequence[DeadLetter], *, spooled_ids: Iterable[int] = ()) -> "Future[None]":
-        """Store letters, and drop the spooled records they come from, in one transaction.
+        """Store letters and delete the spooled records they come from, in one transaction.
 
         Raises:
-            SpoolFull: there is no room; nothing was stored or dropped.
+            SpoolFull: there is no room; nothing was stored or deleted.
             SpoolError: the spool is closed or broken. The future raises `SpoolUnavailable` if the disk fails.
         """
         now = self._wall_clock()
@@ -122,7 +228,7 @@ class DeadLetterQueue:
             for letter in letters
         ]
 
-        def settled(stored: bool) -> None:  # noqa: FBT001 - as the spool tells it
+        def settled(stored: bool) -> None:  # noqa: FBT001 - the signature of `settled`
             if stored:
                 self.buried.update(letter.reason for letter in letters)
             self._changed(stored)
@@ -130,7 +236,7 @@ class DeadLetterQueue:
         return self.spool.bury_nowait(rows, spooled_ids=spooled_ids, settled=settled)
 
     def due_nowait(self, limit: int) -> "Future[DueLetters]":
-        """Read up to `limit` letters that are due, critical first, and how long it is until others are."""
+        """Read up to `limit` due letters, critical first, and the seconds until the next one is due."""
         now = self._wall_clock()
 
         def read(store: SpoolStore) -> DueLetters:
@@ -151,15 +257,15 @@ class DeadLetterQueue:
         return self.spool.ask(lambda store: count_letters(store.connection, wanted))
 
     def newest_nowait(self) -> "Future[int]":
-        """Read the number of the letter that came last, 0 if there is none."""
+        """Read the number of the latest letter, 0 if there is none."""
         return self.spool.ask(lambda store: newest_number(store.connection))
 
     def remove(self, letters: Iterable[StoredLetter]) -> "Future[None]":
-        """Forget letters: they were delivered, exported or purged. Removing one twice is harmless."""
+        """Delete letters that were delivered, exported or purged. Deleting one twice is harmless."""
         return self.spool.change_letters(removed=[stored.number for stored in letters], settled=self._changed)
 
     def try_later(self, letters: Iterable[StoredLetter]) -> "Future[None]":
-        """Count one redrive more for each letter, and set when it is due again."""
+        """Count one more redrive for each letter and set when it is due again."""
         now = self._wall_clock()
         rescheduled = []
         for stored in letters:
@@ -171,9 +277,9 @@ class DeadLetterQueue:
         return self.spool.change_letters(rescheduled=rescheduled, settled=self._changed)
 
     def watch_depth(self) -> None:
-        """Compare the depth with the alarm's threshold now; after each change that happens by itself.
+        """Compare the depth with the alarm's threshold now; every change of the queue does this too.
 
-        To be called once after the spool was opened, for what it held before.
+        Call it once after opening the spool, for the letters it already holds.
         """
         if self._alarm is None:
             return
@@ -183,10 +289,10 @@ class DeadLetterQueue:
             self._escalate(escalation)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever letters changed, on the spool's thread; be quick."""
+        """Call `listener` on the spool's thread whenever letters changed. `listener` must be quick."""
         self._listeners.append(listener)
 
-    def _changed(self, _: bool) -> None:  # noqa: FBT001 - as the spool tells it
+    def _changed(self, _: bool) -> None:  # noqa: FBT001 - the signature of `settled`
         self.watch_depth()
         for listener in self._listeners:
             listener()
@@ -194,16 +300,16 @@ class DeadLetterQueue:
     def _escalate(self, escalation: Escalation) -> None:
         if escalation.change is AlarmChange.RAISED:
             _log.error(
-                "dead-letter queue: %d letters, the alarm's threshold is %d; look at `kpl dlq list`, "
-                "cure the cause, then `kpl dlq redrive`",
+                "dead-letter queue: %d letters, the alarm's threshold is %d; see `kpl dlq list`, "
+                "fix the cause, then run `kpl dlq redrive`",
                 escalation.depth,
                 escalation.threshold,
             )
         else:
-            _log.info("dead-letter queue: %d letters, the alarm is over", escalation.depth)
+            _log.info("dead-letter queue: %d letters, the alarm is cleared", escalation.depth)
         if self._on_escalation is not None:
-            # As the callback of a future, so that what it raises is logged and kills no thread of ours.
-            told: Future[Escalation] = new_future()
+            # Run as a future's callback, so that an exception is logged and does not end the spool's thread.
+            notified: Future[Escalation] = new_future()
             callback = self._on_escalation
-            told.add_done_callback(lambda future: callback(future.result()))
-            told.set_result(escalation)
+            notified.add_done_callback(lambda future: callback(future.result()))
+            notified.set_result(escalation)

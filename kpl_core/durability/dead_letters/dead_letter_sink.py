@@ -1,24 +1,35 @@
-"""Where dead letters go when not into the spool's own table, and what such a place answers.
+"""Where dead letters go besides the spool's own table: the protocol of a sink, and the sinks without dependencies.
 
-A sink stores letters or says, letter by letter, why it does not: never an exception for one
-letter among many, and never silence. Who sends them keeps what was refused.
+A sink stores letters, or reports for each letter why it did not. It raises no exception because of one letter among
+many, and drops no letter silently. The caller keeps the letters that were refused.
+
+To add a sink: write one file with a class that has `send`, and export it in `__init__.py`.
 """
 
+import errno
+import fcntl
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
+from io import FileIO
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
-from kpl_core.durability.spool.envelope import DeadLetter
-from kpl_core.durability.spool.loop_mailbox import LoopMailbox
-from kpl_core.durability.spool.spool_error import SpoolError
+import anyio
+import anyio.to_thread
 
-__all__ = ["CallableSink", "DeadLetterSink", "QueueSink", "Refusal", "SinkReport"]
+from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
+from kpl_core.durability.spool.async_spool import LoopMailbox
+from kpl_core.durability.spool.envelope import DeadLetter, letter_to_json
+from kpl_core.durability.spool.spool_error import SpoolError
+from kpl_core.durability.spool.store import sync_folder
+
+__all__ = ["CallableSink", "DeadLetterSink", "JsonLinesSink", "QueueSink", "RefusedLetter", "SinkReport"]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Refusal(NamedTuple):
+class RefusedLetter(NamedTuple):
     """A letter that was not stored, and one sentence that says why and what to do."""
 
     letter: DeadLetter
@@ -26,41 +37,43 @@ class Refusal(NamedTuple):
 
 
 class SinkReport(NamedTuple):
-    """What became of the letters of one `send`: stored + refused = all of them."""
+    """The outcome of one `send`: stored + refused = all letters."""
 
     stored: int
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedLetter, ...]
 
 
 class DeadLetterSink(Protocol):
-    """Takes dead letters."""
+    """A destination for dead letters."""
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
-        """Store `letters` durably, as far as this place is durable, and report."""
+        """Store `letters` as durably as this destination can, and report."""
 
 
 class CallableSink:
-    """Hands each letter to a function or coroutine function; one for which it raises is refused."""
+    """Calls a function or coroutine function for each letter. A letter for which it raises is refused."""
 
     def __init__(self, take: Callable[[DeadLetter], Awaitable[object] | object]) -> None:
         self._take = take
 
     async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
-        """Call the function for one letter after another; what it raises is logged."""
-        refused: list[Refusal] = []
+        """Call the function for each letter in turn; exceptions are logged."""
+        refused: list[RefusedLetter] = []
         for letter in letters:
             try:
                 taken = self._take(letter)
                 if isinstance(taken, Awaitable):
                     await taken
-            except Exception as error:  # noqa: BLE001 - the caller's own code; the letters before and after are safe
+            except Exception as error:  # noqa: BLE001 - user code; the other letters must not be lost
                 _log.exception("a function that takes dead letters failed for %s", letter.id)
-                refused.append(Refusal(letter, f"the function that takes dead letters raised {type(error).__name__}"))
+                refused.append(
+                    RefusedLetter(letter, f"the function that takes dead letters raised {type(error).__name__}")
+                )
         return SinkReport(len(letters) - len(refused), tuple(refused))
 
 
 class QueueSink:
-    """The spool's own table as a sink: all letters of a `send` in one transaction."""
+    """The spool's own table as a sink: all letters of one `send` in one transaction."""
 
     def __init__(self, queue: DeadLetterQueue) -> None:
         self._queue = queue
@@ -71,5 +84,63 @@ class QueueSink:
         try:
             await self._mailbox.wait_for(self._queue.bury_nowait(letters))
         except SpoolError as error:
-            return SinkReport(0, tuple(Refusal(letter, str(error)) for letter in letters))
+            return SinkReport(0, tuple(RefusedLetter(letter, str(error)) for letter in letters))
         return SinkReport(len(letters), ())
+
+
+class JsonLinesSink:
+    """Appends one line of JSON per letter to the file `path` (mode 0600), and waits for `fsync` before it reports.
+
+    Several processes may append to the same file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Absolute, because the process may change its working directory later.
+        self._path = path.absolute()
+        self._writing = anyio.Lock()
+
+    async def send(self, letters: Sequence[DeadLetter]) -> SinkReport:
+        """Append one line per letter; if the disk cannot take all, the file stays unchanged and all are refused."""
+        lines = b"".join(letter_to_json(letter) + b"\n" for letter in letters)
+        # Concurrent writes would interleave their lines.
+        async with self._writing:
+            why = await anyio.to_thread.run_sync(self._append, lines)
+        if why is None:
+            return SinkReport(len(letters), ())
+        return SinkReport(0, tuple(RefusedLetter(letter, why) for letter in letters))
+
+    def _append(self, lines: bytes) -> str | None:
+        """Return why the lines were not appended, None if they were."""
+        try:
+            with open(self._path, "ab+", buffering=0, opener=_opened_for_its_owner) as file:
+                # Other processes may append too, and `truncate` below must only remove our own lines.
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._write(file, lines)
+        except OSError as error:
+            return f"dead-letter file {self._path}: {error.strerror}; free space or make it writable for this process"
+        return None
+
+    def _write(self, file: FileIO, lines: bytes) -> None:
+        before = file.seek(0, os.SEEK_END)
+        if before:
+            file.seek(before - 1)
+            # Otherwise our first line would be lost behind half a line that a power failure left.
+            lines = lines if file.read(1) == b"\n" else b"\n" + lines
+        try:
+            _write_whole(file, lines)
+            os.fsync(file)
+            if not before:
+                sync_folder(self._path.parent)
+        except OSError:
+            # Half a line would corrupt the next one.
+            file.truncate(before)
+            raise
+
+
+def _write_whole(file: FileIO, lines: bytes) -> None:
+    if os.write(file.fileno(), lines) != len(lines):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _opened_for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

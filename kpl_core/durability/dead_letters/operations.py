@@ -1,42 +1,221 @@
-"""What an operator does with dead letters: list, show, count, export, purge (redrive: see `Redriver`).
+"""The operations on dead letters: redrive, read, count, export, purge (`kpl dlq`, and the automatic redrive).
 
-Reading takes no lock, so it works beside the process that owns the spool. Purging changes the
-file, so it needs the spool itself.
+A letter leaves the queue only after Kinesis confirmed it, so an interrupted redrive is simply run again. Delivered
+letters are gone from the queue; letters in flight (at most the pace's `in_flight_records`) may be delivered twice.
+
+Reading takes no lock, so it works while another process owns the spool. Redriving and purging change the file, so they
+need the spool itself.
 """
 
 import errno
+import math
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
+import anyio
+
 from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
-from kpl_core.durability.spool.dead_letter_table import (
+from kpl_core.durability.delivery_pace import DeliveryPace
+from kpl_core.durability.spool.async_spool import LoopMailbox
+from kpl_core.durability.spool.envelope import Reason, SpooledPut, SpooledRecord, letter_to_json
+from kpl_core.durability.spool.spool_error import SpoolError, SpoolUnavailable, as_spool_error
+from kpl_core.durability.spool.store import require_main_file, sync_folder
+from kpl_core.durability.spool.tables import (
     LetterFilter,
     StoredLetter,
     count_letters,
     find_letter,
     letters_matching,
+    require_readable,
 )
-from kpl_core.durability.spool.envelope import Reason, letter_to_json
-from kpl_core.durability.spool.folder import sync_folder
-from kpl_core.durability.spool.schema import require_readable
-from kpl_core.durability.spool.spool_error import SpoolUnavailable, as_spool_error
-from kpl_core.durability.spool.store import require_its_file
+from kpl_core.errors import BufferFull, InvalidUserRecord
+from kpl_core.records.record_result import RecordResult
 
-__all__ = ["Exported", "LetterReader", "purge"]
+__all__ = ["ExportReport", "LetterReader", "RedriveProgress", "Redriver", "purge"]
 
-_PAGE: Final = 500
+_PAGE_LETTERS: Final = 500
 _FIRST: Final = (-1, 0)
+
+
+class RedriveProgress(NamedTuple):
+    """The progress of a redrive. `damaged` letters changed on the disk and were not sent."""
+
+    total: int
+    delivered: int
+    failed: int
+    damaged: int
+
+
+class Redriver:
+    """Sends the letters of `queue` through `put`, critical first, no faster than `pace` allows.
+
+    Run either `run` or `redrive` at a time, in the event loop in which this object was created.
+    """
+
+    def __init__(self, queue: DeadLetterQueue, put: SpooledPut, pace: DeliveryPace) -> None:
+        self._queue = queue
+        self._put = put
+        self._pace = pace
+        self._mailbox = LoopMailbox()
+        self._pending: deque[StoredLetter] = deque()
+        # A number stays here until its outcome is on the disk, so that no letter is read and sent twice.
+        self._in_flight: set[int] = set()
+        self._delivered = self._failed = self._damaged = 0
+        # True if the producer rejected or failed a letter since the page was read.
+        self._put_failed = False
+        self._wakeup = anyio.Event()
+
+    async def run(self) -> None:
+        """Redrive letters whenever they are due, until cancelled.
+
+        A critical letter that becomes due goes before all others except the page already read. It goes before that page
+        too if the producer rejects records at the moment.
+
+        Raises:
+            ProducerClosed: the producer accepts nothing any more.
+            SpoolError: the spool is closed or broken.
+        """
+        self._queue.listen(lambda: self._mailbox.post(self._wake))
+        while True:
+            self._wakeup = anyio.Event()
+            if self._put_failed:
+                self._pending.clear()
+                self._put_failed = False
+            now = anyio.current_time()
+            wait = self._pace.ready_at(0, now) - now
+            # Read a page only when a letter may be sent: in a storm every commit of new letters wakes this task.
+            if wait <= 0:
+                next_due_in = 0.0 if self._pending else await self._read_due()
+                wait = self._send()
+                if not self._pending:
+                    wait = min(wait, next_due_in)
+            await self._sleep(wait)
+
+    async def _read_due(self) -> float:
+        """Read the next page; return the seconds until more letters are due."""
+        # A snapshot: letters that finish while the page is read were still stored when it was read.
+        in_flight = frozenset(self._in_flight)
+        limit = len(in_flight) + _PAGE_LETTERS
+        due = await self._mailbox.wait_for(self._queue.due_nowait(limit))
+        self._pending.extend(stored for stored in due.letters if stored.number not in in_flight)
+        if len(due.letters) == limit:
+            return 0.0
+        return math.inf if due.next_due_in is None else due.next_due_in
+
+    async def redrive(
+        self, wanted: LetterFilter, *, on_progress: Callable[[RedriveProgress], None] | None = None
+    ) -> RedriveProgress:
+        """Send every letter that matches once, and return when all of them have a result.
+
+        Letters that arrive meanwhile are left for the next call. `on_progress` is called at most once per result.
+
+        Raises:
+            ProducerClosed: the producer accepts nothing any more.
+            SpoolError: the spool is closed or broken.
+        """
+        counts = await self._mailbox.wait_for(self._queue.count_nowait(wanted))
+        newest = await self._mailbox.wait_for(self._queue.newest_nowait())
+        total, reported = sum(counts.values()), -1
+        self._delivered = self._failed = self._damaged = 0
+        after, more = _FIRST, True
+        while more or self._pending or self._in_flight:
+            self._wakeup = anyio.Event()
+            if more and not self._pending:
+                page = await self._mailbox.wait_for(self._queue.select_nowait(wanted, _PAGE_LETTERS, after=after))
+                more = len(page) == _PAGE_LETTERS
+                after = (page[-1].tier_rank, page[-1].number) if page else after
+                self._pending.extend(stored for stored in page if stored.number <= newest)
+            wait = self._send()
+            progress = RedriveProgress(total, self._delivered, self._failed, self._damaged)
+            if on_progress is not None and sum(progress[1:]) != reported:
+                reported = sum(progress[1:])
+                on_progress(progress)
+            if self._pending or (self._in_flight and not more):
+                await self._sleep(wait)
+        return RedriveProgress(total, self._delivered, self._failed, self._damaged)
+
+    def _send(self) -> float:
+        """Put the letters that may go; return the seconds until more may, `math.inf` if a result must come first."""
+        now = anyio.current_time()
+        while self._pending:
+            stored = self._pending[0]
+            if stored.letter is None:
+                self._pending.popleft()
+                self._damaged += 1
+                # The policy never makes it due again. Its bytes stay in the file for manual recovery.
+                self._queue.try_later([stored])
+                continue
+            record = stored.letter.as_record()
+            if not self._pace.try_send(record.size_bytes, now):
+                return self._pace.ready_at(record.size_bytes, now) - now
+            self._pending.popleft()
+            self._in_flight.add(stored.number)
+            self._put_one(stored, record, now)
+        return math.inf
+
+    def _put_one(self, stored: StoredLetter, record: SpooledRecord, now: float) -> None:
+        try:
+            self._put(record, partial(self._finished, stored, record.size_bytes))
+        except InvalidUserRecord:
+            self._pace.succeeded(record.size_bytes)
+            self._failed += 1
+            self._mark(stored, self._queue.try_later)
+        except BufferFull:
+            self._in_flight.discard(stored.number)
+            self._pending.appendleft(stored)
+            self._put_failed = True
+            self._pace.failed(record.size_bytes, now)
+        except BaseException:
+            self._in_flight.discard(stored.number)
+            self._pace.failed(record.size_bytes, now)
+            raise
+
+    def _finished(self, stored: StoredLetter, size_bytes: int, result: RecordResult) -> None:
+        if result.successful:
+            self._pace.succeeded(size_bytes)
+            self._delivered += 1
+            self._mark(stored, self._queue.remove)
+        else:
+            self._put_failed = True
+            self._pace.failed(size_bytes, self._mailbox.clock())
+            self._failed += 1
+            self._mark(stored, self._queue.try_later)
+
+    def _mark(self, stored: StoredLetter, mark: "Callable[[list[StoredLetter]], Future[None]]") -> None:
+        try:
+            marked = mark([stored])
+        except SpoolError:
+            # Closed or broken: the letter stays as it was. The caller is the producer, which cannot help.
+            self._result_stored(stored.number)
+        else:
+            marked.add_done_callback(lambda _: self._mailbox.post(partial(self._result_stored, stored.number)))
+
+    def _result_stored(self, number: int) -> None:
+        self._in_flight.discard(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._wakeup.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        with anyio.move_on_after(None if seconds == math.inf else seconds):
+            await self._wakeup.wait()
+
+
 _Answer = TypeVar("_Answer")
 _Arguments = ParamSpec("_Arguments")
 
 
-class Exported(NamedTuple):
-    """What became of the letters of an export; those `damaged` changed on the disk, and were left out."""
+class ExportReport(NamedTuple):
+    """The outcome of an export. `damaged` letters changed on the disk and were left out."""
 
     written: int
     damaged: int
@@ -53,13 +232,13 @@ class LetterReader:
         """Open the file for reading.
 
         Raises:
-            SpoolUnavailable: there is no such file, or it cannot be read.
-            SpoolCorrupt: it is no spool, of a later version, or was emptied beside its log.
+            SpoolUnavailable: the file does not exist or cannot be read.
+            SpoolCorrupt: the file is not a spool, has a later version, or was emptied without its log.
         """
         if not self._path.is_file():
-            message = f"spool {self._path}: there is no such file; give the path that the producer's spool has"
+            message = f"spool {self._path}: there is no such file; give the path of the producer's spool"
             raise SpoolUnavailable(message)
-        require_its_file(self._path)
+        require_main_file(self._path)
         try:
             self._connection = sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True, isolation_level=None)
             require_readable(self._connection, name=str(self._path))
@@ -81,7 +260,9 @@ class LetterReader:
         """Yield the letters that match, at most `limit`, in pages: critical first, then in the order of arrival."""
         after, left = _FIRST, limit
         while left is None or left > 0:
-            page = self._ask(letters_matching, wanted, _PAGE if left is None else min(left, _PAGE), after=after)
+            page = self._ask(
+                letters_matching, wanted, _PAGE_LETTERS if left is None else min(left, _PAGE_LETTERS), after=after
+            )
             if not page:
                 return
             yield page
@@ -98,17 +279,17 @@ class LetterReader:
 
     def export(
         self, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], None] | None = None
-    ) -> Exported:
-        """Write the letters that match as JSON lines. `on_progress` is told how many are written so far.
+    ) -> ExportReport:
+        """Write the letters that match as JSON lines. `on_progress` receives the number written so far.
 
-        The destination appears complete or not at all: an interrupted export leaves what was there.
+        The destination appears complete or not at all: an interrupted export leaves the old file unchanged.
 
         Raises:
-            OSError: the destination cannot be written, or must not be replaced: the spool, a folder, a pipe.
+            OSError: the destination cannot be written, or must not be replaced (the spool itself, a folder, a pipe).
         """
         if destination.exists() and (not destination.is_file() or destination.samefile(self._path)):
-            # Renaming onto them would delete the spool, or put a file where others expect the device.
-            raise FileExistsError(errno.EEXIST, "only a file of its own may be replaced", str(destination))
+            # Renaming onto it would delete the spool, or replace a device by a file.
+            raise FileExistsError(errno.EEXIST, "only a regular file may be replaced", str(destination))
         partial = destination.with_name(f"{destination.name}.{os.getpid()}.partial")
         written = damaged = 0
         try:
@@ -125,12 +306,12 @@ class LetterReader:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(destination)
-            # Whoever purges what was exported must find it here after a power cut.
+            # An operator who purges after an export must find the file after a power failure.
             sync_folder(destination.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        return Exported(written, damaged)
+        return ExportReport(written, damaged)
 
     def _ask(
         self,
@@ -153,13 +334,13 @@ class LetterReader:
 
 
 def purge(queue: DeadLetterQueue, wanted: LetterFilter, *, on_progress: Callable[[int], None] | None = None) -> int:
-    """Delete the letters that match, for good; return how many. Blocks. Safe to interrupt and run again.
+    """Delete the letters that match; return how many. Blocks. Safe to interrupt and run again.
 
     Raises:
         SpoolError: the spool is closed or broken.
     """
     purged = 0
-    while page := queue.select_nowait(wanted, _PAGE).result():
+    while page := queue.select_nowait(wanted, _PAGE_LETTERS).result():
         queue.remove(page).result()
         purged += len(page)
         if on_progress is not None:

@@ -1,4 +1,4 @@
-"""Replay: what a spool holds is put again, in order and at a bounded pace."""
+"""Replay: puts the records of a spool again, in order and at a limited pace."""
 
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.replay.replayer import Replayer

@@ -1,15 +1,14 @@
 """Which spooled record may be replayed next; pure.
 
-Records of one key leave in the order they were accepted. With one in flight per key that
-holds whatever happens to them afterwards, and more may be if they share one fate: then all of
-them are delivered, or none. Without that they are handed over in order, and the one who sends
-them keeps it; a key of which one failed waits until all that is in flight for it has a result,
-and then starts again from the oldest that failed.
+Records of one partition key leave in the order in which they were accepted. With one record in flight per key this
+holds whatever happens to it. More may be in flight if they share one fate: either all of them are delivered or none.
+Otherwise records are only handed over in order, and the producer keeps it. If a record of a key fails, the key waits
+until all its records in flight have a result, then starts again from the oldest that failed.
 """
 
 from heapq import heappop, heappush
 
-from kpl_core.durability.spool.ledger import Claimed
+from kpl_core.durability.spool.claims import Claimed
 
 __all__ = ["ReplayOrder"]
 
@@ -17,7 +16,7 @@ _Key = tuple[str, str]
 
 
 class _KeyState:
-    """The records of one key: those that wait, by id, how many are in flight, and which of these was the last."""
+    """One partition key: its waiting records by id, the number in flight, and the last one handed out."""
 
     __slots__ = ("failed", "in_flight", "is_apart", "last", "waiting")
 
@@ -26,19 +25,19 @@ class _KeyState:
         self.in_flight = 0
         self.failed = False
         self.last: int | None = None
-        # The next would not share the fate of the last.
+        # The next record would not share the fate of the last one.
         self.is_apart = True
 
 
 class ReplayOrder:
-    """Holds claimed records from `offer` to `succeeded`."""
+    """Orders claimed records from `offer` to `succeeded`."""
 
     def __init__(self, *, in_flight_per_key: int, may_share: bool = False) -> None:
         self._in_flight_per_key = in_flight_per_key
-        # Whoever is handed a record says whether the next of its key shares its fate (`travels_apart`).
+        # With True the caller says whether the next record of the key shares the fate of the last (`travels_apart`).
         self._may_share = may_share
         self._keys: dict[_Key, _KeyState] = {}
-        # (id of its oldest record that waits, key); an entry that is no longer true is skipped.
+        # (id of the oldest waiting record, key); outdated entries are skipped.
         self._ready: list[tuple[int, _Key]] = []
         self._in_flight: dict[int, Claimed] = {}
         self._waiting = 0
@@ -55,7 +54,7 @@ class ReplayOrder:
         return self._waiting_bytes
 
     def offer(self, claimed: Claimed) -> None:
-        """Take a record of the backlog."""
+        """Add a record of the backlog."""
         key = _key(claimed)
         state = self._keys.get(key)
         if state is None:
@@ -65,7 +64,7 @@ class ReplayOrder:
             self._make_ready(key, state)
 
     def peek(self) -> Claimed | None:
-        """Return the oldest record that may leave now, None if there is none; see `company_of`."""
+        """Return the oldest record that may be sent now, None if there is none; see `companion_of`."""
         while self._ready:
             record_id, key = self._ready[0]
             state = self._keys.get(key)
@@ -74,21 +73,21 @@ class ReplayOrder:
             heappop(self._ready)
         return None
 
-    def company_of(self, claimed: Claimed) -> int | None:
-        """Return the id of the one in flight without which the record that `peek` returned may not leave, if any.
+    def companion_of(self, claimed: Claimed) -> int | None:
+        """Return the id of the record in flight that the one from `peek` must travel with, None if it may travel alone.
 
-        It may leave if it shares that one's fate; if it does not, say so by `travels_apart`.
+        If it cannot travel with that record, call `travels_apart`.
         """
         state = self._keys[_key(claimed)]
         return state.last if state.in_flight >= self._in_flight_per_key else None
 
     def travels_apart(self) -> None:
-        """Let the record that `peek` returned wait until enough of its key has landed."""
+        """Make the record from `peek` wait until enough records of its key have a result."""
         _, key = heappop(self._ready)
         self._keys[key].is_apart = True
 
     def take(self) -> Claimed:
-        """Hand out the record that `peek` returned."""
+        """Hand out the record from `peek`."""
         _, key = heappop(self._ready)
         state = self._keys[key]
         claimed = heappop(state.waiting)
@@ -101,39 +100,39 @@ class ReplayOrder:
         return claimed
 
     def is_in_flight(self, record_id: int) -> bool:
-        """Say whether this record was handed out, and has neither succeeded nor failed."""
+        """Return True if this record was handed out and has no result yet."""
         return record_id in self._in_flight
 
     def succeeded(self, record_id: int) -> Claimed:
-        """Forget a record that was delivered, or that somebody else keeps now."""
+        """Remove a record that was delivered, or that is stored elsewhere now."""
         claimed = self._in_flight.pop(record_id)
         key = _key(claimed)
         state = self._keys[key]
-        self._landed(key, state)
+        self._result_arrived(key, state)
         if not state.in_flight and not state.waiting:
             del self._keys[key]
         return claimed
 
     def failed(self, record_id: int) -> Claimed:
-        """Let a record that was not delivered wait again, ahead of the younger ones of its key."""
+        """Return a record that was not delivered to the waiting ones, before the younger ones of its key."""
         claimed = self._in_flight.pop(record_id)
         key = _key(claimed)
         state = self._keys[key]
         state.failed = True
         self._wait(state, claimed)
-        self._landed(key, state)
+        self._result_arrived(key, state)
         return claimed
 
-    def _landed(self, key: _Key, state: _KeyState) -> None:
+    def _result_arrived(self, key: _Key, state: _KeyState) -> None:
         state.in_flight -= 1
-        # What is left in flight has lost the company of this one.
+        # The records still in flight no longer travel with this one.
         state.is_apart = True
         if not state.in_flight:
             state.failed = False
         self._make_ready(key, state)
 
     def take_waiting(self) -> list[int]:
-        """Forget the records not handed out yet; return their ids."""
+        """Remove the records not handed out yet; return their ids."""
         ids = [claimed.id for state in self._keys.values() for claimed in state.waiting]
         for key, state in list(self._keys.items()):
             state.waiting.clear()

@@ -1,11 +1,9 @@
-"""Gives the backlog back to the producer: one task, woken by results, by growth, or by the clock.
+"""Puts the backlog of a spool back into the producer: one task, woken by results, by new backlog, or by the clock.
 
-What may go is decided by `ReplayOrder` (per key) and `DeliveryPace` (how fast). Records of one
-key go together where they share an aggregated record: waiting for each to arrive before the next
-would give a key ten records a second. A record is
-marked as soon as its result says that Kinesis has it, also after the replayer was stopped. A
-record that can never be delivered moves to the dead-letter queue; any other failure is tried
-again, however long that takes.
+`ReplayOrder` decides which record may go (per partition key), `DeliveryPace` how fast. Records of one key go together
+if they share an aggregated record: waiting for each result before the next record would limit a key to ten records a
+second. A record is confirmed as soon as its result says that Kinesis stored it, even after the replayer has stopped. A
+record that can never be delivered moves to the dead-letter queue. Any other failure is retried for as long as it takes.
 """
 
 import contextlib
@@ -24,8 +22,8 @@ from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.replay.replay_order import ReplayOrder
 from kpl_core.durability.spool.async_spool import AsyncSpool
-from kpl_core.durability.spool.ledger import Claimed
-from kpl_core.durability.spool.put import Put, SharedPut
+from kpl_core.durability.spool.claims import Claimed
+from kpl_core.durability.spool.envelope import SharedPut, SpooledPut
 from kpl_core.durability.spool.spool_error import SpoolError, SpoolFull, SpoolUnavailable
 from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.options.reliability import SpoolOptions
@@ -34,20 +32,20 @@ from kpl_core.records.record_result import RecordResult
 
 __all__ = ["Replayer"]
 
-# Read ahead this many times what may be in flight, so that keys that wait do not stop the others.
+# Read ahead this many times the records in flight, so that keys that wait do not stop other keys.
 _READ_AHEAD: Final = 4
 
 
 class Replayer:
     """Runs from `run()` until it is cancelled.
 
-    A `put` that is a `SharedPut` says which records share a fate; another one is taken to keep all of them apart.
+    A `put` that is a `SharedPut` says which records share a fate. With any other `put`, no two records do.
     """
 
     def __init__(
         self,
         spool: AsyncSpool,
-        put: Put | SharedPut[Any],
+        put: SpooledPut | SharedPut[Any],
         options: SpoolOptions,
         *,
         dead_letters: DeadLetterQueue,
@@ -59,7 +57,7 @@ class Replayer:
         self._dead_letters = dead_letters
         self._wall_clock = wall_clock
         self._shared = put if isinstance(put, SharedPut) else None
-        # What `SharedPut` gave for a record in flight.
+        # The ticket that `SharedPut` returned for each record in flight.
         self._tickets: dict[int, Any] = {}
         per_key = options.replay_in_flight_per_key
         self._order = ReplayOrder(in_flight_per_key=per_key, may_share=self._shared is not None)
@@ -78,13 +76,13 @@ class Replayer:
         self._wakeup = anyio.Event()
 
     async def run(self) -> None:
-        """Replay whatever is and comes into the backlog, for ever.
+        """Replay the backlog, present and future, until cancelled.
 
-        On the way out it releases what was not handed over; what was, is marked or released when
-        its result arrives.
+        At the end it releases the records it has not put. Records it has put are confirmed or released when their
+        result arrives.
 
         Raises:
-            ProducerClosed: the producer takes nothing any more.
+            ProducerClosed: the producer accepts nothing any more.
             SpoolError: the spool is closed or broken.
         """
         self._spool.listen(self._backlog_grew)
@@ -97,7 +95,8 @@ class Replayer:
                 await self._fill()
                 wait = self._send() - anyio.current_time()
                 if self._undeliverable or self._wants_more():
-                    # Nothing above need wait: results may come at once, and full dead letters refuse at once.
+                    # The calls above may all return at once: results may be immediate, and a full dead-letter queue
+                    # rejects at once.
                     await anyio.lowlevel.checkpoint()
                 else:
                     with anyio.move_on_after(None if wait == math.inf else wait):
@@ -124,7 +123,7 @@ class Replayer:
     async def _fill(self) -> None:
         if not self._wants_more():
             return
-        # Before the question: what grows meanwhile must not be forgotten.
+        # Cleared before the query, so that backlog that arrives meanwhile is not missed.
         self._backlog_may_have_more = False
         limit = self._window_records - self._order.waiting
         claimed = await self._spool.claim_backlog(limit, max_bytes=self._window_bytes)
@@ -134,12 +133,12 @@ class Replayer:
             self._backlog_may_have_more = True
 
     def _send(self) -> float:
-        """Hand over what may go; return when there may be more, `math.inf` for "not before a result"."""
+        """Put the records that may go; return when more may, `math.inf` if a result must come first."""
         now = anyio.current_time()
         ready_at = math.inf
         while (claimed := self._order.peek()) is not None:
-            company = self._order.company_of(claimed)
-            if company is not None and not self._joins(claimed, company):
+            companion = self._order.companion_of(claimed)
+            if companion is not None and not self._joins(claimed, companion):
                 self._order.travels_apart()
                 continue
             size = claimed.record.size_bytes
@@ -148,7 +147,7 @@ class Replayer:
                 break
             self._order.take()
             try:
-                self._put_one(claimed, company)
+                self._put_one(claimed, companion)
             except InvalidUserRecord:
                 self._pace.succeeded(size)
                 self._undeliverable.append((claimed, None))
@@ -162,23 +161,23 @@ class Replayer:
             self._shared.hurry()
         return ready_at
 
-    def _joins(self, claimed: Claimed, company: int) -> bool:
+    def _joins(self, claimed: Claimed, companion: int) -> bool:
         return (
             self._shared is not None
-            and company in self._tickets
-            and self._shared.joins(claimed.record, self._tickets[company])
+            and companion in self._tickets
+            and self._shared.joins(claimed.record, self._tickets[companion])
         )
 
-    def _put_one(self, claimed: Claimed, company: int | None) -> None:
+    def _put_one(self, claimed: Claimed, companion: int | None) -> None:
         finished = partial(self._finished, claimed)
         if self._shared is None:
             self._put(claimed.record, finished)
             return
-        if company is None:
+        if companion is None:
             ticket = self._shared(claimed.record, finished)
         else:
-            ticket = self._shared.beside(claimed.record, self._tickets[company], finished)
-        # Its result may have come at once.
+            ticket = self._shared.beside(claimed.record, self._tickets[companion], finished)
+        # Its result may have arrived during the call.
         if self._order.is_in_flight(claimed.id):
             self._tickets[claimed.id] = ticket
 
@@ -188,8 +187,8 @@ class Replayer:
         if result.successful:
             self._order.succeeded(claimed.id)
             self._pace.succeeded(size)
-            # A spool that is closed or broken takes no mark: the record will be delivered once more
-            # after the restart. Our caller is the producer, who cannot help it.
+            # A closed or broken spool cannot confirm it, so it will be delivered again after the restart. The caller is
+            # the producer, which cannot help.
             with contextlib.suppress(SpoolError):
                 self._spool.confirm([claimed.id])
         elif not self._running:
@@ -205,7 +204,7 @@ class Replayer:
         self._wakeup.set()
 
     async def _bury(self) -> None:
-        """Move to the dead letters what can never be delivered; if they are full, it waits in the spool."""
+        """Move records that can never be delivered to the dead letters, or keep them in the spool if those are full."""
         while self._undeliverable:
             claimed, result = self._undeliverable.popleft()
             now = anyio.current_time()

@@ -1,11 +1,17 @@
-"""A spool on disk (SQLite) for records that must survive the process, and the dead letters in it."""
+"""A spool on disk (SQLite) for records that must survive the process, and for dead letters."""
 
 from kpl_core.durability.spool.async_spool import AsyncSpool
-from kpl_core.durability.spool.dead_letter_table import LetterFilter, StoredLetter
-from kpl_core.durability.spool.depth_alarm import AlarmChange, DepthAlarm, Escalation
-from kpl_core.durability.spool.envelope import REASONS, DeadLetter, Reason, SpooledRecord, letter_to_json, reason_of
-from kpl_core.durability.spool.ledger import Claimed
-from kpl_core.durability.spool.put import Put, SharedPut
+from kpl_core.durability.spool.claims import Claimed
+from kpl_core.durability.spool.envelope import (
+    REASONS,
+    DeadLetter,
+    Reason,
+    SharedPut,
+    SpooledPut,
+    SpooledRecord,
+    letter_to_json,
+    reason_of,
+)
 from kpl_core.durability.spool.spool import Spool, SpoolStatistics
 from kpl_core.durability.spool.spool_error import (
     SpoolClosed,
@@ -15,18 +21,15 @@ from kpl_core.durability.spool.spool_error import (
     SpoolLocked,
     SpoolUnavailable,
 )
+from kpl_core.durability.spool.tables import LetterFilter, StoredLetter
 from kpl_core.options.reliability import SpoolOptions
 
 __all__ = [
     "REASONS",
-    "AlarmChange",
     "AsyncSpool",
     "Claimed",
     "DeadLetter",
-    "DepthAlarm",
-    "Escalation",
     "LetterFilter",
-    "Put",
     "Reason",
     "SharedPut",
     "Spool",
@@ -38,6 +41,7 @@ __all__ = [
     "SpoolOptions",
     "SpoolStatistics",
     "SpoolUnavailable",
+    "SpooledPut",
     "SpooledRecord",
     "StoredLetter",
     "letter_to_json",

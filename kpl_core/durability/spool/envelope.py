@@ -1,17 +1,16 @@
-"""What is kept of a user record while nobody remembers it: pure data and its encoding.
+"""What is stored of a user record: pure data and its encoding, and the calls that put it back into a producer.
 
-A `SpooledRecord` is what the caller put. A `DeadLetter` adds what became of it. Both are
-MessagePack arrays, positional: a field may be added at the end with a default, and then old
-rows are still read (and old code ignores what it does not know); anything else is a new
-version of the schema, with a migration.
+A `SpooledRecord` is what the caller put. A `DeadLetter` adds the outcome. Both are positional MessagePack arrays. A
+field with a default may be added at the end: old rows stay readable, and old code ignores new fields. Any other change
+is a new schema version with a migration.
 
-Instants here are Unix seconds: a monotonic instant means nothing after a restart.
+Instants are Unix seconds, because a monotonic instant has no meaning after a restart.
 """
 
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -24,6 +23,8 @@ __all__ = [
     "REASON_BY_ERROR_CODE",
     "DeadLetter",
     "Reason",
+    "SharedPut",
+    "SpooledPut",
     "SpooledRecord",
     "dead_letter_of",
     "decode_letter",
@@ -51,16 +52,15 @@ class SpooledRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """Key + data, the size the service counts (a key outside ASCII is a little larger)."""
+        """Key + data, the size that Kinesis counts (slightly less for a key outside ASCII)."""
         return len(self.partition_key) + len(self.data)
 
 
 class DeadLetter(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A user record that was not delivered, and why; its source timestamp is never touched.
+    """A user record that was not delivered, and why. Its source timestamp is never changed.
 
-    `first_seen` and `last_attempt` are Unix seconds. `source_timestamp`, `severity` and
-    `traceparent` are what the caller gave in `metadata` under "timestamp", "severity" and
-    "traceparent"; what else it gave stands in `metadata`.
+    `first_seen` and `last_attempt` are Unix seconds. `source_timestamp`, `severity` and `traceparent` are the caller's
+    `metadata` entries "timestamp", "severity" and "traceparent"; all other entries stay in `metadata`.
     """
 
     id: str
@@ -84,7 +84,7 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, gc=False):
     metadata: dict[Any, Any] | None = None
 
     def as_record(self) -> SpooledRecord:
-        """Return the user record in it, to put it again."""
+        """Return the user record, ready to be put again."""
         metadata = dict(self.metadata or {})
         for name in ("severity", "traceparent"):
             if (value := getattr(self, name)) is not None:
@@ -106,25 +106,25 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _Contents = TypeVar("_Contents", SpooledRecord, DeadLetter)
 
 
-def _plainly(value: object) -> str | bytes:
-    """Return what MessagePack knows in place of what it does not: what derives from str or bytes as what it is."""
+def _encodable(value: object) -> str | bytes:
+    """Convert what MessagePack does not support: subclasses of str and bytes to their base type, the rest to text."""
     if isinstance(value, str):
         return _text(value, str.__str__)
     return bytes(memoryview(value)) if isinstance(value, bytes) else _text(value)
 
 
 def _text(value: object, say: Callable[[Any], str] = repr) -> str:
-    """Return text for what MessagePack does not know; what an object says of itself is anybody's code."""
+    """Return text for a value that MessagePack does not support; its `repr` or `str` may be any code."""
     try:
         text = say(value)
-    except Exception as error:  # noqa: BLE001 - a record must not be lost because of what was noted about it
+    except Exception as error:  # noqa: BLE001 - bad metadata must not lose the record
         text = f"<{type(value).__name__} that raises {type(error).__name__}>"
     return text.encode(errors="backslashreplace").decode()
 
 
 _NOT_ENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
-# Metadata may hold anything.
-_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plainly)
+# Metadata may contain any object.
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_encodable)
 _record_decoder: Final = msgspec.msgpack.Decoder(SpooledRecord)
 _letter_decoder: Final = msgspec.msgpack.Decoder(DeadLetter)
 
@@ -140,12 +140,12 @@ def encode_letter(letter: DeadLetter) -> tuple[int, bytes]:
 
 
 def decode_record(checksum: int, envelope: bytes) -> SpooledRecord | None:
-    """Return the record, None if the bytes are not those that were written."""
+    """Return the record, None if the bytes changed since they were written."""
     return _open(_record_decoder, checksum, envelope)
 
 
 def decode_letter(checksum: int, envelope: bytes) -> DeadLetter | None:
-    """Return the dead letter, None if the bytes are not those that were written."""
+    """Return the dead letter, None if the bytes changed since they were written."""
     return _open(_letter_decoder, checksum, envelope)
 
 
@@ -155,7 +155,8 @@ def _seal(contents: SpooledRecord | DeadLetter) -> tuple[int, bytes]:
     except _NOT_ENCODABLE as error:
         if contents.metadata is None:
             raise
-        # An integer of 70 bits, a lone surrogate, a mapping inside itself: the note goes, the record stays.
+        # For example an integer of 70 bits, a lone surrogate or a mapping inside itself: drop the metadata, keep the
+        # record.
         envelope = _encoder.encode(msgspec.structs.replace(contents, metadata=_unserialisable(error)))
     return zlib.crc32(envelope), envelope
 
@@ -165,13 +166,13 @@ def _unserialisable(error: Exception) -> dict[Any, Any]:
 
 
 def _open(decoder: "msgspec.msgpack.Decoder[_Contents]", checksum: int, envelope: bytes) -> "_Contents | None":
-    # SQLite does not checksum its pages: without this a flipped bit would be delivered as data.
+    # SQLite does not checksum its pages, so without this a flipped bit would be delivered as data.
     if zlib.crc32(envelope) != checksum:
         return None
     try:
         return decoder.decode(envelope)
     except (msgspec.DecodeError, RecursionError):
-        # Metadata nested as deep as whoever wrote it could go, and our stack may be deeper.
+        # The metadata is nested too deeply for the present stack.
         return None
 
 
@@ -186,10 +187,10 @@ def spooled_record_of(
     tier: Tier = "normal",
     metadata: Mapping[str, Any] | None = None,
 ) -> SpooledRecord:
-    """Return the record, its metadata copied."""
+    """Return the record with a copy of its metadata."""
     try:
         copied = None if metadata is None else dict(metadata)
-    except Exception as error:  # noqa: BLE001 - a mapping of the caller's own making
+    except Exception as error:  # noqa: BLE001 - the mapping may be the caller's own class
         copied = _unserialisable(error)
     return SpooledRecord(stream, partition_key, data, accepted_at, explicit_hash_key, flow, tier, copied)
 
@@ -210,8 +211,8 @@ def dead_letter_of(
 ) -> DeadLetter:
     """Return the dead letter of `record`.
 
-    `result` is what the producer made of it, None if it never got that far; `wall_offset` is Unix
-    time minus the producer's monotonic time, and turns the last attempt's instant into a date.
+    `result` is the producer's result, None if the record was never put. `wall_offset` is Unix time minus the producer's
+    monotonic time; it turns the last attempt's instant into a date.
     """
     metadata = dict(record.metadata or {})
     timestamp = metadata.pop("timestamp", None)
@@ -226,7 +227,7 @@ def dead_letter_of(
         data=record.data,
         tenant=record.flow,
         tier=record.tier,
-        severity=_plain(severity),
+        severity=_field_value(severity),
         source_timestamp=_timestamp(timestamp),
         first_seen=record.accepted_at,
         last_attempt=attempts[-1].ended_at + wall_offset if attempts else None,
@@ -244,11 +245,11 @@ def dead_letter_of(
 def _timestamp(value: object) -> str | int | float | None:
     if isinstance(value, datetime):
         return value.isoformat()
-    return value if isinstance(value, float) else _plain(value)
+    return value if isinstance(value, float) else _field_value(value)
 
 
-def _plain(value: object) -> str | int | None:
-    """Return what a column of the envelope holds: text of its own, or an integer that MessagePack has room for."""
+def _field_value(value: object) -> str | int | None:
+    """Return a value that fits a field of the envelope: text, or an integer in MessagePack's range."""
     if value is None or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64):
         return value
     return _text(value, str)
@@ -262,9 +263,48 @@ def letter_to_json(letter: DeadLetter) -> bytes:
     """Return one JSON object with the envelope's field names; `data` is base64."""
     fields = {name: getattr(letter, name) for name in letter.__struct_fields__}
     try:
-        return msgspec.json.encode(fields, enc_hook=_plainly)
+        return msgspec.json.encode(fields, enc_hook=_encodable)
     except _NOT_ENCODABLE as error:
         if letter.metadata is None:
             raise
-        # As in the file: one letter's note must not cost the others of its bundle.
+        # As in the file: the metadata of one letter must not cost the other letters of its batch.
         return msgspec.json.encode({**fields, "metadata": _unserialisable(error)})
+
+
+_Ticket = TypeVar("_Ticket")
+
+
+class SpooledPut(Protocol):
+    """Puts a record, and calls back once with its result, later on the same loop.
+
+    It takes a callback because an awaitable would cost one task per record.
+    """
+
+    def __call__(self, record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> object:
+        """Put `record`; the return value is ignored.
+
+        Raises:
+            BufferFull: there is no room now; `finished` will not be called.
+            InvalidUserRecord: the record can never be put; `finished` will not be called.
+            ProducerClosed: nothing can be put any more; `finished` will not be called.
+        """
+
+
+@runtime_checkable
+class SharedPut(Protocol[_Ticket]):
+    """A `SpooledPut` that knows which records travel together, so that either all of them are delivered or none.
+
+    With it, several records of one partition key can be in flight and still arrive in order.
+    """
+
+    def __call__(self, record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> _Ticket:
+        """Put `record`; return a ticket with which later records can join it. Raises as `SpooledPut`."""
+
+    def joins(self, record: SpooledRecord, ticket: _Ticket, /) -> bool:
+        """Return True if `record`, put now by `beside`, would travel with the record that got `ticket`."""
+
+    def beside(self, record: SpooledRecord, ticket: _Ticket, finished: Callable[[RecordResult], None], /) -> _Ticket:
+        """Put `record`, for which `joins` just returned True; return its ticket. Raises as `SpooledPut`."""
+
+    def hurry(self) -> None:
+        """Send what was put without waiting for more: no record joins it before it has its result."""

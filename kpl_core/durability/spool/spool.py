@@ -1,15 +1,15 @@
-"""The spool: records on disk before they are acknowledged, until Kinesis confirmed them.
+"""The spool: records are on disk before they are acknowledged, and stay there until Kinesis has confirmed them.
 
-Any thread appends; one thread of its own commits what gathered, in one transaction with one
-fsync, and only then completes the futures of those who appended. `confirm` marks records as
-delivered (their rows go with the next commit), `release` hands back what could not be
-delivered, `claim_backlog_nowait` hands out what nobody has in hand.
+Any thread may append. One writer thread commits all records that have gathered, in one transaction with one fsync, and
+only then completes the futures of the callers. `confirm` marks records as delivered; the next commit deletes their
+rows. `release` returns records that could not be delivered to the backlog. `claim_backlog_nowait` hands out records
+that nobody has claimed.
 
-Claims live in memory only: after a crash everything unmarked is backlog. A record is
-delivered again then if it was in flight, or confirmed since the last commit (a
-`commit_interval_ms` ago, while the disk keeps up), and none is missing.
+Claims exist only in memory, so after a crash every record that is not confirmed is backlog. A record is delivered a
+second time if it was in flight at the crash, or confirmed after the last commit (at most `commit_interval_ms` ago while
+the disk keeps up). No record is lost.
 
-A failed commit fails the futures of its appends. Marks in it are kept and tried again.
+If a commit fails, the futures of its appends fail. Its confirmations are kept and committed later.
 """
 
 import logging
@@ -21,11 +21,12 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
+from kpl_core.durability.spool.claims import Claimed, ClaimTable
 from kpl_core.durability.spool.envelope import SpooledRecord, decode_record, encode_record
-from kpl_core.durability.spool.ledger import Claimed, SpoolLedger
 from kpl_core.durability.spool.spool_error import SpoolClosed
-from kpl_core.durability.spool.spool_writer import SpoolWriter, Work, new_future
-from kpl_core.durability.spool.store import Changes, LetterRow, RecordRow, Removed, SpoolStore
+from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter, new_future
+from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
+from kpl_core.durability.spool.tables import LetterRow, RecordRow
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.reliability import SpoolOptions
 
@@ -35,12 +36,12 @@ _log: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 
-def _nothing(_: bool) -> None:  # noqa: FBT001 - the one thing that is told
-    """Be told, and do nothing."""
+def _nothing(_: bool) -> None:  # noqa: FBT001 - a callback's only argument
+    """Ignore the outcome."""
 
 
 class SpoolStatistics(NamedTuple):
-    """A snapshot. `records` = claimed + backlog + confirmed but not yet deleted; bytes are those bounded."""
+    """A snapshot. `records` = claimed + backlog + confirmed but not yet deleted. Byte counts include row overhead."""
 
     records: int
     record_bytes: int
@@ -48,7 +49,7 @@ class SpoolStatistics(NamedTuple):
     backlog_records: int
     letters: int
     letter_bytes: int
-    # Since this process opened it.
+    # Since this process opened the spool.
     appended_records: int
     confirmed_records: int
     damaged_records: int
@@ -59,7 +60,7 @@ class SpoolStatistics(NamedTuple):
 class Spool:
     """An open spool. Thread-safe; `x_nowait` returns a `concurrent.futures.Future` that cannot be cancelled.
 
-    `with Spool(options) as spool:` opens and closes it; both touch the disk and block.
+    `with Spool(options) as spool:` opens and closes it. Both access the disk and block.
     """
 
     def __init__(self, options: SpoolOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,26 +68,26 @@ class Spool:
         self._store = SpoolStore(options)
         self._writer = SpoolWriter(self._store, options, clock=clock, on_commit=self._committed)
         self._lock = threading.Lock()
-        self._ledger: SpoolLedger | None = None
+        self._claims: ClaimTable | None = None
         self._process = 0
         self._appended = self._confirmed = self._damaged = self._commits = 0
         self._last_commit_seconds = 0.0
         self._listeners: list[Callable[[], None]] = []
 
     def open(self) -> Self:
-        """Open or create the file and start the thread.
+        """Open or create the file and start the writer thread.
 
         Raises:
-            SpoolLocked: another process owns it.
-            SpoolCorrupt: it is damaged, or no spool.
+            SpoolLocked: another process owns the file.
+            SpoolCorrupt: the file is damaged, or is not a spool.
             SpoolUnavailable: the disk is full, read-only or failing.
-            SpoolClosed: it was open before.
+            SpoolClosed: this object was opened before.
         """
         options = self._options
-        if self._ledger is not None:
-            message = f"spool {options.path} was open before; make another Spool to open it again"
+        if self._claims is not None:
+            message = f"spool {options.path} was opened before; create another Spool to open it again"
             raise SpoolClosed(message)
-        self._ledger = SpoolLedger(
+        self._claims = ClaimTable(
             self._store.open(), max_bytes=options.max_bytes, max_letter_bytes=options.max_dead_letter_bytes
         )
         self._process = os.getpid()
@@ -94,8 +95,8 @@ class Spool:
         return self
 
     def close(self, timeout: float | None = None) -> bool:
-        """Commit what was submitted and close; False if the disk did not let it within `timeout` seconds."""
-        if self._ledger is None or self._process != os.getpid():
+        """Commit what was submitted and close; return False if the disk did not allow that within `timeout` seconds."""
+        if self._claims is None or self._process != os.getpid():
             return True
         if not self._writer.close(timeout):
             return False
@@ -103,38 +104,38 @@ class Spool:
         return True
 
     def __enter__(self) -> Self:
-        """Open it."""
+        """Open the spool."""
         return self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it, however long that takes."""
+        """Close the spool, however long that takes."""
         self.close()
 
     def append_nowait(self, records: Sequence[SpooledRecord], *, claim: bool) -> "Future[range]":
-        """Store `records`, all or none; the future gives their ids once they are durable.
+        """Store all of `records` or none; the future returns their ids once they are durable.
 
-        With `claim` they stay in the caller's hands, who sends them and then calls `confirm` or
-        `release`. Without, they join the backlog. (While there is a backlog, records of a key that
-        has some there can only keep their order by joining it.)
+        With `claim` the caller keeps the records: it sends them, then calls `confirm` or `release`. Without `claim`
+        they join the backlog. While a partition key has records in the backlog, further records of that key keep their
+        order only if they join it too.
 
         Raises:
-            SpoolFull: there is no room for them.
-            SpoolError: the spool is closed or broken. The future raises `SpoolUnavailable` if the
-                disk does not take them. Whichever is raised, none of them was stored.
+            SpoolFull: the spool has no room for them.
+            SpoolError: the spool is closed or broken. The future raises `SpoolUnavailable` if the disk rejects the
+                write. In each of these cases none of the records was stored.
         """
         sealed = [encode_record(record) for record in records]
         sizes = [len(envelope) for _, envelope in sealed]
         done: Future[range] = new_future()
         with self._lock:
-            ledger = self._require_open()
-            ids = ledger.reserve(sizes, claim=claim)
+            claims = self._require_open()
+            ids = claims.reserve(sizes, claim=claim)
             rows = [
                 RecordRow(record_id, checksum, envelope)
                 for record_id, (checksum, envelope) in zip(ids, sealed, strict=True)
             ]
-            work = Work(
+            work = CommitRequest(
                 Changes(records=rows),
                 done,
                 lambda stored: self._append_ended(ids, sizes, stored=stored, claim=claim),
@@ -145,16 +146,16 @@ class Spool:
             try:
                 self._writer.submit(work)
             except BaseException:
-                ledger.never_stored(ids, sizes)
+                claims.cancel_reservation(ids, sizes)
                 raise
         return done
 
     def confirm(self, ids: Iterable[int]) -> "Future[None]":
-        """Mark claimed records as delivered; the future completes when they are gone from the disk.
+        """Mark claimed records as delivered; the future completes when their rows are deleted.
 
-        Ids that are not claimed are ignored, so marking twice is harmless.
+        Ids that are not claimed are ignored, so confirming an id twice is harmless.
         """
-        return self._leave(ids, (), _nothing)
+        return self._remove(ids, (), _nothing)
 
     def bury_nowait(
         self,
@@ -163,41 +164,41 @@ class Spool:
         spooled_ids: Iterable[int] = (),
         settled: Callable[[bool], None] = _nothing,
     ) -> "Future[None]":
-        """Store dead letters and drop the spooled records they come from, in one transaction.
+        """Store dead letters and delete the spooled records they come from, in one transaction.
 
-        The letters' `number` is replaced by the next free one. `settled` is told on the
-        spool's thread whether it was done, before the future completes.
+        Each letter's `number` is replaced by the next free one. `settled` is called on the writer thread with True if
+        the commit succeeded, else False, before the future completes.
 
         Raises:
             SpoolFull: there is no room for the letters.
             SpoolError: as for `append_nowait`.
         """
-        return self._leave(spooled_ids, letters, settled)
+        return self._remove(spooled_ids, letters, settled)
 
     def release(self, ids: Iterable[int]) -> int:
-        """Put claimed records back into the backlog, where `claim_backlog_nowait` finds them; return how many."""
+        """Return claimed records to the backlog, where `claim_backlog_nowait` finds them; return how many."""
         with self._lock:
             released = self._require_open().release(ids)
         if released:
-            self._tell_listeners()
+            self._notify_listeners()
         return released
 
     def claim_backlog_nowait(self, limit: int, *, max_bytes: int = MIB) -> "Future[list[Claimed]]":
-        """Claim up to `limit` records of the backlog, oldest first; none only if there are none.
+        """Claim up to `limit` records of the backlog, oldest first. The result is empty only if the backlog is.
 
-        It stops at the record with which the envelopes pass `max_bytes`.
+        It stops after the record with which the envelopes exceed `max_bytes`.
 
-        A record whose bytes changed on the disk is not given out: it is logged, counted in
-        `damaged_records`, and left where it is for whoever recovers the file.
+        A record whose bytes changed on the disk is not handed out. It is logged, counted in `damaged_records`, and
+        stays in the file for manual recovery.
         """
         return self.ask(lambda store: self._claim_backlog(store, limit, max_bytes))
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the backlog grew, on whichever thread made it grow; be quick."""
+        """Call `listener` whenever the backlog grew, on the thread that made it grow. `listener` must be quick."""
         self._listeners.append(listener)
 
     def ask(self, question: Callable[[SpoolStore], _Answer]) -> "Future[_Answer]":
-        """Let `question` read the store on the spool's thread, after all commits so far.
+        """Run `question` on the writer thread, after all commits so far.
 
         Raises:
             SpoolError: the spool is closed or broken.
@@ -215,11 +216,11 @@ class Spool:
     ) -> "Future[None]":
         """Remove dead letters by number, or set `(due_at, redrives, number)` of others.
 
-        Tried again until the disk takes it; `settled` as for `bury_nowait`.
+        The change is retried until the disk accepts it. `settled` is as for `bury_nowait`.
         """
         changes = Changes(removed_letters=list(removed), rescheduled=list(rescheduled))
         records = len(removed) + len(rescheduled)
-        work = Work(changes, new_future(), settled, is_mark=True, records=records)
+        work = CommitRequest(changes, new_future(), settled, is_confirmation=True, records=records)
         with self._lock:
             self._require_open()
             self._writer.submit(work)
@@ -228,16 +229,16 @@ class Spool:
     def statistics(self) -> SpoolStatistics:
         """Return a snapshot; cheap."""
         with self._lock:
-            ledger = self._ledger
-            if ledger is None:
+            claims = self._claims
+            if claims is None:
                 return SpoolStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
             return SpoolStatistics(
-                ledger.records,
-                ledger.record_bytes,
-                ledger.claimed,
-                ledger.backlog,
-                ledger.letters,
-                ledger.letter_bytes,
+                claims.records,
+                claims.record_bytes,
+                claims.claimed,
+                claims.backlog,
+                claims.letters,
+                claims.letter_bytes,
                 self._appended,
                 self._confirmed,
                 self._damaged,
@@ -245,8 +246,8 @@ class Spool:
                 self._last_commit_seconds,
             )
 
-    def _require_open(self) -> SpoolLedger:
-        if self._ledger is None:
+    def _require_open(self) -> ClaimTable:
+        if self._claims is None:
             message = f"spool {self._options.path} is not open; enter it with `with spool:` first"
             raise SpoolClosed(message)
         if self._process != os.getpid():
@@ -255,69 +256,69 @@ class Spool:
                 f"open one in each process, after the fork, with a path of its own"
             )
             raise SpoolClosed(message)
-        return self._ledger
+        return self._claims
 
     def _append_ended(self, ids: range, sizes: Sequence[int], *, stored: bool, claim: bool) -> None:
         with self._lock:
             if stored:
                 self._appended += len(ids)
             else:
-                self._require_open().never_stored(ids, sizes)
+                self._require_open().cancel_reservation(ids, sizes)
         if stored and not claim:
-            self._tell_listeners()
+            self._notify_listeners()
 
-    def _tell_listeners(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in self._listeners:
             listener()
 
-    def _leave(
+    def _remove(
         self, ids: Iterable[int], letters: Sequence[LetterRow], settled: Callable[[bool], None]
     ) -> "Future[None]":
         done: Future[None] = new_future()
         sizes = [len(letter.envelope) for letter in letters]
         with self._lock:
-            ledger = self._require_open()
-            numbers = ledger.reserve_letters(sizes)
-            leaving = ledger.confirm(ids)
+            claims = self._require_open()
+            numbers = claims.reserve_letters(sizes)
+            confirmed = claims.confirm(ids)
             rows = [letter._replace(number=number) for letter, number in zip(letters, numbers, strict=True)]
-            work = Work(
-                Changes(confirmed_ids=leaving, letters=rows),
+            work = CommitRequest(
+                Changes(confirmed_ids=confirmed, letters=rows),
                 done,
-                lambda made: self._leave_ended(leaving, sizes, settled, made=made),
-                is_mark=not letters,
-                records=len(leaving) + len(rows),
+                lambda committed: self._removal_ended(confirmed, sizes, settled, committed=committed),
+                is_confirmation=not letters,
+                records=len(confirmed) + len(rows),
                 size_bytes=sum(sizes),
             )
             try:
                 self._writer.submit(work)
             except BaseException:
-                ledger.stayed(leaving)
-                ledger.letters_left(len(sizes), sum(sizes))
+                claims.restore_claims(confirmed)
+                claims.letters_removed(len(sizes), sum(sizes))
                 raise
         return done
 
-    def _leave_ended(
-        self, leaving: Sequence[int], sizes: Sequence[int], settled: Callable[[bool], None], *, made: bool
+    def _removal_ended(
+        self, confirmed: Sequence[int], sizes: Sequence[int], settled: Callable[[bool], None], *, committed: bool
     ) -> None:
         with self._lock:
-            ledger = self._require_open()
-            if made:
-                ledger.deleted(leaving)
-                self._confirmed += len(leaving)
+            claims = self._require_open()
+            if committed:
+                claims.deleted(confirmed)
+                self._confirmed += len(confirmed)
             else:
-                ledger.stayed(leaving)
-                ledger.letters_left(len(sizes), sum(sizes))
-        settled(made)
+                claims.restore_claims(confirmed)
+                claims.letters_removed(len(sizes), sum(sizes))
+        settled(committed)
 
     def _committed(self, removed: Removed, seconds: float) -> None:
         with self._lock:
             self._commits += 1
             self._last_commit_seconds = seconds
-            self._require_open().letters_left(removed.letters, removed.envelope_bytes)
+            self._require_open().letters_removed(removed.letters, removed.envelope_bytes)
 
     def _claim_backlog(self, store: SpoolStore, limit: int, max_bytes: int) -> list[Claimed]:
         claimed: list[Claimed] = []
-        # More than once only if the rows read were all claimed already.
+        # Repeats only if every row it read was already claimed.
         while not claimed:
             with self._lock:
                 query = self._require_open().backlog_query(limit)
@@ -336,12 +337,12 @@ class Spool:
         return claimed
 
     def _claim(self, rows: Sequence[RecordRow], after: Sequence[RecordRow]) -> list[Claimed]:
-        ledger = self._require_open()
+        claims = self._require_open()
         if after:
-            ledger.move_cursor(after[-1].id)
+            claims.move_cursor(after[-1].id)
         claimed = []
         for row in rows:
-            if not ledger.claim(row.id, len(row.envelope)):
+            if not claims.claim(row.id, len(row.envelope)):
                 continue
             record = decode_record(row.checksum, row.envelope)
             if record is None:
@@ -354,6 +355,6 @@ class Spool:
         return claimed
 
     def __repr__(self) -> str:
-        """Show path and contents."""
+        """Show the path and the counts."""
         statistics = self.statistics()
         return f"Spool({str(self._options.path)!r}, records={statistics.records}, letters={statistics.letters})"

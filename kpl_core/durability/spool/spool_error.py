@@ -1,7 +1,7 @@
-"""What a spool refuses, and what the disk under it can do to us.
+"""The errors of a spool, and how SQLite's errors become them.
 
-`SpoolFull` is backpressure, like `BufferFull`. The others say that the store itself is in
-trouble. Whichever is raised: what it concerns was not acknowledged.
+`SpoolFull` is backpressure, like `BufferFull`. All others mean that the file or its disk has a problem. Whichever is
+raised, the records concerned were not acknowledged.
 """
 
 import sqlite3
@@ -23,11 +23,11 @@ __all__ = [
 
 
 class SpoolError(KplError):
-    """Root of what a spool raises."""
+    """Base class of the errors that a spool raises."""
 
 
-class SpoolFull(SpoolError):  # noqa: N818 - reads as a sentence where it is raised
-    """The spool (or its dead-letter table) holds as many bytes as it is allowed to; nothing was stored."""
+class SpoolFull(SpoolError):  # noqa: N818  - the name says what happened
+    """The spool, or its dead-letter table, has reached its limit in bytes; nothing was stored."""
 
     def __init__(self, message: str, *, stored_bytes: int, max_bytes: int) -> None:
         super().__init__(message)
@@ -36,22 +36,22 @@ class SpoolFull(SpoolError):  # noqa: N818 - reads as a sentence where it is rai
 
 
 class SpoolLocked(SpoolError):  # noqa: N818
-    """Another process, or another spool of this one, owns the file."""
+    """Another process, or another `Spool` of this process, owns the file."""
 
 
 class SpoolUnavailable(SpoolError):  # noqa: N818
-    """The disk does not take it (full, read-only, failing); nothing was stored."""
+    """The disk rejected the write (full, read-only, failing); nothing was stored."""
 
 
 class SpoolCorrupt(SpoolError):  # noqa: N818
-    """The file is no spool, or is damaged; nothing is read from it or written to it any more."""
+    """The file is not a spool, or is damaged; it is neither read nor written any more."""
 
 
 class SpoolClosed(SpoolError):  # noqa: N818
-    """The spool is closed, was never opened, or belongs to the process this one was forked from."""
+    """The spool is closed, was never opened, or was opened by another process before a fork."""
 
 
-# SQLite's primary result code: class, what happened, what to do.
+# SQLite's primary result code -> class, what happened, what to do.
 _TROUBLES: Final = MappingProxyType(
     {
         sqlite3.SQLITE_FULL: (
@@ -78,39 +78,39 @@ _TROUBLES: Final = MappingProxyType(
         sqlite3.SQLITE_BUSY: (
             SpoolLocked,
             "another program keeps the file locked",
-            "end the program that has it open (a sqlite3 shell?)",
+            "end the program that has the file open (a sqlite3 shell?)",
         ),
         sqlite3.SQLITE_CORRUPT: (
             SpoolCorrupt,
             "the file is damaged",
-            "move it away with its -wal file, recover what is in it with `sqlite3 FILE .recover`, and start afresh",
+            "move it away with its -wal file, recover its contents with `sqlite3 FILE .recover`, start with a new file",
         ),
         sqlite3.SQLITE_NOTADB: (
             SpoolCorrupt,
-            "the file is no SQLite database",
+            "the file is not an SQLite database",
             "move it away, or give the spool another path",
         ),
     }
 )
-# After these the same file may be written again once somebody made room or put right its rights.
-_PASSING: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY})
+# After these errors the same file may be writable again, once somebody frees space or fixes its permissions.
+_TEMPORARY: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY})
 
 
 def as_spool_error(error: sqlite3.Error, path: Path) -> SpoolError:
-    """Translate an error of SQLite into one sentence with the file, the cause and what to do."""
+    """Translate an SQLite error into a `SpoolError` that names the file, the cause and what to do."""
     code = getattr(error, "sqlite_errorcode", None)
     trouble = None if code is None else _TROUBLES.get(code & 0xFF)
     if trouble is None:
-        return SpoolUnavailable(f"spool {path}: SQLite says {error}; nothing was stored, restart the process")
+        return SpoolUnavailable(f"spool {path}: SQLite reports {error}; nothing was stored, restart the process")
     kind, what, remedy = trouble
     return kind(f"spool {path}: {what} (SQLite: {error}); nothing was stored, {remedy}")
 
 
-def passes(error: sqlite3.Error) -> bool:
-    """Say whether the next transaction may succeed after this error.
+def is_temporary(error: sqlite3.Error) -> bool:
+    """Return True if a later transaction may succeed after this error.
 
-    A failed write or fsync (`SQLITE_IOERR`) does not pass: the kernel may have dropped what it
-    could not write and report success the next time.
+    A failed write or fsync (`SQLITE_IOERR`) is final: the kernel may have dropped the unwritten pages and report
+    success the next time.
     """
     code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _PASSING
+    return code is not None and code & 0xFF in _TEMPORARY

@@ -1,65 +1,41 @@
-"""The SQLite file: opened with care, changed in whole transactions. Knows no thread and no clock.
+"""The SQLite file: opened with care, changed in whole transactions, owned by one process. Has no thread and no clock.
 
-Rows are written many to a statement. Python's sqlite3 gives the interpreter lock away around
-each step of a statement, and beside a busy event loop each of those may wait 5 ms to get it
-back: one step for 512 rows instead of 512 steps made the worst commit ten times shorter
-(benchmarks/spool.py).
+One statement writes many rows. Python's sqlite3 releases the GIL around each step of a statement, and with a busy event
+loop each step may wait 5 ms to get it back. One step for 512 rows instead of 512 steps made the slowest commit ten
+times shorter (benchmarks/spool.py).
 """
 
 import contextlib
+import fcntl
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from kpl_core.durability.spool.process_lock import ProcessLock
-from kpl_core.durability.spool.schema import migrate
-from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolUnavailable, as_spool_error
+from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable, as_spool_error
+from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate
 from kpl_core.options.reliability import SpoolOptions
 
-__all__ = ["Changes", "LetterRow", "RecordRow", "Removed", "SpoolStore", "Totals", "require_its_file"]
+__all__ = ["Changes", "ProcessLock", "Removed", "SpoolStore", "SpoolTotals", "require_main_file", "sync_folder"]
 
-# Rows of 1 KiB leave a quarter of a 4 KiB page empty, and 16 KiB pages were written a third faster.
+# Rows of 1 KiB leave a quarter of a 4 KiB page empty; with 16 KiB pages writing took a third less time.
 _PAGE_BYTES: Final = 16_384
 _CHECKPOINT_PAGES: Final = 1_000
 _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
-# Powers of two up to this many rows a statement, so that a few prepared statements serve all.
+# Statements have a power of two of rows, up to this many, so that a few prepared statements serve all sizes.
 _MAX_ROWS: Final = 512
-# A spool that is empty again gives the disk back, if there is this much to give.
+# An almost empty file is shrunk if this many bytes are free in it.
 _RECLAIM_BYTES: Final = 64 * 1024 * 1024
 
 
-class RecordRow(NamedTuple):
-    """A spooled record as its table holds it; ids rise in the order of arrival."""
-
-    id: int
-    checksum: int
-    envelope: bytes
-
-
-class LetterRow(NamedTuple):
-    """A dead letter as its table holds it; see `schema.MIGRATIONS`."""
-
-    number: int
-    id: str
-    tier: int
-    stream: str
-    tenant: str | None
-    reason: str
-    first_seen: float
-    due_at: float | None
-    redrives: int
-    checksum: int
-    envelope: bytes
-
-
-class Totals(NamedTuple):
-    """What the tables hold: rows, bytes of envelopes, and the highest key ever seen in them."""
+class SpoolTotals(NamedTuple):
+    """The contents of the tables: rows, bytes of envelopes, and the highest key so far."""
 
     records: int
     record_bytes: int
@@ -70,20 +46,20 @@ class Totals(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """The dead letters that a transaction removed, and the bytes of their envelopes."""
+    """How many dead letters a transaction removed, and the bytes of their envelopes."""
 
     letters: int
     envelope_bytes: int
 
 
 class Changes(msgspec.Struct):
-    """What one transaction does."""
+    """The changes of one transaction."""
 
     records: list[RecordRow] = []
     confirmed_ids: list[int] = []
     letters: list[LetterRow] = []
     removed_letters: list[int] = []
-    # For each: when it is due again, how often it was redriven, its number.
+    # For each letter: when it is due again, how often it was redriven, its number.
     rescheduled: list[tuple[float | None, int, int]] = []
 
 
@@ -92,9 +68,9 @@ class SpoolStore:
 
     def __init__(self, options: SpoolOptions) -> None:
         self._options = options
-        # Where it is now, whatever folder the process goes to later, as a daemon does.
+        # Absolute, because the process may change its working directory later, as daemons do.
         self._path = options.path.absolute()
-        # SQLite follows a link to the file, and so must the lock: two names of one file are one spool.
+        # SQLite resolves symbolic links, so the lock must too: two names of one file are one spool.
         self._lock = ProcessLock(Path(f"{os.path.realpath(self._path)}.lock"))
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
@@ -104,22 +80,22 @@ class SpoolStore:
         """The SQLite file."""
         return self._path
 
-    def open(self) -> Totals:
-        """Take the lock, open or create the file, check it, bring its tables up to date and count what they hold.
+    def open(self) -> SpoolTotals:
+        """Take the lock, open or create the file, check it, migrate its tables and count their rows.
 
-        Reads the whole file: about half a second for a GiB.
+        Reads the whole file: about half a second per GiB.
 
         Raises:
-            SpoolLocked: another process owns it.
-            SpoolCorrupt: it is damaged, or no spool.
-            SpoolUnavailable: it cannot be opened or written.
+            SpoolLocked: another process owns the file.
+            SpoolCorrupt: the file is damaged, or is not a spool.
+            SpoolUnavailable: the file cannot be opened or written.
         """
-        if _is_no_file(self._path):
-            message = f"spool {self._path}: it is a folder or a device; give the path of a file of its own"
+        if _is_not_a_file(self._path):
+            message = f"spool {self._path}: the path is a folder or a device; give the path of a regular file"
             raise SpoolUnavailable(message)
         self._lock.acquire()
         try:
-            require_its_file(self._path)
+            require_main_file(self._path)
             self._connect()
             self._file = _identity(self._path)
             self._check()
@@ -138,7 +114,7 @@ class SpoolStore:
             raise
 
     def close(self) -> None:
-        """Checkpoint, close the file and give the lock back; again and again if you like."""
+        """Checkpoint, close the file and release the lock. May be called more than once."""
         connection, self._connection = self._connection, None
         try:
             if connection is not None:
@@ -154,8 +130,8 @@ class SpoolStore:
             raise sqlite3.ProgrammingError(message)
         return self._connection
 
-    def totals(self) -> Totals:
-        """Count what the tables hold."""
+    def totals(self) -> SpoolTotals:
+        """Count the rows and bytes of the tables."""
         row = self.connection.execute(
             """
             SELECT * FROM
@@ -163,14 +139,14 @@ class SpoolStore:
                 (SELECT count(*), coalesce(sum(length(envelope)), 0), coalesce(max(number), 0) FROM dead_letters)
             """
         ).fetchone()
-        return Totals(*row)
+        return SpoolTotals(*row)
 
     def commit(self, changes: Changes) -> Removed:
-        """Make all changes durable, or none; return which dead letters it removed (one twice removed counts once).
+        """Make all changes durable, or none; return which dead letters were removed (a number given twice counts once).
 
         Raises:
             sqlite3.Error: nothing was changed.
-            SpoolUnavailable: the file was removed or replaced under us, so nothing in it would be found again.
+            SpoolUnavailable: the file was removed or replaced while in use, so its contents would never be read again.
         """
         connection = self.connection
         if _identity(self._path) != self._file:
@@ -193,13 +169,13 @@ class SpoolStore:
             )
             connection.execute("COMMIT")
         finally:
-            # SQLite has already rolled back after some errors, a full disk among them.
+            # After some errors, such as a full disk, SQLite has already rolled back.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         return Removed(removed_letters, removed_bytes)
 
     def records_after(self, last_id: int, limit: int, max_bytes: int) -> list[RecordRow]:
-        """Return up to `limit` records that arrived after `last_id`, in order; no more once they pass `max_bytes`."""
+        """Return up to `limit` records that arrived after `last_id`, in order; stop once they exceed `max_bytes`."""
         rows: list[RecordRow] = []
         cursor = self.connection.execute(
             "SELECT id, checksum, envelope FROM spooled WHERE id > ? ORDER BY id LIMIT ?", (last_id, limit)
@@ -213,9 +189,9 @@ class SpoolStore:
         return rows
 
     def records_by_id(self, ids: Sequence[int], max_bytes: int) -> tuple[list[RecordRow], Sequence[int]]:
-        """Return those of the records with these ids that are still there, in order, and the ids not looked for.
+        """Return the records with these ids that still exist, in order, and the ids that were not read.
 
-        It stops at the record with which the envelopes pass `max_bytes`.
+        It stops after the record with which the envelopes exceed `max_bytes`.
         """
         rows: list[RecordRow] = []
         for portion in _portions(sorted(ids)):
@@ -231,16 +207,16 @@ class SpoolStore:
         return rows, ()
 
     def reclaim(self) -> None:
-        """Give the disk back what an outage took, if hardly anything is left in the file."""
+        """Return disk space that an outage used, if the file is almost empty."""
         (free_pages,) = self.connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         if free_pages * _PAGE_BYTES >= _RECLAIM_BYTES and free_pages >= pages * 0.9:
-            # It writes all that is left twice. Where there is no room for that, the free pages are used as they are.
+            # VACUUM writes the remaining rows twice. Without room for that, the free pages are reused instead.
             with contextlib.suppress(sqlite3.OperationalError):
                 self.connection.execute("VACUUM")
 
     def _connect(self) -> None:
-        # Created by hand for its mode: envelopes hold other people's data. SQLite copies it to -wal and -shm.
+        # Created here to set mode 0600, because envelopes hold customer data. SQLite copies the mode to -wal and -shm.
         if not self._path.exists():
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(
@@ -249,7 +225,7 @@ class SpoolStore:
             isolation_level=None,
             check_same_thread=False,
         )
-        # Known from here on, so that it is closed whatever happens next.
+        # Assigned before the next statement can fail, so that `close` always closes it.
         self._connection = connection
         for pragma in (
             f"page_size = {_PAGE_BYTES}",
@@ -269,16 +245,16 @@ class SpoolStore:
             found = " ".join(verdict.split())
             message = (
                 f"spool {self._path}: the file is damaged ({found}); move it away with its -wal file, recover "
-                f"what is in it with `sqlite3 FILE .recover`, and start afresh"
+                f"its contents with `sqlite3 FILE .recover`, and start with a new file"
             )
             raise SpoolCorrupt(message)
 
 
-def require_its_file(path: Path) -> None:
-    """Refuse a write-ahead log without the file it belongs to: SQLite would delete it, and what was acknowledged in it.
+def require_main_file(path: Path) -> None:
+    """Reject a write-ahead log without its main file: SQLite would delete the log and the acknowledged records in it.
 
     Raises:
-        SpoolCorrupt: somebody moved or emptied the file alone.
+        SpoolCorrupt: the main file was moved or emptied without its log.
     """
     log = Path(f"{os.path.realpath(path)}-wal")
     if _size_bytes(log) and not _size_bytes(path):
@@ -319,7 +295,7 @@ def _portions(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
         left -= length
 
 
-# The statements are made of our own names and question marks only.
+# The statements contain only our own names and question marks.
 @cache
 def _insert_statement(table: str, columns: int, rows: int) -> str:
     row = f"({','.join('?' * columns)})"
@@ -337,8 +313,92 @@ def _size_statement(rows: int) -> str:
     return f"SELECT count(*), coalesce(sum(length(envelope)), 0) FROM dead_letters WHERE number IN ({marks})"  # noqa: S608
 
 
-def _is_no_file(path: Path) -> bool:
-    """Say whether something else is there. What may not be looked at cannot be locked either, which tells why."""
+def _is_not_a_file(path: Path) -> bool:
+    """Return True if the path exists and is not a file. An unreadable path fails later, when it is locked."""
     with contextlib.suppress(OSError):
         return path.exists() and not path.is_file()
     return False
+
+
+_held_locks: "weakref.WeakSet[ProcessLock]" = weakref.WeakSet()
+
+
+class ProcessLock:
+    """An advisory lock on a file beside the spool: one process owns a spool.
+
+    It uses `flock` rather than `lockf`, so that opening a spool twice in one process fails too. The kernel releases
+    the lock when the owner dies; the lock file stays. A child of `fork` inherits the descriptor and with it the lock,
+    so the child closes it at once. Otherwise a forgotten child would still own the spool of a restarted service.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> Self:
+        """Take the lock without waiting.
+
+        Raises:
+            SpoolLocked: another process holds it; the message names the process id.
+            SpoolUnavailable: the lock file cannot be created.
+        """
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            message = (
+                f"spool lock {self._path}: {error.strerror}; create its folder and make it writable for this process"
+            )
+            raise SpoolUnavailable(message) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            message = (
+                f"spool lock {self._path}: process {owner} owns this spool; stop it, or give each process its own spool"
+            )
+            raise SpoolLocked(message) from error
+        # The process id serves only the message above, so a full disk is no reason to fail.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        self._descriptor = descriptor
+        _held_locks.add(self)
+        return self
+
+    def release(self) -> None:
+        """Release the lock. May be called more than once."""
+        if self._descriptor is not None:
+            # Closing alone is not enough while a child forked just now still has the descriptor.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the descriptor without unlocking; another process with the descriptor keeps the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            _held_locks.discard(self)
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held_locks):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the file names in `folder` durable: `fsync` of a file saves its bytes, `fsync` of its folder saves its name.
+
+    (POSIX, `fsync`; Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014.)
+
+    Raises:
+        OSError: the disk fails.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

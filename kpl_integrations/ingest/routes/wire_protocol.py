@@ -36,6 +36,7 @@ from kpl_integrations.ingest.routes.upstream import (
 from kpl_integrations.ingest.tenants import AccessKey
 from kpl_integrations.kinesis_protocol import (
     REFUSED_CREDENTIALS,
+    UNKNOWN_OPERATION,
     PutRecord,
     PutRecords,
     PutResult,
@@ -50,7 +51,6 @@ from kpl_integrations.kinesis_protocol import (
     require_signature,
     wire_of,
 )
-from kpl_integrations.kinesis_protocol.refusal import UNKNOWN_OPERATION
 
 __all__ = ["UNAVAILABLE_ANSWER", "WIRE_ANSWERS", "WIRE_CODES", "WireAnswer", "WireProtocol"]
 

@@ -12,9 +12,14 @@ from prometheus_client.registry import Collector
 from kpl_core import Fact
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.metrics.catalogue import METRICS
-from kpl_integrations.metrics.gateway_sources import tenant_wait_source
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from kpl_integrations.metrics.sources import breaker_source, dead_letter_source, producer_source, spool_source
+from kpl_integrations.metrics.sources import (
+    breaker_source,
+    dead_letter_source,
+    producer_source,
+    spool_source,
+    tenant_wait_source,
+)
 
 __all__ = ["EXPOSITION_TYPE", "GatewayMetrics", "exposition"]
 

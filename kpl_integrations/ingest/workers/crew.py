@@ -18,6 +18,7 @@ import anyio
 import msgspec
 from anyio.abc import Process
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_integrations.ingest.stats.totals import Totals
 from kpl_integrations.ingest.workers.burial import Burial
 from kpl_integrations.ingest.workers.door import Door
@@ -28,8 +29,7 @@ __all__ = ["READY", "Crew", "WorkerFailed"]
 READY: Final = b"ready\n"
 # One that lived shorter died of something that is still there.
 _LONG_LIFE_SECONDS: Final = 10.0
-_FIRST_PAUSE_SECONDS: Final = 0.25
-_LONGEST_PAUSE_SECONDS: Final = 10.0
+_RESTART_BACKOFF: Final = ExponentialBackoff(base_seconds=0.25, cap_seconds=10.0)
 # Some 25 s of pauses: by then it is something that only a person can cure, such as a damaged spool.
 _HOPELESS_DEATHS: Final = 8
 # The status of a process that could not be started.
@@ -132,7 +132,7 @@ class Crew:
             if door is not None and quick_deaths == _HOPELESS_DEATHS:
                 text = "worker %d died %d times in a row; until another listens, the others get all connections"
                 _logger.error(text, seat.worker, quick_deaths)
-            pause = _pause(quick_deaths)
+            pause = _RESTART_BACKOFF.longest_seconds(quick_deaths) if quick_deaths else 0.0
             _logger.warning("worker %d %s; another takes its place in %g s", seat.worker, _ended(status), pause)
             with anyio.move_on_after(pause):
                 await self._stopped.wait()
@@ -209,12 +209,6 @@ class Crew:
 def _send(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
-
-
-def _pause(quick_deaths: int) -> float:
-    if not quick_deaths:
-        return 0.0
-    return float(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** (quick_deaths - 1)))
 
 
 def _ended(status: int) -> str:

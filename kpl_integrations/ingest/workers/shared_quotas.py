@@ -51,7 +51,7 @@ class SharedQuotas:
         self._metered: dict[str, _Metered] = {}
         self._gone: dict[str, _Metered] = {}
         self._worker = CoordinationWorker(
-            store, options, usages=self._usages, obey=self._obey, clock=clock, chance=chance
+            store, options, usages=self._usages, apply_shares=self._apply_shares, clock=clock, chance=chance
         )
 
     @contextlib.asynccontextmanager
@@ -106,7 +106,7 @@ class SharedQuotas:
         each.quota.set_rates(*_within(self._worker.share(tenant_id, each.limit), each.limit), now)
         each.quota.woken = lambda: self._woken(tenant_id, each.quota, each.limit)
 
-    def _obey(self, shares: Mapping[str, Pair]) -> None:
+    def _apply_shares(self, shares: Mapping[str, Pair]) -> None:
         now = self._clock()
         for tenant_id, share in shares.items():
             each = self._metered.get(tenant_id)

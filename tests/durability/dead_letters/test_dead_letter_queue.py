@@ -7,20 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, RedrivePolicy
+from kpl_core.durability.dead_letters import AlarmChange, DeadLetterQueue, DepthAlarm, Escalation, RedrivePolicy
 from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
-from kpl_core.durability.spool import (
-    AlarmChange,
-    DeadLetter,
-    DepthAlarm,
-    Escalation,
-    LetterFilter,
-    Reason,
-    Spool,
-    SpoolClosed,
-    SpoolFull,
-    SpoolOptions,
-)
+from kpl_core.durability.spool import DeadLetter, LetterFilter, Reason, Spool, SpoolClosed, SpoolFull, SpoolOptions
 from kpl_core.records.user_record import Tier
 from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
 
@@ -188,7 +177,7 @@ def test_letters_survive_a_restart(tmp_path: Path) -> None:
 def test_the_alarm_escalates_once_for_each_crossing(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     told: list[Escalation] = []
     queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=told.append)
-    with caplog.at_level(logging.INFO, logger="kpl_core.durability.spool"):
+    with caplog.at_level(logging.INFO, logger="kpl_core"):
         for number in range(6):
             bury(queue, number)
         queue.remove(queue.select_nowait(LetterFilter(), 5).result(SECONDS)).result(SECONDS)

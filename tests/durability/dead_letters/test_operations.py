@@ -99,7 +99,7 @@ def test_an_export_replaces_no_spool_no_folder_and_no_pipe(queue: DeadLetterQueu
     link.symlink_to(path)
     names = {each.name for each in tmp_path.iterdir()}
     for destination in (path, link, folder, pipe):
-        with LetterReader(path) as reader, pytest.raises(FileExistsError, match="only a file of its own"):
+        with LetterReader(path) as reader, pytest.raises(FileExistsError, match="only a regular file"):
             reader.export(LetterFilter(), destination)
     assert {each.name for each in tmp_path.iterdir()} == names
     assert pipe.is_fifo()
@@ -148,7 +148,7 @@ def test_a_missing_file_a_stranger_and_a_closed_reader_are_told_apart(path: Path
     with pytest.raises(SpoolUnavailable, match="there is no such file"):
         LetterReader(path).__enter__()
     path.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(SpoolCorrupt, match="no SQLite database"):
+    with pytest.raises(SpoolCorrupt, match="not an SQLite database"):
         LetterReader(path).__enter__()
     path.write_bytes(b"")
     with pytest.raises(SpoolCorrupt, match="let a producer of this version open it once"):

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.durability.dead_letters.redrive_policy import REDRIVEN_AUTOMATICALLY, RedrivePolicy
+from kpl_core.durability.dead_letters.dead_letter_queue import REDRIVEN_AUTOMATICALLY, RedrivePolicy
 from kpl_core.durability.spool.envelope import REASONS, Reason
 from kpl_core.errors import ConfigError
 

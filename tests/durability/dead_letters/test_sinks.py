@@ -16,11 +16,10 @@ from kpl_core.durability.dead_letters import (
     DeadLetterSink,
     JsonLinesSink,
     QueueSink,
-    Refusal,
+    RefusedLetter,
     SinkReport,
 )
-from kpl_core.durability.dead_letters.s3_sink import S3Sink
-from kpl_core.durability.dead_letters.sqs_sink import SqsSink
+from kpl_core.durability.dead_letters.aws_sinks import S3Sink, SqsSink
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, LetterFilter, Spool, SpoolOptions
 from kpl_core.durability.spool.envelope import dead_letter_of, letter_id
 from tests.durability.spool.records import spooled
@@ -66,7 +65,9 @@ async def test_a_letter_for_which_the_function_raises_is_refused_and_the_others_
         taken.append(each)
 
     report = await CallableSink(take).send(LETTERS)
-    assert report == SinkReport(24, (Refusal(LETTERS[3], "the function that takes dead letters raised ValueError"),))
+    assert report == SinkReport(
+        24, (RefusedLetter(LETTERS[3], "the function that takes dead letters raised ValueError"),)
+    )
     assert taken == [*LETTERS[:3], *LETTERS[4:]]
     assert LETTERS[3].id in caplog.text
 
@@ -197,7 +198,7 @@ async def test_a_letter_above_the_queues_limit_is_refused_clearly_and_the_others
     assert report.stored == 2
     ((refused, why),) = report.refused
     assert refused is large
-    assert "as a message and the SQS queue takes 1,024; send letters of this stream to S3" in why
+    assert "as a message and the SQS queue allows 1,024; send letters of this stream to S3" in why
 
 
 async def test_a_request_holds_no_more_bytes_than_the_limit() -> None:
@@ -211,7 +212,7 @@ async def test_a_request_holds_no_more_bytes_than_the_limit() -> None:
 async def test_what_sqs_refuses_of_a_request_is_refused_by_name() -> None:
     client = FakeSqs(limit=None, failing=(LETTERS[3].id,))
     report = await SqsSink(client, "http://sqs/queue").send(LETTERS[:5])
-    assert report == SinkReport(4, (Refusal(LETTERS[3], "SQS refused it: InternalError again"),))
+    assert report == SinkReport(4, (RefusedLetter(LETTERS[3], "SQS refused it: InternalError again"),))
 
 
 async def test_an_sqs_that_says_nothing_of_a_letter_has_not_stored_it() -> None:
@@ -223,7 +224,7 @@ async def test_an_sqs_that_says_nothing_of_a_letter_has_not_stored_it() -> None:
 
     report = await SqsSink(Silent(), "http://sqs/queue").send(LETTERS)
     assert (report.stored, len(report.refused)) == (0, 25)
-    assert "SQS answered without a word of it" in report.refused[0].why
+    assert "the answer of SQS does not mention it" in report.refused[0].why
 
 
 async def test_an_sqs_that_does_not_answer_refuses_the_whole_request() -> None:

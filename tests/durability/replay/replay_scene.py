@@ -12,7 +12,7 @@ from kpl_core import BreakerPolicy, Config, FairnessPolicy, RecordResult, decode
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.replay import Replayer
 from kpl_core.durability.spool import AsyncSpool, SpooledRecord, SpoolOptions
-from kpl_core.durability.spool.ledger import Claimed
+from kpl_core.durability.spool.claims import Claimed
 from kpl_core.event_loop import running_clock
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline

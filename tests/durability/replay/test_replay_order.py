@@ -6,7 +6,7 @@ from collections import Counter, deque
 from hypothesis import given, settings, strategies as st
 
 from kpl_core.durability.replay.replay_order import ReplayOrder
-from kpl_core.durability.spool.ledger import Claimed
+from kpl_core.durability.spool.claims import Claimed
 from tests.durability.spool.records import spooled
 
 
@@ -60,7 +60,7 @@ def test_who_shares_the_fate_of_the_one_before_leaves_beside_it() -> None:
     assert order.take().id == 1
     following = order.peek()
     assert following is not None
-    assert (following.id, order.company_of(following)) == (2, 1)
+    assert (following.id, order.companion_of(following)) == (2, 1)
     assert order.take().id == 2
     order.travels_apart()
     assert [claimed.id for claimed in (order.peek(), order.take()) if claimed] == [4, 4]
@@ -70,7 +70,7 @@ def test_who_shares_the_fate_of_the_one_before_leaves_beside_it() -> None:
     order.succeeded(2)
     alone = order.peek()
     assert alone is not None
-    assert (alone.id, order.company_of(alone)) == (3, None)
+    assert (alone.id, order.companion_of(alone)) == (3, None)
 
 
 def test_nobody_joins_those_of_whom_one_has_failed() -> None:
@@ -149,8 +149,8 @@ def test_groups_that_share_a_fate_keep_the_order_of_each_key(keys: str, seed: in
     while len(delivered) < len(keys):
         claimed = order.peek()
         if claimed is not None and chance.random() < 0.7:
-            company = order.company_of(claimed)
-            if company is not None and group_of[company] != opened:
+            companion = order.companion_of(claimed)
+            if companion is not None and group_of[companion] != opened:
                 order.travels_apart()
                 continue
             order.take()

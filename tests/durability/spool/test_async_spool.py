@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from kpl_core.durability.spool import AsyncSpool, Spool, SpoolClosed, SpoolFull, SpoolOptions
-from kpl_core.durability.spool.loop_mailbox import LoopMailbox
+from kpl_core.durability.spool.async_spool import LoopMailbox
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from tests.durability.spool.records import spooled
 

@@ -98,7 +98,7 @@ def test_a_folder_or_a_device_is_no_spool_and_nothing_is_made_beside_it(tmp_path
     path = tmp_path / place  # an absolute place stays itself
     if place == "folder":
         path.mkdir()
-    with pytest.raises(SpoolUnavailable, match="it is a folder or a device; give the path of a file of its own"):
+    with pytest.raises(SpoolUnavailable, match="the path is a folder or a device; give the path of a regular file"):
         Spool(SpoolOptions(path=path)).open()
     assert not path.with_name(f"{path.name}.lock").exists()
 

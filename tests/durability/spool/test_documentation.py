@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.durability.dead_letters.redrive_policy import REDRIVEN_AUTOMATICALLY
+from kpl_core.durability.dead_letters.dead_letter_queue import REDRIVEN_AUTOMATICALLY
 from kpl_core.durability.spool.envelope import DeadLetter
 
 HOWTO = Path(__file__).parents[3] / "docs" / "howto" / "spool-and-dead-letters.md"

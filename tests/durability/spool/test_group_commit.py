@@ -4,7 +4,7 @@ import math
 
 from hypothesis import given, strategies as st
 
-from kpl_core.durability.spool.group_commit import GroupCommit
+from kpl_core.durability.spool.spool_writer import GroupCommit
 
 
 def group() -> GroupCommit:

@@ -24,7 +24,8 @@ from kpl_core.durability.spool import (
     SpoolUnavailable,
     spool_writer,
 )
-from kpl_core.durability.spool.store import Changes, RecordRow, Removed, SpoolStore
+from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
+from kpl_core.durability.spool.tables import RecordRow
 from tests.durability.spool.records import spooled
 
 SECONDS = 20.0
@@ -167,7 +168,7 @@ def test_a_closed_spool_says_so(options: SpoolOptions) -> None:
         spool.append_nowait([spooled()], claim=True)
     with pytest.raises(SpoolClosed):
         spool.claim_backlog_nowait(1)
-    with pytest.raises(SpoolClosed, match="make another Spool"):
+    with pytest.raises(SpoolClosed, match="create another Spool"):
         spool.open()
     assert spool.statistics().records == 0
     assert spool.close()
@@ -233,7 +234,7 @@ def test_a_commit_that_fails_for_now_fails_its_appends_and_the_next_one_works(
     # Told when it begins and when it ends, not at each commit between.
     failed, works = caplog.messages
     assert "the disk that holds it is full" in failed
-    assert "takes records again" in works
+    assert "accepts records again" in works
 
 
 def test_a_mark_whose_commit_failed_is_made_by_the_next_one(

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from kpl_core.durability.spool import store as store_module
-from kpl_core.durability.spool.process_lock import ProcessLock
-from kpl_core.durability.spool.schema import APPLICATION_ID, MIGRATIONS, migrate
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
-from kpl_core.durability.spool.store import Changes, RecordRow, Removed, SpoolStore, Totals
+from kpl_core.durability.spool.store import Changes, ProcessLock, Removed, SpoolStore, SpoolTotals
+from kpl_core.durability.spool.tables import APPLICATION_ID, MIGRATIONS, RecordRow, migrate
 from kpl_core.errors import ConfigError
 from kpl_core.options.reliability import SpoolOptions
 
@@ -30,11 +29,11 @@ def rows(*ids: int) -> list[RecordRow]:
 
 def test_what_was_committed_is_there_when_the_file_is_opened_again(options: SpoolOptions) -> None:
     store = SpoolStore(options)
-    assert store.open() == Totals(0, 0, 0, 0, 0, 0)
+    assert store.open() == SpoolTotals(0, 0, 0, 0, 0, 0)
     assert store.commit(Changes(records=rows(1, 2, 30))) == Removed(0, 0)
     store.commit(Changes(confirmed_ids=[2]))
     store.close()
-    assert store.open() == Totals(2, 3, 30, 0, 0, 0)
+    assert store.open() == SpoolTotals(2, 3, 30, 0, 0, 0)
     assert store.records_after(1, 10, 100) == rows(30)
     assert store.records_by_id([30, 2, 1], 10**9) == (rows(1, 30), ())
     store.close()
@@ -171,7 +170,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_left_alone(options: SpoolOptions) -> None:
     options.path.write_bytes(b"dear diary, " * 1_000)
-    with pytest.raises(SpoolCorrupt, match="no SQLite database"):
+    with pytest.raises(SpoolCorrupt, match="not an SQLite database"):
         SpoolStore(options).open()
     assert options.path.read_bytes() == b"dear diary, " * 1_000
 
@@ -181,7 +180,7 @@ def test_another_applications_database_is_left_alone(options: SpoolOptions) -> N
     other.execute("CREATE TABLE invoices (id INTEGER)")
     other.commit()
     other.close()
-    with pytest.raises(SpoolCorrupt, match="another application's database"):
+    with pytest.raises(SpoolCorrupt, match="database of another application"):
         SpoolStore(options).open()
 
 
@@ -190,7 +189,7 @@ def test_a_file_of_a_later_version_is_refused(options: SpoolOptions) -> None:
     store.open()
     store.connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     store.close()
-    with pytest.raises(SpoolCorrupt, match=f"version {len(MIGRATIONS) + 1}, this program knows {len(MIGRATIONS)}"):
+    with pytest.raises(SpoolCorrupt, match=f"version {len(MIGRATIONS) + 1}, this program supports {len(MIGRATIONS)}"):
         store.open()
 
 

@@ -9,7 +9,7 @@ import pytest
 from kpl_core import Config, Delivery, Producer, RecordResult, decode
 from kpl_core.durability.dead_letters import DeadLetterQueue, Redriver
 from kpl_core.durability.replay import DeliveryPace, Replayer
-from kpl_core.durability.spool import AsyncSpool, LetterFilter, Put, Spool, SpooledRecord, SpoolOptions
+from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpooledPut, SpooledRecord, SpoolOptions
 from kpl_core.testing import ErrorAnswer, FakeKinesis, RecordError
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.testing.faults import When
@@ -37,7 +37,7 @@ class ResultCallback:
             outcome.waiters.append(self)
 
 
-def put_into(producer: Producer) -> Put:
+def put_into(producer: Producer) -> SpooledPut:
     def put(record: SpooledRecord, finished: Callable[[RecordResult], None]) -> None:
         delivery = producer.put_nowait(
             record.stream,

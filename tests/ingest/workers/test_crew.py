@@ -8,6 +8,7 @@ import sys
 import anyio
 import pytest
 
+from kpl_core.backoff import ExponentialBackoff
 from kpl_core.coordination.stores.file import FileStore
 from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
 from kpl_integrations.ingest.workers import crew as crew_module
@@ -22,7 +23,7 @@ only_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the s
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(crew_module, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(crew_module, "_RESTART_BACKOFF", ExponentialBackoff(base_seconds=0.0, cap_seconds=0.0))
 
 
 def crew_of(tmp_path, script, briefing, sockets):

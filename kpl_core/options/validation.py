@@ -1,0 +1,154 @@
+"""One checker for every option: its type, its bounds, its choices, and one wording of what is wrong.
+
+A class of options has a table `{option: Bound}` and calls `require_bounds` once. An error states the option,
+its value and what is allowed. The adapters use the same functions, so an operator reads the same sentence
+whether a value came from Python, from `dictConfig` or from the environment.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+
+from kpl_core.errors import ConfigError
+
+__all__ = [
+    "ABOVE_ZERO",
+    "Bound",
+    "FrozenMapping",
+    "require_bounds",
+    "require_choice",
+    "require_flag",
+    "require_number",
+    "require_order",
+    "require_path",
+]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Bound(NamedTuple):
+    """What a number may be.
+
+    `smallest` and `largest` are allowed, unless `above` excludes `smallest`. An infinite `largest` means that
+    there is no upper bound; the number itself must be finite all the same. `unit` ends the error's sentence.
+    """
+
+    smallest: float
+    largest: float
+    unit: str
+    whole: bool = False
+    optional: bool = False
+    above: bool = False
+
+
+# A finite number above 0 of any unit.
+ABOVE_ZERO: Final = Bound(0.0, math.inf, "", above=True)
+
+
+def require_bounds(options: object, bounds: Mapping[str, Bound]) -> None:
+    """Check every attribute of `options` that has a row in `bounds`.
+
+    Raises:
+        ConfigError: a value is not a number, or out of its bounds.
+    """
+    for name, bound in bounds.items():
+        require_number(name, getattr(options, name), bound)
+
+
+def require_number(name: str, value: Any, bound: Bound, *, error: type[ValueError] = ConfigError) -> None:  # noqa: ANN401
+    """Check one number; a bool is not a number.
+
+    Raises:
+        ConfigError: `value` is not a number, not finite, or out of its bounds; or `error`, if one is given.
+    """
+    if value is None and bound.optional:
+        return
+    reason = f" ({bound.unit})" if bound.unit else ""
+    if isinstance(value, bool) or not isinstance(value, int if bound.whole else int | float):
+        message = f"{name} is {value!r}; it must be {'a whole number' if bound.whole else 'a number'}{reason}"
+        raise error(message)
+    inside = value > bound.smallest if bound.above else value >= bound.smallest
+    if not (inside and value <= bound.largest and math.isfinite(value)):
+        message = f"{name} is {value!r}; it must be {_allowed(bound)}{reason}"
+        raise error(message)
+
+
+def _allowed(bound: Bound) -> str:
+    smallest = _plain(bound.smallest)
+    if bound.largest == math.inf:
+        # Of a whole number "finite" would be a strange thing to say.
+        return f"{'' if bound.whole else 'a finite number '}{'above' if bound.above else 'at least'} {smallest}".strip()
+    if bound.above:
+        return f"above {smallest} and at most {_plain(bound.largest)}"
+    return f"between {smallest} and {_plain(bound.largest)}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"
+
+
+def require_choice(name: str, value: object, allowed: tuple[str, ...], *, also: str = "") -> None:
+    """Check that `value` is one of `allowed`; `also` describes further values that the caller checked itself.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if value not in allowed:
+        choices = ", ".join([*map(repr, allowed), *([also] if also else [])])
+        message = f"{name} is {value!r}; it must be one of {choices}"
+        raise ConfigError(message)
+
+
+def require_flag(name: str, value: object) -> None:
+    """Check that `value` is a bool.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, bool):
+        message = f"{name} is {value!r}; it must be True or False"
+        raise ConfigError(message)
+
+
+def require_path(name: str, value: object) -> None:
+    """Check that `value` is a `pathlib.Path`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, Path):
+        message = f"{name} is {value!r}; it must be a pathlib.Path"
+        raise ConfigError(message)
+
+
+def require_order(options: object, smaller: str, larger: str) -> None:
+    """Check that the option named `smaller` is not above the option named `larger`.
+
+    Raises:
+        ConfigError: it is.
+    """
+    low, high = getattr(options, smaller), getattr(options, larger)
+    if high < low:
+        message = f"{larger} is {high:g}, below {smaller}, {low:g}; raise {larger} or lower {smaller}"
+        raise ConfigError(message)
+
+
+class FrozenMapping(dict[K, V]):
+    """A copy of a mapping that cannot be changed after it was checked.
+
+    It is a dict, so json, pickle, copy and `dataclasses.asdict` accept it; they reject a `MappingProxyType`.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        message = "a checked option cannot be changed; build a new one"
+        raise TypeError(message)
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type["FrozenMapping[K, V]"], tuple[Mapping[K, V]]]:
+        return FrozenMapping, (dict(self),)

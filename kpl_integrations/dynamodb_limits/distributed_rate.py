@@ -1,0 +1,454 @@
+"""Many processes that share a read and a write rate: workers report to S3, an aggregator sums up, workers rescale.
+
+    DistributedRateWorker(session, bucket, prefix, aggregate_max_read_rate=10_000, aggregate_max_write_rate=5_000)
+    client = session.client("dynamodb")     # shares the rates with all workers on the same bucket and prefix
+
+Arithmetic, S3 objects and defaults are those of AWS's example ("Distributed Coordination", AWS Database Blog), so
+its workers can follow this aggregator, and these workers its aggregator. Known behaviour of the arithmetic is
+described in `kpl_core.coordination.proportional`.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kpl_core.coordination.demand import Usage
+from kpl_core.coordination.proportional import (
+    WHOLE,
+    Consumption,
+    ConsumptionSummary,
+    ScaledLimits,
+    as_json,
+    summed,
+)
+from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
+from kpl_integrations.dynamodb_limits.session_limiter import SessionLimiter
+
+__all__ = [
+    "AsyncDistributedRateAggregator",
+    "AsyncDistributedRateWorker",
+    "DistributedRateAggregator",
+    "DistributedRateWorker",
+    "RepeatingTask",
+    "RepeatingThread",
+    "Repetition",
+]
+
+_logger = logging.getLogger(__name__)
+_READ_FAILURES: Final = (BotoCoreError, ClientError, OSError)
+_MISSING: Final = frozenset({"NoSuchKey", "404"})
+
+
+@dataclass
+class Repetition:
+    """How a background step is repeated.
+
+    A failed step is repeated after the pause, after any exception: a worker that stopped would keep its limits
+    without a bound and without notice. Only the first failure of a series is reported.
+
+    Args:
+        name: name of the thread or the task.
+        pause: returns the seconds until the next step.
+        pauses_first: whether to pause before the first step.
+        on_failure: called with the first failure of a series.
+    """
+
+    name: str
+    pause: Callable[[], float]
+    pauses_first: bool
+    on_failure: Callable[[Exception], None]
+    has_failed: bool = False
+
+    def succeeded(self) -> None:
+        """End a series of failures."""
+        self.has_failed = False
+
+    def failed(self, error: Exception) -> None:
+        """Report a failure, unless the step before failed too."""
+        if not self.has_failed:
+            self.on_failure(error)
+        self.has_failed = True
+
+
+class RepeatingThread:
+    """Repeats a step in a daemon thread."""
+
+    def __init__(self, step: Callable[[], object], repetition: Repetition) -> None:
+        self._step = step
+        self._repetition = repetition
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread if it does not run; works again after `stop`."""
+        if self._thread is None:
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self._run, name=self._repetition.name, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current step. A worker keeps its limits."""
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        repetition = self._repetition
+        if repetition.pauses_first and self._stopping.wait(repetition.pause()):
+            return
+        while True:
+            try:
+                self._step()
+                repetition.succeeded()
+            except Exception as error:  # noqa: BLE001 - reported
+                repetition.failed(error)
+            if self._stopping.wait(repetition.pause()):
+                return
+
+
+class RepeatingTask:
+    """Repeats a step in a task of the running loop."""
+
+    def __init__(self, step: Callable[[], Awaitable[object]], repetition: Repetition) -> None:
+        self._step = step
+        self._repetition = repetition
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the task if it does not run; works again after `stop`."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._repetition.name)
+
+    async def stop(self) -> None:
+        """Cancel the task. A worker keeps its limits."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        repetition = self._repetition
+        if repetition.pauses_first:
+            await asyncio.sleep(repetition.pause())
+        while True:
+            try:
+                await self._step()
+                repetition.succeeded()
+            except Exception as error:  # noqa: BLE001 - reported
+                repetition.failed(error)
+            await asyncio.sleep(repetition.pause())
+
+
+class _Aggregation:
+    """Common to both aggregators: options, and decoding one worker's object."""
+
+    def __init__(
+        self, *, staleness_cutoff: float, interval: float, output_key: str, wall_clock: Callable[[], float]
+    ) -> None:
+        self._staleness = staleness_cutoff
+        self._interval = interval
+        self._output_key = output_key
+        self._wall_clock = wall_clock
+
+    def _make_repetition(self, place: str) -> Repetition:
+        return Repetition(
+            name="kpl-rate-aggregator",
+            pause=lambda: self._interval,
+            pauses_first=False,
+            on_failure=lambda error: _logger.warning("cannot write the summary at %s: %s; will retry", place, error),
+        )
+
+    def _is_report(self, key: str) -> bool:
+        return key.endswith(".json") and not key.endswith(self._output_key)
+
+    def _summed(self, reports: list[Consumption | None]) -> ConsumptionSummary:
+        readable = [each for each in reports if each is not None]
+        return summed(readable, at=self._wall_clock(), staleness_seconds=self._staleness)
+
+
+class DistributedRateAggregator(_Aggregation, RepeatingThread):
+    """Writes the summary from a background thread. One process is enough; several do no harm.
+
+    Args:
+        session: a boto3 session.
+        bucket: the bucket with the workers' objects.
+        prefix: the prefix of their keys; a / is appended if it is missing.
+        staleness_cutoff: age in seconds from which a worker's object is ignored.
+        interval: seconds between two summaries.
+        output_key: the summary's name below the prefix.
+        autostart: start the thread now.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        session: Any,  # noqa: ANN401 - boto3 brings no types of its own
+        bucket: str,
+        prefix: str,
+        staleness_cutoff: float = 15,
+        interval: float = 5,
+        output_key: str = "summary.json",
+        *,
+        autostart: bool = True,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        _Aggregation.__init__(
+            self,
+            staleness_cutoff=staleness_cutoff,
+            interval=interval,
+            output_key=output_key,
+            wall_clock=wall_clock,
+        )
+        RepeatingThread.__init__(self, self.aggregate_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
+        self._client = session.client("s3")
+        self._bucket = bucket
+        self._prefix = _with_slash(prefix)
+        if autostart:
+            self.start()
+
+    def aggregate_once(self, max_workers: int = PARALLEL_READS) -> ConsumptionSummary:
+        """Read all workers' objects, `max_workers` at a time, write the summary and return it.
+
+        Raises:
+            BotoCoreError, ClientError: the bucket cannot be listed or written.
+        """
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+        keys = [each["Key"] for page in pages for each in page.get("Contents", ()) if self._is_report(each["Key"])]
+        with ThreadPoolExecutor(max_workers) as readers:
+            summary = self._summed(list(readers.map(self._read, keys)))
+        self._client.put_object(Bucket=self._bucket, Key=self._prefix + self._output_key, Body=as_json(summary))
+        return summary
+
+    def _read(self, key: str) -> Consumption | None:
+        try:
+            body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        except _READ_FAILURES as error:
+            _logger.debug("cannot read %s: %s", key, error)
+            return None
+        return _decoded(key, body)
+
+
+class AsyncDistributedRateAggregator(_Aggregation, RepeatingTask):
+    """A DistributedRateAggregator on an event loop.
+
+    `client` is an aiobotocore client for S3; `autostart` needs a running loop.
+    """
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401 - as above
+        bucket: str,
+        prefix: str,
+        staleness_cutoff: float = 15,
+        interval: float = 5,
+        output_key: str = "summary.json",
+        *,
+        autostart: bool = True,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        _Aggregation.__init__(
+            self,
+            staleness_cutoff=staleness_cutoff,
+            interval=interval,
+            output_key=output_key,
+            wall_clock=wall_clock,
+        )
+        RepeatingTask.__init__(self, self.aggregate_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
+        self._store = S3Store(client, bucket, _with_slash(prefix))
+        if autostart:
+            self.start()
+
+    async def aggregate_once(self) -> ConsumptionSummary:
+        """Read all workers' objects, 16 at a time, write the summary and return it.
+
+        Raises:
+            StoreFailed: the bucket cannot be listed or written.
+        """
+        listing = await self._store.read_all("")
+        summary = self._summed([_decoded(key, body) for key, body in listing.bodies.items() if self._is_report(key)])
+        await self._store.write(self._output_key, as_json(summary))
+        return summary
+
+
+class _ScaledLimiter:
+    """Common to both workers: a session limiter that follows the summary."""
+
+    def __init__(  # noqa: PLR0913 - AWS's own options
+        self,
+        *,
+        aggregate_max_read_rate: float = 100_000,
+        aggregate_max_write_rate: float = 50_000,
+        worker_max_read_rate: float = 1_500,
+        worker_max_write_rate: float = 500,
+        worker_initial_read_rate: float | None = None,
+        worker_initial_write_rate: float | None = None,
+        sync_interval: float = 5,
+        worker_id: str | None = None,
+        summary_key: str = "summary.json",
+        burst_seconds: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.worker_id = worker_id or str(uuid4())
+        self._aggregate = (float(aggregate_max_read_rate), float(aggregate_max_write_rate))
+        self._sync_interval = sync_interval
+        self._summary_key = summary_key
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._chance = chance
+        worker_max = (float(worker_max_read_rate), float(worker_max_write_rate))
+        derived = ScaledLimits(self.worker_id, interval_seconds=sync_interval, worker_max=worker_max).share(
+            WHOLE, self._aggregate
+        )
+        initial = (
+            derived[0] if worker_initial_read_rate is None else float(worker_initial_read_rate),
+            derived[1] if worker_initial_write_rate is None else float(worker_initial_write_rate),
+        )
+        self._limits = ScaledLimits(
+            self.worker_id, interval_seconds=sync_interval, worker_max=worker_max, initial=initial
+        )
+        self.limiter = SessionLimiter(
+            read_rate=initial[0], write_rate=initial[1], burst_seconds=burst_seconds, clock=clock
+        )
+
+    @property
+    def _object_name(self) -> str:
+        return f"worker-{self.worker_id}.json"
+
+    def _report(self) -> bytes:
+        now = self._clock()
+        read, write = self.limiter.totals()
+        self._limits.look({WHOLE: Usage(self._aggregate, (read, write))}, now)
+        return as_json(self._limits.consumption(now, at=self._wall_clock()))
+
+    def _apply_summary(self, body: bytes | None) -> None:
+        if body is None:
+            # No summary has been written yet: keep the current limits.
+            return
+        try:
+            summary = msgspec.json.decode(body, type=ConsumptionSummary)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            _logger.warning("cannot parse %s (%s); keeping the current limits", self._summary_key, error)
+            return
+        self._limits.apply(summary, self._clock(), at=self._wall_clock())
+        self.limiter.set_rates(*self._limits.share(WHOLE, self._aggregate))
+
+    def _make_repetition(self, place: str) -> Repetition:
+        return Repetition(
+            name="kpl-rate-worker",
+            pause=lambda: self._sync_interval * (0.9 + 0.2 * self._chance()),
+            pauses_first=True,
+            on_failure=lambda error: _logger.warning("cannot sync at %s: %s; keeping the current limits", place, error),
+        )
+
+
+class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
+    """Limits the DynamoDB clients of a boto3 session, from a background thread.
+
+    Args:
+        session: a boto3 session; clients that it creates from now on are limited.
+        bucket: the bucket that the workers share.
+        prefix: the prefix of their keys; a / is appended if it is missing.
+        autostart: start the thread now.
+        options: aggregate_max_read_rate (100,000), aggregate_max_write_rate (50,000),
+            worker_max_read_rate (1,500), worker_max_write_rate (500), worker_initial_read_rate and
+            worker_initial_write_rate (None: derived), sync_interval (5), worker_id (None: a UUID),
+            summary_key ("summary.json"), burst_seconds (1).
+    """
+
+    def __init__(
+        self,
+        session: Any,  # noqa: ANN401 - boto3 brings no types of its own
+        bucket: str,
+        prefix: str,
+        *,
+        autostart: bool = True,
+        **options: Any,  # noqa: ANN401 - those above, checked by their own names
+    ) -> None:
+        _ScaledLimiter.__init__(self, **options)
+        RepeatingThread.__init__(self, self.sync_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
+        self._client = session.client("s3")
+        self._bucket = bucket
+        self._prefix = _with_slash(prefix)
+        self.limiter.attach(session)
+        if autostart:
+            self.start()
+
+    def sync_once(self) -> None:
+        """Write this worker's report, read the summary, and rescale the limits.
+
+        Raises:
+            BotoCoreError, ClientError: S3 failed; the limits stay as they are.
+        """
+        self._client.put_object(Bucket=self._bucket, Key=self._prefix + self._object_name, Body=self._report())
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + self._summary_key)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") not in _MISSING:
+                raise
+            self._apply_summary(None)
+        else:
+            self._apply_summary(answer["Body"].read())
+
+
+class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
+    """Limits the DynamoDB clients of an aiobotocore session, from a task; `autostart` needs a running loop.
+
+    Args:
+        session: an aiobotocore session; clients that it creates from now on are limited.
+        client: an aiobotocore client for S3; its owner closes it.
+        bucket: the bucket that the workers share.
+        prefix: the prefix of their keys; a / is appended if it is missing.
+        autostart: start the task now.
+        options: those of `DistributedRateWorker`.
+    """
+
+    def __init__(
+        self,
+        session: Any,  # noqa: ANN401
+        client: Any,  # noqa: ANN401
+        bucket: str,
+        prefix: str,
+        *,
+        autostart: bool = True,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        _ScaledLimiter.__init__(self, **options)
+        RepeatingTask.__init__(self, self.sync_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
+        self._store = S3Store(client, bucket, _with_slash(prefix))
+        self.limiter.attach(session)
+        if autostart:
+            self.start()
+
+    async def sync_once(self) -> None:
+        """Write this worker's report, read the summary, and rescale the limits.
+
+        Raises:
+            StoreFailed: S3 failed; the limits stay as they are.
+        """
+        await self._store.write(self._object_name, self._report())
+        self._apply_summary((await self._store.read(self._summary_key)).body)
+
+
+def _with_slash(prefix: str) -> str:
+    return prefix if prefix.endswith("/") else f"{prefix}/"
+
+
+def _decoded(key: str, body: bytes) -> Consumption | None:
+    try:
+        return msgspec.json.decode(body, type=Consumption)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        _logger.debug("%s is not a worker's report: %s", key, error)
+        return None
