@@ -20,7 +20,7 @@ ADAPTERS = Path(next(iter(kpl_integrations.__path__)))
 TESTS = Path(__file__).parent
 PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
 
-LONGEST_FILE_LINES = 400
+LONGEST_FILE_LINES = 500
 LONGEST_FUNCTION_LINES = 60
 NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "manager", "misc", "types", "util", "utils"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
