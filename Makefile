@@ -1,4 +1,4 @@
-# Each target makes the virtual environment it needs and installs what it lacks; the second time is quick.
+# Each target creates the virtual environment it needs and installs missing packages. The second run is quick.
 #
 #   make demo        200,000 records through a gateway, a local Kinesis and back, none lost
 #   make test        the tests, on asyncio and trio          make test ARGS="-k token_bucket -x"
@@ -22,12 +22,12 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 # Without byte code on disk each process compiles all modules again: every worker the tests, every program the packages.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Beside the environment, so that two environments in one folder do not mix their figures.
+# Inside the environment, so that two environments in one folder do not mix their figures.
 export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
 CORE_TESTS := $(addprefix tests/,options records pipeline fairness durability producer transport background)
 
-# Stamps: empty files that say what stands in the environment, and that coverage is measured as the sources are now.
+# Stamps: empty files that record what the environment contains, and that coverage is up to date with the sources.
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY_TO_DEV := $(VENV)/.ready-to-develop
 READY_TO_DOC := $(VENV)/.ready-to-document
@@ -78,7 +78,7 @@ test-pythons:
 
 check: format lint types layers coverage
 
-# $(call quietly,name,command): one line if it passes, all it said if it does not
+# $(call quietly,name,command): prints one line if the command passes, else its complete output
 define quietly
 @printf '%-10s' '$(1)'; if said=$$($(2) 2>&1); then echo ok; else echo FAILED; printf '%s\n' "$$said"; exit 1; fi
 endef
@@ -100,7 +100,7 @@ layers: $(READY_TO_DEV)
 coverage: $(COVERED)
 	$(call quietly,coverage,$(RUN) coverage report)
 
-# What fails is told by `make test`; here it runs once more, so that its lines count.
+# `make test` reports the failures. Here failed tests run once more, so that their lines count.
 TRACED = -m pytest --quiet -o cache_dir=$(abspath $(VENV))/.coverage-cache -m 'not long' -k 'not trio' \
     $(wildcard $(addprefix tests/,options records pipeline fairness durability limits producer transport background testing coordination))
 
@@ -126,7 +126,7 @@ bench: $(READY_TO_DEV)
 docs: $(READY_TO_DOC)
 	$(call quietly,docs,NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict)
 
-# The packages are imported from this folder as they stand; only tests elsewhere prove that the wheel holds all of them.
+# Here the packages are imported from this folder. Only tests outside of it prove that the wheel is complete.
 # $(call on_the_wheel,folder of the wheel,what is tested)
 define on_the_wheel
 @test -x $(VENV)-wheel/bin/python || $(RUN) venv $(VENV)-wheel
@@ -141,7 +141,7 @@ endef
 package: $(BUILT)
 	$(call on_the_wheel,dist,)
 
-# The hot path in C, by mypyc; about a minute to compile. In a copy, because the compiler takes pyproject.toml away for a while.
+# The hot path in C, by mypyc; about a minute to compile. In a copy, because the compiler removes pyproject.toml for a while.
 compiled: $(READY_TO_DEV)
 	@rm -rf build/compiled
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
@@ -152,7 +152,7 @@ compiled: $(READY_TO_DEV)
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)
 
-# The bill and the licences are those of an environment that holds nothing else.
+# The bill and the licences are those of an environment without other packages.
 $(BUILT): $(READY_TO_REL) $(RELEASED)
 	@rm -rf dist
 	@$(RUN) build --outdir dist . >/dev/null

@@ -106,7 +106,7 @@ class Leased:
 
     def tick(self, usage: Usage, now: float) -> None:
         """Read the store, and run a sync round if it is due."""
-        self.holder.look({RESOURCE: usage}, now)
+        self.holder.measure({RESOURCE: usage}, now)
         if self.holder.sync_due(now, usual_seconds=self._usual):
             self._usual = self._interval * self._fleet.chance.uniform(0.9, 1.1)
             try:

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.coordination_fleet import SimulatedStore, finished
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME, compute
 from kpl_core.coordination.lease_table import TableRules
-from kpl_core.coordination.store_objects import Claim, WorkerReport, decode_summary, encode
+from kpl_core.coordination.store_objects import Claim, Summary, WorkerReport, decode, encode
 
 __all__ = ["filled_store", "measure", "summarise"]
 
@@ -38,7 +38,7 @@ def filled_store(worker_count: int, shard_count: int, *, at: float = 1_000.0) ->
 def summarise(store: SimulatedStore, at: float) -> Any:  # noqa: ANN401
     """Compute the next summary as a worker does; return it."""
     reading = finished(store.read(SUMMARY_NAME))
-    head = None if reading.body is None else decode_summary(reading.body)
+    head = None if reading.body is None else decode(reading.body, Summary)
     return finished(
         compute(store, head, reading.version, TableRules(interval_seconds=5.0), at=at, on_problem=lambda *_: None)
     )
@@ -68,6 +68,6 @@ def measure(worker_count: int = 10_000, shard_count: int = 1_000) -> list[str]:
     return [
         f"{worker_count:,} workers on {shard_count:,} shards, {SHARDS_OF_A_WORKER} each",
         f"one summary, reports decoded and parts encoded: {min(rounds):.2f} - {max(rounds):.2f} CPU-seconds",
-        f"its head {len(head):,} bytes, {decode_summary(head).part_count} parts of up to {largest:,} bytes",
+        f"its head {len(head):,} bytes, {decode(head, Summary).part_count} parts of up to {largest:,} bytes",
         f"calls: {dict(store.calls)}; each worker in addition: 2 reads and 1 write an interval",
     ]

@@ -22,7 +22,7 @@ import uvicorn
 from benchmarks.machine import pin_to
 from kpl_core import Config
 from kpl_integrations.ingest import IngestGateway, load_settings
-from kpl_integrations.ingest.admission.fairness import TenantFairness
+from kpl_integrations.ingest.admission.tenant_account import TenantFairness
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 

@@ -54,7 +54,7 @@ class Figures:
 def serve(endpoint_url: str) -> None:
     """Run the gateway until standard input closes."""
     from kpl_integrations.ingest import IngestGateway, load_settings  # noqa: PLC0415 - only this process serves
-    from kpl_integrations.ingest.admission.fairness import TenantFairness  # noqa: PLC0415
+    from kpl_integrations.ingest.admission.tenant_account import TenantFairness  # noqa: PLC0415
     from kpl_integrations.ingest.serving import GatewayServer, bound_socket  # noqa: PLC0415
     from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, Tenant  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ from kpl_core import Config, CoordinationOptions, FairnessPolicy, RateLimitPolic
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest import load_settings
-from kpl_integrations.ingest.openapi.openapi import openapi_document
+from kpl_integrations.ingest.openapi import openapi_document
 from kpl_integrations.metrics.catalogue import METRICS
 
 __all__ = ["GENERATED", "on_page_markdown"]

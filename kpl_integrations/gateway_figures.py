@@ -1,12 +1,35 @@
-"""The figures in a gateway's `/v1/stats`, as the gateway writes them and whoever asks it over HTTP reads them."""
+"""The figures of a gateway: one definition for `/v1/stats`, the dashboard and `kpl top`, which reads it over HTTP.
+
+Units: counts are user records since the start unless a name says otherwise, sizes are bytes, and rates are per
+second. `RateTracker` turns two successive documents into rates. Pure: `now` is in seconds on a monotonic clock.
+"""
+
+from collections import deque
+from typing import Any, Final
 
 import msgspec
 
-__all__ = ["RecordStats", "Room", "StreamStats", "TenantStats", "WorkerStats"]
+__all__ = [
+    "BufferStats",
+    "GatewayView",
+    "RateTracker",
+    "RecordStats",
+    "StatsDocument",
+    "StreamStats",
+    "StreamView",
+    "TenantStats",
+    "TenantView",
+    "WorkerStats",
+    "per_second",
+]
+
+_MOST_TENANTS: Final = 1_000
+# The length of the sparkline, in updates.
+_MOST_HISTORY: Final = 60
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant: what it asked for, what was taken, what of it waits in the fair queue."""
+    """One tenant: its requests, its accepted records, and its records that wait in the fair queue."""
 
     requests: int = 0
     accepted_records: int = 0
@@ -16,9 +39,9 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Where all user records are; `accepted` is the sum of the others, bytes left out.
+    """The state of all user records; `accepted` is the sum of the others, without bytes.
 
-    `lost` are those that a worker had accepted when it died and that were not found in its spool.
+    `lost` counts records that a worker had accepted when it died and that were not in its spool.
     """
 
     accepted: int = 0
@@ -31,17 +54,25 @@ class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the buffer is taken."""
+class BufferStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The use of the buffer."""
 
     outstanding_records: int = 0
     max_records: int = 0
     outstanding_bytes: int = 0
     max_bytes: int = 0
 
+    @property
+    def used_share(self) -> float:
+        """The used share of the buffer, of its records or its bytes, whichever is larger; 0.0 without a buffer."""
+        return max(
+            self.outstanding_records / self.max_records if self.max_records else 0.0,
+            self.outstanding_bytes / self.max_bytes if self.max_bytes else 0.0,
+        )
+
 
 class StreamStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream, in user records; `breakers` by shard, "" being the whole stream's."""
+    """One stream. `breakers` has circuit breaker states by shard; "" is the breaker of the whole stream."""
 
     accepted: int = 0
     delivered: int = 0
@@ -53,10 +84,171 @@ class StreamStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several processes; `deaths` are those of its predecessors."""
+    """One of several processes; `deaths` counts its dead predecessors."""
 
     process_id: int
     state: str
     deaths: int = 0
     accepted: int = 0
     requests: int = 0
+
+
+class StatsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of `/v1/stats`. With a tenant's key it has only `state` and that tenant."""
+
+    state: str
+    tenants: dict[str, TenantStats] = {}
+    records: RecordStats = RecordStats()
+    room: BufferStats = BufferStats()
+    # Requests by HTTP status, and rejected requests by reason.
+    answers: dict[str, int] = {}
+    refusals: dict[str, int] = {}
+    streams: dict[str, StreamStats] = {}
+    # The processes of a gateway with several, by number.
+    workers: dict[str, WorkerStats] = {}
+
+    @property
+    def covers_gateway(self) -> bool:
+        """Whether the document is about the whole gateway, not only one tenant: a gateway always has a buffer."""
+        return self.room.max_records > 0
+
+    def with_busiest_tenants(self) -> "StatsDocument":
+        """Return the document with at most 1,000 tenants: those with the longest queues."""
+        if len(self.tenants) <= _MOST_TENANTS:
+            return self
+        busiest = sorted(self.tenants.items(), key=lambda each: -each[1].waiting_bytes)
+        return msgspec.structs.replace(self, tenants=dict(busiest[:_MOST_TENANTS]))
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer to the administrator."""
+        document: dict[str, Any] = msgspec.to_builtins(self.with_busiest_tenants())
+        return document
+
+    def document_for(self, tenant_id: str) -> dict[str, Any]:
+        """Return the answer to one tenant: only its own figures."""
+        own = self.tenants.get(tenant_id, TenantStats())
+        return {"state": self.state, "tenants": {tenant_id: msgspec.to_builtins(own)}}
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    """One tenant with its rates."""
+
+    tenant: str
+    requests_per_second: float
+    records_per_second: float
+    refused_per_second: float
+    waiting_records: int
+    waiting_bytes: int
+
+
+class StreamView(msgspec.Struct, frozen=True):
+    """One stream with its rates. `breakers` has only breakers that are not closed; "" is the whole stream's."""
+
+    stream: str
+    accepted_per_second: float
+    delivered_per_second: float
+    failed: int
+    waiting: int
+    in_flight: int
+    buffered: int
+    breakers: dict[str, str]
+
+
+class GatewayView(msgspec.Struct, frozen=True):
+    """The figures of a gateway with rates since the previous update; 0 at the first. Busiest tenants come first."""
+
+    url: str
+    state: str
+    accepted_per_second: float
+    delivered_per_second: float
+    failed_per_second: float
+    answers_per_second: dict[str, float]
+    refusals_per_second: dict[str, float]
+    records: RecordStats | None
+    room: BufferStats | None
+    streams: list[StreamView]
+    tenants: list[TenantView]
+    delivered_history: list[float]
+
+
+def per_second(count: float, before: float, seconds: float) -> float:
+    """Return the rate between two counts; 0.0 if `seconds` is 0.
+
+    A count below the one before it belongs to a restarted gateway, which counts from 0.
+    """
+    if seconds <= 0:
+        return 0.0
+    return (count - before if count >= before else count) / seconds
+
+
+class RateTracker:
+    """Compute rates from successive documents of one gateway."""
+
+    def __init__(self, url: str = "") -> None:
+        self._url = url
+        self._before: StatsDocument | None = None
+        self._updated_at = 0.0
+        self._history: deque[float] = deque(maxlen=_MOST_HISTORY)
+
+    def update(self, stats: StatsDocument, now: float) -> GatewayView:
+        """Return `stats`, read at the monotonic instant `now`, with rates since the previous call."""
+        seconds = 0.0 if self._before is None else now - self._updated_at
+        before = self._before or stats
+        self._before, self._updated_at = stats, now
+        records, earlier = stats.records, before.records
+        delivered = per_second(records.delivered, earlier.delivered, seconds)
+        if seconds > 0:
+            self._history.append(delivered)
+        tenants = [
+            _tenant(name, tenant, before.tenants.get(name, TenantStats()), seconds)
+            for name, tenant in stats.tenants.items()
+        ]
+        return GatewayView(
+            url=self._url,
+            state=stats.state,
+            accepted_per_second=per_second(records.accepted, earlier.accepted, seconds),
+            delivered_per_second=delivered,
+            failed_per_second=per_second(sum(records.failed.values()), sum(earlier.failed.values()), seconds),
+            answers_per_second={
+                code: per_second(count, before.answers.get(code, 0), seconds)
+                for code, count in sorted(stats.answers.items())
+            },
+            refusals_per_second={
+                reason: per_second(count, before.refusals.get(reason, 0), seconds)
+                for reason, count in sorted(stats.refusals.items())
+            },
+            records=records if stats.covers_gateway else None,
+            room=stats.room if stats.covers_gateway else None,
+            streams=[
+                _stream(name, stream, before.streams.get(name, StreamStats()), seconds)
+                for name, stream in sorted(stats.streams.items())
+            ],
+            tenants=sorted(
+                tenants, key=lambda each: (-each.waiting_bytes, -each.records_per_second, -each.requests_per_second)
+            ),
+            delivered_history=list(self._history),
+        )
+
+
+def _tenant(name: str, now: TenantStats, before: TenantStats, seconds: float) -> TenantView:
+    return TenantView(
+        tenant=name,
+        requests_per_second=per_second(now.requests, before.requests, seconds),
+        records_per_second=per_second(now.accepted_records, before.accepted_records, seconds),
+        refused_per_second=per_second(sum(now.refused.values()), sum(before.refused.values()), seconds),
+        waiting_records=now.waiting_records,
+        waiting_bytes=now.waiting_bytes,
+    )
+
+
+def _stream(name: str, now: StreamStats, before: StreamStats, seconds: float) -> StreamView:
+    return StreamView(
+        stream=name,
+        accepted_per_second=per_second(now.accepted, before.accepted, seconds),
+        delivered_per_second=per_second(now.delivered, before.delivered, seconds),
+        failed=now.failed,
+        waiting=now.waiting,
+        in_flight=now.in_flight,
+        buffered=now.buffered,
+        breakers={shard: state for shard, state in now.breakers.items() if state != "closed"},
+    )

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from kpl_integrations.cli.top.gateway_stats import GatewayStats
-from kpl_integrations.cli.top.gateway_view import Watch
+from kpl_integrations.cli.top.top import StatsDocument
 from kpl_integrations.cli.top.top_screen import screen
+from kpl_integrations.gateway_figures import RateTracker
 
 PICTURE = Path(__file__).parent / "kpl-top.svg"
 LOOKS = 48
@@ -73,8 +73,8 @@ def gateway_at(look: int) -> dict[str, Any]:
 
 def picture() -> str:
     """Return the SVG."""
-    watch = Watch("http://127.0.0.1:8080")
-    views = [watch.look(msgspec.convert(gateway_at(look), GatewayStats), float(look)) for look in range(LOOKS)]
+    watch = RateTracker("http://127.0.0.1:8080")
+    views = [watch.update(msgspec.convert(gateway_at(look), StatsDocument), float(look)) for look in range(LOOKS)]
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(screen(views[-1]))
     return console.export_svg(title="kpl top", unique_id="kpl-top")

@@ -1,31 +1,34 @@
-"""The producer for threads: the same one, in a loop and a thread of its own.
+"""The producer for threads: a `Producer` in a loop and a thread of its own.
 
-A put checks the user record and leaves it in an inbox; the loop takes over
-whatever is there in one go, so many puts cost one wake-up. Results and room are
-announced through one condition. Where more than room decides about a put (a
-spool, dead letters, shares of flows), it is made in the loop, and the thread
-waits until it is: it then has the promises of `Producer`, at the price of a
-wake-up for each put.
+A put checks the user record and appends it to an inbox. The loop takes everything that is in the inbox at once, so
+many puts cost one wake-up. One condition announces results and free capacity. Where a put depends on more than
+capacity (a spool, dead letters, fair shares of flows), it is made in the loop and its thread waits for it: it then
+gives the guarantees of `Producer`, at the cost of a wake-up for each put.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from kpl_core.background.blocking_delivery import BlockingDelivery, Parcel
-from kpl_core.background.loop_thread import LoopEnded, LoopStuck, LoopThread
-from kpl_core.background.process_end import take_part
-from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed, WrongEventLoop
+from kpl_core.background.process_end import (
+    ProcessListener,
+    flush_on_sigterm as flush_at_sigterm,
+    keep_for_parent,
+    listen,
+)
+from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
+from kpl_core.errors import BufferFull, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.producer.checked_records import checked_records
@@ -33,7 +36,7 @@ from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
-from kpl_core.records.record_result import INTERNAL, SHUTDOWN
+from kpl_core.records.record_result import INTERNAL, SHUTDOWN, Attempt, RecordResult
 from kpl_core.records.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record
 from kpl_core.transport.transport import KinesisTransport
 
@@ -45,18 +48,89 @@ if TYPE_CHECKING:
 __all__ = ["BlockingDelivery", "BlockingProducer"]
 
 _logger: Final = logging.getLogger("kpl_core")
-# How long past its timeout a close waits for the loop's thread to come to its end.
+# How long past its timeout `close` waits for the end of the thread.
 _JOIN_GRACE_SECONDS: Final = 0.4
-# How long past its timeout a flush or close waits for an answer; a loop on a machine that is merely busy is in time.
+# How long past its timeout a flush or close waits for an answer; a loop on a busy machine answers in this time.
 _STUCK_SECONDS: Final = 5.0
+# The bound of the last flush and of the close at the end of the process together. Most supervisors wait 10 seconds
+# or more before they kill.
+_EXIT_SECONDS: Final = 5.0
 
 T = TypeVar("T")
 
 
-class BlockingProducer:
-    """A producer for threads, any number of them; a context manager. A forked child makes its own.
+class BlockingDelivery:
+    """The handle of one user record put from a thread."""
 
-    One that nobody closes is closed as the interpreter exits, in 5 seconds at most.
+    __slots__ = ("_changed", "_delivery", "_failed")
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self._delivery: Delivery | None = None
+        self._failed: RecordResult | None = None
+
+    @property
+    def done(self) -> bool:
+        """Return True if the result is known."""
+        with self._changed:
+            return self._peek() is not None
+
+    def result(self, timeout: float | None = None) -> RecordResult:
+        """Wait up to `timeout` seconds for the result; works after the producer closed too.
+
+        Raises:
+            TimeoutError: the result is not known yet.
+            ValueError: the timeout is negative or NaN.
+        """
+        require_timeout(timeout)
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._peek() is not None, timeout):
+                message = f"this user record has no result after {timeout} s; wait longer, or flush the producer"
+                raise TimeoutError(message)
+            result = self._peek()
+        assert result is not None  # noqa: S101 - waited for
+        return result
+
+    def _peek(self) -> RecordResult | None:
+        if self._failed is not None:
+            return self._failed
+        return None if self._delivery is None else self._delivery.peek()
+
+    def handed_over(self, delivery: Delivery) -> None:
+        """Take the result from `delivery` from now on."""
+        self._delivery = delivery
+
+    def refused(self, error_code: str, error_message: str, now: float) -> None:
+        """Fail, because the producer never took the user record."""
+        attempt = Attempt(False, error_code, error_message, now, now)  # noqa: FBT003
+        self._failed = RecordResult(False, None, None, (attempt,))  # noqa: FBT003
+
+
+class _QueuedPut(msgspec.Struct, frozen=True):
+    """One put in the inbox."""
+
+    stream: str
+    user_record: UserRecord
+    size_bytes: int
+    delivery: BlockingDelivery
+    # The context of the put, if a hook asks for it: the loop takes over the puts of many threads.
+    context: Context | None
+
+    def put_into(self, producer: Producer) -> Delivery:
+        """Hand it over; raises as `Producer.put_nowait`."""
+        if self.context is None:
+            return producer.put_record_nowait(self.stream, self.user_record)
+        return self.context.run(producer.put_record_nowait, self.stream, self.user_record)
+
+
+class BlockingProducer(ProcessListener):
+    """A producer for any number of threads; a context manager. A forked child makes its own.
+
+    It works until the last non-daemon thread has ended. If it is not closed, it delivers what was put within 5 seconds
+    when the interpreter exits and when an ASGI server shuts down (docs/howto/process-end.md). With `flush_on_sigterm`
+    it also does so before SIGTERM ends the process.
     """
 
     def __init__(
@@ -67,27 +141,29 @@ class BlockingProducer:
         transport: KinesisTransport | None = None,
         hooks: Sequence[Hook] = (),
         dead_letter_sink: "DeadLetterSink | None" = None,
+        flush_on_sigterm: bool = False,
     ) -> None:
         self._config = Config() if config is None else config
         hooks = require_hooks(hooks)
         self._make: Callable[[], Producer] = lambda: Producer(
             self._config, session=session, transport=transport, hooks=hooks, dead_letter_sink=dead_letter_sink
         )
+        self._is_networked = transport is None
         self._is_made_in_the_loop = (
             self._config.spool is not None or self._config.dead_letters is not None or self._config.fairness is not None
         )
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
-        # Guards the inbox and its counts; notified when results or room have come.
+        # Guards the inbox and its counts; notified when results or capacity have come.
         self._changed = threading.Condition(lock := threading.RLock())
-        self._inbox: deque[Parcel] = deque()
+        self._inbox: deque[_QueuedPut] = deque()
         self._inbox_bytes = 0
-        self._drain_scheduled = False
-        # By error code: what was accepted here, and never by the producer.
+        self._taken = 0
+        # By error code: what was accepted here, but never by the producer.
         self._refused: Counter[str] = Counter()
         self._is_open = False
-        self._ready = threading.Event()
-        self._thread = LoopThread(self._main, name="kpl-producer", ended=self._ended, lock=lock)
+        self._sender = BackgroundSender(self._make, self, name="kpl-producer", lock=lock)
         self._was_entered = False
+        self._flush_on_sigterm = flush_on_sigterm
         self._report: ProducerReport | None = None
 
     def __enter__(self) -> Self:
@@ -95,14 +171,19 @@ class BlockingProducer:
         if self._was_entered:
             message = "this producer was entered before; make a new one"
             raise ProducerClosed(message)
+        if self._flush_on_sigterm:
+            flush_at_sigterm()
+        if self._is_networked:
+            import_early(self._config)
         self._was_entered = True
         self._process = os.getpid()
-        take_part(self)
-        self._thread.start()
-        self._ready.wait()
-        if self._thread.failure is not None:
-            self._thread.join()
-            raise self._thread.failure
+        listen(self)
+        self._sender.start()
+        self._sender.wait_until_open()
+        with self._changed:
+            assert self._sender.producer is not None  # noqa: S101 - open
+            self._producer = self._sender.producer
+            self._is_open = self._sender.is_open
         return self
 
     def __exit__(
@@ -142,7 +223,7 @@ class BlockingProducer:
         metadata: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> BlockingDelivery:
-        """Accept a user record, waiting up to `timeout` seconds (None: however long) for room.
+        """Accept a user record, waiting up to `timeout` seconds (None: forever) for room.
 
         With a write-ahead spool it also waits until the spool has it, as `Producer.put` does.
 
@@ -153,7 +234,7 @@ class BlockingProducer:
         require_timeout(timeout)
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
         if self._is_made_in_the_loop:
-            if self._thread.is_current:
+            if self._sender.is_current:
                 return self._put_in_the_loop(stream, record)
             self._require_open()
             return self._handed_over([self._wait_for(lambda: self._put_in_time(stream, record, timeout))])[0]
@@ -169,15 +250,15 @@ class BlockingProducer:
         return [self._put(stream, record, wait_until=math.inf) for record in user_records]
 
     def _put_in_the_loop(self, stream: str, record: UserRecord) -> BlockingDelivery:
-        """Put as the producer itself does: to the spool if there is no room, within the share of a flow."""
+        """Put as `Producer` does: to the spool if the buffer is full, and within the share of the flow."""
         self._require_open()
 
         def put() -> Delivery:
             return self._producer.put_record_nowait(stream, record)
 
         try:
-            delivery = put() if self._thread.is_current else self._thread.call(put)
-        except LoopEnded as ended:
+            delivery = put() if self._sender.is_current else self._sender.call(put)
+        except SenderEnded as ended:
             raise self._closed() from ended
         return self._handed_over([delivery])[0]
 
@@ -197,122 +278,150 @@ class BlockingProducer:
         return handles
 
     def _put(self, stream: str, record: UserRecord, *, wait_until: float | None) -> BlockingDelivery:
-        """Leave a checked user record in the inbox; `wait_until` None: only if there is room now."""
+        """Append a checked user record to the inbox, waiting for capacity until `wait_until`; None: do not wait."""
         self._require_open()
         size = check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))
         with self._changed:
-            if not self._has_room(size, record.tier):
-                self._wait_for_room(size, record.tier, wait_until)
+            if not self._has_capacity(size, record.tier):
+                self._wait_for_capacity(size, record.tier, wait_until)
             self._require_open()
             context = copy_context() if self._asks_for_context else None
-            parcel = Parcel(stream, record, size, BlockingDelivery(self._changed), context)
-            self._inbox.append(parcel)
+            queued = _QueuedPut(stream, record, size, BlockingDelivery(self._changed), context)
+            self._inbox.append(queued)
             self._inbox_bytes += size
-            if not self._drain_scheduled:
-                self._drain_scheduled = True
-                self._thread.run_soon(self._drain)
-            if self._thread.has_ended and parcel in self._inbox:
-                # Closed by a signal's handler in the middle of this put.
-                self._inbox.remove(parcel)
+            self._sender.wake()
+            if self._sender.has_ended and queued in self._inbox:
+                # A signal handler closed the producer in the middle of this put.
+                self._inbox.remove(queued)
                 raise self._closed()
-        return parcel.delivery
+        return queued.delivery
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise self._closed() from self._thread.failure
+            raise self._closed() from self._sender.failure
 
     @property
     def is_open(self) -> bool:
-        """Say whether it takes user records."""
+        """Return True while it takes user records."""
         return self._is_open
 
-    def begin_child(self) -> None:
-        """Be closed, in a fork's child: the loop's thread is the parent's, and whoever held the lock may be."""
-        self._changed = threading.Condition(lock := threading.RLock())
-        self._thread.begin_child(lock)
-        self._inbox = deque()
-        self._is_open = False
-        self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
+    @property
+    def sender(self) -> BackgroundSender:
+        """Return the sender, for an adapter that adds a record source of its own."""
+        return self._sender
 
     def _closed(self) -> ProducerClosed:
+        failure = self._sender.failure
         if self._was_entered and self._process != os.getpid():
             message = f"this producer is that of process {self._process}; make one in each process, after the fork"
-        elif self._thread.failure is not None:
-            message = f"this producer's thread has ended with {self._thread.failure!r}; make a new producer"
+        elif failure is not None:
+            message = f"this producer's thread has ended with {failure!r}; make a new producer"
         else:
             message = "this producer takes no user records; put inside `with BlockingProducer(...)`"
         return ProducerClosed(message)
 
-    def _has_room(self, size: int, tier: Tier) -> bool:
+    def _has_capacity(self, size: int, tier: Tier) -> bool:
         return self._producer.buffer_limit.has_room(
             size_bytes=self._inbox_bytes + size, records=len(self._inbox) + 1, tier=tier
         )
 
-    def _wait_for_room(self, size: int, tier: Tier, wait_until: float | None) -> None:
-        if wait_until is None or self._thread.is_current:
-            # Who waited in the loop's thread would keep room from coming.
+    def _wait_for_capacity(self, size: int, tier: Tier, wait_until: float | None) -> None:
+        if wait_until is None or self._sender.is_current:
+            # In the loop's thread a wait would keep capacity from coming.
             raise self._full()
         timeout = min(max(0.0, wait_until - monotonic()), threading.TIMEOUT_MAX)
-        if not self._changed.wait_for(lambda: not self._is_open or self._has_room(size, tier), timeout):
+        if not self._changed.wait_for(lambda: not self._is_open or self._has_capacity(size, tier), timeout):
             raise self._full()
 
     def _full(self) -> BufferFull:
         return self._producer.buffer_limit.full(more_records=len(self._inbox), more_bytes=self._inbox_bytes)
 
-    # In the loop's thread
+    # A record source, in the sender's thread
 
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stopped = asyncio.Event()
-        async with self._make() as self._producer:
-            self._producer.on_progress(self._progressed)
-            self._is_open = True
-            self._ready.set()
-            await self._stopped.wait()
-
-    def _ended(self) -> None:
-        """Give whatever is left a result; called last, however the loop came to its end."""
+    def drain(self, producer: Producer) -> None:
+        """Hand over what is in the inbox, as far as the producer has room; announce results and capacity."""
         with self._changed:
-            self._is_open = False
-            for parcel in self._inbox:
-                self._refuse(parcel, SHUTDOWN, "the producer's thread ended before it took this record")
+            while self._inbox:
+                queued = self._inbox[0]
+                try:
+                    delivery = queued.put_into(producer)
+                except BufferFull:
+                    # The sender comes back when there is room.
+                    break
+                except ProducerClosed as error:
+                    self._refuse(queued, SHUTDOWN, str(error))
+                except (InvalidUserRecord, TypeError) as error:
+                    # The record limit became known after the put, and is lower; or the flow is invalid.
+                    self._refuse(queued, INTERNAL, str(error))
+                else:
+                    queued.delivery.handed_over(delivery)
+                self._inbox.popleft()
+                self._inbox_bytes -= queued.size_bytes
+                self._taken += 1
+            self._changed.notify_all()
+
+    def watch_drained(self) -> Callable[[], bool]:
+        """Return a function that returns True once the producer has everything that is in the inbox now."""
+        with self._changed:
+            last = self._taken + len(self._inbox)
+        return lambda: self._taken >= last
+
+    def sender_ended(self) -> None:
+        """Give every record that is left in the inbox a result; called last, however the loop ended."""
+        with self._changed:
+            was_open, self._is_open = self._is_open, False
+            for queued in self._inbox:
+                self._refuse(queued, SHUTDOWN, "the producer's thread ended before it took this record")
             self._inbox.clear()
             self._inbox_bytes = 0
             self._changed.notify_all()
-        if self._thread.failure is not None and self._ready.is_set():
-            _logger.error("the producer's thread has ended", exc_info=self._thread.failure)
-        self._ready.set()
+        if was_open and self._sender.failure is not None:
+            _logger.error("the producer's thread has ended", exc_info=self._sender.failure)
 
-    def _progressed(self) -> None:
-        if self._inbox and not self._drain_scheduled:
-            self._drain()
-        with self._changed:
-            self._changed.notify_all()
-
-    def _drain(self) -> None:
-        """Hand over what is in the inbox, as far as there is room."""
-        with self._changed:
-            self._drain_scheduled = False
-            while self._inbox:
-                parcel = self._inbox[0]
-                try:
-                    delivery = parcel.put_into(self._producer)
-                except BufferFull:
-                    # `_progressed` comes back when there is room.
-                    return
-                except ProducerClosed as error:
-                    self._refuse(parcel, SHUTDOWN, str(error))
-                except (InvalidUserRecord, TypeError) as error:
-                    # The record limit became known after the put, and lower; or a flow is none. Others wait behind it.
-                    self._refuse(parcel, INTERNAL, str(error))
-                else:
-                    parcel.delivery.handed_over(delivery)
-                self._inbox.popleft()
-                self._inbox_bytes -= parcel.size_bytes
-
-    def _refuse(self, parcel: Parcel, code: str, message: str) -> None:
+    def _refuse(self, queued: _QueuedPut, code: str, message: str) -> None:
         self._refused[code] += 1
-        parcel.delivery.refused(code, message, self._loop.time())
+        queued.delivery.refused(code, message, monotonic())
+
+    # The end of the process, and forks
+
+    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
+        """Start a flush of at most 5 seconds times `share`."""
+        return self._begin_ending(self._sender.begin_flush, _EXIT_SECONDS * share)
+
+    def begin_exit(self, spent: float) -> Callable[[], object] | None:
+        """Start to close, in 5 seconds less those that the last flush took."""
+        return self._begin_ending(self._begin_close, max(0.0, _EXIT_SECONDS - spent))
+
+    def _begin_ending(
+        self, begin: Callable[[float], Callable[[float], ProducerReport]], timeout: float
+    ) -> Callable[[], object] | None:
+        if not self._is_open or self._sender.is_current:
+            return None
+        try:
+            wait_for_report = begin(timeout)
+        except SenderEnded:
+            return None
+
+        def wait() -> None:
+            with contextlib.suppress(KplError, SenderEnded, SenderStuck):
+                report = wait_for_report(timeout + _JOIN_GRACE_SECONDS)
+                if not self._is_open and (not report.complete or report.failed_total):
+                    _logger.warning("the process ended before a BlockingProducer was closed: %s", report)
+
+        return wait
+
+    def pause_for_fork(self, timeout: float) -> Callable[[], object]:
+        """Stop the sender's thread while the process forks."""
+        return self._sender.pause(timeout)
+
+    def begin_child(self) -> None:
+        """Mark it closed in a forked child, which does not have its thread."""
+        self._changed = threading.Condition(lock := threading.RLock())
+        self._sender.begin_child(lock)
+        keep_for_parent(self._sender)
+        self._inbox = deque()
+        self._is_open = False
+        self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
 
     # Waiting
 
@@ -326,22 +435,10 @@ class BlockingProducer:
         require_timeout(timeout)
         if self._report is not None:
             return self._report
-        return self._report_of(lambda: self._flush(timeout), timeout)
-
-    async def _flush(self, timeout: float | None) -> ProducerReport:
-        self._drain()
-        started_at = self._loop.time()
-        while self._inbox:
-            report = await self._producer.flush(timeout)
-            if not report.complete and timeout is not None and self._loop.time() - started_at >= timeout:
-                return report
-            # What another thread left since may have had nothing to wait for: its turn of the loop would never come.
-            self._drain()
-        left = None if timeout is None else max(0.0, timeout - (self._loop.time() - started_at))
-        return await self._producer.flush(left)
+        return self._report_of(lambda: self._sender.begin_flush(timeout), timeout)
 
     def close(self, timeout: float | None = DEFAULT_CLOSE_SECONDS) -> ProducerReport:
-        """Deliver what is there, for `timeout` seconds at most (None: however long), stop the thread, and report.
+        """Deliver what is there, for `timeout` seconds at most (None: forever), stop the thread, and report.
 
         Raises:
             ProducerClosed: the producer was never entered.
@@ -352,22 +449,26 @@ class BlockingProducer:
         if not self._was_entered:
             message = "this producer was never entered; there is nothing to close"
             raise ProducerClosed(message)
-        if self._thread.is_current:
+        if self._sender.is_current:
             message = "the producer's own thread cannot close it, because it would wait for itself; close it elsewhere"
             raise WrongEventLoop(message)
+        report = self._report
+        if report is None:
+            report = self._report_of(lambda: self._begin_close(timeout), timeout)
+        self._sender.join(timeout=None if timeout is None else timeout + _JOIN_GRACE_SECONDS)
+        return report
+
+    def _begin_close(self, timeout: float | None) -> Callable[[float], ProducerReport]:
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
-        report = self._report if self._report is not None else self._report_of(lambda: self._close(timeout), timeout)
-        self._thread.join(timeout=None if timeout is None else timeout + _JOIN_GRACE_SECONDS)
-        return report
+        return self._sender.begin(lambda: self._close_in_loop(timeout))
 
-    async def _close(self, timeout: float | None) -> ProducerReport:
-        started_at = self._loop.time()
-        await self._flush(timeout)
-        left = None if timeout is None else max(0.0, timeout - (self._loop.time() - started_at))
-        report = await self._producer.close(left)
-        self._drain()
+    async def _close_in_loop(self, timeout: float | None) -> ProducerReport:
+        deadline = math.inf if timeout is None else monotonic() + timeout
+        await self._sender.put_queued(timeout)
+        report = await self._producer.close(None if timeout is None else max(0.0, deadline - monotonic()))
+        self.drain(self._producer)
         failed = Counter(report.failed)
         failed.update(self._refused)
         self._report = msgspec.structs.replace(
@@ -376,23 +477,23 @@ class BlockingProducer:
             failed=dict(failed),
             complete=report.complete and not self._refused,
         )
-        self._stopped.set()
+        self._sender.stop()
         return self._report
 
-    def _report_of(self, ask: Callable[[], Coroutine[Any, Any, ProducerReport]], wait: float | None) -> ProducerReport:
-        """Run a coroutine on the loop; if that ends meanwhile, its last report is the answer."""
+    def _report_of(self, begin: Callable[[], Callable[[float], ProducerReport]], wait: float | None) -> ProducerReport:
+        """Start work in the loop and return its report; if the loop ends meanwhile, return its last report."""
         try:
-            return self._thread.wait_for(ask, math.inf if wait is None else wait + _STUCK_SECONDS)
-        except LoopStuck:
+            return begin()(math.inf if wait is None else wait + _STUCK_SECONDS)
+        except SenderStuck:
             _logger.warning("the producer's thread is held up, by a hook or a callback that does not return")
             return msgspec.structs.replace(self._producer.report(), complete=False)
-        except LoopEnded as ended:
+        except SenderEnded as ended:
             if self._report is not None:
                 return self._report
             raise self._closed() from ended
 
     def _wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
-            return self._thread.wait_for(work)
-        except LoopEnded as ended:
+            return self._sender.begin(work)(math.inf)
+        except SenderEnded as ended:
             raise self._closed() from ended

@@ -1,87 +1,275 @@
-"""What becomes of a producer in a thread of its own when its process forks or ends.
+"""The end of the process and its forks: when background senders deliver what was not closed.
 
-A child has the parent's producers without their threads: they are closed there. A process that ends without having
-closed one would take what waits down with it: first everything put so far is delivered, while the process still can
-open connections; then, when all other threads have ended, the producer is closed.
+Python gives no single hook for the end of a process. These are used, in the order in which they come:
+
+    uvicorn's shutdown      uvicorn ends its process by re-raising the signal that it caught: no later hook runs
+    SIGTERM                 only with `flush_on_sigterm`, or under `opentelemetry-instrument`
+    threading's exit        the main thread has ended; other threads may still run, and connections can be opened
+    atexit                  the last non-daemon thread has ended; never reached in a child of multiprocessing
+
+`KinesisLifespan` calls `begin_last_flushes` as well. A killed process (SIGKILL) and `os._exit` reach none of them.
+
+A fork waits until every sender stands still between two steps of its loop. In the child every listener starts
+empty: the parent sends what was accepted before the fork.
 """
 
+import asyncio
 import atexit
-import concurrent.futures.thread  # noqa: F401 - registers its own end first, so that ours comes before it
+import concurrent.futures.thread  # noqa: F401 - registers its own exit first, so that ours runs before it
 import contextlib
+import inspect
 import logging
 import os
+import signal
+import sys
 import threading
 import weakref
+from _thread import allocate_lock, start_new_thread
+from collections.abc import Callable
+from functools import wraps
 from time import monotonic
-from typing import Final, Protocol
+from types import FrameType
+from typing import Any, Final
 
-from kpl_core.errors import KplError
-from kpl_core.producer.report import ProducerReport
+from kpl_core.errors import ConfigError
 
-__all__ = ["take_part"]
+__all__ = [
+    "ProcessListener",
+    "begin_last_flushes",
+    "flush_before_sigterm",
+    "flush_on_sigterm",
+    "keep_for_parent",
+    "listen",
+    "watch_uvicorn",
+]
+
+Wait = Callable[[], object]
 
 _logger: Final = logging.getLogger("kpl_core")
-# Of both steps together: a process that is told to end has 10 seconds or more, from most who tell it.
-_EXIT_SECONDS: Final = 5.0
-_CLOSE_SHARE: Final = 0.3
+# The share of a listener's exit time that the flush at threading's exit may use. The rest is for the close.
+FLUSH_SHARE: Final = 0.7
+# A sender stands still within milliseconds, except in the step that makes its client: tenths of a second of CPU,
+# which are seconds on a busy machine. A child that is forked in that step cannot make a client.
+_PAUSE_SECONDS: Final = 30.0
+# The bound of the flush before SIGTERM. Each listener has its own bound, 5 seconds by default; this one is for a
+# listener that waits for a lock which the interrupted thread holds. Kubernetes kills after 30 seconds.
+_SIGTERM_SECONDS: Final = 25.0
 
 
-class Threaded(Protocol):
-    """A producer with a thread."""
+class ProcessListener:
+    """Something that sends in the background. The base class does nothing at any event."""
 
-    @property
-    def is_open(self) -> bool:
-        """Say whether it takes records."""
+    def begin_last_flush(self, share: float = 1.0) -> Wait | None:  # noqa: ARG002
+        """Start to deliver what is queued, within `share` of this listener's time for the end of the process.
+
+        Return a function that waits for the end of the flush, in bounded time; None if there is nothing to wait for.
+        """
+        return None
+
+    def begin_exit(self, spent: float) -> Wait | None:  # noqa: ARG002
+        """Start to close, because the interpreter exits; its earlier flush took `spent` seconds. Return as above."""
+        return None
+
+    def close_in_child(self) -> None:
+        """Close, in a child of multiprocessing, which never runs `atexit`; called after `begin_exit`."""
+
+    def pause_for_fork(self, timeout: float) -> Callable[[], object]:  # noqa: ARG002
+        """Stop the sender's thread while the process forks; return a function that lets it go on."""
+        return lambda: None
 
     def begin_child(self) -> None:
-        """Be closed, in a child."""
-
-    def flush(self, timeout: float) -> ProducerReport:
-        """Deliver what was put."""
-
-    def close(self, timeout: float) -> ProducerReport:
-        """Deliver what was put, and end."""
+        """Start empty in a forked child, without the parent's threads and with locks of its own."""
 
 
-_entered: Final["weakref.WeakSet[Threaded]"] = weakref.WeakSet()
+_listeners: Final["weakref.WeakSet[ProcessListener]"] = weakref.WeakSet()
+# Senders of the parent: a child must not close their sockets and selectors, so they are never collected.
+_of_the_parent: Final[list[object]] = []
+_paused: Final[list[Callable[[], object]]] = []
+_spent_seconds = 0.0
 
 
-def take_part(producer: Threaded) -> None:
-    """Look after a producer that was entered; whoever is still in use is kept alive by its thread."""
-    _entered.add(producer)
+def listen(listener: ProcessListener) -> None:
+    """Tell `listener` of the end of the process and of forks, for as long as it is referenced."""
+    _listeners.add(listener)
+    watch_uvicorn()
 
 
-def _unclosed() -> list[tuple[Threaded, float]]:
-    """Return those nobody closed, each with its share of the time that is left, also if one hangs."""
-    producers = [each for each in list(_entered) if each.is_open]
-    return [(each, 1 / (len(producers) - position)) for position, each in enumerate(producers)]
+def keep_for_parent(sender: object) -> None:
+    """Never collect a sender that this process inherited by a fork."""
+    _of_the_parent.append(sender)
 
 
-def _flush_unclosed() -> None:
-    deadline = monotonic() + _EXIT_SECONDS * (1 - _CLOSE_SHARE)
-    for producer, share in _unclosed():
-        with contextlib.suppress(KplError):
-            producer.flush(max(0.0, deadline - monotonic()) * share)
+def begin_last_flushes(share: float = 1.0) -> list[Wait]:
+    """Start the last flush of every listener; return a function for each that waits for it, in a thread that may."""
+    return [wait for each in list(_listeners) if (wait := each.begin_last_flush(share)) is not None]
 
 
-def _close_unclosed() -> None:
-    deadline = monotonic() + _EXIT_SECONDS * _CLOSE_SHARE
-    for producer, share in _unclosed():
-        with contextlib.suppress(KplError):
-            report = producer.close(max(0.0, deadline - monotonic()) * share)
-            if not report.complete or report.failed_total:
-                _logger.warning("the process ended before a BlockingProducer was closed: %s", report)
+def _flush_all(share: float = 1.0) -> None:
+    for wait in begin_last_flushes(share):
+        wait()
+
+
+# Threading's exit and atexit
+
+
+def _main_thread_ended() -> None:
+    global _spent_seconds  # noqa: PLW0603 - the process exits once
+    began = monotonic()
+    _flush_all(FLUSH_SHARE)
+    _spent_seconds = monotonic() - began
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        # No `atexit` follows here. The interpreter joins this thread too, because it is not a daemon.
+        closer = threading.Thread(target=_close_after_other_threads, name="kpl-closer", daemon=False)
+        try:
+            closer.start()
+        except RuntimeError:
+            _close_all()
+
+
+def _close_after_other_threads() -> None:
+    while others := [each for each in threading.enumerate() if _is_awaited(each)]:
+        others[0].join()
+    _flush_all()
+    _close_all()
+
+
+def _is_awaited(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread not in {threading.current_thread(), threading.main_thread()}
+
+
+def _close_all() -> None:
+    listeners = list(_listeners)
+    _begin_exits()
+    for each in listeners:
+        each.close_in_child()
+
+
+def _begin_exits() -> None:
+    for wait in [wait for each in list(_listeners) if (wait := each.begin_exit(_spent_seconds)) is not None]:
+        wait()
+
+
+# Forks
+
+
+def _pause_all() -> None:
+    _paused.extend([each.pause_for_fork(_PAUSE_SECONDS) for each in list(_listeners)])
+
+
+def _go_on() -> None:
+    while _paused:
+        _paused.pop()()
 
 
 def _begin_children() -> None:
-    for producer in list(_entered):
-        producer.begin_child()
+    _paused.clear()
+    for each in list(_listeners):
+        each.begin_child()
 
 
-# Not public, but what concurrent.futures itself uses; without it, all is left to `atexit`.
+# SIGTERM
+
+
+def flush_on_sigterm() -> None:
+    """Flush at SIGTERM, then do what was set before: call its handler, end the process, or ignore the signal.
+
+    Raises:
+        ConfigError: this is not the main thread, or a handler is set that Python cannot call.
+    """
+    previous = signal.getsignal(signal.SIGTERM)
+    if previous is _flush_and_go_on or previous is _flush_and_end:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        message = "flush_on_sigterm is set in a thread; Python sets signal handlers in the main thread only"
+        raise ConfigError(message)
+    if previous is None:
+        message = "flush_on_sigterm is set, but SIGTERM has a handler that was not set from Python; leave it out"
+        raise ConfigError(message)
+    if previous is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _flush_and_end)
+    else:
+        _chained.append(previous)
+        signal.signal(signal.SIGTERM, _flush_and_go_on)
+
+
+def flush_before_sigterm() -> None:
+    """Flush at SIGTERM if it would end the process, that is, unless the application handles it.
+
+    `opentelemetry-instrument` calls this through an entry point once it has configured everything. A server that
+    handles the signal restores this handler when it has shut down, and raises the signal again.
+    """
+    if _listeners and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        with contextlib.suppress(ValueError):  # raised in every thread but the main one
+            signal.signal(signal.SIGTERM, _flush_and_end)
+
+
+_chained: Final[list[Any]] = []
+
+
+def _flush_and_end(number: int, _frame: FrameType | None) -> None:
+    # A second signal ends the process at once.
+    signal.signal(number, signal.SIG_DFL)
+    try:
+        _flush_in_a_thread()
+    finally:
+        signal.raise_signal(number)
+
+
+def _flush_and_go_on(number: int, frame: FrameType | None) -> None:
+    _flush_in_a_thread()
+    previous = _chained[-1]
+    if callable(previous):
+        previous(number, frame)
+
+
+def _flush_in_a_thread() -> None:
+    # The interrupted thread may hold any lock, even the one that `threading` starts threads under. So this uses
+    # `_thread`, and waits in bounded time.
+    done = allocate_lock()
+    done.acquire()
+
+    def flush() -> None:
+        try:
+            _flush_all()
+        finally:
+            done.release()
+
+    start_new_thread(flush, ())
+    done.acquire(timeout=_SIGTERM_SECONDS)
+
+
+# uvicorn
+
+
+def watch_uvicorn() -> None:
+    """Flush at the end of `uvicorn.Server.shutdown`, if uvicorn is imported; once.
+
+    uvicorn restores the signal handlers that it found and raises the signal again, which ends the process without
+    threading's exit and without atexit. `shutdown` is the last public method that it calls before.
+    """
+    server: Any = getattr(sys.modules.get("uvicorn.server"), "Server", None)
+    if server is None or getattr(server, "kpl_flushes", False):
+        return
+    server.kpl_flushes = True
+    shutdown = getattr(server, "shutdown", None)
+    if not inspect.iscoroutinefunction(shutdown):
+        _logger.warning("uvicorn.Server has no coroutine `shutdown`: SIGTERM may lose records; use KinesisLifespan")
+        return
+
+    @wraps(shutdown)
+    async def shutdown_and_flush(*args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own
+        await shutdown(*args, **options)
+        for wait in begin_last_flushes():
+            await asyncio.to_thread(wait)
+
+    server.shutdown = shutdown_and_flush
+
+
+# Not public, but what concurrent.futures itself uses. Without it, everything is left to atexit.
 _register = getattr(threading, "_register_atexit", None)
 if _register is not None:
-    _register(_flush_unclosed)
-atexit.register(_close_unclosed)
+    _register(_main_thread_ended)
+atexit.register(_begin_exits)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_children)
+    os.register_at_fork(before=_pause_all, after_in_parent=_go_on, after_in_child=_begin_children)

@@ -1,4 +1,4 @@
-"""One rate budget for many processes, which meet at a store and are led by nobody."""
+"""One rate budget for many processes. They share state in a store; there is no leader."""
 
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_table import TableRules, next_summary

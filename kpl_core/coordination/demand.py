@@ -1,10 +1,9 @@
-"""How much a worker would use of a resource, from what it was offered; pure.
+"""The demand of a worker for a resource, computed from its offered load; pure.
 
-Offered, not consumed: a worker held to its share consumes that share, however much more it
-has. What waits counts too, as if it were to leave within one interval; and while something
-waits, at least twice what was consumed, because callers who wait for room offer no more than
-that. A burst between two reports shows in the latest look as well as in the mean of an
-interval, whichever is higher.
+Demand is what was offered, not what was consumed: a worker limited to its share consumes that share, however much more
+it has. Waiting units count as if they left within one interval. While units wait, demand is at least twice the
+consumption, because callers that wait for room offer no more than that. A burst between two reports is visible too: the
+rate is the higher one of the last observation and the mean of an interval.
 """
 
 from collections import deque
@@ -18,14 +17,14 @@ __all__ = ["DemandMeter", "Usage"]
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What a worker knows of one resource at one moment; the counts only grow.
+    """What a worker measured of one resource. The counts only grow.
 
     Args:
-        limit: units a second that the resource takes, as configured.
-        offered: units that arrived for it since the worker began.
+        limit: the configured limit of the resource, units a second.
+        offered: units that have arrived for it since the worker started.
         waiting: units that wait for its tokens now.
-        sent: Kinesis records, or calls, sent since the worker began.
-        throttled: as many of them were refused for throughput.
+        sent: Kinesis records, or calls, sent since the worker started.
+        throttled: how many of those were throttled.
     """
 
     limit: Pair
@@ -35,39 +34,39 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     throttled: float = 0.0
 
 
-# Of what was consumed, at least, while anything waits.
+# While units wait, demand is at least this many times the consumption.
 SATURATED: Final = 2.0
 
 
 class DemandMeter:
-    """Looks at one resource every so often. `interval_seconds` is the length of its memory."""
+    """Measures the demand for one resource over the last `interval_seconds`."""
 
-    __slots__ = ("_interval", "_looks", "demand", "idle_since", "reported_sent", "reported_throttled", "usage")
+    __slots__ = ("_interval", "_samples", "demand", "idle_since", "reported_sent", "reported_throttled", "usage")
 
     def __init__(self, interval_seconds: float, usage: Usage, now: float) -> None:
         self._interval = interval_seconds
-        self._looks: deque[tuple[float, Pair]] = deque([(now, (0.0, 0.0))])
+        self._samples: deque[tuple[float, Pair]] = deque([(now, (0.0, 0.0))])
         self.usage = usage
         self.demand: Pair = usage.waiting
         self.idle_since = now
         self.reported_sent = 0.0
         self.reported_throttled = 0.0
 
-    def look(self, usage: Usage, now: float) -> None:
-        """Take note of the counts at `now`."""
-        looks = self._looks
-        latest_at, latest = looks[-1]
+    def measure(self, usage: Usage, now: float) -> None:
+        """Record the counts at `now`."""
+        samples = self._samples
+        latest_at, latest = samples[-1]
         if now <= latest_at:
             return
-        while len(looks) > 1 and looks[1][0] <= now - self._interval:
-            looks.popleft()
-        oldest_at, oldest = looks[0]
-        looks.append((now, usage.offered))
+        while len(samples) > 1 and samples[1][0] <= now - self._interval:
+            samples.popleft()
+        oldest_at, oldest = samples[0]
+        samples.append((now, usage.offered))
         first, second = (
             max(
                 (usage.offered[dimension] - oldest[dimension]) / (now - oldest_at),
                 (usage.offered[dimension] - latest[dimension]) / (now - latest_at),
-                # What expired while it waited was offered, and is not counted any more.
+                # Units that expired while waiting were counted as offered before, and are not any more.
                 0.0,
             )
             + usage.waiting[dimension] / self._interval
@@ -82,7 +81,7 @@ class DemandMeter:
             self.idle_since = now
 
     def take_counts(self) -> tuple[float, float]:
-        """Return what was sent and throttled since the last time this was asked."""
+        """Return what was sent and throttled since the last call."""
         sent = self.usage.sent - self.reported_sent
         throttled = self.usage.throttled - self.reported_throttled
         self.reported_sent, self.reported_throttled = self.usage.sent, self.usage.throttled

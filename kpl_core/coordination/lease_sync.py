@@ -1,9 +1,9 @@
-"""One meeting of a worker with the others, at the store: read, apply_shares, report, and now and then compute.
+"""One sync of a worker with the store: read and apply the summary, write the report, sometimes compute a new summary.
 
-Leaderless: whoever finds the summary old enough claims the next one by a conditional write,
-reads all reports and writes the summary under the condition that its claim still stands. One
-that is overtaken writes nothing. So all workers together read each report about once an
-interval, however many there are, and there is no driver to die.
+There is no leader. Any worker that sees an outdated summary claims the next one by a conditional write, reads all
+reports, and writes the summary on the condition that its claim is still current. A worker that was overtaken writes
+nothing. So all workers together read each report about once an interval, however many workers there are, and no single
+process is needed.
 """
 
 import zlib
@@ -16,13 +16,12 @@ from kpl_core.coordination.lease_table import LIFETIME_INTERVALS, TableRules, ne
 from kpl_core.coordination.leaseholder import Leaseholder
 from kpl_core.coordination.store import CoordinationStore
 from kpl_core.coordination.store_objects import (
+    OnProblem,
     Summary,
     SummaryPart,
     UnreadableObject,
     WorkerReport,
-    decode_part,
-    decode_report,
-    decode_summary,
+    decode,
     encode,
     part_name,
     part_of,
@@ -34,19 +33,17 @@ __all__ = ["REPORT_PREFIX", "SUMMARY_NAME", "LeaseSync", "compute"]
 
 SUMMARY_NAME: Final = "leases.json"
 REPORT_PREFIX: Final = "report-"
-# Reports of workers gone for so long are removed, so many at a time.
+# The reports of workers that left this long ago are deleted, at most so many per summary.
 FORGOTTEN_INTERVALS: Final = 20.0
 REMOVALS: Final = 50
-# Once somebody else may have tidied up, twice there is another worker of this name; and it is there until the own
-# object stayed as it was a few times in a row.
-SUSPICIOUS: Final = 2
-MOST_SUSPICION: Final = 6
-
-OnProblem = Callable[[str, str], None]
+# A lost write of the own object may be a clean-up by another worker. Twice in a short time means that a second process
+# uses the same worker_id; the warning ends after a few undisturbed writes.
+CONFLICTS_TOLERATED: Final = 2
+MAX_CONFLICTS: Final = 6
 
 
 class LeaseSync:
-    """Speaks for one leaseholder. `on_problem(reason, sentence)` hears of objects that cannot be read."""
+    """Syncs one leaseholder. `on_problem(reason, sentence)` is called for objects that cannot be read."""
 
     def __init__(
         self,
@@ -64,31 +61,31 @@ class LeaseSync:
         self._worker_id = worker_id
         self._may_compute = may_compute
         self._on_problem = on_problem
-        # Of the own object, as last written.
+        # The version of this worker's report, as last written.
         self._report_version: str | None = None
-        self._suspicion = 0
-        # The store's clock less this process' wall clock.
+        self._conflicts = 0
+        # The store's clock minus this process's wall clock.
         self.clock_offset = 0.0
-        # Whether the last meeting looked at everybody's objects, as only who computes does; and came to the end of it.
+        # Whether the last sync began to read all reports (only a sync that computes does), and whether it finished.
         self.is_reading_all = self.has_read_all = False
 
     async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """Read the summary and obey it, report, and compute the next summary if nobody else did.
+        """Read and apply the summary, report, and compute the next summary if no other worker does.
 
         Raises:
-            StoreFailed: it could not be done; what was obeyed so far stays.
+            StoreFailed: the store failed; what was applied so far stays applied.
         """
         self._holder.sync_started(clock())
         self.is_reading_all, self.has_read_all = False, not self._may_compute
         reading = await self._store.read(SUMMARY_NAME)
         self.clock_offset = reading.at - wall_clock()
         try:
-            head = None if reading.body is None else decode_summary(reading.body)
+            head = None if reading.body is None else decode(reading.body, Summary)
             part = await self._own_part(head)
         except UnreadableObject as error:
             self._on_problem(error.reason, f"{SUMMARY_NAME}: {error}")
             if error.reason == "version":
-                # Somebody newer speaks to his like. Writing over it would stop them.
+                # A newer release wrote it for its own workers. Overwriting it would stop them.
                 return
             head = None
         else:
@@ -96,8 +93,10 @@ class LeaseSync:
                 self._holder.apply(None, None, clock(), at=reading.at)
             elif part is not None or not head.part_count:
                 self._holder.apply(head, part, clock(), at=reading.at)
-        if self._suspicion > SUSPICIOUS:
-            sentence = f"{_report_name(self._worker_id)}: another process writes it; give each a worker_id of its own"
+        if self._conflicts > CONFLICTS_TOLERATED:
+            sentence = (
+                f"{_report_name(self._worker_id)}: another process writes it; give each process its own worker_id"
+            )
             self._on_problem("duplicate", sentence)
         if self._holder.wants_to_report(clock()):
             await self._report(encode(self._holder.report(clock(), at=wall_clock() + self.clock_offset)))
@@ -105,24 +104,27 @@ class LeaseSync:
             await self._compute(head, reading.version, at=reading.at, clock=clock)
 
     async def _report(self, body: bytes) -> None:
-        """Write the own object; grow suspicious if somebody writes it too, who would hold the same lease once more."""
+        """Write this worker's report, and notice whether another process writes it too.
+
+        If its version changed, another process uses the same `worker_id` and both would spend the same lease.
+        """
         name = _report_name(self._worker_id)
-        # Unknown again if this fails: it may have been written.
+        # Unknown if this write fails, because it may have succeeded.
         expected, self._report_version = self._report_version, None
         written = await self._store.write(name, body, expected=expected)
         if written.version is not None:
-            self._suspicion = max(0, self._suspicion - 1)
+            self._conflicts = max(0, self._conflicts - 1)
         else:
             written = await self._store.write(name, body)
-            self._suspicion = min(self._suspicion + SUSPICIOUS, MOST_SUSPICION)
+            self._conflicts = min(self._conflicts + CONFLICTS_TOLERATED, MAX_CONFLICTS)
         self._report_version = written.version
 
     async def _own_part(self, head: Summary | None) -> SummaryPart | None:
         if head is None or not head.part_count:
             return None
         reading = await self._store.read(part_name(head, part_of(self._worker_id, head.part_count)))
-        # Gone already: there is a newer head, to be read at the next meeting.
-        return None if reading.body is None else decode_part(reading.body)
+        # If the part is gone, a newer head exists and the next sync reads it.
+        return None if reading.body is None else decode(reading.body, SummaryPart)
 
     async def _compute(self, head: Summary | None, version: str, *, at: float, clock: Callable[[], float]) -> None:
         self.is_reading_all = True
@@ -132,10 +134,10 @@ class LeaseSync:
             self._holder.apply(summary, None, clock(), at=summary.computed_at)
 
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """Tell the others that this worker's leases are free.
+        """Report that this worker's leases are free.
 
         Raises:
-            StoreFailed: they will find out when its report is too old.
+            StoreFailed: the other workers will notice when its report is too old.
         """
         report = self._holder.report(clock(), at=wall_clock() + self.clock_offset, leaving=True)
         await self._store.write(_report_name(self._worker_id), encode(report))
@@ -150,18 +152,18 @@ async def compute(
     at: float,
     on_problem: OnProblem,
 ) -> Summary | None:
-    """Compute and write the summary that follows `head`; None: somebody else does, or did.
+    """Compute and write the summary that follows `head`; return None if another worker does or did.
 
     Args:
-        store: where the reports are.
-        head: the latest summary, None if there is none that can be read.
-        version: of the object `head` came from.
-        rules: intervals and bounds.
+        store: the store with the reports.
+        head: the latest summary, None if none can be read.
+        version: the version of the object that `head` came from.
+        rules: the parameters.
         at: the store's clock.
-        on_problem: hears of reports that cannot be read.
+        on_problem: called for reports that cannot be read.
 
     Raises:
-        StoreFailed: it could not be done.
+        StoreFailed: the store failed.
     """
     until = at + rules.interval_seconds
     claim = (
@@ -173,12 +175,12 @@ async def compute(
     if claimed.version is None:
         return None
     listing = await store.read_all(REPORT_PREFIX)
-    previous = await _whole(store, head, on_problem)
+    previous = await _with_parts(store, head, on_problem)
     oldest = listing.at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * rules.interval_seconds
     gone: list[str] = []
     reports = _reports(listing.bodies, on_problem, gone, oldest=oldest)
     summary = next_summary(previous, reports, rules, at=listing.at)
-    # The version of the claim is nobody else's, so no parts are written over by one who is overtaken.
+    # The version of the claim is unique, so a worker that was overtaken cannot overwrite these parts.
     summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
     written_head, parts = split(summary, after=head)
     for number, part in enumerate(parts):
@@ -193,10 +195,10 @@ async def compute(
 def _reports(
     bodies: Mapping[str, bytes], on_problem: OnProblem, gone: list[str], *, oldest: float
 ) -> Iterator[WorkerReport]:
-    """Read one report after the other; add to `gone` who left, or wrote none since `oldest`."""
+    """Yield the reports one by one; append to `gone` the workers that left, or did not report since `oldest`."""
     for name, body in bodies.items():
         try:
-            report = decode_report(body)
+            report = decode(body, WorkerReport)
         except UnreadableObject as error:
             on_problem(error.reason, f"{name}: {error}")
             continue
@@ -205,15 +207,15 @@ def _reports(
         yield report
 
 
-async def _whole(store: CoordinationStore, head: Summary | None, on_problem: OnProblem) -> Summary | None:
-    """Return the summary with all its parts; None if one is missing: then the reports say what is held."""
+async def _with_parts(store: CoordinationStore, head: Summary | None, on_problem: OnProblem) -> Summary | None:
+    """Return the summary with all its parts; None if a part is missing, and then only the reports count."""
     if head is None or not head.generation:
         return None
     if not head.part_count:
         return head
     listing = await store.read_all(part_prefix(head.generation, head.token))
     try:
-        parts = [decode_part(body) for body in listing.bodies.values()]
+        parts = [decode(body, SummaryPart) for body in listing.bodies.values()]
     except UnreadableObject as error:
         on_problem(error.reason, f"a part of {SUMMARY_NAME}: {error}")
         return None
@@ -224,9 +226,9 @@ async def _whole(store: CoordinationStore, head: Summary | None, on_problem: OnP
 
 
 async def _remove_old(store: CoordinationStore, head: Summary | None, gone: list[str]) -> None:
-    """Remove the parts of the summary before the last, and reports of workers long gone."""
+    """Delete the parts of the summary before the last one, and the reports of workers that are gone."""
     if head is not None and head.old_part_count:
-        # Not the parts of `head` itself: somebody may just have read it, and look for his part.
+        # Keep the parts of `head` itself: another worker may just have read `head` and be about to read its part.
         for number in range(head.old_part_count):
             await store.delete(f"{head.old_part_prefix}{number}.json")
     for worker_id in gone[:REMOVALS]:

@@ -1,19 +1,24 @@
-"""The lease table: from the last summary and the workers' reports to the next summary; pure.
+"""The lease table: computes the next summary from the last summary and the workers' reports; pure.
 
-The one law: what all workers may be using at any moment, grants not yet heard of included,
-is within the limit. So
+The invariant: the sum of what all workers may be using at any moment is within the limit. This includes grants that a
+worker has not read yet. Therefore:
 
-- a grant that falls is written at once, but its difference is nobody's until the worker says
-  that it applied the fall (`Grant.ceiling`);
-- a grant that rises takes only what is nobody's.
+- A reduced grant is written at once, but the difference stays reserved until the worker reports that it applied the
+  reduction (`Grant.ceiling`).
+- A raised grant takes only what is not reserved.
 
-Nothing here depends on whose clock is right, on the order in which workers read, or on whether
-anybody ever computes again: whatever summary is the last one, following it for ever is safe.
-A worker counts while its report is younger than two intervals. After a gap, in which nobody could
-compute, all old members keep what they have for a while, since all reports are old then; after a
-step of the store's clock likewise, since all reports are of another time. A store that goes back to
-what it held before (a replica that missed the latest writes takes over) is believed no more than
-the workers: what a report says it holds counts, if that is more than the table grants.
+The invariant does not depend on whose clock is right, on the order in which workers read, or on whether a next summary
+is ever computed: following the last summary is safe for any length of time.
+
+A worker counts while its report is younger than two intervals. After a gap in which no summary could be computed, all
+reports are old, so all old members keep their grants for a while. A step of the store's clock is handled in the same
+way. If the store loses its latest writes (a failover to a stale replica), the workers' reports prevail: a reported
+holding counts if it is more than the table's grant.
+
+The available part of a limit is estimated from throttled records. All workers together keep the limit, so throttling
+means that a writer outside the fleet exists. As in `kpl_core.pipeline.adaptive_rate`, but for the whole fleet:
+decrease by 15 % an interval while more than 1 % is throttled, else increase by 10 points an interval (Chiu and Jain,
+1989).
 """
 
 import math
@@ -45,13 +50,13 @@ FLOOR: Final = 0.05
 
 
 def next_estimate(estimate: float, *, sent: float, throttled: float, intervals: float) -> float:
-    """Return the new share, 0.05 .. 1, of the limit that is there for us.
+    """Return the new share of the limit, 0.05 .. 1, that is available to this fleet.
 
     Args:
         estimate: the share so far.
-        sent: what all workers sent in their last interval; any unit.
-        throttled: as much of it was refused.
-        intervals: how many intervals have passed since `estimate` was made; at most one counts.
+        sent: what all workers sent in their last interval, in any unit.
+        throttled: how much of it was throttled, in the same unit.
+        intervals: intervals since `estimate` was computed; at most one counts.
     """
     passed = min(1.0, max(0.0, intervals))
     if throttled > TOLERATED_SHARE * sent:
@@ -59,24 +64,24 @@ def next_estimate(estimate: float, *, sent: float, throttled: float, intervals: 
     return min(1.0, estimate + INCREASE * passed)
 
 
-# A worker that has not reported for so long is gone, and its leases are over.
+# A worker without a report for this long is gone, and its leases have expired.
 LIFETIME_INTERVALS: Final = 2.0
-# Nobody is raised in the first moments of a row of summaries: others may be about to report.
+# No grant is raised for this long after the start of a sequence, because other workers may be about to report.
 WARM_UP_INTERVALS: Final = 1.3
-# A summary without a follower for so long means that nobody could reach the store. No more than LIFETIME_INTERVALS
-# less the 1.1 between two reports, or the first to come back would take all others for dead.
+# If no summary followed for this long, no worker could reach the store. At most LIFETIME_INTERVALS minus the 1.1
+# between two reports; otherwise the first worker to return would take all others for dead.
 GAP_INTERVALS: Final = 0.8
-# An older summary says nothing of the present.
+# An older summary is ignored.
 FORGOTTEN_INTERVALS: Final = 120.0
-# Of the limit, kept for workers that are not there yet: all of it while nobody is, nothing when all are.
+# The share of the limit that is reserved for workers that have not started: all of it if none has started.
 RESERVE: Final = 0.04
-# What may be missing or too much, of the limit, in a table that is called settled.
+# A table is settled if its deviation from the targets is at most this share of the limit.
 SETTLED: Final = 0.02
 NO_LIMITS: Final[Pair] = (math.inf, math.inf)
 
 
 class TableRules(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_workers` is the least to plan for; workers report their own. `dedicated`: see `Summary`."""
+    """The parameters. `max_workers` is the minimum to plan for; workers report their own. See `Summary.dedicated`."""
 
     interval_seconds: float
     max_workers: int = 1
@@ -84,9 +89,9 @@ class TableRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Claimants:
-    """Who wants a resource, and what their claims come to: a large fleet passes here a hundred thousand times.
+    """The claims of all workers on one resource. For a large fleet `add` runs a hundred thousand times per summary.
 
-    Arrays, so that no report need be kept: those of a large fleet lie all over tens of megabytes.
+    The values are in arrays, so that no report must be kept: the reports of a large fleet are tens of megabytes.
     """
 
     __slots__ = ("ceilings", "demands", "limits", "members", "sent", "throttled")
@@ -100,7 +105,7 @@ class _Claimants:
         self.sent = self.throttled = 0.0
 
     def add(self, member: FleetMember, claim: Claim, ceiling: Pair) -> None:
-        """Add a member, what it claims, and the most it may be using."""
+        """Add a member, its claim, and the most it may be using."""
         self.members.append(member)
         self.demands[0].append(claim.demand[0])
         self.demands[1].append(claim.demand[1])
@@ -113,12 +118,12 @@ class _Claimants:
 
 
 def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rules: TableRules, *, at: float) -> Summary:
-    """Return the summary that follows.
+    """Return the next summary.
 
     Args:
-        previous: the latest, None if there is none that can be read.
-        reports: read once, one after the other, and not kept; of each worker the first one counts.
-        rules: intervals and bounds.
+        previous: the latest summary, None if there is none that can be read.
+        reports: read once, in order, and not kept; the first report of each worker counts.
+        rules: the parameters.
         at: the store's clock, seconds since 1970.
     """
     interval = rules.interval_seconds
@@ -135,7 +140,7 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
         generation=generation, computed_at=at, began_at=began_at, settled=is_warm, dedicated=rules.dedicated
     )
     claimants: defaultdict[str, _Claimants] = defaultdict(_Claimants)
-    # Those whose reports do not count now were planned for, and are there all the same.
+    # Workers whose reports do not count now may still be running, so the plan must include them.
     max_workers = rules.max_workers if previous is None or is_warm else max(rules.max_workers, previous.max_workers)
     leaving: set[str] = set()
     for report in reports:
@@ -147,12 +152,12 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
             continue
         max_workers = max(max_workers, report.max_workers)
         known = old.get(worker_id)
-        # It has applied the latest summary: it holds what that one granted, and no more.
+        # It has applied the latest summary, so it holds exactly what that summary granted.
         is_heard = previous is not None and (report.generation, report.token) == (previous.generation, previous.token)
         member = summary.members[worker_id] = FleetMember(report.written_at, report.weight, report.tier, {})
         _add_claims(claimants, member, report, known, is_heard=is_heard)
     if not is_warm:
-        # Their reports are as old as the gap; who is really gone loses its lease when this table is warm.
+        # Their reports are as old as the gap. A worker that is really gone loses its lease once the table is warm.
         for worker_id, silent in old.items():
             if worker_id not in summary.members and worker_id not in leaving:
                 member = summary.members[worker_id] = FleetMember(silent.reported_at, silent.weight, silent.tier, {})
@@ -173,10 +178,10 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
 
 
 def is_claimed(head: Summary, interval_seconds: float, *, at: float) -> bool:
-    """Say whether somebody computes the next summary now.
+    """Return True if another process is computing the next summary.
 
-    A claim lasts an interval; one that ends later than the longest life of anything here was made before the store's
-    clock was set back.
+    A claim lasts one interval. A claim that ends later than any lifetime was written before the store's clock was set
+    back, and does not count.
     """
     return 0.0 < head.claimed_until - at <= LIFETIME_INTERVALS * interval_seconds
 
@@ -195,7 +200,7 @@ def _add_claims(
         ceiling = claim.holding
         if grant is not None:
             granted = grant.share if is_heard else grant.ceiling
-            # It holds more only if the store forgot a summary that it has applied.
+            # It can hold more only if the store lost a summary that it has applied.
             if ceiling[0] <= granted[0] and ceiling[1] <= granted[1]:
                 ceiling = granted
             else:
@@ -206,7 +211,7 @@ def _add_claims(
 def _add_silent(
     claimants: defaultdict[str, _Claimants], member: FleetMember, silent: FleetMember, previous: Summary | None
 ) -> None:
-    """Let a member that could not report keep what it has; it wants just that."""
+    """Let a member that could not report keep its grant; its demand is that grant."""
     for resource, grant in silent.grants.items():
         plan = None if previous is None else previous.resources.get(resource)
         if plan is not None:
@@ -216,7 +221,7 @@ def _add_silent(
 def _divide(
     among: _Claimants, estimate: float, max_workers: int, *, is_warm: bool
 ) -> tuple[ResourcePlan, list[Grant], bool]:
-    """Divide one resource; return its plan, the grants in the members' order, and whether nothing is left to do."""
+    """Divide one resource; return its plan, the grants in the members' order, and whether the shares are settled."""
     weights = [member.weight for member in among.members]
     tiers = [member.tier for member in among.members]
     absent = max(0, max_workers - len(weights))
@@ -228,13 +233,13 @@ def _divide(
         planned = limit * (1.0 - RESERVE * absent / max_workers)
         targets = shares(planned, demands, weights, tiers)
         if not is_warm:
-            # What a newcomer may have anyway.
+            # A newcomer may use this much in any case.
             most = limit / max_workers
             bounds = [ceiling if ceiling > most else most for ceiling in ceilings]
             targets = [target if target < bound else bound for target, bound in zip(targets, bounds, strict=True)]
-        granted, highest, wrong = _safely(targets, ceilings, planned)
+        granted, highest, deviation = _grant_unreserved(targets, ceilings, planned)
         columns.append((granted, highest))
-        settled = settled and wrong <= SETTLED * limit
+        settled = settled and deviation <= SETTLED * limit
         newcomer.append(_newcomer(reported, limit - sum(highest), absent, max_workers))
     (share0, most0), (share1, most1) = columns
     pairs = zip(zip(share0, share1, strict=True), zip(most0, most1, strict=True), strict=True)
@@ -243,12 +248,12 @@ def _divide(
     return ResourcePlan(among.limits, (newcomer[0], newcomer[1]), estimate, fair), grants, settled
 
 
-def _safely(
+def _grant_unreserved(
     targets: Sequence[float], ceilings: Sequence[float], planned: float
 ) -> tuple[list[float], list[float], float]:
-    """Return what can be granted now, the new ceilings, and how far all that is from the targets.
+    """Return what can be granted now, the new ceilings, and the total deviation from the targets.
 
-    The sum of the ceilings grows only into what is nobody's.
+    The sum of the ceilings grows only into the unreserved part of the limit.
     """
     rises = [target - ceiling if target > ceiling else 0.0 for target, ceiling in zip(targets, ceilings, strict=True)]
     wanted, held = sum(rises), sum(ceilings)
@@ -259,16 +264,16 @@ def _safely(
     return granted, highest, falls + wanted * (1.0 - fraction)
 
 
-def _newcomer(limit: float, nobodys: float, absent: int, max_workers: int) -> float:
-    """Return what each worker that is not there yet may take: all of them together only what is nobody's."""
+def _newcomer(limit: float, unreserved: float, absent: int, max_workers: int) -> float:
+    """Return what each worker without a grant may use. The sum of these is within the unreserved part of the limit."""
     share = limit / max_workers
-    return min(share, max(nobodys / max(1, absent), share * RESERVE / 4))
+    return min(share, max(unreserved / max(1, absent), share * RESERVE / 4))
 
 
 def _fair(
     weights: list[float], tiers: list[int], granted: tuple[list[float], list[float]], left: list[float]
 ) -> dict[int, Pair]:
-    """Return what a unit of weight of each tier may claim: what higher tiers leave of `left`, divided."""
+    """Return what a unit of weight of each tier may claim: what higher tiers leave of `left`, divided by weight."""
     fair: dict[int, Pair] = {}
     for tier in sorted(set(tiers)):
         of_tier = [weight for weight, rank in zip(weights, tiers, strict=True) if rank == tier]

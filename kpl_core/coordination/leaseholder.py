@@ -1,12 +1,12 @@
-"""One worker's view: what it may use now, what it reports, and when it wants to speak to the store; pure.
+"""One worker's state: what it may use now, what it reports, and when its next sync is due; pure.
 
-    alone      no store has answered yet: a sixth of limit / max_workers. Others may hold the whole
-               limit, and however many start while the store is away, together they add a sixth.
-    newcomer   a store has answered: limit / max_workers, or what a living summary leaves for newcomers
-    leased     what the summary grants
-    expired    the summary is older than a lease lasts: the last share, never more, for as long as it takes
+    alone      no store has answered yet: a sixth of limit / max_workers. Other workers may hold the whole limit;
+               however many start while the store is down, together they add at most a sixth.
+    newcomer   a store has answered: limit / max_workers, or the summary's reserve for newcomers
+    leased     the summary's grant
+    expired    the summary is older than a lease: the last share, never more, for as long as it takes
 
-A summary that no longer names this worker took its leases away: it was silent for too long.
+If the summary no longer contains this worker, its leases were revoked because it did not report for too long.
 """
 
 import math
@@ -24,23 +24,23 @@ __all__ = ["HolderRules", "LeaseState", "Leaseholder"]
 
 LeaseState = Literal["alone", "newcomer", "leased", "expired"]
 
-# A resource nothing was offered to for so long is given up.
+# A resource without any offered load for this long is given up.
 IDLE_INTERVALS: Final = 6.0
-# In intervals. One who is entitled to more than it has meets the others more often; to read is cheaper than to
-# write, so everybody looks at the summary twice for each report; a summary is computed as often. So reports come
-# at most 1.1 intervals after one another and summaries 0.55, which `lease_table.GAP_INTERVALS` counts on.
+# In intervals. A worker that is entitled to more than it has syncs more often. Reading is cheaper than writing, so each
+# worker reads the summary twice per report, and a summary is computed as often as it is read. So reports are at most
+# 1.1 intervals apart and summaries 0.55, which `lease_table.GAP_INTERVALS` relies on.
 WANTS_MORE_SPACING: Final = 0.2
 READ_SPACING: Final = 0.5
 COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
-# One whose hunger is not stilled by so many quick meetings goes back to the usual pace.
+# After this many quick syncs without success a worker returns to the normal interval.
 MAX_QUICK_SYNCS: Final = 15
 WANTS_MORE_ABOVE: Final = 1.1
 ENTITLED_BELOW: Final = 0.9
 
 
 class HolderRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Who this worker is, and the bounds it works with."""
+    """The identity of this worker, and its parameters."""
 
     worker_id: str
     interval_seconds: float
@@ -50,7 +50,7 @@ class HolderRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leaseholder:
-    """Follows summaries; `now` is this process' monotonic clock, `at` the store's."""
+    """Applies summaries. `now` is this process's monotonic clock, `at` the store's clock."""
 
     def __init__(self, rules: HolderRules) -> None:
         self._rules = rules
@@ -58,7 +58,7 @@ class Leaseholder:
         self._shares: dict[str, Pair] = {}
         self._granted: set[str] = set()
         self._plans: Mapping[str, ResourcePlan] = {}
-        self._living = False
+        self._is_current = False
         self._unsettled = False
         self._answered = False
         self._generation = 0
@@ -68,54 +68,50 @@ class Leaseholder:
         self._reported_at = -math.inf
         self._quick_syncs = 0
 
-    # What it may use
+    # Shares
 
     def share(self, resource: str, limit: Pair) -> Pair:
-        """Return the rates this worker may use of a resource it has just met, or knows."""
+        """Return the rates this worker may use of a resource, known or new."""
         known = self._shares.get(resource)
         return self._newcomer(resource, limit) if known is None else known
 
-    def shares(self) -> dict[str, Pair]:
-        """Return the rates by resource, of all it knows."""
-        return dict(self._shares)
-
     def _newcomer(self, resource: str, limit: Pair) -> Pair:
-        plan = self._plans.get(resource) if self._living else None
+        plan = self._plans.get(resource) if self._is_current else None
         if plan is not None:
             return plan.newcomer
         part = (1.0 if self._answered else ALONE_SHARE) / self._rules.max_workers
         return limit[0] * part, limit[1] * part
 
     def state(self, now: float) -> LeaseState:
-        """Say on what its shares rest."""
+        """Return the basis of its shares."""
         if not self._granted:
             return "newcomer" if self._answered else "alone"
         return "expired" if self.lease_age(now) > LIFETIME_INTERVALS * self._rules.interval_seconds else "leased"
 
     def lease_age(self, now: float) -> float:
-        """Return the seconds since the summary in use was computed; 0 before there is one."""
+        """Return the seconds since the applied summary was computed; 0 before the first one."""
         return max(0.0, now - self._renewed_at) if self._generation else 0.0
 
-    # What it saw
+    # Demand and report
 
-    def look(self, usages: Mapping[str, Usage], now: float) -> None:
-        """Take note of what was offered, sent and refused."""
+    def measure(self, usages: Mapping[str, Usage], now: float) -> None:
+        """Record the measured usage of each resource."""
         for resource, usage in usages.items():
             meter = self._meters.get(resource)
             if meter is None:
                 meter = self._meters[resource] = DemandMeter(self._rules.interval_seconds, usage, now)
                 self._shares[resource] = self._newcomer(resource, usage.limit)
-            meter.look(usage, now)
+            meter.measure(usage, now)
         idle_before = now - IDLE_INTERVALS * self._rules.interval_seconds
         for resource, meter in list(self._meters.items()):
             if resource not in usages or (meter.idle_since < idle_before and len(self._meters) > 1):
-                # From here on it is a newcomer there, before the others hear that its lease is free.
+                # From now on it is a newcomer there, before the other workers see that its lease is free.
                 self._meters.pop(resource)
                 self._shares.pop(resource, None)
                 self._granted.discard(resource)
 
     def report(self, now: float, *, at: float, leaving: bool = False) -> WorkerReport:
-        """Return what to tell the others."""
+        """Return this worker's report."""
         claims = {}
         for resource, meter in self._meters.items():
             sent, throttled = meter.take_counts()
@@ -135,25 +131,25 @@ class Leaseholder:
             leaving=leaving,
         )
 
-    # What it is told
+    # Summaries
 
     def apply(self, head: Summary | None, part: SummaryPart | None, now: float, *, at: float) -> None:
-        """Follow a summary; None: the store answered that there is none."""
+        """Apply a summary; None means that the store has none."""
         members, plans = ({}, {}) if head is None else (head.members, head.resources)
         if part is not None:
             members, plans = part.members, part.resources()
-        # A summary of the future was written before the store's clock was set back: who knows when.
+        # A summary from the future was written before the store's clock was set back, at an unknown time.
         age = 0.0 if head is None else abs(at - head.computed_at)
         lifetime = LIFETIME_INTERVALS * self._rules.interval_seconds
-        self._living = head is not None and age <= lifetime
-        # After an outage others may still hold the whole limit by a summary that is old.
+        self._is_current = head is not None and age <= lifetime
+        # After an outage other workers may still hold the whole limit by an old summary.
         self._unsettled = head is not None and not head.settled
-        self._answered = self._living or head is None or age > FORGOTTEN_INTERVALS * self._rules.interval_seconds
+        self._answered = self._is_current or head is None or age > FORGOTTEN_INTERVALS * self._rules.interval_seconds
         self._plans = plans
         if head is None:
-            # Somebody removed it; whoever has a share keeps it until there is a summary again.
+            # The summary was deleted. Each worker keeps its share until there is a new one.
             self._generation, self._token = 0, ""
-        elif self._living or self._rules.worker_id in members:
+        elif self._is_current or self._rules.worker_id in members:
             self._generation, self._token = head.generation, head.token
             self._renewed_at = now - age
         member = members.get(self._rules.worker_id)
@@ -162,7 +158,7 @@ class Leaseholder:
             if grant is not None:
                 self._shares[resource] = grant.share
                 self._granted.add(resource)
-            elif resource in self._granted and not self._living:
+            elif resource in self._granted and not self._is_current:
                 continue
             else:
                 share = self._newcomer(resource, meter.usage.limit)
@@ -174,11 +170,11 @@ class Leaseholder:
         if not self.wants_more:
             self._quick_syncs = 0
 
-    # When it wants to meet
+    # When to sync
 
     @property
     def wants_more(self) -> bool:
-        """Say whether it wants more than it has, and is entitled to it; or has no lease at all."""
+        """True if it wants more than it has and is entitled to it, or if it has no lease for a resource."""
         weight, tier = self._rules.weight, self._rules.tier
         for resource, meter in self._meters.items():
             if resource not in self._granted:
@@ -195,11 +191,11 @@ class Leaseholder:
         return False
 
     def sync_started(self, now: float) -> None:
-        """Take note that a meeting begins, however it ends."""
+        """Note that a sync has started, whatever its outcome."""
         self._synced_at = now
 
     def sync_due(self, now: float, *, usual_seconds: float) -> bool:
-        """Say whether it is time to speak to the store; `usual_seconds` is this round's interval, jittered."""
+        """Return True if a sync is due. `usual_seconds` is this round's interval with jitter."""
         if now >= self.next_sync_at(usual_seconds=usual_seconds):
             return True
         is_patient = self._quick_syncs >= MAX_QUICK_SYNCS
@@ -207,16 +203,16 @@ class Leaseholder:
         return now - self._synced_at >= quick_seconds and not is_patient and self.wants_more
 
     def next_sync_at(self, *, usual_seconds: float) -> float:
-        """Return when the next meeting is due at the latest."""
+        """Return when the next sync is due at the latest."""
         return self._synced_at + READ_SPACING * usual_seconds
 
     def wants_to_report(self, now: float) -> bool:
-        """Say whether the others should hear of this worker now: its report grows old, or somebody waits for it."""
+        """Return True if this worker should report now: its report is getting old, or other workers wait for it."""
         is_due = now - self._reported_at >= REPORT_SPACING * self._rules.interval_seconds
         return is_due or self._unsettled or self.wants_more
 
     def may_compute(self, head: Summary | None, *, at: float) -> bool:
-        """Say whether the summary is old enough for this worker to compute the next."""
+        """Return True if the summary is old enough for this worker to compute the next one."""
         if head is None:
             return True
         interval = self._rules.interval_seconds

@@ -1,16 +1,27 @@
-"""The policy "proportional": the arithmetic of AWS's example for DynamoDB, to the last operation; pure.
+"""The policy "proportional": the algorithm of AWS's example for DynamoDB, operation by operation.
 
-Source: Jason Hunter, "Rate-limiting calls to Amazon DynamoDB using Python Boto3, Part 2:
-Distributed Coordination" (AWS Database Blog). Every worker scales its own limit by how
-far the sum of all consumptions is from the maximum, and goes 40 % of the way:
+Source: Jason Hunter, "Rate-limiting calls to Amazon DynamoDB using Python Boto3, Part 2: Distributed Coordination" (AWS
+Database Blog). Each worker scales its own limit by the ratio of the maximum to the total consumption, and moves 40 % of
+the way:
 
     scale  = aggregate_max / aggregate_current      (1 while nothing is consumed)
     target = min(scale * own limit, own maximum)
     limit  = 0.6 * limit + 0.4 * target
 
-It is here so that a fleet can be changed over worker by worker, and to compare with. Known
-of it: at the start everybody has its initial limit, whoever idles is raised to its maximum
-and bursts with it, and a summary that nobody renews is applied again and again.
+It exists for comparison, and to migrate a fleet worker by worker. Its known weaknesses: each worker starts with its
+initial limit; an idle worker is raised to its maximum and can burst with it; an outdated summary is applied again and
+again.
+
+The objects are those of the example, so that its workers and its aggregator can take part:
+
+    worker-<id>.json    worker_id, timestamp, read_rate, write_rate
+    summary.json        timestamp, aggregated_read_rate, aggregated_write_rate, active_workers, aggregation_time_utc
+
+They have two rates of one resource. A producer has two rates per shard; those are in `resources`, which the example's
+code ignores, and read_rate and write_rate are their sums.
+
+In the example one driver computes the summary. Here any worker may: a worker that sees a summary older than an interval
+takes `summary.claim` by a conditional write, so that only one worker reads all objects.
 """
 
 import math
@@ -22,7 +33,7 @@ import msgspec
 
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.store import ABSENT, CoordinationStore
-from kpl_core.coordination.store_objects import Pair
+from kpl_core.coordination.store_objects import OnProblem, Pair
 from kpl_core.options.coordination_options import PROPORTIONAL_FIRST_SHARE
 
 __all__ = [
@@ -45,23 +56,23 @@ SMOOTHING: Final = 0.4
 
 
 def initial_limit(*, aggregate_max: float, worker_max: float) -> float:
-    """Return the limit of a worker that was told none: a tenth of the whole, at most its own maximum."""
+    """Return the limit of a worker without a configured one: a tenth of the total, at most its own maximum."""
     return min(worker_max, aggregate_max * PROPORTIONAL_FIRST_SHARE)
 
 
 def scaled_limit(limit: float, *, aggregate_max: float, aggregate_current: float, worker_max: float) -> float:
-    """Return a worker's next limit; all are units a second."""
+    """Return a worker's next limit. All values are units a second."""
     scale = aggregate_max / aggregate_current if aggregate_current > 0 else 1.0
     target = min(scale * limit, worker_max)
     return (1 - SMOOTHING) * limit + SMOOTHING * target
 
 
-# The one resource of the example.
+# The only resource of the example.
 WHOLE: Final = ""
 
 
 class Consumption(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A worker's object; rates are units a second."""
+    """A worker's object. Rates are units a second."""
 
     timestamp: float
     worker_id: str = ""
@@ -82,7 +93,7 @@ class ConsumptionSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def summed(consumptions: Iterable[Consumption], *, at: float, staleness_seconds: float) -> ConsumptionSummary:
-    """Add up the consumptions that are fresh at `at`."""
+    """Add up the consumptions that are not stale at `at`."""
     read = write = 0.0
     count = 0
     resources: dict[str, Pair] = {}
@@ -106,13 +117,13 @@ def summed(consumptions: Iterable[Consumption], *, at: float, staleness_seconds:
 
 
 class ScaledLimits:
-    """Follows summaries.
+    """One worker's limits, scaled by the last summary it read; pure.
 
     Args:
         worker_id: the name of the worker's object.
-        interval_seconds: between two meetings.
-        worker_max: units a second that this worker may use at most; None: a resource's whole limit.
-        initial: where it begins; None: `initial_limit`.
+        interval_seconds: the time between two syncs.
+        worker_max: the most this worker may use, units a second; None: the whole limit of a resource.
+        initial: the initial limit; None: `initial_limit`.
     """
 
     def __init__(
@@ -146,32 +157,28 @@ class ScaledLimits:
             initial_limit(aggregate_max=limit[1], worker_max=worker_max[1]),
         )
 
-    def shares(self) -> dict[str, Pair]:
-        """Return the rates by resource, of all it knows."""
-        return dict(self._limits)
-
     def _most(self, limit: Pair) -> Pair:
         return limit if self._worker_max is None else self._worker_max
 
     def state(self, now: float) -> Literal["newcomer", "leased", "expired"]:
-        """Say on what its limits rest, in the words of the other policy."""
+        """Return the basis of its limits, in the terms of the other policy."""
         if self._summary_at is None:
             return "newcomer"
         return "expired" if self.lease_age(now) > 3 * self._interval else "leased"
 
     def lease_age(self, now: float) -> float:
-        """Return the seconds since the summary in use was written."""
+        """Return the seconds since the applied summary was written."""
         return 0.0 if self._summary_at is None else max(0.0, now - self._summary_at)
 
-    def look(self, usages: Mapping[str, Usage], now: float) -> None:  # noqa: ARG002 - as the other policy's
-        """Take note of what was consumed."""
+    def measure(self, usages: Mapping[str, Usage], now: float) -> None:  # noqa: ARG002 - the signature of the other policy
+        """Record the measured usage of each resource."""
         self._usages = usages
         for resource, usage in usages.items():
             if resource not in self._limits:
                 self._limits[resource] = self.share(resource, usage.limit)
 
     def consumption(self, now: float, *, at: float) -> Consumption:
-        """Return what to tell the others: rates since the last time, 0 the first time."""
+        """Return this worker's object: the rates since the last call, 0 in the first call."""
         totals = {name: _consumed(usage) for name, usage in self._usages.items()}
         rates: dict[str, Pair] = {}
         if self._last is not None:
@@ -209,15 +216,15 @@ class ScaledLimits:
             self._limits[resource] = (first, second)
 
     def sync_started(self, now: float) -> None:
-        """Take note that a meeting begins, however it ends."""
+        """Note that a sync has started, whatever its outcome."""
         self._synced_at = now
 
     def next_sync_at(self, *, usual_seconds: float) -> float:
-        """Return when the next meeting is due."""
+        """Return when the next sync is due."""
         return self._synced_at + usual_seconds
 
     def sync_due(self, now: float, *, usual_seconds: float) -> bool:
-        """Say whether it is time to speak to the store."""
+        """Return True if a sync is due."""
         return now >= self.next_sync_at(usual_seconds=usual_seconds)
 
 
@@ -232,7 +239,7 @@ def _current(summary: ConsumptionSummary, resource: str) -> Pair | None:
 
 
 def as_json(value: Consumption | ConsumptionSummary) -> bytes:
-    """Return an object with every field of the example's, zeros too."""
+    """Return the JSON of an object with every field of the example, zeros included."""
     fields: dict[str, Any] = {name: getattr(value, name) for name in value.__struct_fields__}
     if not value.resources:
         del fields["resources"]
@@ -241,14 +248,12 @@ def as_json(value: Consumption | ConsumptionSummary) -> bytes:
 
 CONSUMPTION_PREFIX: Final = "worker-"
 CONSUMPTION_SUMMARY: Final = "summary.json"
-# Its name does not end in .json, so the example's aggregator does not take it for a worker's.
+# Its name does not end in .json, so the example's aggregator does not read it as a worker's object.
 CLAIM: Final = "summary.claim"
-
-OnProblem = Callable[[str, str], None]
 
 
 class ProportionalSync:
-    """Speaks for one worker's limits. `on_problem(reason, sentence)` hears of objects that cannot be read."""
+    """Syncs one worker's limits. `on_problem(reason, sentence)` is called for objects that cannot be read."""
 
     def __init__(
         self,
@@ -269,14 +274,14 @@ class ProportionalSync:
         self._may_compute = may_compute
         self._on_problem = on_problem
         self.clock_offset = 0.0
-        # Whether the last meeting looked at everybody's objects, as only who sums up does; and came to the end of it.
+        # Whether the last sync began to read all objects (only a sync that aggregates does), and whether it finished.
         self.is_reading_all = self.has_read_all = False
 
     async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """Report, and scale by the summary if there is one; no summary changes nothing.
+        """Report, and scale the limits by the summary; without a summary the limits stay.
 
         Raises:
-            StoreFailed: it could not be done; what was obeyed so far stays.
+            StoreFailed: the store failed; what was applied so far stays applied.
         """
         self._limits.sync_started(clock())
         self.is_reading_all, self.has_read_all = False, not self._may_compute
@@ -289,10 +294,12 @@ class ProportionalSync:
             try:
                 summary = msgspec.json.decode(reading.body, type=ConsumptionSummary)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                self._on_problem("garbage", f"{CONSUMPTION_SUMMARY}: it cannot be read ({error}); see who writes it")
+                self._on_problem(
+                    "garbage", f"{CONSUMPTION_SUMMARY}: it cannot be decoded ({error}); check which program writes it"
+                )
         if summary is not None:
             self._limits.apply(summary, clock(), at=reading.at)
-        # Of the future: written before the store's clock was set back.
+        # A summary from the future was written before the store's clock was set back.
         is_old = summary is None or abs(reading.at - summary.timestamp) >= self._interval
         if self._may_compute and is_old:
             await self._sum_up(at=reading.at)
@@ -309,15 +316,15 @@ class ProportionalSync:
             self.has_read_all = True
 
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:  # noqa: ARG002
-        """Remove the own object, so that its last rate does not count any more."""
+        """Delete the own object, so that its last rate no longer counts."""
         await self._store.delete(f"{CONSUMPTION_PREFIX}{self._worker_id}.json")
 
 
 async def sum_up(store: CoordinationStore, *, staleness_seconds: float, on_problem: OnProblem) -> ConsumptionSummary:
-    """Read all workers' objects, write the summary and return it.
+    """Read the objects of all workers, write the summary and return it.
 
     Raises:
-        StoreFailed: it could not be done.
+        StoreFailed: the store failed.
     """
     listing = await store.read_all(CONSUMPTION_PREFIX)
     consumptions = read_consumptions(listing.bodies, on_problem)
@@ -327,13 +334,13 @@ async def sum_up(store: CoordinationStore, *, staleness_seconds: float, on_probl
 
 
 def read_consumptions(bodies: Mapping[str, bytes], on_problem: OnProblem) -> list[Consumption]:
-    """Return the objects that can be read."""
+    """Return the objects that can be decoded."""
     found = []
     for name, body in bodies.items():
         try:
             found.append(msgspec.json.decode(body, type=Consumption))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            on_problem("garbage", f"{name}: it cannot be read ({error}); see who writes it")
+            on_problem("garbage", f"{name}: it cannot be decoded ({error}); check which program writes it")
     return found
 
 

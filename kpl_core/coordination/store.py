@@ -1,8 +1,10 @@
-"""The meeting place: named small objects, and a write that succeeds only if nobody wrote in between.
+"""The store through which workers coordinate: small named objects, and a conditional write.
 
-Four calls are all that a store must offer. Every answer carries the store's own clock, so that
-workers whose clocks disagree agree on how old a report is. A version is an opaque word that
-differs whenever the object was written again.
+A store has four calls. Each answer carries the store's own clock, so that workers with different clocks agree on the
+age of a report. A version is an opaque string that changes with every write of the object.
+
+`MemoryStore` is the store inside one process. The others are in `stores/`, one file each; `stores/__init__.py` opens
+them by URL.
 """
 
 import itertools
@@ -12,15 +14,15 @@ from typing import Final, NamedTuple, Protocol
 
 __all__ = ["ABSENT", "CoordinationStore", "Listing", "MemoryStore", "Reading", "StoreFailed", "Written"]
 
-# As `expected` of a write: there must be no such object.
+# As `expected` of a write: the object must not exist.
 ABSENT: Final = ""
 
 
-class StoreFailed(Exception):  # noqa: N818 - reads as a sentence where it is raised
-    """The store could not be used this time. The text is one sentence and holds no secret.
+class StoreFailed(Exception):  # noqa: N818 - the name says what happened
+    """The store could not be used this time. The message is one sentence without secrets.
 
     Args:
-        reason: a word for metrics: "down", "slow", "denied", "missing", "garbage", "clock" or "limit".
+        reason: the metric's label: "down", "slow", "denied", "missing", "garbage", "clock" or "limit".
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -29,7 +31,7 @@ class StoreFailed(Exception):  # noqa: N818 - reads as a sentence where it is ra
 
 
 class Reading(NamedTuple):
-    """An object, `body` None if there is none; `at` is the store's clock, seconds since 1970."""
+    """An object; `body` is None if it does not exist. `at` is the store's clock, seconds since 1970."""
 
     body: bytes | None
     version: str
@@ -37,43 +39,45 @@ class Reading(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The new version of an object; None: the condition did not hold, and nothing was written."""
+    """The new version of an object; None if the condition failed and nothing was written."""
 
     version: str | None
     at: float
 
 
 class Listing(NamedTuple):
-    """The objects whose names begin alike, by name."""
+    """The objects whose names have one prefix, by name."""
 
     bodies: Mapping[str, bytes]
     at: float
 
 
 class CoordinationStore(Protocol):
-    """What a worker needs of a store. Each call raises StoreFailed, and nothing else, if it cannot answer."""
+    """The calls that a worker needs of a store. Each call raises only `StoreFailed`."""
 
     async def read(self, name: str) -> Reading:
         """Return one object."""
 
     async def write(self, name: str, body: bytes, *, expected: str | None = None) -> Written:
-        """Write an object: in any case (None), if there is none (ABSENT), or if it still has a version."""
+        """Write an object: always (None), only if it does not exist (ABSENT), or only if it still has this version."""
 
     async def read_all(self, prefix: str) -> Listing:
-        """Return all objects whose names begin with `prefix`; one deleted meanwhile may be missing."""
+        """Return all objects whose names begin with `prefix`; one that is deleted meanwhile may be missing."""
 
     async def delete(self, name: str) -> None:
-        """Remove an object; one that does not exist is removed already."""
+        """Delete an object; deleting one that does not exist succeeds."""
 
     async def aclose(self) -> None:
-        """Give up connections; the store is not used afterwards."""
+        """Close connections. The store is not used afterwards."""
 
 
 _shared: Final[dict[str, "MemoryStore"]] = {}
 
 
 class MemoryStore:
-    """A dictionary with versions; no call ever waits, so each is atomic on an event loop.
+    """A store inside one process: for several producers of one program, and for tests.
+
+    It is a dictionary with versions. No call waits, so each is atomic on an event loop.
 
     Args:
         clock: seconds since 1970.
@@ -86,7 +90,7 @@ class MemoryStore:
 
     @classmethod
     def named(cls, name: str) -> "MemoryStore":
-        """Return the store of that name in this process."""
+        """Return this process's store of that name."""
         return _shared.setdefault(name, cls())
 
     async def read(self, name: str) -> Reading:
@@ -113,4 +117,4 @@ class MemoryStore:
         self._objects.pop(name, None)
 
     async def aclose(self) -> None:
-        """Keep everything: another producer of this process may use it."""
+        """Keep all objects, because another producer of this process may use them."""

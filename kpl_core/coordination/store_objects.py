@@ -1,13 +1,18 @@
-"""What a worker tells the others: what it wants of each resource, and what it may be using now.
+"""The objects in the store and their JSON: the report of each worker, and the summary computed from all reports.
 
-A resource is anything with two rates that workers share: a shard (records and bytes a second),
-a table (read and write units a second). JSON, so that a person can read what stands in a bucket;
-leaves are arrays, because ten thousand workers write them every few seconds.
+A report says what a worker wants of each resource and what it may be using now. The summary grants each worker its
+share of each resource. A resource is anything with two rates that workers share: a shard (records and bytes a second),
+a table (read and write units a second).
+
+The format is JSON, so that a person can read the objects in a bucket. Leaves are arrays, because ten thousand workers
+write them every few seconds. A small summary is one object. In large fleets the head names a number of parts, and each
+worker reads the head and its own part. The names of the parts contain the head's generation, so the conditional write
+of a head makes exactly its own parts current.
 """
 
 import zlib
-from collections.abc import Mapping
-from typing import Annotated, Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -17,15 +22,14 @@ __all__ = [
     "Claim",
     "FleetMember",
     "Grant",
+    "OnProblem",
     "Pair",
     "ResourcePlan",
     "Summary",
     "SummaryPart",
     "UnreadableObject",
     "WorkerReport",
-    "decode_part",
-    "decode_report",
-    "decode_summary",
+    "decode",
     "encode",
     "part_name",
     "part_of",
@@ -35,15 +39,17 @@ __all__ = [
 
 VERSION: Final = 1
 
+# Called with the reason and one sentence for each object that cannot be decoded.
+OnProblem = Callable[[str, str], None]
 # (first, second): records and bytes a second, or read and write units a second.
 Pair = tuple[float, float]
-# Bounded where they are read: a weight of 0 or a negative holding would spoil everybody's shares.
+# Checked when decoded: a weight of 0 or a negative holding would corrupt the shares of all workers.
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class UnreadableObject(ValueError):  # noqa: N818 - reads as a sentence where it is raised
-    """An object of the store that is none of ours: garbage, or of another version.
+class UnreadableObject(ValueError):  # noqa: N818 - the name says what happened
+    """An object of the store that cannot be decoded: garbage, or another version.
 
     Args:
         reason: "garbage" or "version".
@@ -55,15 +61,15 @@ class UnreadableObject(ValueError):  # noqa: N818 - reads as a sentence where it
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One worker and one resource.
+    """What one worker reports for one resource.
 
     Args:
-        demand: what it would use, units a second; a JSON null never occurs, so a saturated
-            worker reports what it saw and not infinity.
-        holding: the rates it may be using, until it applies a newer summary.
-        limit: the resource's limit, as configured.
+        demand: what it would use, units a second. Never a JSON null: a saturated worker reports the measured rate, not
+            infinity.
+        holding: the rates it may be using until it applies a newer summary.
+        limit: the configured limit of the resource.
         sent: Kinesis records, or calls, since its last report.
-        throttled: as many of them were refused for throughput.
+        throttled: how many of those were throttled.
     """
 
     demand: tuple[_NotNegative, _NotNegative]
@@ -77,16 +83,16 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The object of one worker.
 
     Args:
-        worker_id: who.
+        worker_id: the worker's id.
         written_at: the store's clock, seconds since 1970.
         generation: the summary this worker has applied, 0 for none.
-        token: that summary's.
+        token: the token of that summary.
         claims: by resource.
-        weight: relative to others.
+        weight: relative to other workers.
         tier: 0 is served first.
         max_workers: as configured.
-        leaving: it stops now, and its leases are free.
-        version: of this layout.
+        leaving: True if the worker stops now and its leases are free.
+        version: of this format.
     """
 
     worker_id: str
@@ -106,52 +112,36 @@ class _Version(msgspec.Struct):
 
 
 _encoder: Final = msgspec.json.Encoder()
-_report_decoder: Final = msgspec.json.Decoder(WorkerReport)
 _version_decoder: Final = msgspec.json.Decoder(_Version)
 
 
 def encode(value: msgspec.Struct | Mapping[str, object]) -> bytes:
-    """Return an object of the store."""
+    """Return the JSON of an object."""
     return _encoder.encode(value)
 
 
-def decode_report(body: bytes) -> WorkerReport:
-    """Read a worker's object.
-
-    Raises:
-        UnreadableObject: it is garbage, or of another version.
-    """
-    try:
-        report = _report_decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise unreadable(body, error) from error
-    if report.version != VERSION:
-        raise unreadable(body, None)
-    return report
-
-
-def unreadable(body: bytes, error: Exception | None) -> UnreadableObject:
-    """Return why `body` could not be read: its version, if it tells one of another, else that it is garbage."""
+def _unreadable(body: bytes, error: Exception | None) -> UnreadableObject:
+    """Return why `body` could not be decoded: another version if it says so, else garbage."""
     try:
         version = _version_decoder.decode(body).version
     except (msgspec.MsgspecError, UnicodeDecodeError):
         version = None
     if version is not None and version != VERSION:
-        message = f"it has version {version} and this release reads {VERSION}; run one release in all workers"
+        message = f"it has version {version} and this release reads {VERSION}; run the same release in all workers"
         return UnreadableObject(message, reason="version")
-    message = f"it cannot be read ({error}); see who else writes to this prefix"
+    message = f"it cannot be decoded ({error}); check which other program writes to this prefix"
     return UnreadableObject(message, reason="garbage")
 
 
-# An item of DynamoDB holds 400 KB: 200 workers on 10 shards each take some 150.
+# A DynamoDB item may have 400 KB; 200 workers on 10 shards each need about 150 KB.
 MEMBERS_PER_PART: Final = 200
 
 
 class Grant(msgspec.Struct, array_like=True, gc=False):
     """What one worker may use of one resource, units a second.
 
-    `ceiling` is the most it may be using: an older, larger grant counts until the worker has said
-    that it applied this one. Nobody else is given that difference before.
+    `ceiling` is the most it may be using now: an older, larger grant counts until the worker has reported that it
+    applied this one. No other worker gets the difference before that.
     """
 
     share: Pair
@@ -159,7 +149,7 @@ class Grant(msgspec.Struct, array_like=True, gc=False):
 
 
 class FleetMember(msgspec.Struct, array_like=True, gc=False):
-    """A worker that counts, and its grants by resource."""
+    """A worker of the summary, and its grants by resource."""
 
     reported_at: float
     weight: float
@@ -168,12 +158,12 @@ class FleetMember(msgspec.Struct, array_like=True, gc=False):
 
 
 class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
-    """What is known of one resource.
+    """The plan for one resource.
 
     Args:
-        limit: as configured, the smallest that any worker reported.
+        limit: the smallest configured limit that any worker reported.
         newcomer: what a worker without a grant may use until it has one.
-        estimate: the share of the limit that is there for us.
+        estimate: the share of the limit that is available to this fleet.
         fair: what a unit of weight may claim, by tier.
     """
 
@@ -184,24 +174,24 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """The head.
+    """The head of a summary.
 
     Args:
-        generation: one more with every summary.
-        token: tells it, and its parts, from another of the same generation: one computed in vain, or forgotten by
+        generation: grows by one with every summary.
+        token: tells this summary and its parts from another one of the same generation, which was overtaken, or lost by
             the store.
         computed_at: the store's clock, seconds since 1970.
-        began_at: when the first summary of an unbroken row was computed.
-        settled: every worker has what it should have, and is known to have no more.
-        claimed_until: whoever wrote this computes the next one; until then nobody else tries.
-        dedicated: a process of its own computes; workers step in only when it is late.
-        members: all workers, or none if there are parts.
-        resources: likewise.
-        part_count: 0 if everything stands in the head.
-        old_part_prefix: the names of the parts before these, which may go when the next summary is there.
-        old_part_count: as many.
-        member_count: all workers, in parts or not.
-        max_workers: the most that were planned for; 0 if an older release wrote it.
+        began_at: when the first summary of an unbroken sequence was computed.
+        settled: True if every worker has its target share and has reported that it holds no more.
+        claimed_until: the writer computes the next summary; until this instant no other worker tries.
+        dedicated: a separate process computes; workers compute only when it is late.
+        members: all workers; empty if there are parts.
+        resources: the plan of each resource; empty if there are parts.
+        part_count: 0 if the head contains everything.
+        old_part_prefix: the names of the previous parts, which are deleted after the next summary.
+        old_part_count: the number of the previous parts.
+        member_count: all workers, with or without parts.
+        max_workers: the highest number that was planned for; 0 if an older release wrote it.
     """
 
     generation: int
@@ -222,7 +212,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 class SummaryPart(msgspec.Struct, kw_only=True):
-    """Some of the members, and every resource, which is written and read once for all parts."""
+    """Some of the members, and all resources. The resources are encoded once for all parts."""
 
     generation: int
     members: dict[str, FleetMember]
@@ -234,48 +224,36 @@ class SummaryPart(msgspec.Struct, kw_only=True):
         return _plans_decoder.decode(self.raw_resources)
 
 
-_Kind = TypeVar("_Kind", Summary, SummaryPart)
+_Object = TypeVar("_Object", WorkerReport, Summary, SummaryPart)
 
-_summary_decoder: Final = msgspec.json.Decoder(Summary)
-_part_decoder: Final = msgspec.json.Decoder(SummaryPart)
+_decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (WorkerReport, Summary, SummaryPart)
+}
 _plans_decoder: Final = msgspec.json.Decoder(dict[str, ResourcePlan])
 
 
-def decode_summary(body: bytes) -> Summary:
-    """Read a head.
+def decode(body: bytes, kind: type[_Object]) -> _Object:
+    """Decode an object of the store.
 
     Raises:
-        UnreadableObject: it is garbage, or of another version.
+        UnreadableObject: it is garbage, or has another version.
     """
-    return _checked(_summary_decoder, body)
-
-
-def decode_part(body: bytes) -> SummaryPart:
-    """Read a part.
-
-    Raises:
-        UnreadableObject: it is garbage, or of another version.
-    """
-    return _checked(_part_decoder, body)
-
-
-def _checked(decoder: msgspec.json.Decoder[_Kind], body: bytes) -> _Kind:
     try:
-        value = decoder.decode(body)
+        value: _Object = _decoders[kind].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise unreadable(body, error) from error
+        raise _unreadable(body, error) from error
     if value.version != VERSION:
-        raise unreadable(body, None)
+        raise _unreadable(body, None)
     return value
 
 
 def part_of(worker_id: str, part_count: int) -> int:
-    """Return the number of the part that holds a worker."""
+    """Return the number of the part that contains a worker."""
     return zlib.crc32(worker_id.encode()) % part_count
 
 
 def part_prefix(generation: int, token: str) -> str:
-    """Return how the names of all parts of a summary begin."""
+    """Return the prefix of the names of all parts of a summary."""
     return f"part-{generation}-{token}-"
 
 
@@ -285,9 +263,9 @@ def part_name(head: Summary, number: int) -> str:
 
 
 def split(summary: Summary, *, after: Summary | None) -> tuple[Summary, list[SummaryPart]]:
-    """Return a head and its parts; no parts if it is small enough to stand in one object.
+    """Return a head and its parts; no parts if the summary is small enough for one object.
 
-    `after` is the head before, whose parts the new head lists as old.
+    `after` is the previous head, whose parts the new head lists as old.
     """
     old = ("", 0) if after is None else (part_prefix(after.generation, after.token), after.part_count)
     part_count = -(-len(summary.members) // MEMBERS_PER_PART)

@@ -1,7 +1,9 @@
-"""The loop around it all: look, meet, obey; with a clock, chance, a time limit, and a log that does not repeat itself.
+"""The loop of a worker: measure, sync, apply the shares. It has the clock, the jitter, the timeout and the log.
 
-A store that is slow, down, or full of garbage changes nothing for the caller: the worker goes on
-with the shares it has. It says so once, counts each failure, and says once when it is over.
+If the store is slow, down or full of garbage, the worker keeps the shares it has. It logs each problem once, counts
+each failed sync, and logs once when the problem is over.
+
+`Coordinator` is the alternative to workers that compute summaries: a process of its own that does nothing else.
 """
 
 import logging
@@ -15,12 +17,12 @@ from uuid import uuid4
 import anyio
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, OnProblem, compute
+from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, compute
 from kpl_core.coordination.lease_table import TableRules, is_claimed
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import ProportionalSync, ScaledLimits, sum_up
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
-from kpl_core.coordination.store_objects import Pair, UnreadableObject, decode_summary
+from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, UnreadableObject, decode
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
 from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy, WorkerTier
 
@@ -28,22 +30,22 @@ __all__ = ["CoordinationWorker", "Coordinator"]
 
 _logger = logging.getLogger("kpl_core")
 
-# Of an interval: between two looks at what was offered, and after a meeting that failed.
-LOOK_SHARE: Final = 0.2
+# Shares of an interval: the time between two measurements, and the time before a retry after a failed sync.
+MEASURE_SHARE: Final = 0.2
 RETRY_SHARE: Final = 0.3
 JITTER: Final = 0.1
-# Clocks this far apart are somebody's mistake. Nothing here depends on them; credentials and TTLs elsewhere do.
+# A larger difference is a configuration error. Coordination does not depend on it; credentials and TTLs elsewhere do.
 CLOCK_TOLERANCE_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 1.0
-_OF_OBJECTS: Final = frozenset({"garbage", "version"})
+_OBJECT_REASONS: Final = frozenset({"garbage", "version"})
 QUIET_INTERVALS: Final = 12.0
-# What a share must change by to be told and logged.
-TOLD_CHANGE: Final = 0.01
+# A share is reported and logged when it changes by more than this.
+REPORTED_CHANGE: Final = 0.01
 _TIER_RANK: Final[Mapping[WorkerTier, int]] = {"critical": 0, "normal": 1, "bulk": 2}
 
 
 class _Holder(Protocol):
-    def look(self, usages: Mapping[str, Usage], now: float) -> None: ...
+    def measure(self, usages: Mapping[str, Usage], now: float) -> None: ...
     def share(self, resource: str, limit: Pair) -> Pair: ...
     def state(self, now: float) -> str: ...
     def lease_age(self, now: float) -> float: ...
@@ -60,25 +62,25 @@ class _SyncRound(Protocol):
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
 
 
-class _Trouble(NamedTuple):
-    """When something was last wrong, and whether only a look at everybody's objects shows it."""
+class _Problem(NamedTuple):
+    """When a problem was last seen, and whether only a sync that reads all reports can see it."""
 
     seen_at: float
     needs_full_read: bool
 
 
 class CoordinationWorker:
-    """Keeps one process within its shares of whatever `usages` names.
+    """Keeps one process within its shares of the resources in `usages`.
 
     Args:
-        store: where workers meet; its owner closes it.
-        options: policy and numbers.
+        store: the shared store; its owner closes it.
+        options: the policy and its parameters.
         usages: returns the counts of each resource; called a few times an interval.
-        apply_shares: takes the shares by resource, units a second, when some changed; not called in shadow mode.
-        tell: hears facts.
-        clock: monotonic seconds, the one the sleeps go by.
+        apply_shares: receives the shares by resource, units a second, when some changed; not called in shadow mode.
+        tell: receives facts for the hooks.
+        clock: monotonic seconds, the clock of the sleeps.
         wall_clock: seconds since 1970.
-        chance: for the jitter, 0 to 1.
+        chance: returns a number in [0, 1), for the jitter.
     """
 
     def __init__(
@@ -104,10 +106,10 @@ class CoordinationWorker:
         self._holder, self._sync_round = self._policy(store)
         self._shares: dict[str, Pair] = {}
         self._limits: dict[str, Pair] = {}
-        self._told: dict[str, Pair] = {}
-        # What was warned of and is not over, by reason.
-        self._troubles: dict[str, _Trouble] = {}
-        self._complaints: dict[str, str] = {}
+        self._reported_shares: dict[str, Pair] = {}
+        # Problems that were logged and are not over, by reason.
+        self._problems: dict[str, _Problem] = {}
+        self._object_problems: dict[str, str] = {}
         self._usual_seconds = 0.0
 
     def _policy(self, store: CoordinationStore) -> tuple[_Holder, _SyncRound]:
@@ -142,30 +144,30 @@ class CoordinationWorker:
         )
 
     async def run(self) -> None:
-        """Take part until cancelled."""
+        """Sync and apply shares until cancelled."""
         while True:
-            await self.turn()
+            await self.step()
             now = self._clock()
-            look_at = now + LOOK_SHARE * self._options.interval_seconds
+            measure_at = now + MEASURE_SHARE * self._options.interval_seconds
             next_sync_at = self._holder.next_sync_at(usual_seconds=self._usual_seconds)
-            await anyio.sleep(max(0.001, min(look_at, next_sync_at) - now))
+            await anyio.sleep(max(0.001, min(measure_at, next_sync_at) - now))
 
-    async def turn(self) -> None:
-        """Look once, meet the others if it is time, and obey."""
+    async def step(self) -> None:
+        """Measure once, sync if it is due, and apply the shares."""
         now = self._clock()
         usages = self._usages()
-        self._holder.look(usages, now)
+        self._holder.measure(usages, now)
         if self._holder.sync_due(now, usual_seconds=self._usual_seconds):
             await self._sync()
-        self._follow(usages)
+        self._use_shares(usages)
 
     async def leave(self) -> None:
-        """Tell the others that this worker's shares are free, if that is possible within a second."""
+        """Report that this worker's shares are free, if that takes less than a second."""
         try:
             with anyio.fail_after(min(LEAVE_SECONDS, self._options.store_timeout_seconds), shield=True):
                 await self._sync_round.leave(self._clock, self._wall_clock)
         except Exception:  # noqa: BLE001 - as in `_sync`
-            # They will find out within two intervals.
+            # The other workers will notice within two intervals.
             return
 
     def share(self, resource: str, limit: Pair) -> Pair:
@@ -173,11 +175,11 @@ class CoordinationWorker:
         return self._holder.share(resource, limit)
 
     def lease_age(self) -> float:
-        """Return the seconds since the summary in use was computed, 0 before there is one."""
+        """Return the seconds since the applied summary was computed, 0 before the first one."""
         return self._holder.lease_age(self._clock())
 
     def fractions(self) -> dict[str, float]:
-        """Return this worker's part, 0 to 1, of each limit: of a shard's records, and of its bytes."""
+        """Return this worker's fraction, 0 to 1, of each limit: of a shard's records, and of its bytes."""
         parts: dict[str, float] = {}
         for resource, (first, second) in self._shares.items():
             limit = self._limits[resource]
@@ -187,71 +189,71 @@ class CoordinationWorker:
 
     async def _sync(self) -> None:
         interval = self._options.interval_seconds
-        failure = ""
-        self._complaints.clear()
+        failure = sentence = ""
+        self._object_problems.clear()
         self._usual_seconds = interval * (1.0 - JITTER + 2.0 * JITTER * self._chance())
         try:
             with anyio.fail_after(self._options.store_timeout_seconds):
                 await self._sync_round.sync(self._clock, self._wall_clock)
         except StoreFailed as error:
-            failure = error.reason
-            self._warn(failure, str(error), needs_full_read=self._sync_round.is_reading_all)
+            failure, sentence = error.reason, str(error)
         except TimeoutError:
             failure = "slow"
             seconds = self._options.store_timeout_seconds
-            sentence = f"no answer within {seconds:g} s; see whether the store is overloaded"
-            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
+            sentence = f"no answer within {seconds:g} s; check whether the store is overloaded"
         except Exception as error:
-            # Records must not stop for what a store, perhaps the caller's own, does.
+            # An error in a store, perhaps the caller's own class, must not stop records.
             failure = "broken"
-            _logger.debug("a meeting ended by an error that no store may raise", exc_info=True)
-            sentence = f"{type(error).__name__}; the log at DEBUG has where, report it to whoever wrote the store"
-            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
+            _logger.debug("a sync failed with an exception that a store must not raise", exc_info=True)
+            sentence = (
+                f"{type(error).__name__}; the log at DEBUG has the traceback; report it to the author of the store"
+            )
         else:
             self._recovered()
         if failure:
+            self._warn(failure, sentence, needs_full_read=self._sync_round.is_reading_all)
             self._usual_seconds *= RETRY_SHARE * 2
         now = self._clock()
         state = self._holder.state(now)
-        for reason in (failure, *self._complaints):
+        for reason in (failure, *self._object_problems):
             self._tell(CoordinatorMet(self.worker_id, state, self._holder.lease_age(now), reason))
 
     def _recovered(self) -> None:
-        for reason, sentence in self._complaints.items():
-            self._warn(reason, sentence, needs_full_read=reason in _OF_OBJECTS)
+        for reason, sentence in self._object_problems.items():
+            self._warn(reason, sentence, needs_full_read=reason in _OBJECT_REASONS)
         offset = self._sync_round.clock_offset
         if abs(offset) > CLOCK_TOLERANCE_SECONDS:
-            self._complaints["clock"] = ""
-            self._warn("clock", f"this machine's clock is {-offset:+,.0f} s off the store's; synchronise it")
-        # Some is noticed only by who looks at everybody's objects, and that is not this worker each time.
-        looked_since = self._clock() - QUIET_INTERVALS * self._options.interval_seconds
+            self._object_problems["clock"] = ""
+            self._warn("clock", f"this machine's clock differs from the store's by {-offset:+,.0f} s; synchronise it")
+        # Some problems are visible only in a sync that reads all reports, and this worker does not do that each time.
+        full_read_since = self._clock() - QUIET_INTERVALS * self._options.interval_seconds
         over = {
             reason
-            for reason, trouble in self._troubles.items()
-            if reason not in self._complaints
-            and (not trouble.needs_full_read or self._sync_round.has_read_all or trouble.seen_at < looked_since)
+            for reason, problem in self._problems.items()
+            if reason not in self._object_problems
+            and (not problem.needs_full_read or self._sync_round.has_read_all or problem.seen_at < full_read_since)
         }
         if over:
             for reason in over:
-                del self._troubles[reason]
-            _logger.info("coordination at %s is well again (%s)", self._options.shown_store, ", ".join(sorted(over)))
+                del self._problems[reason]
+            _logger.info("coordination at %s works again (%s)", self._options.shown_store, ", ".join(sorted(over)))
 
     def _on_problem(self, reason: str, sentence: str) -> None:
-        self._complaints.setdefault(reason, sentence)
+        self._object_problems.setdefault(reason, sentence)
 
     def _warn(self, reason: str, sentence: str, *, needs_full_read: bool = False) -> None:
-        known = self._troubles.get(reason)
+        known = self._problems.get(reason)
         needs_full_read = needs_full_read or (known is not None and known.needs_full_read)
-        self._troubles[reason] = _Trouble(self._clock(), needs_full_read)
+        self._problems[reason] = _Problem(self._clock(), needs_full_read)
         if known is None:
             _logger.warning(
-                "coordination at %s: %s: %s. This worker goes on with the share it has.",
+                "coordination at %s: %s: %s. This worker keeps its present share.",
                 self._options.shown_store,
                 reason,
                 sentence.rstrip("."),
             )
 
-    def _follow(self, usages: Mapping[str, Usage]) -> None:
+    def _use_shares(self, usages: Mapping[str, Usage]) -> None:
         shares = {resource: self._holder.share(resource, usage.limit) for resource, usage in usages.items()}
         if shares == self._shares:
             return
@@ -260,36 +262,42 @@ class CoordinationWorker:
         if not self._options.shadow:
             self._apply_shares(shares)
         for resource, share in shares.items():
-            told = self._told.get(resource)
-            if told is None or not _about_equal(told, share):
-                self._told[resource] = share
-                self._tell_share(resource, share, usages[resource].limit)
-        for resource in self._told.keys() - shares.keys():
-            del self._told[resource]
+            reported = self._reported_shares.get(resource)
+            if reported is None or not _about_equal(reported, share):
+                self._reported_shares[resource] = share
+                self._report_share(resource, share, usages[resource].limit)
+        for resource in self._reported_shares.keys() - shares.keys():
+            del self._reported_shares[resource]
 
-    def _tell_share(self, resource: str, share: Pair, limit: Pair) -> None:
+    def _report_share(self, resource: str, share: Pair, limit: Pair) -> None:
         stream, _, shard_id = resource.rpartition("/")
         self._tell(ShareChanged(stream, shard_id, share[0] / limit[0], share[1] / limit[1], not self._options.shadow))
         if self._options.shadow:
             _logger.info(
-                "coordination, in shadow: %s would be limited to %.4g and %.4g a second", resource, share[0], share[1]
+                "coordination in shadow mode: %s would be limited to %.4g and %.4g a second",
+                resource,
+                share[0],
+                share[1],
             )
 
 
 def _about_equal(one: Pair, other: Pair) -> bool:
-    return all(math.isclose(a, b, rel_tol=TOLD_CHANGE) for a, b in zip(one, other, strict=True))
+    return all(math.isclose(a, b, rel_tol=REPORTED_CHANGE) for a, b in zip(one, other, strict=True))
 
 
 class Coordinator:
-    """One round at a time; the caller sleeps in between.
+    """Computes summaries in a process of its own, for large fleets or for workers that may not read reports.
+
+    It computes one summary per call; the caller sleeps in between. Workers compute only when it is late, so it may be
+    stopped, moved or run twice.
 
     Args:
-        store: where the workers meet.
-        policy: as theirs.
-        interval_seconds: as theirs.
-        max_workers: the least to plan for; workers report their own.
-        staleness_seconds: proportional only: objects older than this do not count.
-        on_problem: hears the reason and a sentence of each object that cannot be read.
+        store: the store of the workers.
+        policy: as for the workers.
+        interval_seconds: as for the workers.
+        max_workers: the minimum to plan for; workers report their own.
+        staleness_seconds: for "proportional": older objects do not count.
+        on_problem: called with a reason and a sentence for each object that cannot be read.
     """
 
     def __init__(
@@ -309,17 +317,17 @@ class Coordinator:
         self._on_problem = on_problem
 
     async def compute_once(self) -> tuple[int, Literal["computed", "overtaken"]]:
-        """Compute a summary; return how many workers count, and whether it was this process that wrote it.
+        """Compute a summary; return the number of workers in it, and whether this process wrote it.
 
         Raises:
-            StoreFailed: it could not be done.
+            StoreFailed: the store failed.
         """
         if self._policy == "proportional":
             summed = await sum_up(self._store, staleness_seconds=self._staleness, on_problem=self._on_problem)
             return summed.active_workers, "computed"
         reading = await self._store.read(SUMMARY_NAME)
         try:
-            head = None if reading.body is None else decode_summary(reading.body)
+            head = None if reading.body is None else decode(reading.body, Summary)
         except UnreadableObject as error:
             if error.reason == "version":
                 message = f"{SUMMARY_NAME}: {error}"

@@ -1,31 +1,36 @@
-"""How much may wait in a fair queue, in items and in cost, for one flow and for all together."""
+"""The bounds of a fair queue in items and cost, how much of them is used, and the queue's statistics."""
 
+import math
 import sys
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from kpl_core.errors import ConfigError
+from kpl_core.options.validation import Bound, require_bounds
+from kpl_core.records.user_record import Tier
 
-__all__ = ["QueueBounds", "Refusal", "Room"]
+__all__ = ["ExceededBound", "FairQueueStatistics", "FlowBacklog", "QueueBounds", "UsedCapacity"]
 
-# Whose bound would break: that of the item's own flow, or that of all flows together.
-Refusal = Literal["flow_full", "queue_full"]
+# Which bound an item would exceed: that of its own flow, or that of all flows together.
+ExceededBound = Literal["flow_full", "queue_full"]
 
 _UNBOUNDED: Final = sys.maxsize
+_BOUND: Final = Bound(1, math.inf, "or None for no bound", whole=True, optional=True)
+_BOUNDS: Final = dict.fromkeys(("max_flow_items", "max_flow_cost", "max_items", "max_cost"), _BOUND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBounds:
-    """The most a fair queue holds. None: no bound.
+    """The largest size of a fair queue, for each flow and for all flows together. None means no bound.
 
-    Something larger than a cost bound is let into an empty flow or queue all the same: it
-    could never enter otherwise, and whoever waits for room would wait for ever.
+    An empty flow or queue accepts an item above its cost bound. Otherwise such an item could never enter, and its
+    caller would wait without end.
 
-    `critical_share`, 0 up to 1, is the part of `max_items` and of `max_cost` that only the
-    tier "critical" can take.
+    Only the tier "critical" can use the last `critical_share` (at least 0, below 1) of `max_items` and `max_cost`.
 
     Raises:
-        ConfigError: a bound is no whole number above 0, or the share is not 0 or more and below 1.
+        ConfigError: a bound is not a whole number above 0, or the share is not at least 0 and below 1.
     """
 
     max_flow_items: int | None = None
@@ -35,18 +40,14 @@ class QueueBounds:
     critical_share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("max_flow_items", "max_flow_cost", "max_items", "max_cost"):
-            bound = getattr(self, name)
-            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
-                message = f"{name} is {bound!r}; it must be a whole number, 1 or more, or None for no bound"
-                raise ConfigError(message)
+        require_bounds(self, _BOUNDS)
         if not 0.0 <= self.critical_share < 1.0:
-            message = f"critical_share is {self.critical_share!r}; it must be 0 or more and below 1"
+            message = f"critical_share is {self.critical_share!r}; it must be at least 0 and below 1"
             raise ConfigError(message)
 
 
-class Room:
-    """What of a queue's bounds is taken."""
+class UsedCapacity:
+    """How much of a queue's bounds is used."""
 
     __slots__ = (
         "_cost",
@@ -66,7 +67,7 @@ class Room:
         self._max_flow_cost = _UNBOUNDED if bounds.max_flow_cost is None else bounds.max_flow_cost
         self._max_items = _UNBOUNDED if bounds.max_items is None else bounds.max_items
         self._max_cost = _UNBOUNDED if bounds.max_cost is None else bounds.max_cost
-        # What the tiers below critical can take, all together.
+        # What the tiers below critical can use together.
         self._open_items = int(self._max_items * (1.0 - bounds.critical_share))
         self._open_cost = int(self._max_cost * (1.0 - bounds.critical_share))
         self._items = 0
@@ -74,8 +75,11 @@ class Room:
         self._critical_items = 0
         self._critical_cost = 0
 
-    def refusal(self, items: int, cost: int, rank: int, flow_items: int, flow_cost: int) -> Refusal | None:
-        """Say which bound `items` and `cost` of one flow in one tier would break."""
+    def exceeded_bound(self, items: int, cost: int, rank: int, flow_items: int, flow_cost: int) -> ExceededBound | None:
+        """Return the bound that `items` of a flow, with this cost together, would exceed, or None if there is room.
+
+        `rank` is that of their tier. `flow_items` and `flow_cost` are already queued for the flow.
+        """
         if flow_items + items > self._max_flow_items or (flow_items and flow_cost + cost > self._max_flow_cost):
             return "flow_full"
         if self._items + items > self._max_items or (self._items and self._cost + cost > self._max_cost):
@@ -88,7 +92,7 @@ class Room:
         return None
 
     def take(self, cost: int, rank: int) -> None:
-        """Count one item in."""
+        """Count one item that is queued."""
         self._items += 1
         self._cost += cost
         if not rank:
@@ -96,9 +100,40 @@ class Room:
             self._critical_cost += cost
 
     def give_back(self, cost: int, rank: int) -> None:
-        """Count one item out."""
+        """Count one item that leaves."""
         self._items -= 1
         self._cost -= cost
         if not rank:
             self._critical_items -= 1
             self._critical_cost -= cost
+
+
+@dataclass(frozen=True, slots=True)
+class FlowBacklog:
+    """The queued items of one flow in all its tiers. `tier` is the tier to evict from, or None in a plain backlog."""
+
+    flow: Hashable
+    tier: Tier | None
+    weight: float
+    items: int
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class FairQueueStatistics:
+    """What is queued now, and totals since construction.
+
+    `flows` counts the flows with queued items. `remembered_flows` also counts the idle ones that virtual time has
+    not passed yet. Always `pushed == popped + evicted + removed + items`. `refused` counts rejected pushes, which
+    are not in `pushed`.
+    """
+
+    items: int
+    cost: int
+    flows: int
+    remembered_flows: int
+    pushed: int
+    popped: int
+    refused: int
+    evicted: int
+    removed: int

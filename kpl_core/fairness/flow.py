@@ -1,39 +1,43 @@
-"""One flow: what it has queued, tier by tier, and how fast its virtual time runs.
+"""One flow with its queued items, tier by tier, and the ranking of flows by backlog.
 
-Tags are whole numbers. A float would gather an error with every item (ten times 0.1 is
-not 1.0), and flows that must tie would not. One unit of cost at weight 1 is `TAG_UNITS`
-of virtual time. Every whole weight up to 16, and every tenth or thousandth of one, divides
-it, so that `cost * step` is exact; for any other weight the remainder of the division is
-carried to the flow's next item, and the error never exceeds one unit.
+Tags are whole numbers. A float gathers an error with every item (ten times 0.1 is not 1.0), so flows that must tie
+would not. One unit of cost at weight 1 is `TAG_UNITS` of virtual time. Every whole weight up to 16, and every tenth
+or thousandth of one, divides `TAG_UNITS`, so `cost * step` is exact. For any other weight the remainder of the
+division is carried to the flow's next item, and the error never exceeds one unit.
 """
 
+import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count, islice
 from typing import Any, Final, Generic, TypeVar
 
 from kpl_core.options.policy import require_weight
+from kpl_core.options.validation import Bound, require_number
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = ["SLOT_BITS", "SLOT_MASK", "Flow", "rank_of", "require_cost"]
+__all__ = ["SLOT_BITS", "SLOT_MASK", "Flow", "FlowRanking", "rank_of", "require_cost"]
 
 T = TypeVar("T")
 
 TAG_UNITS: Final = 2**12 * 3**3 * 5**3 * 7 * 11 * 13
 
-# A flow's key in the heap is its tag with the flow's slot in the lowest bits: comparing whole
-# numbers costs a third of comparing tuples, and ties go to the lowest slot.
+# A flow's key in the heap is its tag, with the flow's slot in the lowest bits. Comparing whole numbers costs a third
+# of comparing tuples, and ties go to the lowest slot.
 SLOT_BITS: Final = 24
 SLOT_MASK: Final = 2**SLOT_BITS - 1
 
-# 0 is served first and given up last.
+_COST: Final = Bound(1, math.inf, "", whole=True)
+
+# Rank 0 is served first and evicted last.
 _RANKS: Final[dict[Tier, int]] = {tier: rank for rank, tier in enumerate(TIERS)}
 
 
 def rank_of(tier: Tier) -> int:
-    """Return the place of a tier among the tiers, 0 for the one that goes first.
+    """Return the rank of a tier. 0 is the tier that is served first.
 
     Raises:
         ValueError: there is no such tier.
@@ -46,35 +50,33 @@ def rank_of(tier: Tier) -> int:
 
 
 def require_cost(cost: int) -> None:
-    """Check a cost.
+    """Check a cost. At a cost of 0 its flow would starve the others.
 
     Raises:
-        ValueError: it is no whole number above 0.
+        ValueError: it is not a whole number above 0.
     """
-    if type(cost) is not int or cost < 1:
-        message = f"cost is {cost!r}; it must be a whole number above 0, or its flow would starve the others"
-        raise ValueError(message)
+    require_number("cost", cost, _COST, error=ValueError)
 
 
 @lru_cache(maxsize=1024, typed=True)
 def _virtual_time_per_cost(weight: float) -> tuple[int, int, int]:
-    """Return how far one unit of cost moves a tag: numerator, denominator, and as a step of the heap key.
+    """Return how far one unit of cost moves a tag: numerator, denominator, and the step of the heap key.
 
-    The step is 0 where the division leaves remainders.
+    The step is 0 if the division leaves remainders.
     """
-    # A weight written 0.1 means one tenth, not the binary fraction next to it.
+    # A weight of 0.1 means one tenth, not the closest binary fraction.
     speed = TAG_UNITS / Fraction(require_weight("weight", weight)).limit_denominator(1_000_000)
     return speed.numerator, speed.denominator, speed.numerator << SLOT_BITS if speed.denominator == 1 else 0
 
 
 class Flow(Generic[T]):
-    """A flow that has something queued, or whose last finish tag is still ahead of virtual time.
+    """A flow that has queued items, or whose last finish tag is still ahead of virtual time.
 
-    It has one key in the heap: the start tag of its next item and, while it has none, the
-    finish tag of its last. `cost` is the sum of what it has queued.
+    It has one key in the heap: the start tag of its next item or, while it has none, the finish tag of its last.
+    `cost` is the sum over its queued items.
 
-    A tier's queue holds an item, its cost, the next item, its cost, and so on: a pair object
-    for each would be one more place to fetch from memory when ten thousand flows are queued.
+    A tier's queue is a sequence of item, cost, item, cost and so on. A pair object for each item would be one more
+    memory access when ten thousand flows are queued.
     """
 
     __slots__ = (
@@ -97,42 +99,42 @@ class Flow(Generic[T]):
         self.key = key
         self.weight = weight
         self.cost = 0
-        # One queue for each tier in use, first come, first served.
+        # One FIFO queue for each tier in use.
         self.queues: list[deque[Any] | None] = [None] * len(TIERS)
-        # The queue served now: no queue of a higher tier has entries.
+        # The queue that is served now. No queue of a higher tier has entries.
         self.tier = tier
         self.rank = rank_of(tier)
         self.entries: deque[Any] = deque()
         self.queues[self.rank] = self.entries
 
     def reweigh(self, weight: float) -> None:
-        """Run at another weight from the next item on."""
+        """Use another weight from the next item on."""
         self.numerator, self.denominator, self.step = _virtual_time_per_cost(weight)
         self.weight = weight
         self.remainder = 0
 
     def advance(self, cost: int) -> int:
-        """Return how far the heap key moves for `cost`, in the general case of a weight that leaves remainders."""
+        """Return how far the heap key moves for `cost` if the weight leaves remainders."""
         units, self.remainder = divmod(cost * self.numerator + self.remainder, self.denominator)
         return units << SLOT_BITS
 
     def queue_at(self, rank: int) -> deque[Any]:
-        """Return the queue of a tier, made if need be."""
+        """Return the queue of a tier. Create it if it does not exist."""
         queue = self.queues[rank]
         if queue is None:
             queue = self.queues[rank] = deque()
         return queue
 
     def queue_of(self, tier: Tier) -> deque[Any]:
-        """Return the queue of a tier to append to, and serve it next if it outranks the one served now."""
+        """Return the queue of a tier to append to. Serve it next if its tier is higher than the one served now."""
         rank = rank_of(tier)
         queue = self.queue_at(rank)
         if rank < self.rank:
             self.tier, self.rank, self.entries = tier, rank, queue
         return queue
 
-    def serves_on(self) -> bool:
-        """Go on to the highest tier that has entries; False: the flow is idle."""
+    def serve_next_tier(self) -> bool:
+        """Switch to the highest tier that has entries. Return False if the flow is idle."""
         for rank, queue in enumerate(self.queues):
             if queue:
                 self.tier, self.rank, self.entries = TIERS[rank], rank, queue
@@ -140,11 +142,11 @@ class Flow(Generic[T]):
         return False
 
     def lowest_rank(self) -> int:
-        """Return the rank of the lowest tier that has entries; -1 if none has."""
+        """Return the rank of the lowest tier that has entries, or -1 if none has."""
         return max((rank for rank, queue in enumerate(self.queues) if queue), default=-1)
 
     def take_newest(self, rank: int) -> tuple[T, int]:
-        """Take out what came last in a tier that has entries: the item and its cost."""
+        """Remove the newest item of a tier that has entries. Return it with its cost."""
         queue = self.queue_at(rank)
         cost = queue.pop()
         self.cost -= cost
@@ -156,14 +158,14 @@ class Flow(Generic[T]):
         self.cost += cost
 
     def take_matching(self, rank: int, matches: Callable[[T], bool], *, heads_only: bool) -> list[tuple[T, int]]:
-        """Take out the items of one tier that match; with `heads_only`, those before the first that does not."""
+        """Remove the matching items of one tier. With `heads_only`, stop at the first that does not match."""
         taken: list[tuple[T, int]] = []
         queue = self.queues[rank]
         if heads_only:
             while queue and matches(queue[0]):
                 taken.append((queue.popleft(), queue.popleft()))
         elif queue:
-            # Asked of all before any is moved: a predicate that raises must lose nothing.
+            # Call the predicate for all items before any is moved, so an exception loses no item.
             entries = list(zip(islice(queue, 0, None, 2), islice(queue, 1, None, 2), strict=True))
             verdicts = [matches(item) for item, _ in entries]
             queue.clear()
@@ -176,16 +178,95 @@ class Flow(Generic[T]):
         return taken
 
     def items(self) -> int:
-        """Return how many items are queued."""
+        """Return the number of queued items."""
         first, second, third = self.queues
         return ((len(first) if first else 0) + (len(second) if second else 0) + (len(third) if third else 0)) // 2
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the items in the order of their turns."""
+        """Iterate over the items in the order in which they will be served."""
         for queue in self.queues:
             if queue:
                 yield from islice(queue, 0, None, 2)
 
     def backlog(self) -> float:
-        """Return the queued cost for the flow's weight."""
+        """Return the queued cost divided by the flow's weight."""
         return self.cost / self.weight
+
+
+# Outdated listings are dropped when there are this many listings for each flow.
+_LISTINGS_PER_FLOW: Final = 4
+
+
+class FlowRanking(Generic[T]):
+    """The flow with the longest backlog (queued cost divided by weight) in each tier.
+
+    It is only needed when a queue is full, and costs nothing before: the first lookup ranks all flows at once. After
+    that, a flow that grows past its listed backlog is listed again, and a flow that shrank is corrected when it
+    comes up first. So no later lookup or push visits all flows.
+
+    Invariant: a flow with entries in a tier is listed there under at least its present backlog.
+    """
+
+    __slots__ = ("_listed", "_listings", "_serial")
+
+    def __init__(self, flows: Iterable[Flow[T]]) -> None:
+        self._serial = count()
+        # By tier: the largest backlog under which each flow is listed, and the listings as heaps.
+        self._listed: list[dict[Flow[T], float]] = [{} for _ in TIERS]
+        self._listings: list[list[tuple[float, int, Flow[T]]]] = [[] for _ in TIERS]
+        for flow in flows:
+            self.grew(flow)
+
+    def grew(self, flow: Flow[T]) -> None:
+        """Update the ranking after an item was queued for `flow`."""
+        backlog = flow.backlog()
+        for rank, queue in enumerate(flow.queues):
+            if queue and backlog > self._listed[rank].get(flow, 0.0):
+                self._listed[rank][flow] = backlog
+                heappush(self._listings[rank], (-backlog, next(self._serial), flow))
+                if len(self._listings[rank]) > 64 + _LISTINGS_PER_FLOW * len(self._listed[rank]):
+                    self._drop_outdated(rank)
+
+    def longest(self, highest_rank: int) -> tuple[Flow[T], int] | None:
+        """Return the longest flow of the lowest tier in use, and the tier's rank.
+
+        Return None if only tiers above `highest_rank` are in use.
+        """
+        for rank in range(len(TIERS) - 1, highest_rank - 1, -1):
+            flow = self._longest_of(rank)
+            if flow is not None:
+                return flow, rank
+        return None
+
+    def victim_for(self, rank: int, backlog: float) -> tuple[Flow[T], int] | None:
+        """Return the flow and rank to evict from when an item of tier `rank` arrives.
+
+        It is the longest flow of a lower tier, else a flow of the same tier that is longer than `backlog`.
+        """
+        victim = self.longest(rank)
+        if victim is None or victim[1] > rank or victim[0].backlog() > backlog:
+            return victim
+        return None
+
+    def _longest_of(self, rank: int) -> Flow[T] | None:
+        listed = self._listed[rank]
+        listings = self._listings[rank]
+        while listings:
+            negative, _, flow = listings[0]
+            if listed.get(flow) != -negative:
+                heappop(listings)  # the flow was listed again with another backlog
+            elif not flow.queues[rank]:
+                heappop(listings)
+                del listed[flow]
+            elif (backlog := flow.backlog()) < -negative:
+                listed[flow] = backlog
+                heapreplace(listings, (-backlog, next(self._serial), flow))
+            else:
+                return flow
+        return None
+
+    def _drop_outdated(self, rank: int) -> None:
+        listed = {flow: flow.backlog() for flow in self._listed[rank] if flow.queues[rank]}
+        self._listed[rank] = listed
+        self._listings[rank] = [(-backlog, next(self._serial), flow) for flow, backlog in listed.items()]
+        heapify(self._listings[rank])

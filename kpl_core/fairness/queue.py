@@ -1,42 +1,40 @@
-"""Flows share one server in proportion to their weights, however much each of them queues.
+"""A fair queue: flows share one server in proportion to their weights, no matter how much each of them queues.
 
-Start-time fair queuing: Goyal, Vin and Cheng, "Start-time Fair Queuing: A Scheduling
-Algorithm for Integrated Services Packet Switching Networks" (SIGCOMM 1996). An item
-gets a start tag and a finish tag in *virtual time*; the smallest start tag goes first:
+The algorithm is start-time fair queuing: Goyal, Vin and Cheng, "Start-time Fair Queuing: A Scheduling Algorithm for
+Integrated Services Packet Switching Networks" (SIGCOMM 1996). An item gets a start tag and a finish tag in *virtual
+time*. The item with the smallest start tag is served first:
 
-    start  = max(virtual time, finish tag of the flow's item before)
+    start  = max(virtual time, finish tag of the flow's previous item)
     finish = start + cost / weight
 
-Virtual time is the start tag of the item last served, so an idle flow earns no credit.
-What follows, for flows that have something queued all the while:
+Virtual time is the start tag of the item served last, so an idle flow earns no credit. While two flows have queued
+items all the time, this follows:
 
-    share     any two flows' served cost / weight differ by at most one item of each
-    waiting   a flow is served again after at most `ceil(weight of the other / its own weight)`
-              items of every other flow, if all items cost the same: sum(weights) / weight
-              items, plus what it takes that items are not divisible
+    share     their served cost / weight differs by at most one item of each
+    waiting   if all items cost the same, a flow is served again after at most
+              `ceil(weight of the other / its own weight)` items of every other flow. That is
+              sum(weights) / weight items, plus a rest because items are not divisible.
 
-Where the setting differs from the paper's link:
+Differences from the paper:
 
-* An item is a user record or a chunk, its cost usually bytes, and the server is whoever
-  calls `pop`: nothing is known of its speed. The algorithm does not need it.
-* Tags are whole numbers, see `flow.py`.
-* Only a flow's first item needs its tag, so each flow has one place in the heap, whatever
-  it has queued, and keeps it when its queue runs empty: under its last finish tag, until
-  virtual time passes there. A push to a flow known this way touches no heap.
-* A flow's items may be of three tiers. Within the flow the higher tier goes first, so a
-  flow that mislabels its items harms itself alone; when room runs out the lowest tier
-  goes first, and within it the flow with the longest queue for its weight.
-* An item may leave without being served (expired, rerouted, evicted): it is not charged.
+* An item is a user record or a chunk, its cost usually bytes. The server is the caller of `pop`. Its speed is not
+  known, and the algorithm does not need it.
+* Tags are whole numbers (see `flow.py`).
+* Only a flow's first item needs its tag. So each flow has one place in the heap, no matter how much it has queued.
+  When its queue runs empty it keeps the place under its last finish tag until virtual time passes it. A push to
+  such a flow does not change the heap.
+* A flow's items may be of three tiers. Within the flow the higher tier is served first, so a flow that mislabels
+  its items harms only itself. When the queue is full the lowest tier is evicted first, and within it the flow
+  with the longest backlog, which is its queued cost divided by its weight.
+* An item may leave without being served (expired, rerouted, evicted). Its flow is not charged for it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, TypeVar
 
-from kpl_core.fairness.bounds import QueueBounds, Refusal, Room
-from kpl_core.fairness.flow import SLOT_BITS, SLOT_MASK, Flow, rank_of, require_cost
-from kpl_core.fairness.ranking import FlowRanking
-from kpl_core.fairness.statistics import FairQueueStatistics, FlowBacklog
+from kpl_core.fairness.bounds import ExceededBound, FairQueueStatistics, FlowBacklog, QueueBounds, UsedCapacity
+from kpl_core.fairness.flow import SLOT_BITS, SLOT_MASK, Flow, FlowRanking, rank_of, require_cost
 from kpl_core.options.policy import require_weight
 from kpl_core.records.user_record import TIERS, Tier
 
@@ -46,22 +44,22 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """A queue of many flows; `push` and `pop` take O(log n) for n flows.
+    """A queue of many flows. `push` and `pop` take O(log n) for n flows.
 
-    Forgets a flow as soon as it can have no influence any more, at the latest when the whole
-    queue is empty. Reads no clock. Not thread-safe.
+    It forgets a flow as soon as the flow cannot influence the order any more, at the latest when the whole queue is
+    empty. It reads no clock and is not thread-safe.
 
     Args:
-        weight_of: the weight of a flow, a number between 1e-6 and 1e6; asked once each time
-            the flow becomes active. By default every flow weighs 1.
-        flows: flows that win ties against all others, and among them in this order.
-            Other ties go to the flow whose place in the queue was free first.
-        bounds: the most it holds; without them it grows as long as it is pushed to.
+        weight_of: returns the weight of a flow, a number between 1e-6 and 1e6. It is called each time a flow
+            becomes active. By default every flow has weight 1.
+        flows: flows that win ties against all others, and among each other in this order.
+            Other ties go to the flow whose slot was free first.
+        bounds: the largest size of the queue. Without bounds every push is accepted.
     """
 
     __slots__ = (
         "_declared", "_departed", "_evicted", "_flows", "_free_slots", "_heap", "_idle", "_passed",
-        "_pushed", "_ranking", "_refused", "_removed", "_room", "_slots", "_weight_of",
+        "_pushed", "_ranking", "_refused", "_removed", "_slots", "_used", "_weight_of",
     )  # fmt: skip
 
     def __init__(
@@ -72,17 +70,17 @@ class FairQueue(Generic[T]):
         bounds: QueueBounds | None = None,
     ) -> None:
         self._weight_of = weight_of
-        self._room = None if bounds is None else Room(bounds)
+        self._used = None if bounds is None else UsedCapacity(bounds)
         self._declared = {flow: slot for slot, flow in enumerate(flows)}
-        # Invariant: each flow in `_flows` has one key in the heap, and stands in that key's slot;
-        # there is none while nothing is queued. A slot that no key names is free, whoever stands in it.
+        # Invariant: each flow in `_flows` has one key in the heap, and is the flow in that key's slot. While nothing
+        # is queued there are no flows. A slot that no key names is free, even if a flow is still in it.
         self._flows: dict[Hashable, Flow[T]] = {}
         self._heap: list[int] = []
         self._slots: list[Flow[T]] = [Flow(None, 1, "normal")] * len(self._declared)
         self._free_slots: list[int] = []
-        # The heap key that virtual time has come to; its slot bits mean nothing.
+        # The heap key that virtual time has reached; its slot bits mean nothing.
         self._passed = 0
-        # How often a flow's last item left without being served, since that was looked into.
+        # How often a flow's last item left without being served, since the last clean-up of idle flows.
         self._idle = 0
         self._ranking: FlowRanking[T] | None = None
         self._pushed = 0
@@ -98,21 +96,21 @@ class FairQueue(Generic[T]):
         return bool(self._heap)
 
     def push(self, item: T, flow: Hashable, cost: int, tier: Tier = "normal") -> bool:
-        """Queue `item` behind the others of its flow and tier; False if a bound refuses it.
+        """Queue `item` behind the others of its flow and tier. Return False if it would exceed a bound.
 
         Raises:
-            ValueError: a cost that is no whole number above 0, or an unknown tier.
+            ValueError: the cost is not a whole number above 0, or the tier is unknown.
             ConfigError: `weight_of(flow)` is out of range.
         """
         if type(cost) is not int or cost < 1:
             require_cost(cost)
         state = self._flows.get(flow)
-        room = self._room
+        used = self._used
         rank = 0
-        if room is not None:
+        if used is not None:
             rank = state.rank if state is not None and state.tier == tier else rank_of(tier)
-            held_items, held_cost = (0, 0) if state is None else (state.items(), state.cost)
-            if room.refusal(1, cost, rank, held_items, held_cost) is not None:
+            flow_items, flow_cost = (0, 0) if state is None else (state.items(), state.cost)
+            if used.exceeded_bound(1, cost, rank, flow_items, flow_cost) is not None:
                 self._refused += 1
                 return False
         if state is None:
@@ -122,14 +120,14 @@ class FairQueue(Generic[T]):
         entries.append(cost)
         state.cost += cost
         self._pushed += 1
-        if room is not None:
-            room.take(cost, rank)
+        if used is not None:
+            used.take(cost, rank)
         if self._ranking is not None:
             self._ranking.grew(state)
         return True
 
     def pop(self) -> T:
-        """Remove and return the item whose turn it is.
+        """Remove and return the next item.
 
         Raises:
             IndexError: nothing is queued.
@@ -140,20 +138,20 @@ class FairQueue(Generic[T]):
             flow = self._slots[key & SLOT_MASK]
             entries = flow.entries
             if not entries:
-                if flow.serves_on():
+                if flow.serve_next_tier():
                     entries = flow.entries
                 else:
                     self._forget_first()
                     continue
             item: T = entries.popleft()
             cost: int = entries.popleft()
-            # Served: virtual time is here, and the flow's next item starts where this one finishes.
+            # The item is served: virtual time moves here, and the flow's next item starts where this one finishes.
             self._passed = key
             heapreplace(heap, key + (cost * flow.step or flow.advance(cost)))
             flow.cost -= cost
             self._departed += 1
-            if self._room is not None:
-                self._room.give_back(cost, flow.rank)
+            if self._used is not None:
+                self._used.give_back(cost, flow.rank)
             if self._departed == self._pushed:
                 self._forget_all()
             return item
@@ -161,47 +159,49 @@ class FairQueue(Generic[T]):
         raise IndexError(message)
 
     def peek(self) -> T:
-        """Return the item whose turn it is; `pop` returns the same if nothing happens in between.
+        """Return the next item without removing it.
 
         Raises:
             IndexError: nothing is queued.
         """
-        head: T = self._turn().entries[0]
+        head: T = self._next().entries[0]
         return head
 
     def next_flow(self) -> Hashable:
-        """Return the flow of the item whose turn it is.
+        """Return the flow of the next item.
 
         Raises:
             IndexError: nothing is queued.
         """
-        return self._turn().key
+        return self._next().key
 
-    def refusal(self, flow: Hashable, cost: int, tier: Tier = "normal", *, items: int = 1) -> Refusal | None:
-        """Say which bound would refuse `items` of `flow`, of `cost` together; None: there is room."""
-        if self._room is None:
+    def exceeded_bound(
+        self, flow: Hashable, cost: int, tier: Tier = "normal", *, items: int = 1
+    ) -> ExceededBound | None:
+        """Return the bound that `items` of `flow`, with `cost` together, would exceed, or None if there is room."""
+        if self._used is None:
             return None
         state = self._flows.get(flow)
         if state is None:
-            return self._room.refusal(items, cost, rank_of(tier), 0, 0)
-        return self._room.refusal(items, cost, rank_of(tier), state.items(), state.cost)
+            return self._used.exceeded_bound(items, cost, rank_of(tier), 0, 0)
+        return self._used.exceeded_bound(items, cost, rank_of(tier), state.items(), state.cost)
 
     def push_evicting(self, item: T, flow: Hashable, cost: int, tier: Tier = "normal") -> list[T] | None:
-        """Queue `item`, evicting what must go first; return the evicted, or None if `item` itself is refused.
+        """Queue `item` and evict others if it needs their room. Return the evicted items.
 
-        Who goes first: in a full flow, its own lower tiers. In a full queue, the lowest tier,
-        and in the item's own tier the flow with the longest queue for its weight; if that is
-        the item's flow, the item is refused. The newest goes before the older. A refusal
-        changes nothing.
+        A full flow evicts from its own lower tiers. A full queue evicts from the lowest tier. In the item's own
+        tier it evicts from the flow with the longest backlog; if that is the item's flow, the item is rejected. The
+        newest items are evicted first. If the item is rejected, the result is None and nothing changes.
 
         Raises:
             ValueError, ConfigError: as `push`.
         """
-        require_cost(cost)
+        if type(cost) is not int or cost < 1:
+            require_cost(cost)
         self._weight(flow)
         evicted: list[tuple[Flow[T], int, T, int]] = []
-        while (refusal := self.refusal(flow, cost, tier)) is not None:
-            victim = self._victim(refusal, flow, cost, rank_of(tier))
+        while (exceeded := self.exceeded_bound(flow, cost, tier)) is not None:
+            victim = self._victim(exceeded, flow, cost, rank_of(tier))
             if victim is None:
                 for entry in reversed(evicted):
                     self._restore(*entry)
@@ -214,12 +214,11 @@ class FairQueue(Generic[T]):
         return [newest for _, _, newest, _ in evicted]
 
     def longest_flow(self, for_tier: Tier = "critical") -> FlowBacklog | None:
-        """Return the flow that gives way first to an item of `for_tier`, and in which tier.
+        """Return the flow to evict from first when an item of `for_tier` arrives, and the tier.
 
-        The tier is the lowest that has anything queued, `for_tier` at best; the flow is the
-        one with the longest queue for its weight that has something in that tier. None: only
-        higher tiers have anything queued. The first question looks at every flow, later ones
-        take O(log n).
+        The tier is the lowest one in use, not above `for_tier`. The flow is the one with the longest backlog among
+        those with an item in that tier. The result is None if only higher tiers are in use. The first call visits
+        every flow; later ones take O(log n).
         """
         victim = self._ranked().longest(rank_of(for_tier))
         if victim is None:
@@ -228,7 +227,7 @@ class FairQueue(Generic[T]):
         return FlowBacklog(flow.key, TIERS[rank], flow.weight, flow.items(), flow.cost)
 
     def evict(self, for_tier: Tier = "critical") -> T | None:
-        """Remove and return the newest item, in that tier, of the flow that `longest_flow(for_tier)` names."""
+        """Remove and return the newest item of the flow and tier that `longest_flow(for_tier)` names."""
         victim = self._ranked().longest(rank_of(for_tier))
         if victim is None:
             return None
@@ -238,10 +237,10 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, flow: Hashable, matches: Callable[[T], bool], *, heads_only: bool = False) -> list[T]:
-        """Take out the items of `flow` that match, in order of arrival within each tier; they are not charged.
+        """Remove the matching items of `flow`, in order of arrival within each tier. The flow is not charged for them.
 
-        `heads_only` looks no further than the first that does not match in each tier: enough,
-        and O(removed), where the oldest expire first.
+        With `heads_only`, each tier is searched only up to the first item that does not match. That takes
+        O(removed), and is enough if the oldest items expire first.
         """
         removed: list[T] = []
         state = self._flows.get(flow)
@@ -256,38 +255,38 @@ class FairQueue(Generic[T]):
         return removed
 
     def drain(self) -> list[T]:
-        """Take out everything, in the order in which it would have been served."""
+        """Remove all items and return them in the order in which they would have been served."""
         removed = [self.pop() for _ in range(len(self))]
         self._removed += len(removed)
         return removed
 
     def flows(self) -> Iterator[Hashable]:
-        """Iterate over the flows that have something queued; the queue must not change meanwhile."""
+        """Iterate over the flows that have queued items. The queue must not change meanwhile."""
         return (key for key, flow in self._flows.items() if flow.cost)
 
     def items(self, flow: Hashable) -> Iterator[T]:
-        """Iterate over what `flow` has queued, in the order of its turns; the queue must not change meanwhile."""
+        """Iterate over the items of `flow` in the order they will be served. The queue must not change meanwhile."""
         return iter(self._flows.get(flow, ()))
 
     def backlog(self, flow: Hashable) -> FlowBacklog:
-        """Return what `flow` has queued in all tiers."""
+        """Return how much `flow` has queued in all tiers."""
         state = self._flows.get(flow)
         if state is None:
             return FlowBacklog(flow, None, self._weight(flow), 0, 0)
         return FlowBacklog(flow, None, state.weight, state.items(), state.cost)
 
     def reweigh(self) -> None:
-        """Ask `weight_of` again for every flow, because weights changed. Tags already given stay.
+        """Read every flow's weight again after weights changed. Existing tags stay.
 
         Raises:
-            ConfigError: a weight is out of range; flows asked before it have their new one.
+            ConfigError: a weight is out of range. The flows before it already have their new weight.
         """
         self._ranking = None
         for key, flow in self._flows.items():
             flow.reweigh(self._weight_of(key))
 
     def statistics(self) -> FairQueueStatistics:
-        """Count; takes a look at every flow."""
+        """Return the statistics. This visits every flow."""
         return FairQueueStatistics(
             items=len(self),
             cost=sum(flow.cost for flow in self._flows.values()),
@@ -301,7 +300,7 @@ class FairQueue(Generic[T]):
         )
 
     def _begin(self, key: Hashable, tier: Tier) -> Flow[T]:
-        """Let a flow in at virtual time: it has no past."""
+        """Add a flow without history: its first item starts at virtual time."""
         flow: Flow[T] = Flow(key, self._weight_of(key), tier)
         slot = self._declared.get(key)
         if slot is None and self._free_slots:
@@ -320,12 +319,12 @@ class FairQueue(Generic[T]):
             self._free_slots.append(slot)
 
     def _forget_first(self) -> None:
-        """Drop the idle flow that virtual time has come to: from here on it would start like a new one."""
+        """Drop the idle flow that virtual time has reached. From now on it would start like a new flow."""
         self._passed = heappop(self._heap)
         self._forget(self._passed & SLOT_MASK)
 
     def _forget_all(self) -> None:
-        """Everybody is idle, and nobody has an advantage to remember."""
+        """Drop all flows. When all are idle, no flow has an advantage to remember."""
         self._flows.clear()
         self._heap.clear()
         del self._slots[len(self._declared) :]
@@ -335,7 +334,7 @@ class FairQueue(Generic[T]):
         self._ranking = None
 
     def _forget_idle(self) -> None:
-        """Drop flows whose items left without being served; while nothing is, virtual time would never pass them."""
+        """Drop flows whose items left without being served. Virtual time passes them only when an item is served."""
         if self._departed == self._pushed:
             self._forget_all()
         elif self._idle > 64 + len(self._flows) // 2:
@@ -347,21 +346,21 @@ class FairQueue(Generic[T]):
             for slot in {key & SLOT_MASK for key in keys} - {key & SLOT_MASK for key in self._heap}:
                 self._forget(slot)
 
-    def _turn(self) -> Flow[T]:
+    def _next(self) -> Flow[T]:
         while self._heap:
             flow = self._slots[self._heap[0] & SLOT_MASK]
-            if flow.entries or flow.serves_on():
+            if flow.entries or flow.serve_next_tier():
                 return flow
             self._forget_first()
-        message = "nothing is queued; ask `if queue` before"
+        message = "the FairQueue is empty; check `if queue` first"
         raise IndexError(message)
 
     def _departs(self, flow: Flow[T], rank: int, cost: int) -> None:
         """Count an item that left without being served."""
         self._departed += 1
         self._idle += not flow.cost
-        if self._room is not None:
-            self._room.give_back(cost, rank)
+        if self._used is not None:
+            self._used.give_back(cost, rank)
 
     def _take_newest(self, flow: Flow[T], rank: int) -> tuple[T, int]:
         item, cost = flow.take_newest(rank)
@@ -372,8 +371,8 @@ class FairQueue(Generic[T]):
         """Undo `_take_newest`."""
         flow.put_back(rank, item, cost)
         self._departed -= 1
-        if self._room is not None:
-            self._room.take(cost, rank)
+        if self._used is not None:
+            self._used.take(cost, rank)
         if self._ranking is not None:
             self._ranking.grew(flow)
 
@@ -386,9 +385,9 @@ class FairQueue(Generic[T]):
         flow = self._flows.get(key)
         return require_weight("weight", self._weight_of(key)) if flow is None else flow.weight
 
-    def _victim(self, refusal: Refusal, key: Hashable, cost: int, rank: int) -> tuple[Flow[T], int] | None:
-        """Return the flow, and the rank of its tier, that gives way to `cost` of the flow `key`."""
+    def _victim(self, exceeded: ExceededBound, key: Hashable, cost: int, rank: int) -> tuple[Flow[T], int] | None:
+        """Return the flow and the rank to evict from, to make room for `cost` of the flow `key`."""
         own = self._flows.get(key)
-        if refusal == "flow_full":
+        if exceeded == "flow_full":
             return (own, own.lowest_rank()) if own is not None and own.lowest_rank() > rank else None
-        return self._ranked().gives_way(rank, (cost + (0 if own is None else own.cost)) / self._weight(key))
+        return self._ranked().victim_for(rank, (cost + (0 if own is None else own.cost)) / self._weight(key))

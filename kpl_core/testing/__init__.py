@@ -1,11 +1,16 @@
-"""For tests of what uses Kinesis: a service without I/O, its fault switches, a transport to it, a hook."""
+"""For tests of programs that use Kinesis: a fake service without I/O, fault injection, a transport to it, a hook."""
 
+from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.testing.fake_kinesis import FakeKinesis
-from kpl_core.testing.fake_transport import FakeTransport
-from kpl_core.testing.fault_effects import (
+from kpl_core.testing.fake_stream import PutRecord
+from kpl_core.testing.fake_transport import FakeTransport, RecordingHook
+from kpl_core.testing.faults import (
+    EVERY_TIME,
     BadBody,
     Effect,
     ErrorAnswer,
+    Fault,
+    Faults,
     Hang,
     Latency,
     MergeDuringRequest,
@@ -14,13 +19,17 @@ from kpl_core.testing.fault_effects import (
     ResetAfterCommit,
     ResetBeforeCommit,
     SplitDuringRequest,
+    When,
     WrongCount,
 )
-from kpl_core.testing.faults import EVERY_TIME, Fault, Faults, When
-from kpl_core.testing.kinesis_answers import (
+from kpl_core.testing.kinesis_api import (
+    SERVICE_ERRORS,
     ChildShard,
-    PutRecordsEntry,
+    KinesisError,
     RecordsPage,
+    ServiceDurations,
+    ServiceError,
+    ServiceLimits,
     ShardCountChange,
     ShardDescription,
     ShardPage,
@@ -30,11 +39,7 @@ from kpl_core.testing.kinesis_answers import (
     StreamStatistics,
     StreamSummary,
 )
-from kpl_core.testing.kinesis_error import SERVICE_ERRORS, KinesisError, ServiceError
-from kpl_core.testing.put_validation import PutRecord
-from kpl_core.testing.recording_hook import RecordingHook
-from kpl_core.testing.service_limits import ServiceDurations, ServiceLimits
-from kpl_core.testing.shard_filter import ShardFilter
+from kpl_core.testing.shard_listing import ShardListingFilter
 
 __all__ = [
     "EVERY_TIME",
@@ -64,7 +69,7 @@ __all__ = [
     "ServiceLimits",
     "ShardCountChange",
     "ShardDescription",
-    "ShardFilter",
+    "ShardListingFilter",
     "ShardPage",
     "SplitDuringRequest",
     "StoredRecord",

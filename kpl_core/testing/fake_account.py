@@ -1,4 +1,4 @@
-"""The streams of one account and region: finding them, their life, and the account's bounds."""
+"""The streams of one account and region: create, find, list and delete them, within the account's quotas."""
 
 import re
 from collections.abc import Callable
@@ -6,8 +6,7 @@ from typing import Final
 
 from kpl_core.options.kinesis_limits import KIB
 from kpl_core.testing.fake_stream import ACTIVE, CREATING, DELETING, PROVISIONED, UPDATING, FakeStream
-from kpl_core.testing.kinesis_answers import StreamPage, StreamSummary
-from kpl_core.testing.kinesis_error import (
+from kpl_core.testing.kinesis_api import (
     EXPIRED_NEXT_TOKEN,
     INVALID_ARGUMENT,
     LIMIT_EXCEEDED,
@@ -15,10 +14,13 @@ from kpl_core.testing.kinesis_error import (
     RESOURCE_NOT_FOUND,
     VALIDATION,
     KinesisError,
+    ServiceDurations,
+    ServiceLimits,
+    StreamPage,
+    StreamSummary,
     constraint_violated,
 )
-from kpl_core.testing.list_token import LIFETIME_MS, StreamListToken, decode_token, encode_token
-from kpl_core.testing.service_limits import ServiceDurations, ServiceLimits
+from kpl_core.testing.shard_listing import LIFETIME_MS, StreamListToken, decode_token, encode_token
 
 __all__ = ["FakeAccount"]
 
@@ -28,7 +30,7 @@ _STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 class FakeAccount:
-    """Streams by name. `stream` is a name or an ARN; `now` is in seconds of a clock that reads 0 at `epoch`."""
+    """Streams by name. `stream` is a name or an ARN. `now` is in seconds of a clock that reads 0 at `epoch`."""
 
     def __init__(self, *, limits: ServiceLimits, durations: ServiceDurations, arn_prefix: str, epoch: float) -> None:
         self.limits = limits
@@ -51,7 +53,7 @@ class FakeAccount:
         return stream.partition(":stream/")[2].split("/")[0] if stream.startswith("arn:") else stream
 
     def stream(self, stream: str, now: float, *, ready: bool = True) -> FakeStream:
-        """Return a stream; `ready`: one that takes and gives records.
+        """Return a stream. With `ready`, a stream that is CREATING or DELETING does not count.
 
         Raises:
             KinesisError: ResourceNotFoundException.
@@ -68,8 +70,8 @@ class FakeAccount:
         """Return a stream that may be changed now.
 
         Raises:
-            KinesisError: ResourceNotFoundException; ResourceInUseException while it is being changed;
-                ValidationException if only a provisioned stream will do.
+            KinesisError: ResourceNotFoundException; ResourceInUseException if the stream is not ACTIVE;
+                ValidationException if `provisioned` is set and the stream's mode is ON_DEMAND.
         """
         found = self.stream(stream, now, ready=False)
         status = self.status(found, now)
@@ -86,7 +88,7 @@ class FakeAccount:
         return stream.status(now, self.milliseconds(now))
 
     def change(self, stream: FakeStream, change: Callable[[int], object], now: float) -> None:
-        """Let a change (given the time in ms) take effect once the stream has been UPDATING long enough."""
+        """Apply a change, which is called with the time in ms, once the stream was UPDATING long enough."""
         if self.durations.updating_seconds > 0.0:
             stream.begin(UPDATING, until=now + self.durations.updating_seconds, change=change)
         else:
@@ -98,8 +100,8 @@ class FakeAccount:
         """Create a stream.
 
         Raises:
-            KinesisError: the name is taken or impossible, the shard count is below 1 or does not fit the mode or the
-                account.
+            KinesisError: the name is taken or not valid; the shard count is below 1, does not fit the mode or
+                exceeds the account's quota.
         """
         if _STREAM_NAME.fullmatch(stream_name) is None:
             pattern = "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+"
@@ -140,7 +142,7 @@ class FakeAccount:
         doomed.begin(DELETING, until=now + self.durations.deleting_seconds)
 
     def summary(self, stream: FakeStream, now: float) -> StreamSummary:
-        """Describe a stream without its shards; it has none before it is ACTIVE."""
+        """Describe a stream without its shards. A stream that is CREATING has no open shards."""
         status = self.status(stream, now)
         return StreamSummary(
             stream_name=stream.name,
@@ -154,10 +156,10 @@ class FakeAccount:
         )
 
     def page(self, *, limit: int, after: str, next_token: str | None, now: float) -> StreamPage:
-        """List streams by name, those behind `after` or behind the token.
+        """List streams by name, beginning after the stream `after` or where the token continues.
 
         Raises:
-            KinesisError: the token is none of ours, or expired.
+            KinesisError: the token did not come from this service, or it expired.
         """
         if next_token is not None:
             token = decode_token(next_token, StreamListToken)
@@ -172,7 +174,7 @@ class FakeAccount:
         return StreamPage(page, following)
 
     def check_token_age(self, issued_ms: int, now: float) -> None:
-        """Refuse a NextToken after its 300 seconds.
+        """Reject a NextToken that is older than 300 seconds.
 
         Raises:
             KinesisError: ExpiredNextTokenException.
@@ -185,7 +187,7 @@ class FakeAccount:
     def open_shard_count(self, now: float) -> int:
         """Return how many shards are open in the account."""
         for name in list(self._streams):
-            # Forgets what is deleted by now, asked for since or not.
+            # Removes a stream whose deletion is complete, even if no request named it since.
             self.find(name, now)
         return sum(len(stream.shards.open) for stream in self._streams.values())
 
@@ -194,7 +196,7 @@ class FakeAccount:
         return self.limits.shards_per_account - self.open_shard_count(now)
 
     def check_room(self, additional: int, now: float) -> None:
-        """Refuse more shards than the account may have.
+        """Reject a request that needs more shards than the account may have.
 
         Raises:
             KinesisError: LimitExceededException.
@@ -213,7 +215,7 @@ class FakeAccount:
         return [self._streams[name] for name in sorted(self._streams)]
 
     def find(self, stream_name: str, now: float) -> FakeStream | None:
-        """Return a stream by its name, in whatever state; None: there is none (any more)."""
+        """Return a stream by its name, in any state. Return None if it does not exist or its deletion is complete."""
         found = self._streams.get(stream_name)
         if found is not None and found.gone(now):
             del self._streams[stream_name]

@@ -1,11 +1,11 @@
-"""A Kinesis Data Streams without I/O: what the service would answer, computed.
+"""A fake of Kinesis Data Streams in memory, without I/O.
 
-Streams, shards, routing, per-shard write capacity, validation and error wording follow the
-service (AWS, Amazon Kinesis Data Streams API Reference 2013-12-02). It leaves out read limits,
-consumers with enhanced fan-out, encryption, tags and metrics.
+Streams, shards, routing, per-shard write capacity, validation and error wording follow the service (AWS, Amazon
+Kinesis Data Streams API Reference 2013-12-02). Read limits, consumers with enhanced fan-out, encryption, tags and
+metrics are left out.
 
-Time is an argument: `now` is in seconds of the caller's clock, and `epoch` says which second
-since 1970 the clock's 0 is; what is reported as a timestamp is in milliseconds since 1970.
+Time is an argument: `now` is in seconds of the caller's clock, which reads 0 at `epoch` seconds since 1970. Answers
+state timestamps in milliseconds since 1970.
 """
 
 from collections import Counter
@@ -13,14 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kpl_core.options.kinesis_limits import KIB, SHARDS_PER_PAGE
+from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.testing.fake_account import FakeAccount
 from kpl_core.testing.fake_shard import shard_id_of
-from kpl_core.testing.fake_stream import CREATING, PROVISIONED
-from kpl_core.testing.fault_effects import MergeDuringRequest, SplitDuringRequest
-from kpl_core.testing.faults import Faults
-from kpl_core.testing.kinesis_answers import (
-    PutRecordsEntry,
+from kpl_core.testing.fake_stream import CREATING, PROVISIONED, PutRecord
+from kpl_core.testing.faults import Faults, MergeDuringRequest, SplitDuringRequest
+from kpl_core.testing.kinesis_api import (
+    EXPIRED_ITERATOR,
+    INVALID_ARGUMENT,
+    RESOURCE_NOT_FOUND,
+    KinesisError,
     RecordsPage,
+    ServiceDurations,
+    ServiceLimits,
     ShardCountChange,
     ShardDescription,
     ShardPage,
@@ -29,20 +34,20 @@ from kpl_core.testing.kinesis_answers import (
     StreamPage,
     StreamStatistics,
     StreamSummary,
-)
-from kpl_core.testing.kinesis_error import (
-    EXPIRED_ITERATOR,
-    INVALID_ARGUMENT,
-    RESOURCE_NOT_FOUND,
-    KinesisError,
     constraint_violated,
 )
-from kpl_core.testing.list_token import LIFETIME_MS, ShardIterator, decode_token, encode_token
-from kpl_core.testing.put_validation import PutRecord
-from kpl_core.testing.resharding import checked_merge, checked_shard_count, checked_split, reshard_at_once
-from kpl_core.testing.service_limits import ServiceDurations, ServiceLimits
-from kpl_core.testing.shard_filter import ShardFilter
-from kpl_core.testing.shard_listing import continued_listing, describe_shard, listing_of, new_listing, shard_page
+from kpl_core.testing.shard_listing import (
+    LIFETIME_MS,
+    ShardIterator,
+    ShardListingFilter,
+    continued_listing,
+    decode_token,
+    describe_shard,
+    encode_token,
+    listing_of,
+    new_listing,
+    shard_page,
+)
 from kpl_core.testing.shard_reader import everything, read, starting_position
 
 __all__ = ["FakeKinesis"]
@@ -53,20 +58,20 @@ _NO_SUCH_SHARD: Final = "Shard {shard_id} in {stream} does not exist"
 
 
 class FakeKinesis:
-    """The service's state. `stream` is everywhere a stream's name or its ARN.
+    """The state of the service. Every `stream` argument is a stream's name or its ARN.
 
     Args:
-        streams: streams to begin with, name -> number of shards, active at once.
-        enforce_limits: meter the shards' write capacity; may be changed at any time.
+        streams: the first streams, name -> number of shards. They are ACTIVE at once.
+        enforce_limits: enforce the shards' write capacity; may be changed at any time.
         limits, durations: the quotas, and how long changes of a stream last.
         chance: source of floats in [0, 1) for faults with a probability; seeded by default.
-        arn_prefix: what a stream's ARN is before its name; region and account of error messages.
+        arn_prefix: the part of a stream's ARN before its name. Error messages take region and account from it.
         epoch: seconds since 1970 at which the caller's clock reads 0.
-        now: when the streams to begin with were created.
+        now: when the first streams were created.
 
-    Every operation may raise `KinesisError`, worded as the service does; then nothing changed.
-    `faults` are the fault switches: per-record errors and reshards are carried out here, the
-    rest by who serves the requests. `calls` counts operations by name.
+    Every operation may raise `KinesisError`, worded as the service words it. Then nothing changed. Faults are armed
+    in `faults`; this class applies the per-record errors and the reshards, and the code that serves the requests
+    applies the others. `calls` counts operations by name.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class FakeKinesis:
         max_record_size_kib: int | None = None,
         now: float,
     ) -> None:
-        """Create a stream; `ON_DEMAND` starts with 4 shards and takes no `shard_count`."""
+        """Create a stream. Mode `ON_DEMAND` starts with 4 shards and accepts no `shard_count`."""
         self.calls["CreateStream"] += 1
         self._account.create(
             stream_name, shard_count=shard_count, mode=mode, max_record_size_kib=max_record_size_kib, now=now
@@ -127,7 +132,7 @@ class FakeKinesis:
         exclusive_start_shard_id: str | None = None,
         now: float,
     ) -> StreamDescription:
-        """Describe a stream and at most 100 of its shards, closed ones too."""
+        """Describe a stream and at most 100 of its shards, including closed ones."""
         self.calls["DescribeStream"] += 1
         found = self._account.stream(stream, now, ready=False)
         summary = self._account.summary(found, now)
@@ -152,13 +157,13 @@ class FakeKinesis:
         next_token: str | None = None,
         now: float,
     ) -> StreamPage:
-        """List streams by name, `limit` a page."""
+        """List streams by name, at most `limit` on a page."""
         self.calls["ListStreams"] += 1
         after = exclusive_start_stream_name or ""
         return self._account.page(limit=limit, after=after, next_token=next_token, now=now)
 
     def update_max_record_size(self, stream: str, *, max_record_size_kib: int, now: float) -> None:
-        """Set the largest record, key and data, that the stream takes: 1,024 .. 10,240 KiB."""
+        """Set the largest record (key and data) that the stream accepts: 1,024 to 10,240 KiB."""
         self.calls["UpdateMaxRecordSize"] += 1
         limits = self._account.limits
         least, most = limits.default_max_record_bytes // KIB, limits.max_record_bytes // KIB
@@ -179,13 +184,13 @@ class FakeKinesis:
         self,
         stream: str | None = None,
         *,
-        shard_filter: ShardFilter | None = None,
+        shard_filter: ShardListingFilter | None = None,
         exclusive_start_shard_id: str | None = None,
         max_results: int = SHARDS_PER_PAGE,
         next_token: str | None = None,
         now: float,
     ) -> ShardPage:
-        """List shards, at most 1,000 a page; a next token stands alone for stream, filter and start."""
+        """List shards, at most 1,000 on a page. A next token replaces stream, filter and start shard."""
         self.calls["ListShards"] += 1
         now_ms = self._account.milliseconds(now)
         if next_token is not None:
@@ -205,47 +210,47 @@ class FakeKinesis:
         return shard_page(found, listing, max_results=max_results, now_ms=now_ms)
 
     def split_shard(self, stream: str, *, shard_id: str, new_starting_hash_key: int, now: float) -> None:
-        """Replace an open shard by two; the second one's range starts at `new_starting_hash_key`."""
+        """Replace an open shard by two. The second one's range starts at `new_starting_hash_key`."""
         self.calls["SplitShard"] += 1
         found = self._account.active(stream, now, provisioned=True)
-        shard = checked_split(found, shard_id, new_starting_hash_key)
+        shard = found.checked_split(shard_id, new_starting_hash_key)
         self._account.check_room(1, now)
         self._account.change(found, lambda now_ms: found.shards.split(shard, new_starting_hash_key, now_ms), now)
 
     def merge_shards(self, stream: str, *, shard_id: str, adjacent_shard_id: str, now: float) -> None:
-        """Replace two open shards by one; the adjacent one's range follows the first one's."""
+        """Replace two open shards by one. The range of `adjacent_shard_id` must follow that of `shard_id`."""
         self.calls["MergeShards"] += 1
         found = self._account.active(stream, now, provisioned=True)
-        shard, adjacent = checked_merge(found, shard_id, adjacent_shard_id)
+        shard, adjacent = found.checked_merge(shard_id, adjacent_shard_id)
         self._account.change(found, lambda now_ms: found.shards.merge(shard, adjacent, now_ms), now)
 
     def update_shard_count(self, stream: str, *, target_shard_count: int, now: float) -> ShardCountChange:
-        """Reach `target_shard_count` even shards, from half to double of those open now."""
+        """Split and merge until there are `target_shard_count` even shards: half to double of those open now."""
         self.calls["UpdateShardCount"] += 1
         found = self._account.active(stream, now, provisioned=True)
         current = len(found.shards.open)
-        checked_shard_count(found, target_shard_count, room=self._account.room(now))
+        found.check_shard_count(target_shard_count, room=self._account.room(now))
         self._account.change(found, lambda now_ms: found.shards.rescale(target_shard_count, now_ms), now)
         return ShardCountChange(found.name, found.arn, current, target_shard_count)
 
     def reshard(self, stream: str, effect: SplitDuringRequest | MergeDuringRequest, *, now: float) -> None:
-        """Carry out an armed split or merge at once, whatever the durations say."""
+        """Apply a split or merge fault at once, without the duration of an update."""
         found = self._account.stream(stream, now)
-        reshard_at_once(found, effect, self._account.milliseconds(now))
+        found.reshard_at_once(effect, self._account.milliseconds(now))
 
     # -- records
 
     def put_records(self, stream: str, records: Sequence[PutRecord], *, now: float) -> list[PutRecordsEntry]:
-        """Put 1 .. 500 records, each `(partition key, explicit hash key or None, data)`.
+        """Put 1 to 500 records, each `(partition key, explicit hash key or None, data)`.
 
-        Returns one entry for each, in order: stored with shard and sequence number, or refused
-        alone with an error code (throttled, or by an armed fault).
+        Returns one entry for each record, in order. A stored record has a shard and a sequence number; a record that
+        is throttled or meets an armed fault has an error code.
         """
         self.calls["PutRecords"] += 1
         return self._put(stream, records, now=now, single=False)
 
     def put_record(self, stream: str, record: PutRecord, *, now: float) -> PutRecordsEntry:
-        """Put one record; what PutRecords says per record, PutRecord raises."""
+        """Put one record. PutRecord raises the error that PutRecords would return for the record."""
         self.calls["PutRecord"] += 1
         (entry,) = self._put(stream, (record,), now=now, single=True)
         if entry.error_code is not None:
@@ -272,7 +277,7 @@ class FakeKinesis:
         timestamp_ms: int | None = None,
         now: float,
     ) -> str:
-        """Return where to start reading a shard; the iterator lives for 300 seconds.
+        """Return an iterator that starts to read a shard at the given place. It expires after 300 seconds.
 
         Types: AT_SEQUENCE_NUMBER, AFTER_SEQUENCE_NUMBER (with a sequence number), TRIM_HORIZON,
         LATEST, AT_TIMESTAMP (with a timestamp).
@@ -292,7 +297,7 @@ class FakeKinesis:
         return encode_token(ShardIterator(found.name, shard.index, position, now_ms))
 
     def get_records(self, shard_iterator: str, *, limit: int = _RECORDS_PER_ANSWER, now: float) -> RecordsPage:
-        """Return records in sequence order: at most `limit`, and at most 10 MiB unless the first is larger."""
+        """Return records in sequence order: at most `limit`, and at most 10 MiB unless the first one is larger."""
         self.calls["GetRecords"] += 1
         iterator = decode_token(shard_iterator, ShardIterator)
         if iterator is None:
@@ -305,7 +310,7 @@ class FakeKinesis:
             )
             raise KinesisError(EXPIRED_ITERATOR, message)
         found = self._account.find(iterator.stream_name, now)
-        # An iterator of a deleted stream is none of the stream that has its name now.
+        # A new stream with the name of a deleted one must not accept the deleted stream's iterators.
         if (
             found is None
             or iterator.issued_ms < found.created_ms
@@ -337,7 +342,7 @@ class FakeKinesis:
         return self._account.name_of(stream)
 
     def listing(self, next_token: str | None) -> tuple[str | None, int]:
-        """Return the stream and the page (from 1) that ListShards with this token asks for."""
+        """Return the stream and the page (counted from 1) that ListShards returns for this token."""
         return listing_of(next_token)
 
     def statistics(self, stream: str) -> StreamStatistics:
@@ -345,10 +350,10 @@ class FakeKinesis:
         return self._account.stream(stream, 0.0, ready=False).statistics
 
     def open_shards(self, stream: str, *, now: float = 0.0) -> tuple[ShardDescription, ...]:
-        """Return the open shards in the order of their hash key ranges; counts as no call."""
+        """Return the open shards in the order of their hash key ranges. `calls` does not count it."""
         return tuple(describe_shard(shard) for shard in self._account.stream(stream, now).shards.open)
 
     def records(self, stream: str) -> list[StoredRecord]:
-        """Return all records a stream holds, shard by shard in sequence order; counts as no call."""
+        """Return all stored records of a stream, shard by shard in sequence order. `calls` does not count it."""
         found = self._account.stream(stream, 0.0, ready=False)
         return [record for shard in found.shards.all for record in everything(shard)]

@@ -1,4 +1,4 @@
-"""A transport without a network: the producer on one side, a `FakeKinesis` on the other."""
+"""What a test gives to a `Producer`: a transport without a network, and a hook that records all facts."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -6,23 +6,24 @@ from typing import TypeVar
 
 import anyio
 
+from kpl_core.hooks import Fact
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
 from kpl_core.testing.fake_kinesis import FakeKinesis
-from kpl_core.testing.fault_effects import RequestPlan
-from kpl_core.testing.kinesis_error import KinesisError
+from kpl_core.testing.faults import RequestPlan
+from kpl_core.testing.kinesis_api import KinesisError
 
-__all__ = ["FakeTransport"]
+__all__ = ["FakeTransport", "RecordingHook"]
 
 T = TypeVar("T")
 
 
 class FakeTransport:
-    """Carries requests to `kinesis` and carries out its faults; runs on asyncio and trio.
+    """A `Transport` that passes requests to `kinesis` and applies its faults. It runs on asyncio and trio.
 
-    `latency_seconds` passes on the loop's clock before each answer, so under virtual time it costs
-    nothing. What the transport of a real network would report as broken is an `Internal` failure.
+    Each answer takes `latency_seconds` of the event loop's clock, which cost nothing in virtual time. A fault that
+    breaks the connection returns an `Internal` failure, as the transport of a real network does.
     """
 
     def __init__(self, kinesis: FakeKinesis, *, latency_seconds: float = 0.0) -> None:
@@ -32,26 +33,22 @@ class FakeTransport:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Open nothing."""
+        """Do nothing: there is no connection to open."""
         yield
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        """Store the records, or fail as the armed faults say."""
+        """Store the records, after applying the armed faults."""
         self.requests.append(request)
         plan = self.kinesis.faults.plan("PutRecords", stream=request.stream, now=anyio.current_time())
 
         def commit(now: float) -> list[PutRecordsEntry]:
             for effect in plan.reshards:
                 self.kinesis.reshard(request.stream, effect, now=now)
-            entries = self.kinesis.put_records(
+            return self.kinesis.put_records(
                 request.stream,
                 [(record.partition_key, record.explicit_hash_key, record.data) for record in request.records],
                 now=now,
             )
-            return [
-                PutRecordsEntry(entry.sequence_number, entry.shard_id, entry.error_code, entry.error_message)
-                for entry in entries
-            ]
 
         answer = await self._carry_out(plan, commit)
         if isinstance(answer, RequestFailure) or not plan.count_change:
@@ -98,3 +95,24 @@ class FakeTransport:
         if plan.body is not None:
             return RequestFailure(INTERNAL, "the answer cannot be parsed")
         return result
+
+
+F = TypeVar("F", bound=Fact)
+
+
+class RecordingHook:
+    """A hook that records every fact. Pass it as `Producer(..., hooks=[hook])`.
+
+    `facts` has them in the order of the calls.
+    """
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+
+    def __call__(self, fact: Fact) -> None:
+        """Append one fact to `facts`."""
+        self.facts.append(fact)
+
+    def of(self, kind: type[F]) -> list[F]:
+        """Return the facts of one class, such as `RequestCompleted`."""
+        return [fact for fact in self.facts if isinstance(fact, kind)]

@@ -1,7 +1,9 @@
-"""Fault switches: which effect meets which request or record, and when.
+"""Fault injection: what can go wrong, and which request or record it happens to.
 
-Nothing here does I/O or reads a clock, and chance is a callable, so a plan of faults is the same
-in every run.
+An effect only describes a fault. `FakeKinesis` applies `RecordError`, `SplitDuringRequest` and
+`MergeDuringRequest`. The other effects are applied by the code that serves the requests: `LocalKinesis` over
+HTTP, `FakeTransport` in memory. Nothing here does I/O or reads a clock, and chance is a callable, so a plan of
+faults is the same in every run.
 """
 
 import random
@@ -11,27 +13,167 @@ from hashlib import blake2b
 from math import inf
 from typing import Final
 
-from kpl_core.testing.fault_effects import Effect, RecordError, RequestPlan
+from kpl_core.testing.kinesis_api import KinesisError
 
-__all__ = ["EVERY_TIME", "Fault", "Faults", "When"]
+__all__ = [
+    "EVERY_TIME",
+    "BadBody",
+    "Effect",
+    "ErrorAnswer",
+    "Fault",
+    "Faults",
+    "Hang",
+    "Latency",
+    "MergeDuringRequest",
+    "RecordError",
+    "RequestPlan",
+    "ResetAfterCommit",
+    "ResetBeforeCommit",
+    "SplitDuringRequest",
+    "When",
+    "WrongCount",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Wait `seconds` before the request takes effect or, with `after_commit`, before its answer."""
+
+    seconds: float
+    after_commit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """Answer the whole request with an error. Message and status default to those of the service for that code."""
+
+    code: str
+    message: str | None = None
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordError:
+    """Fail one record inside an answer of status 200, as the service does when it throttles a shard."""
+
+    code: str = "ProvisionedThroughputExceededException"
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Accept the request and never answer. Nothing is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetBeforeCommit:
+    """Reset the connection before anything is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetAfterCommit:
+    """Store all records, then reset the connection instead of answering."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongCount:
+    """Answer with `by` more results (or fewer, if negative) than there were records."""
+
+    by: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BadBody:
+    """Answer with status 200 and this body instead of the real one."""
+
+    body: bytes = b'{"FailedRecordCount":0,"Records":['
+
+
+@dataclass(frozen=True, slots=True)
+class SplitDuringRequest:
+    """Split a shard in the middle before the request is routed; by default the widest open one."""
+
+    shard_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MergeDuringRequest:
+    """Merge a shard with its right neighbour before the request is routed; by default the first two."""
+
+    shard_id: str | None = None
+
+
+Effect = (
+    Latency
+    | ErrorAnswer
+    | RecordError
+    | Hang
+    | ResetBeforeCommit
+    | ResetAfterCommit
+    | WrongCount
+    | BadBody
+    | SplitDuringRequest
+    | MergeDuringRequest
+)
+
+
+@dataclass(slots=True)
+class RequestPlan:
+    """The faults of one request, in the order in which to apply them.
+
+    1. wait `latency_seconds`; 2. `hang`: never answer; 3. `reset_before`: reset the connection;
+    4. `error`: answer with it; 5. `reshards`: pass them to `FakeKinesis.reshard`; 6. commit; 7. wait
+    `answer_latency_seconds`; 8. `reset_after`: reset the connection; 9. change the number of results by
+    `count_change`; 10. answer `body` instead.
+    """
+
+    latency_seconds: float = 0.0
+    hang: bool = False
+    reset_before: bool = False
+    error: KinesisError | None = None
+    reshards: tuple[SplitDuringRequest | MergeDuringRequest, ...] = ()
+    answer_latency_seconds: float = 0.0
+    reset_after: bool = False
+    count_change: int = 0
+    body: bytes | None = None
+
+    def include(self, effect: Effect) -> None:
+        """Add one effect. The first error and the last body win; latencies add up."""
+        match effect:
+            case Latency(seconds, after_commit=True):
+                self.answer_latency_seconds += seconds
+            case Latency(seconds):
+                self.latency_seconds += seconds
+            case ErrorAnswer(code, message, status):
+                self.error = self.error or KinesisError(code, message, status=status)
+            case WrongCount(by):
+                self.count_change += by
+            case BadBody(body):
+                self.body = body
+            case SplitDuringRequest() | MergeDuringRequest():
+                self.reshards = (*self.reshards, effect)
+            case _:
+                self.hang |= isinstance(effect, Hang)
+                self.reset_before |= isinstance(effect, ResetBeforeCommit)
+                self.reset_after |= isinstance(effect, ResetAfterCommit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """Which requests or records a fault meets. The default is every one of them.
+    """Which requests or records a fault applies to. The default is all of them.
 
     Attributes:
         operation: a Kinesis operation such as "ListShards"; None is any.
         stream: a stream's name; None is any.
-        page: for listings, the page asked for, counted from 1.
+        page: for listings, the requested page, counted from 1.
         shard_id: for records, the shard they are routed to.
         record: for records, a predicate over partition key and data.
-        skip: let this many pass first.
-        every: then meet every n-th.
-        times: meet at most this many.
-        probability: and of those only this share, by the injected chance.
-        once_per_record: a record met once is let through when it comes again.
-        starts_at, ends_at: meet only in this span of the clock, in seconds; `ends_at` excluded.
+        skip: the first `skip` matches pass.
+        every: after that, the fault applies to every n-th match.
+        times: the fault applies at most this often.
+        probability: the fault applies to this share of those matches, decided by `Faults.chance`.
+        once_per_record: the fault applies only once to the same record, so a retry passes.
+        starts_at, ends_at: the fault applies only in this span of the clock, in seconds; `ends_at` is excluded.
     """
 
     operation: str | None = None
@@ -52,7 +194,7 @@ EVERY_TIME: Final = When()
 
 
 class Fault:
-    """One armed effect. `seen` counts what matched so far, `fired` what it met."""
+    """One armed effect. `seen` counts the matches so far, `fired` how often the effect applied."""
 
     __slots__ = ("_met", "effect", "fired", "seen", "when")
 
@@ -67,7 +209,7 @@ class Fault:
         return f"<Fault {self.effect} seen {self.seen} fired {self.fired}>"
 
     def meets(self, now: float, chance: Callable[[], float]) -> bool:
-        """Count one match at `now` and say whether the effect meets it."""
+        """Count one match at `now`. Return True if the effect applies to it."""
         when = self.when
         if not when.starts_at <= now < when.ends_at:
             return False
@@ -82,7 +224,7 @@ class Fault:
         return True
 
     def meets_record(self, partition_key: str, data: bytes, now: float, chance: Callable[[], float]) -> bool:
-        """Do the same for one record, which may be left alone because it was met before."""
+        """Do the same for one record. With `once_per_record`, return False for a record that was met before."""
         when = self.when
         if when.record is not None and not when.record(partition_key, data):
             return False
@@ -98,8 +240,8 @@ class Fault:
 class Faults:
     """The faults armed on one fake service.
 
-    `faults.add(Hang(), When(operation="PutRecords", times=1))` arms, `remove` and `clear` disarm.
-    `chance` returns floats in [0, 1) and may be replaced; the default is seeded, so runs repeat.
+    `faults.add(Hang(), When(operation="PutRecords", times=1))` arms a fault; `remove` and `clear` disarm.
+    `chance` returns floats in [0, 1) and may be replaced. The default is seeded, so every run is the same.
     """
 
     def __init__(self, chance: Callable[[], float] | None = None) -> None:
@@ -112,28 +254,28 @@ class Faults:
 
     @property
     def on_records(self) -> bool:
-        """Return whether any armed fault concerns single records."""
+        """Return True if a fault for single records is armed."""
         return bool(self._on_records)
 
     def add(self, effect: Effect, when: When = EVERY_TIME) -> Fault:
-        """Arm `effect`; several may meet one request, in the order they were added."""
+        """Arm `effect`. If several apply to one request, they do so in the order they were added."""
         fault = Fault(effect, when)
         (self._on_records if isinstance(effect, RecordError) else self._on_requests).append(fault)
         return fault
 
     def remove(self, fault: Fault) -> None:
-        """Disarm one fault; one that is not armed is no error."""
+        """Disarm one fault. It is no error if the fault is not armed."""
         for armed in (self._on_requests, self._on_records):
             if fault in armed:
                 armed.remove(fault)
 
     def clear(self) -> None:
-        """Disarm all."""
+        """Disarm all faults."""
         self._on_requests.clear()
         self._on_records.clear()
 
     def plan(self, operation: str, *, stream: str | None, now: float, page: int = 1) -> RequestPlan:
-        """Return what shall happen to one request; call it once per request, it counts."""
+        """Return the faults of one request. Call it once per request, because it counts the match."""
         plan = RequestPlan()
         for fault in self._on_requests:
             when = fault.when
@@ -149,7 +291,7 @@ class Faults:
     def record_error(
         self, partition_key: str, data: bytes, *, stream: str, shard_id: str, now: float
     ) -> RecordError | None:
-        """Return the error one record shall get, None to let it through."""
+        """Return the error for one record, or None if no fault applies."""
         for fault in self._on_records:
             when = fault.when
             if (

@@ -1,14 +1,148 @@
-"""ListShards: the pages of one listing, each carrying the whole listing in its token."""
+"""ListShards: which shards a listing includes, its pages, and the tokens that continue it.
+
+A token is opaque to the client: the URL-safe base64 of a JSON array whose first member names the kind of token.
+A token of another kind, or one that a client invented, is rejected. Shard iterators are encoded in the same way.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
 
 from kpl_core.options.kinesis_limits import SHARDS_PER_PAGE
 from kpl_core.testing.fake_shard import FakeShard
 from kpl_core.testing.fake_stream import FakeStream
-from kpl_core.testing.kinesis_answers import ShardDescription, ShardPage
-from kpl_core.testing.kinesis_error import INVALID_ARGUMENT, KinesisError
-from kpl_core.testing.list_token import ShardListToken, decode_token, encode_token
-from kpl_core.testing.shard_filter import ShardFilter, selects
+from kpl_core.testing.kinesis_api import INVALID_ARGUMENT, KinesisError, ShardDescription, ShardPage
 
-__all__ = ["continued_listing", "describe_shard", "listing_of", "new_listing", "shard_page"]
+__all__ = [
+    "FROM_TRIM_HORIZON",
+    "LIFETIME_MS",
+    "SHARD_FILTERS",
+    "ShardIterator",
+    "ShardListToken",
+    "ShardListingFilter",
+    "StreamListToken",
+    "continued_listing",
+    "decode_token",
+    "describe_shard",
+    "encode_token",
+    "listing_of",
+    "new_listing",
+    "selects",
+    "shard_page",
+]
+
+# API_ListShards and API_GetShardIterator: both expire after 300 seconds.
+LIFETIME_MS: Final = 300_000
+
+
+class ShardListToken(NamedTuple):
+    """Where a listing of shards continues: the filter it started with and the last shard it returned."""
+
+    stream_name: str
+    filter_type: str
+    filter_shard_id: str | None
+    filter_timestamp_ms: int | None
+    after_index: int
+    page: int
+    issued_ms: int
+
+
+class StreamListToken(NamedTuple):
+    """Where a listing of streams continues."""
+
+    after_stream_name: str
+    issued_ms: int
+
+
+class ShardIterator(NamedTuple):
+    """The place of a reader in a shard: before the record at `position`."""
+
+    stream_name: str
+    shard_index: int
+    position: int
+    issued_ms: int
+
+
+_Token = TypeVar("_Token", ShardListToken, StreamListToken, ShardIterator)
+
+
+def encode_token(token: ShardListToken | StreamListToken | ShardIterator) -> str:
+    """Return the opaque text of a token."""
+    return urlsafe_b64encode(msgspec.json.encode([type(token).__name__, token])).decode()
+
+
+def decode_token(text: str, kind: type[_Token]) -> _Token | None:
+    """Return the token, or None if the text is not a token of that kind."""
+    try:
+        named = msgspec.json.decode(urlsafe_b64decode(text), type=tuple[str, msgspec.Raw])
+        return msgspec.json.decode(named[1], type=kind) if named[0] == kind.__name__ else None
+    except (ValueError, msgspec.DecodeError):
+        return None
+
+
+FROM_TRIM_HORIZON: Final = "FROM_TRIM_HORIZON"
+
+
+class ShardListingFilter(NamedTuple):
+    """ListShards' filter (AWS, API_ShardFilter): its type and the argument that this type needs.
+
+    Timestamps are milliseconds since 1970.
+    """
+
+    type: str = FROM_TRIM_HORIZON
+    shard_id: str | None = None
+    timestamp_ms: int | None = None
+
+    def check(self) -> None:
+        """Check that the filter has the argument that its type needs, and no other.
+
+        Raises:
+            KinesisError: InvalidArgumentException.
+        """
+        needs_shard = self.type == "AFTER_SHARD_ID"
+        needs_timestamp = self.type in {"AT_TIMESTAMP", "FROM_TIMESTAMP"}
+        for wanted, value, member in (
+            (needs_shard, self.shard_id, "ShardId"),
+            (needs_timestamp, self.timestamp_ms, "Timestamp"),
+        ):
+            if wanted and value is None:
+                message = f"{member} must be provided when ShardFilter type is {self.type}."
+                raise KinesisError(INVALID_ARGUMENT, message)
+            if not wanted and value is not None:
+                message = f"{member} cannot be provided when ShardFilter type is {self.type}."
+                raise KinesisError(INVALID_ARGUMENT, message)
+
+
+class _Moment(NamedTuple):
+    """What a predicate reads besides the shard."""
+
+    timestamp_ms: int
+    horizon_ms: int
+    after_index: int
+
+
+def _open_at(shard: FakeShard, instant_ms: int) -> bool:
+    return shard.opened_ms <= instant_ms and (shard.closed_ms is None or shard.closed_ms >= instant_ms)
+
+
+# Filter type -> predicate. A listing only contains shards that may still have records.
+SHARD_FILTERS: Final[dict[str, Callable[[FakeShard, _Moment], bool]]] = {
+    "AFTER_SHARD_ID": lambda shard, moment: shard.index > moment.after_index,
+    "AT_LATEST": lambda shard, _: shard.closed_ms is None,
+    # Open at the horizon, or without a parent: no shard of a young stream is as old as the horizon.
+    "AT_TRIM_HORIZON": lambda shard, moment: shard.parent_shard_id is None or _open_at(shard, moment.horizon_ms),
+    "FROM_TRIM_HORIZON": lambda _shard, _moment: True,
+    "AT_TIMESTAMP": lambda shard, moment: _open_at(shard, moment.timestamp_ms),
+    "FROM_TIMESTAMP": lambda shard, moment: shard.closed_ms is None or shard.closed_ms >= moment.timestamp_ms,
+}
+
+
+def selects(shard_filter: ShardListingFilter, shard: FakeShard, *, horizon_ms: int, after_index: int) -> bool:
+    """Return True if a listing with this filter includes `shard`. `after_index` is the number of the filter's shard."""
+    moment = _Moment(max(shard_filter.timestamp_ms or 0, horizon_ms), horizon_ms, after_index)
+    return SHARD_FILTERS[shard_filter.type](shard, moment)
 
 
 def describe_shard(shard: FakeShard) -> ShardDescription:
@@ -25,24 +159,24 @@ def describe_shard(shard: FakeShard) -> ShardDescription:
 
 
 def new_listing(
-    stream: FakeStream, *, shard_filter: ShardFilter | None, exclusive_start_shard_id: str | None, now_ms: int
+    stream: FakeStream, *, shard_filter: ShardListingFilter | None, exclusive_start_shard_id: str | None, now_ms: int
 ) -> ShardListToken:
-    """Return a listing before its first page.
+    """Return the token of a listing's first page.
 
     Raises:
-        KinesisError: the filter lacks its argument, or the start is no shard.
+        KinesisError: the filter lacks its argument, or the start shard does not exist.
     """
-    wanted = shard_filter or ShardFilter()
+    wanted = shard_filter or ShardListingFilter()
     wanted.check()
     after = -1 if exclusive_start_shard_id is None else stream.shard(exclusive_start_shard_id).index
     return ShardListToken(stream.name, wanted.type, wanted.shard_id, wanted.timestamp_ms, after, 1, now_ms)
 
 
 def continued_listing(next_token: str, **beside: object) -> ShardListToken:
-    """Return the listing a token stands for; nothing that the token already says may stand beside it.
+    """Return the listing that a token continues. `beside` names the arguments that a token excludes.
 
     Raises:
-        KinesisError: InvalidArgumentException.
+        KinesisError: InvalidArgumentException, if one of them is not None or the token is invalid.
     """
     for member, value in beside.items():
         if value is not None:
@@ -54,14 +188,14 @@ def continued_listing(next_token: str, **beside: object) -> ShardListToken:
 
 
 def listing_of(next_token: str | None) -> tuple[str | None, int]:
-    """Return the stream a token is about and which page, counted from 1, it asks for."""
+    """Return the stream of a token and the page that it continues with, counted from 1."""
     token = None if next_token is None else decode_token(next_token, ShardListToken)
     return (None, 1) if token is None else (token.stream_name, token.page)
 
 
 def shard_page(stream: FakeStream, listing: ShardListToken, *, max_results: int, now_ms: int) -> ShardPage:
-    """Return the next page of a listing: at most `max_results` and 1,000 shards."""
-    shard_filter = ShardFilter(listing.filter_type, listing.filter_shard_id, listing.filter_timestamp_ms)
+    """Return the next page of a listing: at most `max_results` shards, and at most 1,000."""
+    shard_filter = ShardListingFilter(listing.filter_type, listing.filter_shard_id, listing.filter_timestamp_ms)
     after_filter = -1 if shard_filter.shard_id is None else stream.shard(shard_filter.shard_id).index
     horizon_ms = stream.horizon_ms(now_ms)
     shards = [

@@ -1,22 +1,20 @@
-"""Reading a shard: where an iterator starts, and what one GetRecords answer holds."""
+"""Read a shard: where an iterator starts, and which records one GetRecords answer has."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from kpl_core.options.kinesis_limits import MIB
-from kpl_core.testing.fake_shard import FakeShard, shard_id_of
+from kpl_core.testing.fake_shard import FakeShard, parse_sequence_number, shard_id_of
 from kpl_core.testing.fake_stream import FakeStream
-from kpl_core.testing.kinesis_answers import ChildShard, RecordsPage, StoredRecord
-from kpl_core.testing.kinesis_error import INVALID_ARGUMENT, KinesisError
-from kpl_core.testing.list_token import ShardIterator, encode_token
-from kpl_core.testing.sequence_number import parse_sequence_number
+from kpl_core.testing.kinesis_api import INVALID_ARGUMENT, ChildShard, KinesisError, RecordsPage, StoredRecord
+from kpl_core.testing.shard_listing import ShardIterator, encode_token
 
 __all__ = ["ITERATOR_TYPES", "everything", "read", "starting_position"]
 
 ITERATOR_TYPES: Final = ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
 _BY_NUMBER: Final = frozenset({"AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"})
-# API_GetRecords: what one answer holds at most, unless its first record is larger
+# API_GetRecords: the largest answer, unless its first record is larger.
 _ANSWER_BYTES: Final = 10 * MIB
 
 
@@ -29,10 +27,10 @@ def starting_position(
     timestamp_ms: int | None,
     now_ms: int,
 ) -> int:
-    """Return the position an iterator of this type starts at.
+    """Return the position at which an iterator of this type starts.
 
     Raises:
-        KinesisError: InvalidArgumentException, the argument does not fit the type or the shard.
+        KinesisError: InvalidArgumentException; the argument does not fit the type or the shard.
     """
     _check_arguments(iterator_type, sequence_number, timestamp_ms, now_ms)
     horizon = shard.log.start(stream.horizon_ms(now_ms))
@@ -86,10 +84,10 @@ def _counter(stream: FakeStream, shard: FakeShard, sequence_number: str) -> int:
 
 
 def read(stream: FakeStream, shard: FakeShard, position: int, *, limit: int, now_ms: int) -> RecordsPage:
-    """Return at most `limit` records (and 10 MiB) from `position`, and where to go on.
+    """Return at most `limit` records (and 10 MiB) from `position`, and the next iterator.
 
-    `millis_behind_latest` is 0 exactly when nothing newer is stored. A closed shard read to its
-    end has no next iterator and names its children.
+    `millis_behind_latest` is 0 only if no newer record is stored. At the end of a closed shard the answer has no
+    next iterator and names the shard's children.
     """
     log = shard.log
     end = log.end
@@ -105,14 +103,14 @@ def read(stream: FakeStream, shard: FakeShard, position: int, *, limit: int, now
         position += 1
     if position == end and shard.closed_ms is not None:
         return RecordsPage(tuple(records), None, 0, _child_shards(stream, shard))
-    # Behind by however little is not 0: 0 says that nothing newer is there.
+    # At least 1 if a newer record is stored: 0 means that there is none.
     behind = 0 if position == end else max(1, now_ms - log.arrived_ms(position))
     following = ShardIterator(stream.name, shard.index, position, now_ms)
     return RecordsPage(tuple(records), encode_token(following), behind, ())
 
 
 def everything(shard: FakeShard) -> Iterator[StoredRecord]:
-    """Yield all records a shard still holds, in sequence order."""
+    """Yield all stored records of a shard, in sequence order."""
     for position in range(shard.log.first, shard.log.end):
         yield _stored(shard, position)
 

@@ -1,8 +1,7 @@
 """The transport over aiobotocore, for asyncio.
 
-aiobotocore keeps what it is good at: credentials, signing, endpoints,
-connections. Its retries are off, because the retrier owns them. On the fast
-path the PutRecords body is built, and its answer read, by `put_records_wire`.
+aiobotocore provides credentials, signing, endpoints and connections. Its retries are off, because the retrier owns
+them. Unless `wire_path` is "stock", `put_records_wire` builds the PutRecords body and reads the answer.
 """
 
 import asyncio
@@ -16,23 +15,56 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 from msgspec import MsgspecError
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
-from kpl_core.options.endpoint_url import without_passwords
 from kpl_core.options.kinesis_limits import KIB, SHARDS_PER_PAGE
+from kpl_core.options.validation import without_passwords
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
-from kpl_core.transport.put_records_wire import PutRecordsWire, json_wire, stream_argument
-from kpl_core.transport.request_body import send_in_pieces
+from kpl_core.transport.put_records_wire import PutRecordsWire, cbor_wire, json_wire, stream_argument
 
-__all__ = ["AiobotocoreTransport"]
+__all__ = ["AiobotocoreTransport", "RequestBody", "send_in_pieces"]
+
+PIECE_BYTES: Final = 256 * 1024
+
+
+class RequestBody(Payload):
+    """A signed body, which is written to the socket in pieces.
+
+    aiohttp also accepts raw bytes. But above 1 MiB it warns that they may block the loop, and it passes them to the
+    socket at once, which then copies all that it cannot send. In pieces, with a wait after each, neither happens.
+    """
+
+    _autoclose = True
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Return the body as text."""
+        return bytes(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write the body, waiting for the socket after each piece."""
+        body = memoryview(self._value)
+        for start in range(0, len(body), PIECE_BYTES):
+            await writer.write(body[start : start + PIECE_BYTES])
+
+
+def send_in_pieces(request: Any, **_: object) -> None:  # noqa: ANN401 - botocore has no types
+    """Handle botocore's `before-send` event: replace the body of a signed request by a `RequestBody`."""
+    request.body = RequestBody(request.body)
+
 
 NO_CREDENTIALS: Final = "NoCredentials"
-# Everything that can go wrong between here and a readable answer.
+# All errors that can happen before a readable answer is there.
 _BROKEN: Final = (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, MsgspecError)
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
@@ -40,7 +72,7 @@ T = TypeVar("T")
 
 
 class AiobotocoreTransport:
-    """One aiobotocore Kinesis client; credentials from botocore's chain, the config, or a given session."""
+    """A transport with one aiobotocore client. Credentials come from the config, the session or botocore's chain."""
 
     def __init__(self, config: Config, *, session: AioSession | None = None) -> None:
         self._config = config
@@ -54,8 +86,8 @@ class AiobotocoreTransport:
         """Create the client, and close its connections at the end.
 
         Raises:
-            ConfigError: no region is known, an option of `Config.botocore` is unknown, or there is
-                no CA bundle where one was named.
+            ConfigError: no region is configured, an option of `Config.botocore` is unknown, or the CA bundle cannot
+                be read.
         """
         try:
             self._require_ca_bundle()
@@ -64,11 +96,13 @@ class AiobotocoreTransport:
         except ConfigError:
             raise
         except NoRegionError as error:
-            message = "region is set neither in Config nor by AWS_DEFAULT_REGION nor in the profile; name one"
+            message = "no region is configured; set Config.region, AWS_DEFAULT_REGION or the region of the profile"
             raise ConfigError(message) from error
         except (BotoCoreError, TypeError, ValueError) as error:
-            said = without_passwords(str(error)).rstrip(".")
-            message = f"the client cannot be made: {said}; check region, endpoint_url, credentials and Config.botocore"
+            reason = without_passwords(str(error)).rstrip(".")
+            message = (
+                f"the client cannot be created: {reason}; check region, endpoint_url, credentials and Config.botocore"
+            )
             raise ConfigError(message) from error
         try:
             if self._wire is not None:
@@ -83,11 +117,11 @@ class AiobotocoreTransport:
 
     @property
     def client(self) -> Any:  # noqa: ANN401 - botocore has no types
-        """The open aiobotocore client, for calls beside the producer's; None before and after. It makes one attempt."""
+        """The open aiobotocore client, for other calls; None while the transport is not open. It never retries."""
         return self._client
 
     def _require_ca_bundle(self) -> None:
-        """Look at the CA bundle once: without one every request would fail as if there were no connection."""
+        """Check the CA bundle once. If it is missing, every request fails like a broken connection."""
         bundle = self._config.verify_ssl
         if bundle is True:
             bundle = self._session.get_config_variable("ca_bundle") or True
@@ -107,18 +141,18 @@ class AiobotocoreTransport:
             "max_pool_connections": config.max_connections,
             "retries": {"total_max_attempts": 1, "mode": "standard"},
             "tcp_keepalive": True,
-            # Given, it is sent as it is; else botocore puts a longer one together twice for each request.
+            # botocore sends this string unchanged. Without it, botocore builds a longer one twice for each request.
             "user_agent": self._session.user_agent().removesuffix(f" {self._session.user_agent_extra}"),
-            # A proxy for the world outside must not be asked for this machine.
+            # A proxy cannot reach the loopback address of this machine.
             **({"proxies": {}} if _is_loopback(config.endpoint_url) else {}),
             **config.botocore,
-            # What we send is valid; botocore's check costs as much as sending it.
+            # All parameters are valid, and botocore's validation costs as much CPU as sending.
             "parameter_validation": False,
         }
         return {
             "region_name": config.region,
             "endpoint_url": config.endpoint_url,
-            # None lets botocore look for a bundle in AWS_CA_BUNDLE and in the profile, and verifies as well.
+            # With None botocore looks for a bundle in AWS_CA_BUNDLE and in the profile, and verifies too.
             "verify": None if config.verify_ssl is True else config.verify_ssl,
             "aws_access_key_id": config.aws_access_key_id,
             "aws_secret_access_key": config.aws_secret_access_key,
@@ -127,13 +161,13 @@ class AiobotocoreTransport:
         }
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        """Send one request: one attempt, within request_timeout_ms."""
+        """Send one request: one attempt, within `request_timeout_ms`."""
         if self._wire is None:
             return await self._call("put_records", _stock_entries, request.stream, Records=_stock_records(request))
         return await self._call("put_records", _entries, request.stream, Records=request)
 
     async def list_shards(self, stream: str) -> Sequence[Shard] | RequestFailure:
-        """Return all open shards; a page that fails fails the whole, so that no half map is used."""
+        """Return all open shards. If one page fails the whole call fails, because half a shard map is wrong."""
         shards: list[Shard] = []
         arguments: dict[str, Any] = {"MaxResults": SHARDS_PER_PAGE, "ShardFilter": {"Type": "AT_LATEST"}}
         name: str | None = stream
@@ -145,11 +179,11 @@ class AiobotocoreTransport:
             token = page[1]
             if not token:
                 return shards
-            # The token stands for the stream, and must not be sent with its name.
+            # The token replaces the stream's name; Kinesis rejects a request with both.
             name, arguments = None, {"NextToken": token}
 
     async def max_record_bytes(self, stream: str) -> int | RequestFailure:
-        """Ask DescribeStreamSummary for the stream's limit."""
+        """Return the stream's limit on key and data, from DescribeStreamSummary."""
         return await self._call("describe_stream_summary", _max_record_bytes, stream)
 
     async def _call(
@@ -162,7 +196,7 @@ class AiobotocoreTransport:
         if stream is not None:
             arguments.update(stream_argument(stream))
         try:
-            # The whole of it: an answer that trickles in must not outlive the timeout either.
+            # The timeout covers the whole call, so an answer that arrives slowly is cut off too.
             async with asyncio.timeout(self._timeout_seconds + self._config.connect_timeout_ms / 1000):
                 return read(await getattr(self._client, method)(**arguments))
         except ClientError as error:
@@ -171,14 +205,14 @@ class AiobotocoreTransport:
         except (NoCredentialsError, PartialCredentialsError) as error:
             return RequestFailure(NO_CREDENTIALS, f"{error}; configure credentials as for any AWS client")
         except _UNREADABLE as error:
-            # botocore takes nearly any body for an answer in which everything is missing.
-            return RequestFailure(INTERNAL, without_passwords(f"the answer to {method} cannot be read: {error!r}"))
+            # botocore parses nearly any body as an answer without members.
+            return RequestFailure(INTERNAL, without_passwords(f"the answer to {method} cannot be parsed: {error!r}"))
         except _BROKEN as error:
             return RequestFailure(INTERNAL, without_passwords(str(error)) or type(error).__name__)
-        except Exception as error:  # noqa: BLE001 - a session's credentials and event handlers are anybody's code
+        except Exception as error:  # noqa: BLE001 - credential providers and event handlers may raise anything
             return RequestFailure(
                 INTERNAL,
-                without_passwords(f"{method} was not called: the session's own code failed with {error!r}"),
+                without_passwords(f"{method} was not sent: code of the botocore session raised {error!r}"),
             )
 
 
@@ -197,7 +231,7 @@ def _stock_entries(answer: Any) -> list[PutRecordsEntry]:  # noqa: ANN401
 
 
 def _shard_page(answer: Any) -> tuple[list[Shard], str | None]:  # noqa: ANN401
-    # An endpoint that ignores the filter lists closed shards too: those have an end.
+    # An endpoint that ignores the filter lists closed shards too. Those have an ending sequence number.
     shards = [
         Shard(
             shard["ShardId"],
@@ -226,21 +260,14 @@ def _stock_records(request: PutRecordsRequest) -> list[dict[str, Any]]:
 
 
 def _wire(config: Config) -> PutRecordsWire | None:
-    """Return the wire format chosen, None for botocore's own."""
+    """Return the configured wire format, or None for botocore's own."""
     if config.wire_path == "stock":
         return None
-    if config.wire_path == "fast":
-        return json_wire()
-    try:
-        from kpl_core.transport.put_records_cbor import cbor_wire  # noqa: PLC0415 - an extra of its own
-    except ImportError as error:
-        message = "wire_path is 'cbor', which needs cbor2; pip install 'kpl-integrations[cbor]'"
-        raise ConfigError(message) from error
-    return cbor_wire()
+    return json_wire() if config.wire_path == "fast" else cbor_wire()
 
 
 def _is_loopback(endpoint_url: str | None) -> bool:
-    """Say whether an endpoint is on this machine."""
+    """Return True if an endpoint is on this machine's loopback interface."""
     try:
         host = urlsplit(endpoint_url or "").hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

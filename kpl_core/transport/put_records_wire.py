@@ -1,32 +1,37 @@
-"""PutRecords bytes by hand: the request's body from prepared pieces, the answer in one pass.
+"""PutRecords bytes by hand: a request's body from prepared pieces, in JSON or CBOR, and its answer in one pass.
 
-botocore spends 20 ms of CPU on a 5 MiB request and 1 ms on reading 500 results;
-this costs a third and a tenth of that. What is sent is what botocore would
-send, which a test over random requests compares.
+botocore spends 20 ms of CPU on a 5 MiB request and 1 ms on reading 500 results. This module takes a third and a
+tenth of that. It sends the bytes that botocore would send, which a test compares over random requests.
 
-The body is put in place by botocore's public events: `before-parameter-build`
-takes the request out of botocore's sight, `before-call` sets the body (and
-botocore signs it as any other), `before-parse` reads the answer.
+It uses botocore's public events: `before-parameter-build` hides the request from botocore, `before-call` sets the
+body (botocore signs it like any other), and `before-parse` reads the answer.
+
+CBOR (`application/x-amz-cbor-1.1`) is an opt-in that needs the extra `cbor`. It has no Base64, so it sends a quarter
+fewer bytes. AWS's Java SDKs use it for Kinesis by default (aws-sdk-java-v2 issue 3498); botocore's model lists only
+JSON.
 """
 
+import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Final
 
 import msgspec
 import pybase64
 
+from kpl_core.errors import ConfigError
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 
-__all__ = ["PutRecordsWire", "json_wire", "stream_argument"]
+__all__ = ["PutRecordsWire", "cbor_wire", "json_wire", "stream_argument"]
 
 _EVENTS: Final = "kinesis.PutRecords"
 _FIRST_ERROR_STATUS: Final = 300
-# Below it msgspec's Base64 is faster for being in the same call as the rest, above it pybase64's for its vectors.
+# Below this size msgspec's Base64 is faster, because it needs no call of its own; above it pybase64's vector code is.
 SMALL_BYTES: Final = 256
 
 
 class PutRecordsWire:
-    """One way to write a PutRecords request and to read its answer, hooked into a botocore client."""
+    """One wire format: how to write a PutRecords request and read its answer inside a botocore client."""
 
     def __init__(
         self,
@@ -42,9 +47,9 @@ class PutRecordsWire:
         self._error_as_json = error_as_json
 
     def register(self, events: Any) -> None:  # noqa: ANN401 - botocore has no types
-        """Take over the PutRecords calls of a client, whose parameter validation must be off.
+        """Handle the PutRecords calls of a client. The client's parameter validation must be off.
 
-        From then on `client.put_records(Records=request)` takes a `PutRecordsRequest` and returns
+        From then on `client.put_records(Records=request)` accepts a `PutRecordsRequest` and returns
         its entries as "Records".
         """
         events.register(f"before-parameter-build.{_EVENTS}", self._take_request)
@@ -65,12 +70,12 @@ class PutRecordsWire:
             customized_response_dict["Records"] = self._entries(response_dict["body"])
             response_dict["body"] = b""
         elif self._error_as_json is not None:
-            # botocore knows only one protocol for this service; errors are left to it.
+            # botocore parses errors, and its model of Kinesis knows only JSON.
             response_dict["body"] = self._error_as_json(response_dict["body"])
 
 
 def stream_argument(stream: str) -> dict[str, str]:
-    """Return the request member that names a stream: by ARN, also of another account, or by name."""
+    """Return the request member that names a stream: its ARN, which may be of another account, or its name."""
     return {"StreamARN": stream} if stream.startswith("arn:") else {"StreamName": stream}
 
 
@@ -85,10 +90,10 @@ class _Entry(msgspec.Struct, gc=False):
 
 
 def _as_text(value: object) -> str:
-    """Return a str that only derives from str, as numpy's does, as itself; refuse all else."""
+    """Encode an instance of a subclass of str, such as numpy's, as a str. Reject every other type."""
     if isinstance(value, str):
         return str.__str__(value)
-    message = f"a request holds a {type(value).__name__} where a str belongs"
+    message = f"a request has a {type(value).__name__} where a str is needed"
     raise TypeError(message)
 
 
@@ -118,10 +123,106 @@ def json_body(request: PutRecordsRequest) -> bytes:
 
 
 def json_entries(body: bytes) -> list[PutRecordsEntry]:
-    """Return the results in a JSON answer; raises msgspec.MsgspecError if it is none."""
+    """Return the entries of a JSON answer.
+
+    Raises:
+        msgspec.MsgspecError: the body is not such an answer.
+    """
     return _json_output.decode(body).records
 
 
 def json_wire() -> PutRecordsWire:
-    """Return the wire format every Kinesis endpoint speaks."""
+    """Return the wire format that every Kinesis endpoint accepts: AWS JSON 1.1."""
     return PutRecordsWire(content_type="application/x-amz-json-1.1", body=json_body, entries=json_entries)
+
+
+_BYTES = 0x40
+_TEXT = 0x60
+_ARRAY = 0x80
+_MAP = 0xA0
+
+
+def _head(major: int, length: int) -> bytes:
+    """Return the initial bytes of a CBOR item (RFC 8949, section 3)."""
+    if length < 24:  # noqa: PLR2004 - longer lengths do not fit into the initial byte
+        return bytes((major | length,))
+    if length < 1 << 8:
+        return bytes((major | 24, length))
+    if length < 1 << 16:
+        return bytes((major | 25,)) + length.to_bytes(2, "big")
+    return bytes((major | 26,)) + length.to_bytes(4, "big")
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return _head(_TEXT, len(encoded)) + encoded
+
+
+_RECORD = _head(_MAP, 3) + _text("Data")
+_PARTITION_KEY = _text("PartitionKey")
+_EXPLICIT_HASH_KEY = _text("ExplicitHashKey")
+
+
+def cbor_body(request: PutRecordsRequest) -> bytes:
+    """Return the request in CBOR."""
+    ((member, stream),) = stream_argument(request.stream).items()
+    pieces = [_head(_MAP, 2), _text(member), _text(stream), _text("Records"), _head(_ARRAY, len(request.records))]
+    for record in request.records:
+        pieces += (
+            _RECORD,
+            _head(_BYTES, len(record.data)),
+            record.data,
+            _PARTITION_KEY,
+            _text(record.partition_key),
+            _EXPLICIT_HASH_KEY,
+            _text(record.explicit_hash_key),
+        )
+    return b"".join(pieces)
+
+
+def cbor_entries(body: bytes) -> list[PutRecordsEntry]:
+    """Return the entries of a CBOR answer.
+
+    Raises:
+        ValueError: the body is not such an answer.
+    """
+    import cbor2  # noqa: PLC0415 - an extra
+
+    try:
+        answer: Any = cbor2.loads(body)
+        return [
+            PutRecordsEntry(
+                entry.get("SequenceNumber"), entry.get("ShardId"), entry.get("ErrorCode"), entry.get("ErrorMessage")
+            )
+            for entry in answer["Records"]
+        ]
+    except (AttributeError, KeyError, TypeError, cbor2.CBORDecodeError) as error:
+        message = f"the answer of {len(body)} bytes has no results"
+        raise ValueError(message) from error
+
+
+def _error_as_json(body: bytes) -> bytes:
+    import cbor2  # noqa: PLC0415 - an extra
+
+    try:
+        return json.dumps(cbor2.loads(body)).encode()
+    except (ValueError, TypeError, cbor2.CBORDecodeError):
+        # The body is not from Kinesis but, for example, a proxy's page; botocore reports its status.
+        return body
+
+
+def cbor_wire() -> PutRecordsWire:
+    """Return the wire format that AWS's Java SDKs use: CBOR.
+
+    Raises:
+        ConfigError: the extra `cbor` is not installed.
+    """
+    if find_spec("cbor2") is None:
+        message = "wire_path is 'cbor', which needs cbor2; pip install 'kpl-integrations[cbor]'"
+        raise ConfigError(message)
+    return PutRecordsWire(
+        content_type="application/x-amz-cbor-1.1",
+        body=cbor_body,
+        entries=cbor_entries,
+        error_as_json=_error_as_json,
+    )

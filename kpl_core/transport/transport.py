@@ -1,4 +1,4 @@
-"""What the producer needs of Kinesis: three calls, whose failures are values."""
+"""The calls that the producer makes to Kinesis, and checks of what a transport returns. Failures are values."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -11,36 +11,36 @@ from kpl_core.records.record_result import INTERNAL
 
 __all__ = ["KinesisTransport", "as_answer", "as_record_limit", "as_shards"]
 
-# Of an answer that is none.
+# How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
 
 
 class KinesisTransport(Protocol):
-    """The door to the service. `stream` is a name or an ARN.
+    """The interface to the service. `stream` is a name or an ARN.
 
-    A call catches exactly what can go wrong on its way and returns it as a `RequestFailure`;
-    it never swallows a cancellation. Retries are the retrier's, so a call makes one attempt.
+    A call returns every network or service error as a `RequestFailure`, and lets a cancellation pass. It makes one
+    attempt, because the retrier decides about retries.
     """
 
     def open(self) -> AbstractAsyncContextManager[object]:
-        """Return the context in which calls may be made; it owns connections."""
+        """Return the context within which calls may be made. It owns the connections."""
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        """Send one PutRecords request; return an entry for each record, or the failure of them all."""
+        """Send one PutRecords request. Return one entry for each record, or the failure of the whole request."""
 
     async def list_shards(self, stream: str) -> Sequence[Shard] | RequestFailure:
-        """Return all open shards of a stream, all pages of them."""
+        """Return all open shards of a stream, from all pages."""
 
     async def max_record_bytes(self, stream: str) -> int | RequestFailure:
-        """Return the most bytes of key and data that the stream takes in one record."""
+        """Return the stream's limit on one record: the bytes of key and data."""
 
 
-# A transport may be anybody's. What it answers that is no answer must not end the producer, nor leave records that
-# nobody knows the end of: it is a failure, as an endpoint's answer that cannot be read is.
+# A user can write a transport. If it returns an invalid answer, the request fails as it does for an answer that
+# cannot be parsed. So the producer goes on, and every record gets a result.
 
 
 def as_answer(answer: object) -> PutRecordsAnswer:
-    """Return an answer to PutRecords that is one, else a failure that says what it was."""
+    """Return `answer` if it is a valid answer to PutRecords, else a failure that quotes it."""
     if isinstance(answer, RequestFailure):
         if isinstance(answer.code, str):
             return answer
@@ -51,33 +51,35 @@ def as_answer(answer: object) -> PutRecordsAnswer:
         or (entry.error_code is not None and not isinstance(entry.error_code, str))
     ]:
         return answer
-    return _nonsense("put_records", answer, "a list of PutRecordsEntry or a RequestFailure, whose codes are str")
+    return _invalid_answer("put_records", answer, "a list of PutRecordsEntry or a RequestFailure, whose codes are str")
 
 
 def as_shards(shards: object) -> Sequence[Shard] | RequestFailure:
-    """Return an answer to ListShards that is one, else a failure that says what it was."""
+    """Return `shards` if it is a valid answer to ListShards, else a failure that quotes it."""
     if isinstance(shards, RequestFailure):
         return shards
     if isinstance(shards, Sequence) and all(isinstance(shard, Shard) and _is_range(shard) for shard in shards):
         return shards
-    return _nonsense("list_shards", shards, "a list of Shard, whose hash keys are 0 .. 2**128 - 1, or a RequestFailure")
+    return _invalid_answer(
+        "list_shards", shards, "a list of Shard, whose hash keys are 0 .. 2**128 - 1, or a RequestFailure"
+    )
 
 
 def as_record_limit(limit: object) -> int | RequestFailure:
-    """Return an answer to what one record may hold that is one, else a failure that says what it was."""
+    """Return `limit` if it is a valid record limit, else a failure that quotes it."""
     if isinstance(limit, RequestFailure) or (isinstance(limit, int) and limit > 0):
         return limit
-    return _nonsense("max_record_bytes", limit, "a number of bytes above 0, or a RequestFailure")
+    return _invalid_answer("max_record_bytes", limit, "a number of bytes above 0, or a RequestFailure")
 
 
 def _is_range(shard: Shard) -> bool:
-    # What a transport gave; nothing has checked it.
+    # The annotations prove nothing here: these values come from the transport.
     first: object = shard.starting_hash_key
     last: object = shard.ending_hash_key
     return isinstance(first, int) and isinstance(last, int) and 0 <= first <= last <= MAX_HASH_KEY
 
 
-def _nonsense(method: str, answer: object, wanted: str) -> RequestFailure:
-    said = repr(answer)
-    shown = said if len(said) <= _SHOWN_CHARACTERS else f"{said[:_SHOWN_CHARACTERS]}..."
-    return RequestFailure(INTERNAL, f"the transport's {method} answered {shown}; it must return {wanted}")
+def _invalid_answer(method: str, answer: object, wanted: str) -> RequestFailure:
+    text = repr(answer)
+    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return RequestFailure(INTERNAL, f"the transport's {method} returned {shown}; it must return {wanted}")

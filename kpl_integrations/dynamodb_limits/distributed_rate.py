@@ -330,7 +330,7 @@ class _ScaledLimiter:
     def _report(self) -> bytes:
         now = self._clock()
         read, write = self.limiter.totals()
-        self._limits.look({WHOLE: Usage(self._aggregate, (read, write))}, now)
+        self._limits.measure({WHOLE: Usage(self._aggregate, (read, write))}, now)
         return as_json(self._limits.consumption(now, at=self._wall_clock()))
 
     def _apply_summary(self, body: bytes | None) -> None:

@@ -1,7 +1,7 @@
-"""The HTTP ingest gateway: many tenants, one fair and truthful door to Kinesis."""
+"""The HTTP ingest gateway: many tenants send records, and one producer ships them to Kinesis."""
 
-from kpl_integrations.ingest.admission.admission import ADMISSION, Answer, Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, RefusalAnswer, Refused
 from kpl_integrations.ingest.gateway import IngestGateway
 from kpl_integrations.ingest.settings import IngestSettings, load_settings
 
-__all__ = ["ADMISSION", "Answer", "IngestGateway", "IngestSettings", "Refusal", "Refused", "load_settings"]
+__all__ = ["REFUSALS", "IngestGateway", "IngestSettings", "Refusal", "RefusalAnswer", "Refused", "load_settings"]

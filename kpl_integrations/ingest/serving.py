@@ -1,11 +1,11 @@
-"""Serve a gateway with uvicorn, and end it in the order that loses nothing.
+"""Serve a gateway with uvicorn, and shut it down without losing records.
 
-    SIGTERM  readiness says no; requests are still taken, until load balancers have noticed (`drain_delay_seconds`)
-             the intake closes: 503 for whatever still comes, and long answers end (`gateway.closing`)
-             what is there is delivered (`close_seconds`), the rest is spooled or dead-lettered, and reported
-             the server ends, with the answers to those who waited for their delivery
+    SIGTERM  1. Readiness fails. Requests are still accepted until load balancers notice (`drain_delay_seconds`).
+             2. Admission closes: new requests get 503, and long answers such as event streams end.
+             3. Buffered records are delivered (`close_seconds`). The rest is spooled or dead-lettered, and reported.
+             4. The server sends the answers of requests that waited for delivery, and ends.
 
-A second signal takes the waiting out of it: the delay, then the delivering.
+A second SIGTERM skips the delay and the delivery. SIGINT skips the delay, and a third SIGINT skips the delivery.
 """
 
 import contextlib
@@ -20,46 +20,46 @@ import anyio
 import uvicorn
 
 from kpl_core import ProducerReport
-from kpl_integrations.ingest.fast_path.at_once_protocol import AtOnceProtocol
+from kpl_integrations.ingest.fast_path.selection import server_protocol
 from kpl_integrations.ingest.gateway import IngestGateway
 from kpl_integrations.ingest.http.listening import BACKLOG, bound_socket
 
 __all__ = ["GatewayServer", "bound_socket", "url_of"]
 
 _log: Final = logging.getLogger(__name__)
-# Answers on their way when everything is decided.
+# The time for the answers that are ready when the gateway is closed.
 _LAST_ANSWERS_SECONDS: Final = 5
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: it ends when it is told to, and says when it has begun."""
+    """uvicorn's server without signal handlers. It stops when `should_exit` is set, and sets `listening`."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = anyio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         await super().startup(sockets)
         self.listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
 
 def url_of(listening: socket.socket, *, is_tls: bool) -> str:
-    """Return where a socket can be reached."""
+    """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     scheme = "https" if is_tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _spare_the_collector() -> None:
-    """Leave what lives as long as the process out of every collection, and collect less often.
+def _tune_garbage_collection() -> None:
+    """Exclude the long-lived objects from garbage collection, and collect less often.
 
-    A request makes containers that reference counting frees; looking through the whole heap for cycles every few
+    A request creates containers that reference counting frees. Searching the whole heap for cycles after every few
     thousand of them would cost more than the requests.
     """
     gc.collect()
@@ -68,25 +68,25 @@ def _spare_the_collector() -> None:
 
 
 class GatewayServer:
-    """One gateway on one socket, from `run` to the last answer."""
+    """Serve one gateway on one socket, from `run` to the last answer."""
 
     def __init__(self, gateway: IngestGateway, listening: socket.socket) -> None:
         self._gateway = gateway
         self._socket = listening
         settings = gateway.settings
-        gateway.plain_receive = True
+        protocol = server_protocol(gateway, settings)
+        gateway.plain_receive = protocol.is_fast
         self._server = _QuietServer(
             uvicorn.Config(
                 gateway,
-                http=AtOnceProtocol.asking(gateway).with_bounds(
-                    header_seconds=settings.header_seconds, max_header_bytes=settings.max_header_bytes
-                ),
+                http=protocol.http,
+                h11_max_incomplete_event_size=settings.max_header_bytes,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Nobody's word is taken for who a client is and whether it speaks TLS, unless the settings name whose.
+                # X-Forwarded-For and -Proto are ignored unless the settings name trusted proxies.
                 proxy_headers=settings.forwarded_allow_ips is not None,
                 forwarded_allow_ips=settings.forwarded_allow_ips or "",
                 backlog=BACKLOG,
@@ -97,14 +97,13 @@ class GatewayServer:
                 ssl_keyfile=settings.tls_key,
             )
         )
-        # Where it listens.
         self.url = url_of(listening, is_tls=settings.tls_certificate is not None)
         self._signals = 0
         self._signalled = anyio.Event()
         self._hurry = anyio.Event()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End in order; called again, without waiting. SIGINT is somebody at a terminal: no delay."""
+        """Shut down; see the module. SIGINT comes from a person at a terminal, so it has no delay."""
         self._signals += 1
         self._signalled.set()
         if self._signals > 1 or number is signal.SIGINT:
@@ -113,21 +112,21 @@ class GatewayServer:
             self._gateway.give_up()
 
     async def run(self, *, started: Callable[[], object] = lambda: None) -> ProducerReport:
-        """Serve until `stop`; return what became of all records."""
+        """Serve until `stop`. Return the report of all records."""
         async with self._gateway as gateway, self._serving():
-            _spare_the_collector()
+            _tune_garbage_collection()
             started()
             await self._signalled.wait()
             gateway.drain()
             delay = gateway.settings.drain_delay_seconds
-            _log.info("stopping: not ready any more, and closing in %g s", 0.0 if self._hurry.is_set() else delay)
+            _log.info("stopping: not ready, closing in %g s", 0.0 if self._hurry.is_set() else delay)
             with anyio.move_on_after(delay):
                 await self._hurry.wait()
             return await gateway.close()
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Run the server beside the block, and let it finish its answers after it."""
+        """Run the server during the block, and let it finish its answers afterwards."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._serve)
             await self._server.listening.wait()

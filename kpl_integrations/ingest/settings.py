@@ -1,81 +1,123 @@
-"""Every setting of the gateway: from arguments, else from the environment as KPL_INGEST_..., else its default."""
+"""The settings of the gateway: from arguments, else from the environment as KPL_INGEST_..., else the default."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from types import MappingProxyType
+from typing import Any, Final, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kpl_core import BreakerPolicy, Config, ConfigError, DeadLetterOptions, FairnessPolicy, SpoolOptions, TierPolicy
 from kpl_core.options.kinesis_limits import MIB
+from kpl_core.options.validation import Bound, require_number
 from kpl_integrations.ingest.decoding import DecodeLimits
 from kpl_integrations.ingest.tenants import Ack
 
-__all__ = ["IngestSettings", "load_settings", "unknown_variables"]
+__all__ = ["BOUNDS", "IngestSettings", "load_settings", "unknown_variables"]
 
 _PREFIX: Final = "KPL_INGEST_"
 
-_Seconds = Annotated[float, Field(ge=0, le=86_400)]
-_Port = Annotated[int, Field(ge=0, le=65_535)]
 _LEAST_ADMIN_KEY: Final = 16
+_HOUR: Final = 3_600
+_DAY: Final = 86_400
+
+
+# The bounds of all settings that are numbers.
+BOUNDS: Final[Mapping[str, Bound]] = MappingProxyType(
+    {
+        "port": Bound(0, 65_535, "", whole=True),
+        "header_seconds": Bound(0, _HOUR, "seconds", above=True),
+        "max_header_bytes": Bound(1_024, MIB, "bytes", whole=True),
+        "body_seconds": Bound(0, _HOUR, "seconds", above=True),
+        "keep_alive_seconds": Bound(1, _HOUR, "seconds", whole=True),
+        "max_connections": Bound(1, 1_000_000, "", whole=True),
+        "workers": Bound(1, 64, "processes", whole=True),
+        "max_body_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
+        "max_reading_bytes": Bound(1_024, 1 << 40, "bytes", whole=True),
+        "max_inflated_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
+        "max_records": Bound(1, 1_000_000, "records in a request", whole=True),
+        "max_depth": Bound(1, 500, "levels of JSON", whole=True),
+        "max_record_bytes": Bound(8_192, 10 * MIB, "bytes", whole=True),
+        "reload_seconds": Bound(0, _HOUR, "seconds", above=True),
+        "idempotency_keys": Bound(1, 1_000_000, "keys of a tenant", whole=True),
+        "idempotency_seconds": Bound(0, _DAY, "seconds"),
+        "max_outstanding_records": Bound(1, math.inf, "records", whole=True),
+        "max_outstanding_bytes": Bound(1, math.inf, "bytes", whole=True),
+        "record_ttl_ms": Bound(100, 1e12, "milliseconds"),
+        "record_max_buffered_time_ms": Bound(0, 1e12, "milliseconds"),
+        "drain_delay_seconds": Bound(0, _DAY, "seconds"),
+        "close_seconds": Bound(0, _DAY, "seconds"),
+    }
+)
 
 
 class IngestSettings(BaseSettings):
-    """The gateway's settings. Sizes are in bytes, durations in seconds unless a name says milliseconds."""
+    """The gateway's settings. Sizes are in bytes, durations in seconds unless a name says milliseconds.
+
+    `BOUNDS` has the bounds of all numbers.
+    """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
 
-    # Where it listens, and for how long it listens to one client.
+    # The address, and the time limits of one client.
     host: str = "127.0.0.1"
-    port: _Port = 8080
+    port: int = 8080
     tls_certificate: Path | None = None
     tls_key: Path | None = None
-    # Proxies whose X-Forwarded-For and -Proto are believed: addresses or networks, with commas; "*": anybody's.
+    # The proxies whose X-Forwarded-For and -Proto are trusted: addresses or networks with commas; "*" trusts all.
     forwarded_allow_ips: str | None = None
-    header_seconds: Annotated[float, Field(gt=0, le=3_600)] = 10.0
-    max_header_bytes: Annotated[int, Field(ge=1_024, le=MIB)] = 32_768
-    body_seconds: Annotated[float, Field(gt=0, le=3_600)] = 30.0
-    keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 75
-    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    header_seconds: float = 10.0
+    max_header_bytes: int = 32_768
+    body_seconds: float = 30.0
+    keep_alive_seconds: int = 75
+    max_connections: int = 10_000
+    # Answer complete requests inside uvicorn's protocol, if the installed uvicorn is supported.
+    fast_path: bool = True
 
-    # Processes of `kpl serve`; a gateway inside an application is always one.
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    # Processes of `kpl serve`. A gateway inside an application always has one.
+    workers: int = 1
 
-    # What a request may hold.
-    # 10 MiB of data, all that a PutRecords request may hold, are 13.4 MiB of base64.
-    max_body_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 16 * MIB
-    # Of all clients together, while they are received.
-    max_reading_bytes: Annotated[int, Field(ge=1_024, le=1 << 40)] = 256 * MIB
-    max_inflated_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 16 * MIB
-    max_records: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    max_depth: Annotated[int, Field(ge=1, le=500)] = 64
-    max_record_bytes: Annotated[int, Field(ge=8_192, le=10 * MIB)] = MIB
+    # Bounds of a request. A PutRecords request may have 10 MiB of data, which is 13.4 MiB of base64.
+    max_body_bytes: int = 16 * MIB
+    # Unfinished bodies of all clients together.
+    max_reading_bytes: int = 256 * MIB
+    max_inflated_bytes: int = 16 * MIB
+    max_records: int = 10_000
+    max_depth: int = 64
+    max_record_bytes: int = MIB
 
-    # Who may use it.
+    # Tenants and keys.
     tenants: Path | None = None
-    reload_seconds: Annotated[float, Field(gt=0, le=3_600)] = 2.0
+    reload_seconds: float = 2.0
     admin_key: SecretStr | None = None
     default_ack: Ack = "queued"
-    idempotency_keys: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    idempotency_seconds: _Seconds = 600.0
+    idempotency_keys: int = 1_000
+    idempotency_seconds: float = 600.0
 
-    # Kinesis, and what is kept until it has answered.
+    # Kinesis, and the buffer in memory; the spool and dead letters are on disk.
     region: str | None = None
     endpoint_url: str | None = None
-    # The deployment's own limit on what the gateway holds; the spool and dead letters stand on disk.
-    max_outstanding_records: Annotated[int, Field(ge=1)] = 100_000
-    max_outstanding_bytes: Annotated[int, Field(ge=1)] = 128 * MIB
-    record_ttl_ms: Annotated[float, Field(ge=100, le=1e12)] = 30_000
-    record_max_buffered_time_ms: Annotated[float, Field(ge=0, le=1e12)] = 100
+    max_outstanding_records: int = 100_000
+    max_outstanding_bytes: int = 128 * MIB
+    record_ttl_ms: float = 30_000
+    record_max_buffered_time_ms: float = 100
     aggregation_enabled: bool = True
     spool: Path | None = None
     dead_letters: Path | None = None
 
-    # How it ends: readiness is false for `drain_delay_seconds`, then the intake closes and what is there drains.
-    drain_delay_seconds: _Seconds = 5.0
-    close_seconds: _Seconds = 20.0
+    # Shutdown: not ready for `drain_delay_seconds`, then no new records, and `close_seconds` to deliver the others.
+    drain_delay_seconds: float = 5.0
+    close_seconds: float = 20.0
+
+    @field_validator(*BOUNDS)
+    @classmethod
+    def _within_bounds(cls, value: float, info: ValidationInfo) -> float:
+        name = str(info.field_name)
+        require_number(name, value, BOUNDS[name], error=ValueError)
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -83,16 +125,16 @@ class IngestSettings(BaseSettings):
             message = "tls_certificate and tls_key belong together; give both or none"
             raise ValueError(message)
         if self.admin_key is not None and len(self.admin_key) < _LEAST_ADMIN_KEY:
-            # An empty one, of a variable that somebody forgot to fill, would be everybody's.
+            # An empty key, from a variable without a value, would admit every client.
             message = (
-                f"admin_key has {len(self.admin_key)} characters; give at least {_LEAST_ADMIN_KEY}, or unset it: "
-                f"then nobody is admin"
+                f"admin_key has {len(self.admin_key)} characters; give at least {_LEAST_ADMIN_KEY}, or unset it to "
+                f"have no administrator"
             )
             raise ValueError(message)
         if self.max_reading_bytes < self.max_body_bytes:
             message = (
                 f"max_reading_bytes is {self.max_reading_bytes:,}, below max_body_bytes, {self.max_body_bytes:,}; "
-                f"raise the one or lower the other"
+                f"raise max_reading_bytes or lower max_body_bytes"
             )
             raise ValueError(message)
         if self.default_ack == "spooled" and self.spool is None:
@@ -101,7 +143,7 @@ class IngestSettings(BaseSettings):
         return self
 
     def decode_limits(self) -> DecodeLimits:
-        """Return what one request may ask of the decoders."""
+        """Return the decoders' bounds of one request."""
         return DecodeLimits(
             max_records=self.max_records, max_record_bytes=self.max_record_bytes, max_depth=self.max_depth
         )
@@ -110,7 +152,7 @@ class IngestSettings(BaseSettings):
         """Return the producer's options.
 
         Raises:
-            ConfigError: one is out of its bounds.
+            ConfigError: an option is out of its bounds.
         """
         letters = self.dead_letters is not None or self.spool is not None
         return Config(
@@ -132,28 +174,31 @@ class IngestSettings(BaseSettings):
 
 
 def load_settings(**given: object) -> IngestSettings:
-    """Return the settings, `given` before the environment; what is None counts as not given.
+    """Return the settings. `given` has precedence over the environment; None counts as not given.
 
     Raises:
-        ConfigError: a setting is unknown or out of its bounds; its value is not repeated.
+        ConfigError: a setting is unknown or invalid. The message repeats no value that may be a secret.
     """
     try:
         return IngestSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         reasons = "; ".join(_reason(each, given) for each in error.errors(include_input=False))
-        message = f"the gateway's settings do not hold: {reasons}"
+        message = f"invalid settings of the gateway: {reasons}"
         raise ConfigError(message) from None
 
 
 def unknown_variables(environment: Iterable[str] = os.environ) -> list[str]:
-    """Return the variables that look like settings and are none, such as misspelt ones."""
+    """Return the environment variables that look like settings but are not, such as misspelt ones."""
     known = {f"{_PREFIX}{name}".upper() for name in IngestSettings.model_fields}
     return sorted(name for name in environment if name.upper().startswith(_PREFIX) and name.upper() not in known)
 
 
 def _reason(error: Mapping[str, Any], given: Mapping[str, object]) -> str:
-    """Say what is wrong with a setting, by the name that it was given under."""
+    """Return what is wrong with a setting, under the name that the caller used."""
+    reason = str(error.get("ctx", {}).get("error", error["msg"]))
     if not error["loc"]:
-        return str(error.get("ctx", {}).get("error", error["msg"]))
+        return reason
     name = str(error["loc"][0])
-    return f"{name if given.get(name) is not None else _PREFIX + name.upper()}: {error['msg']}"
+    shown = name if given.get(name) is not None else _PREFIX + name.upper()
+    # The checker's sentences start with the option's name, pydantic's do not.
+    return shown + (reason.removeprefix(name) if reason.startswith(f"{name} ") else f": {reason}")

@@ -1,17 +1,52 @@
-"""What waits in the queue: a formatted log record, with what else is known of it."""
+"""From a log record to what is queued for it: the formatted bytes, its partition key, and what is too large.
+
+A record that no Kinesis record can hold is truncated, split into pieces, or kept whole as a dead letter.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["ENTRY_BYTES", "Entry", "WholeAndStub", "entry_size"]
+from kpl_core import ConfigError
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_integrations.logging_handler.formatter import JsonFormatter, current_trace
 
-# What CPython keeps beside the bytes of an entry: two object headers and a place in the deque.
-ENTRY_BYTES = 96
+__all__ = [
+    "ENTRY_BYTES",
+    "Entry",
+    "KeyChoice",
+    "KeyOf",
+    "LetterAndStub",
+    "Oversize",
+    "entry_size",
+    "key_chooser",
+    "key_of",
+    "oversize_data",
+    "random_keys",
+]
+
+# What CPython keeps beside the bytes of an entry: two object headers and a slot in the deque.
+ENTRY_BYTES: Final = 96
+
+KeyOf = Callable[[logging.LogRecord], str | None]
+KeyChoice = str | KeyOf
+Oversize = Literal["truncate", "split", "dlq"]
+
+# Enough to reach some hundred shards evenly, and few enough that each is hashed once.
+_RANDOM_KEYS: Final = 1_024
+_EXTRA: Final = "extra:"
+# The longest JSON escape of one character: \u0000.
+_LONGEST_ESCAPE: Final = 6
 
 
-class WholeAndStub(msgspec.Struct, frozen=True, gc=False):
-    """A record that no Kinesis record holds: the whole for the dead letters, its beginning for the stream.
+class LetterAndStub(msgspec.Struct, frozen=True, gc=False):
+    """A record that is too large: the whole for the dead letters, its beginning for the stream.
 
-    Both bear `mark`: the letter in its metadata, the stub as its field `dead_letter`.
+    Both carry `mark`: the letter in its metadata, the stub in its field `dead_letter`.
     """
 
     mark: str
@@ -19,18 +54,133 @@ class WholeAndStub(msgspec.Struct, frozen=True, gc=False):
     stub: bytes
 
 
-# The formatted record, and with it, where it is not drawn by chance, the partition key. A record that was split is
-# a tuple of its pieces.
-Entry = bytes | tuple[str | None, bytes | tuple[bytes, ...] | WholeAndStub]
+# The formatted record. With a tuple the partition key is chosen (None: at random), or the record is too large: then
+# its data is the tuple of its pieces, or a `LetterAndStub`.
+Entry = bytes | tuple[str | None, bytes | tuple[bytes, ...] | LetterAndStub]
 
 
 def entry_size(entry: Entry) -> int:
-    """Return what an entry counts in the queue, in bytes."""
+    """Return how many bytes an entry takes of the queue."""
     if isinstance(entry, bytes):
         return len(entry) + ENTRY_BYTES
     key, data = entry
-    if isinstance(data, WholeAndStub):
+    if isinstance(data, LetterAndStub):
         pieces: tuple[bytes, ...] = (data.whole, data.stub)
     else:
         pieces = (data,) if isinstance(data, bytes) else data
     return sum(len(piece) + ENTRY_BYTES for piece in pieces) + (0 if key is None else len(key))
+
+
+# Partition keys
+
+
+def key_chooser(choice: KeyChoice | None) -> KeyOf | None:
+    """Return the function that chooses a record's partition key, None if the sender takes a random one.
+
+    Raises:
+        ConfigError: the choice is an unknown word, or None, as from a configuration file without a value.
+    """
+    if callable(choice):
+        return choice
+    if choice == "random":
+        return None
+    if choice == "logger":
+        return lambda record: record.name
+    if choice == "trace_id":
+        return _trace_id
+    if choice is not None and choice.startswith(_EXTRA) and len(choice) > len(_EXTRA):
+        field = choice.removeprefix(_EXTRA)
+        return lambda record: _text(getattr(record, field, None))
+    message = (
+        f"partition_key is {choice!r}; it must be 'random', 'logger', 'trace_id', 'extra:<field>' or a function "
+        f"of the log record"
+    )
+    raise ConfigError(message)
+
+
+def key_of(choose: KeyOf, record: logging.LogRecord) -> str | None:
+    """Return the record's partition key within Kinesis' limits, None if it has none."""
+    key = choose(record)
+    if not key:
+        return None
+    return key[:PARTITION_KEY_CHARACTERS].encode(errors="replace").decode()
+
+
+def random_keys() -> Iterator[str]:
+    """Return an endless cycle of random keys."""
+    return cycle([secrets.token_hex(8) for _ in range(_RANDOM_KEYS)])
+
+
+def _trace_id(_record: logging.LogRecord) -> str | None:
+    trace = current_trace()
+    return None if trace is None else trace[0]
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+# Oversize records
+
+
+def oversize_data(
+    record: logging.LogRecord, whole: bytes, text: str, formatter: JsonFormatter, *, rule: Oversize, max_bytes: int
+) -> bytes | tuple[bytes, ...] | LetterAndStub:
+    """Return what is queued for a record whose formatted form is `whole`, by the option `oversize`.
+
+    "truncate" gives JSON with the beginning of `text`, `"truncated": true` and `"original_bytes"`. "dlq" gives the
+    same as a stub beside the whole. "split" gives JSON objects whose messages together are `text`.
+    """
+    # An escape of a lone surrogate would lengthen the text later.
+    text = text.encode(errors="backslashreplace").decode()
+    if rule == "split":
+        return _split(record, text, formatter, max_bytes)
+    marks: dict[str, object] = {"truncated": True, "original_bytes": len(whole)}
+    if rule == "truncate":
+        return _truncated(record, text, formatter, marks, max_bytes)
+    mark = secrets.token_hex(8)
+    return LetterAndStub(mark, whole, _truncated(record, text, formatter, {**marks, "dead_letter": mark}, max_bytes))
+
+
+def _truncated(
+    record: logging.LogRecord, text: str, formatter: JsonFormatter, marks: dict[str, object], max_bytes: int
+) -> bytes:
+    shell = len(formatter.encode_message(record, "", marks))
+    if shell + _LONGEST_ESCAPE <= max_bytes:
+        return formatter.encode_message(record, _fitting(text, max_bytes - shell), marks)
+    shell = len(formatter.encode_bare(record, "", marks))
+    return formatter.encode_bare(record, _fitting(text, max_bytes - shell), marks)
+
+
+def _split(record: logging.LogRecord, text: str, formatter: JsonFormatter, max_bytes: int) -> tuple[bytes, ...]:
+    split_id = secrets.token_hex(8)
+    # As long as the longest mark can be.
+    shell = len(formatter.encode_bare(record, "", {"split": {"id": split_id, "index": 10**9, "count": 10**9}}))
+    pieces: list[str] = []
+    start = 0
+    while start < len(text):
+        piece = _fitting(text[start : start + max_bytes], max_bytes - shell)
+        pieces.append(piece)
+        start += len(piece)
+    return tuple(
+        formatter.encode_bare(record, piece, {"split": {"id": split_id, "index": index, "count": len(pieces)}})
+        for index, piece in enumerate(pieces)
+    )
+
+
+def _fitting(text: str, max_bytes: int) -> str:
+    """Return the longest beginning of `text` that fits `max_bytes` of JSON; at least one character."""
+    low, high = 1, min(len(text), max(1, max_bytes))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _json_bytes(text[:middle]) <= max_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low]
+
+
+def _json_bytes(text: str) -> int:
+    escaped = sum(text.count(character) for character in '"\\')
+    control = sum(character < " " for character in text) if not text.isprintable() else 0
+    return len(text.encode()) + escaped + (_LONGEST_ESCAPE - 1) * control

@@ -1,10 +1,10 @@
-"""A log record as one JSON object, in the caller's thread, for about a microsecond.
+"""Formats a log record as one JSON object, in the caller's thread, in about a microsecond.
 
     plain   {"time": 1763640000.123, "level": "INFO", "logger": "orders", "message": "...", <extra>}
     ecs     Elastic Common Schema (ecs-logging's field names)
     otel    OpenTelemetry's log data model, its field names in JSON
 
-What `extra=` brings is added; what JSON cannot say becomes its `str` (`sayable`).
+The fields of `extra=` are added. A value that JSON cannot represent becomes its `str` (`json_safe`).
 """
 
 import logging
@@ -16,16 +16,14 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from kpl_core import ConfigError
-from kpl_integrations.logging_handler.sayable import sayable, text_of
-from kpl_integrations.logging_handler.trace_context import current_trace
 
-__all__ = ["JsonFormat", "JsonFormatter"]
+__all__ = ["JsonFormat", "JsonFormatter", "current_trace", "json_safe"]
 
 JsonFormat = Literal["plain", "ecs", "otel"]
 Fields = dict[str, Any]
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({})))
-# Left behind by other handlers' formatters.
+# Other handlers' formatters leave these attributes on a record.
 _LEFT_BEHIND: Final = frozenset({"message", "asctime", "taskName"})
 _STANDARD_COUNT: Final = len(_STANDARD)
 _ECS_VERSION: Final = "8.11.0"
@@ -40,11 +38,101 @@ _SEVERITY_NUMBERS: Final = (
 _SEVERITY_TRACE: Final = 1
 
 
-_encode = msgspec.json.Encoder(enc_hook=text_of).encode
+# What stands for a container inside itself, as in Python's own `repr`, and for everything beyond the bounds.
+_LEFT_OUT: Final = "..."
+_DEEPEST: Final = 32
+# Objects that refer to each other in all directions form more paths than can be written.
+_MOST_VALUES: Final = 10_000
+
+
+def _no_trace() -> tuple[str, str] | None:
+    return None
+
+
+def _trace_reader() -> Callable[[], tuple[str, str] | None]:
+    try:
+        from opentelemetry.context import get_current  # noqa: PLC0415 - optional
+        from opentelemetry.trace import format_span_id, format_trace_id, get_current_span  # noqa: PLC0415
+    except ImportError:
+        return _no_trace
+
+    def current() -> tuple[str, str] | None:
+        context = get_current()
+        # Outside of all spans, as most log lines are in an application that does not trace.
+        if not context:
+            return None
+        span = get_current_span(context).get_span_context()
+        return (format_trace_id(span.trace_id), format_span_id(span.span_id)) if span.is_valid else None
+
+    return current
+
+
+# Returns the current trace id and span id in lower-case hex, or None outside of a span and without opentelemetry-api.
+current_trace = _trace_reader()
+
+
+def _text_of(value: object) -> str:
+    """Return the `str` of an object without lone surrogates, which UTF-8 cannot encode; raises nothing itself."""
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 - the object's own code
+        text = f"<{type(value).__qualname__} whose str() fails>"
+    return text.encode(errors="backslashreplace").decode()
+
+
+_encode = msgspec.json.Encoder(enc_hook=_text_of).encode
+
+
+def json_safe(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
+    """Return a copy of `value` that JSON can represent, in bounded time.
+
+    The encoder handles nearly everything and asks `_text_of` for the rest. This is for what makes it fail: a lone
+    surrogate, a cycle, or too deep nesting.
+    """
+    return _JsonCopy().of(value)
+
+
+class _JsonCopy:
+    """One value on its way to JSON, and the containers around the place where the copy stands."""
+
+    def __init__(self) -> None:
+        self._inside: set[int] = set()
+        self._left = _MOST_VALUES
+
+    def of(self, value: object) -> Any:  # noqa: ANN401
+        """Return the value, or what stands for it."""
+        self._left -= 1
+        if value is None or type(value) in {bool, int, float}:
+            return value
+        if isinstance(value, str):
+            return _text_of(value)
+        if isinstance(value, Mapping | list | tuple | set | frozenset):
+            return self._of_container(value)
+        try:
+            # The same text as without this copy.
+            return msgspec.Raw(_encode(value))
+        except Exception:  # noqa: BLE001 - as `_text_of`
+            return _text_of(value)
+
+    def _of_container(self, value: Any) -> Any:  # noqa: ANN401
+        if id(value) in self._inside or len(self._inside) >= _DEEPEST or self._left < 0:
+            return _LEFT_OUT
+        try:
+            # Another thread may change the container meanwhile.
+            members = list(value.items() if isinstance(value, Mapping) else value)
+        except Exception:  # noqa: BLE001 - as `_text_of`
+            return _text_of(value)
+        self._inside.add(id(value))
+        try:
+            if isinstance(value, Mapping):
+                return {_text_of(name): self.of(each) for name, each in members}
+            return [self.of(each) for each in members]
+        finally:
+            self._inside.discard(id(value))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats as JSON; `encode` gives bytes, `format` the same as text.
+    """Formats as JSON. `encode` returns bytes, `format` the same as text.
 
     Raises:
         ConfigError: the format is an unknown word.
@@ -65,7 +153,7 @@ class JsonFormatter(logging.Formatter):
         return self.encode(record).decode()
 
     def encode(self, record: logging.LogRecord) -> bytes:
-        """Return the JSON object; raises what a message's own formatting raises."""
+        """Return the JSON object; raises what formatting the message raises."""
         message = record.msg
         if message.__class__ is not str:
             return self._encode_structured(record)
@@ -73,7 +161,7 @@ class JsonFormatter(logging.Formatter):
             message = message % record.args
         if len(record.__dict__) != _STANDARD_COUNT or record.exc_info or record.stack_info or self._static_fields:
             return self.encode_message(record, message, {})
-        # What most lines are: nothing but what every line has.
+        # Most lines: only the fields that every line has.
         fields = self._make(record, message)
         trace = current_trace()
         if trace is not None:
@@ -81,10 +169,10 @@ class JsonFormatter(logging.Formatter):
         try:
             return _encode(fields)
         except Exception:  # noqa: BLE001 - as below
-            return _encode(sayable(fields))
+            return _encode(json_safe(fields))
 
     def _encode_structured(self, record: logging.LogRecord) -> bytes:
-        """Encode a record whose message is an object: a mapping, as structlog hands it on, becomes fields."""
+        """Encode a record whose message is an object. A mapping, as structlog passes it, becomes fields."""
         extra: Fields = {}
         message: object = record.msg
         if isinstance(message, dict) and not record.args:
@@ -104,24 +192,24 @@ class JsonFormatter(logging.Formatter):
             self._add_extra(fields, extra)
         try:
             return _encode(fields)
-        except Exception:  # noqa: BLE001 - a lone surrogate, a cycle, an object of anybody's: no reason to lose the line
-            return _encode(sayable(fields))
+        except Exception:  # noqa: BLE001 - a lone surrogate, a cycle, a failing object: no reason to lose the line
+            return _encode(json_safe(fields))
 
     def _add_trace(self, fields: Fields, trace: tuple[str, str]) -> None:
         fields[self._trace_names[0]], fields[self._trace_names[1]] = trace
 
     def encode_bare(self, record: logging.LogRecord, message: str, extra: Fields) -> bytes:
-        """Return it without the record's own extra fields and traceback, which may be what is too large."""
+        """Return the same without the record's own extra fields and traceback, which may be what is too large."""
         fields = self._make(record, message)
         self._add_extra(fields, extra)
-        return _encode(sayable(fields))
+        return _encode(json_safe(fields))
 
     def _error_fields(self, record: logging.LogRecord) -> Fields:
         kind, text, stack = self._error_names
         fields: Fields = {}
         if isinstance(record.exc_info, tuple) and record.exc_info[0] is not None:
             fields[kind] = record.exc_info[0].__qualname__
-            fields[text] = text_of(record.exc_info[1])
+            fields[text] = _text_of(record.exc_info[1])
             fields[stack] = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
         elif record.exc_text:
             fields[stack] = record.exc_text
@@ -136,7 +224,7 @@ def _extra_of(record: logging.LogRecord) -> Fields:
 
 def _add_fields(fields: Fields, extra: Fields) -> None:
     for name, value in extra.items():
-        # An extra field must not pass for the level or the message.
+        # An extra field must not replace the level or the message.
         fields[f"extra.{name}" if name in fields else name] = value
 
 
@@ -179,7 +267,7 @@ def _otel(record: logging.LogRecord, message: str) -> Fields:
     }
 
 
-# The text of the last second: strftime costs more than the rest of the record.
+# The text of the latest second, because strftime costs more than the rest of the record.
 _last_second: tuple[int, str] = (-1, "")
 
 

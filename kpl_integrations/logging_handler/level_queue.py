@@ -1,31 +1,76 @@
-"""The bounded queue between those who log and the one who sends: deques by class of level, one bound for all.
+"""The bounded queue between the threads that log and the sender: a deque for each class of level, one bound for all.
 
-The promise: never more records or bytes than allowed; each record accepted is taken or evicted, once; a
-record never makes room for one of a lower class, so ERROR and above stay while anything below is there.
+It never holds more records or bytes than allowed. Each accepted record is taken or evicted, exactly once. No record
+is evicted for one of a lower class, so ERROR and above stay while anything below them is queued.
 
 It reads no clock and takes no lock: its owner holds one.
 """
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kpl_integrations.logging_handler.counts import EVICTED, FULL
+import msgspec
+
 from kpl_integrations.logging_handler.entry import Entry, entry_size
 
-__all__ = ["OVERFLOW_RULES", "LevelQueue", "OverflowRule"]
+__all__ = [
+    "CLOSED",
+    "EVICTED",
+    "FORMAT_ERROR",
+    "FULL",
+    "NOT_KEPT",
+    "OVERFLOW_RULES",
+    "SENDER_FAILED",
+    "SHUTDOWN",
+    "LevelQueue",
+    "LogCounts",
+    "OverflowRule",
+    "SenderQueue",
+]
+
+# Why a record did not arrive, beside the error codes of the producer (Expired, Shutdown, Unknown, ...).
+FULL: Final = "Full"
+EVICTED: Final = "Evicted"
+CLOSED: Final = "Closed"
+FORMAT_ERROR: Final = "FormatError"
+SENDER_FAILED: Final = "SenderFailed"
+SHUTDOWN: Final = "Shutdown"
+# Too large for the stream, and the dead letters did not take it.
+NOT_KEPT: Final = "NotKept"
+
+
+class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of log records since the handler was made, in this process.
+
+    `emitted = delivered + kept + dropped + buffered`, always. A record that was split counts once, and as dropped
+    if one of its pieces was. The handler's own notices are not counted. `Unknown` among the reasons means sent and
+    never answered, so it may be stored. `kept` is in the spool or among the dead letters.
+    """
+
+    emitted: int
+    delivered: int
+    kept: int = 0
+    dropped: Mapping[str, int]
+    buffered: int
+
+    @property
+    def dropped_total(self) -> int:
+        """Return how many records were dropped, for any reason."""
+        return sum(self.dropped.values())
 
 
 class OverflowRule(NamedTuple):
-    """What gives way when there is no room."""
+    """Which records are evicted or refused when the queue is full."""
 
-    # The lowest level of each class but the first; a class may be evicted for a higher one.
+    # The lowest level of each class except the first; a class may be evicted for a higher one.
     thresholds: tuple[int, ...]
-    # Evict records of the newcomer's own class too, else refuse the newcomer.
+    # Evict records of the new record's own class too; otherwise refuse the new record.
     evicts_own_class: bool
-    # Evict the newest of a class first, else the oldest.
+    # Evict the newest record of a class first, otherwise the oldest.
     newest_first: bool
 
 
@@ -36,9 +81,9 @@ OVERFLOW_RULES: Final[Mapping[str, OverflowRule]] = MappingProxyType(
         "drop_lowest_level": OverflowRule(
             (logging.INFO, logging.WARNING, logging.ERROR), evicts_own_class=True, newest_first=False
         ),
-        # Once the wait is over.
+        # After the wait.
         "block": OverflowRule((logging.ERROR,), evicts_own_class=False, newest_first=True),
-        # Where the disk does not take them as fast as they come.
+        # When the disk is slower than the log.
         "spool": OverflowRule((logging.ERROR,), evicts_own_class=True, newest_first=False),
         "dlq": OverflowRule((logging.ERROR,), evicts_own_class=True, newest_first=False),
     }
@@ -46,7 +91,7 @@ OVERFLOW_RULES: Final[Mapping[str, OverflowRule]] = MappingProxyType(
 
 
 class _LevelClass:
-    """The records of one class, in the order they came."""
+    """The records of one class, in the order of arrival."""
 
     __slots__ = ("entries", "rank", "size_bytes")
 
@@ -57,7 +102,7 @@ class _LevelClass:
 
 
 class _ClassOfLevel(dict[int, _LevelClass]):
-    """Each level's class, found out when first met."""
+    """Maps each level to its class, on first use."""
 
     def __init__(self, thresholds: tuple[int, ...], classes: list[_LevelClass]) -> None:
         super().__init__()
@@ -70,7 +115,7 @@ class _ClassOfLevel(dict[int, _LevelClass]):
 
 
 class LevelQueue:
-    """Room for `max_records` formatted records of `max_bytes` together."""
+    """A queue of at most `max_records` formatted records and `max_bytes` together."""
 
     __slots__ = (
         "_class_of",
@@ -82,6 +127,7 @@ class LevelQueue:
         "dropped",
         "free_bytes",
         "free_records",
+        "refused",
         "taken",
     )
 
@@ -95,21 +141,23 @@ class LevelQueue:
         self._crowded_below_bytes = max_bytes // 2
         self.accepted = 0
         self.taken = 0
-        # By reason: refused at the door (Full), or evicted for a better one.
+        # How many never entered the queue.
+        self.refused = 0
+        # By reason: refused, or evicted for another record.
         self.dropped: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return sum(len(each.entries) for each in self._classes)
 
     def put(self, entry: Entry, size: int, level: int) -> bool:
-        """Accept an entry of `size` bytes (`entry_size`), evicting what the rule gives up; say if it was accepted."""
+        """Accept an entry of `size` bytes (`entry_size`), evicting others by the rule; return False if refused."""
         try:
             mine = self._class_of[level]
         except TypeError:
-            # No number, as in `logging.makeLogRecord` of what came over a wire without one.
+            # The level is no number, as in a record that `logging.makeLogRecord` made without one.
             mine = self._classes[0]
         if (self.free_records <= 0 or size > self.free_bytes) and not self._make_room(size, mine):
-            self.dropped[FULL] += 1
+            self.refuse(FULL)
             return False
         self.free_records -= 1
         self.free_bytes -= size
@@ -118,18 +166,23 @@ class LevelQueue:
         self.accepted += 1
         return True
 
+    def refuse(self, reason: str) -> None:
+        """Count a record that never entered the queue."""
+        self.refused += 1
+        self.dropped[reason] += 1
+
     def has_room(self, size: int) -> bool:
-        """Say whether `put` would evict nothing."""
+        """Return True if `put` would evict nothing."""
         return self.free_records > 0 and size <= self.free_bytes
 
     @property
     def is_crowded(self) -> bool:
-        """Say whether it is more than half full."""
+        """Return True if it is more than half full."""
         return self.free_records < self._crowded_below_records or self.free_bytes < self._crowded_below_bytes
 
-    def _make_room(self, size: int, newcomer: _LevelClass) -> bool:
-        victims = self._classes[: newcomer.rank + self._rule.evicts_own_class]
-        # Nobody goes for a newcomer that would not fit all the same.
+    def _make_room(self, size: int, own_class: _LevelClass) -> bool:
+        victims = self._classes[: own_class.rank + self._rule.evicts_own_class]
+        # Nothing is evicted for a record that would not fit even then.
         if size > self.free_bytes + sum(each.size_bytes for each in victims):
             return False
         if not any(each.entries for each in victims):
@@ -148,7 +201,7 @@ class LevelQueue:
         self.free_records += 1
 
     def take(self, count: int) -> list[tuple[bool, Entry]]:
-        """Remove and return up to `count` entries, the highest class first; with each, whether it is of the highest."""
+        """Remove and return up to `count` entries, the highest class first, each with True if it is of the highest."""
         taken: list[tuple[bool, Entry]] = []
         for each in reversed(self._classes):
             is_highest = each.rank == len(self._classes) - 1
@@ -158,3 +211,11 @@ class LevelQueue:
                 taken.append((is_highest, entry))
         self.taken += len(taken)
         return taken
+
+
+class SenderQueue(NamedTuple):
+    """A level queue with its lock; `room` is the condition of that lock, notified when the queue has room."""
+
+    records: LevelQueue
+    lock: "threading.RLock"
+    room: threading.Condition

@@ -1,24 +1,26 @@
-"""What a handler can be told, in the plain words of `dictConfig`, checked once."""
+"""The options of the handler as `dictConfig` gives them, checked once."""
 
 import math
 import re
 from pathlib import Path
-from typing import Final, TypedDict, get_args
+from typing import Final, Literal, TypedDict, get_args
 
 import msgspec
 
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
 from kpl_core.options.kinesis_limits import MIB
-from kpl_integrations.logging_handler.entry_putter import WithoutRoom
+from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
 from kpl_integrations.logging_handler.formatter import JsonFormat
-from kpl_integrations.logging_handler.oversize import Oversize
-from kpl_integrations.logging_handler.partition_key import KeyChoice
 
-__all__ = ["LogOptions", "LogSettings", "producer_config", "without_room"]
+__all__ = ["LogOptions", "LogSettings", "WithoutRoom", "producer_config", "without_room"]
+
+# What happens to an entry that the producer has no room for, once it cannot wait any longer: it waits all the same,
+# or goes to the spool or to the dead letters.
+WithoutRoom = Literal["wait", "spool", "dlq"]
 
 _BLOCK: Final = re.compile(r"block\((\d+(?:\.\d+)?)\)")
 _OVERFLOWS: Final = ("drop_oldest", "drop_newest", "drop_lowest_level", "spool", "dlq")
-# A log record seldom has fewer bytes; so the bytes are the bound.
+# A log record seldom has fewer bytes, so the bytes are the effective bound.
 _LEAST_RECORD_BYTES: Final = 100
 
 
@@ -37,10 +39,11 @@ class LogOptions(TypedDict, total=False):
     max_sending_bytes: int
     close_timeout: float
     notice_seconds: float
+    flush_on_sigterm: bool
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The same with their defaults; what each means is told by `KinesisHandler`.
+    """The same with their defaults. `KinesisHandler` describes each.
 
     Raises:
         ConfigError: an option is out of its bounds.
@@ -58,6 +61,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_sending_bytes: int = 2 * MIB
     close_timeout: float = 5.0
     notice_seconds: float = 10.0
+    flush_on_sigterm: bool = False
 
     def __post_init__(self) -> None:
         """Check every option that nothing else checks."""
@@ -69,18 +73,18 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overflow_rule(self) -> str:
-        """Return the rule of the queue, without its argument."""
+        """Return the queue's rule, without its argument."""
         return self.overflow.partition("(")[0]
 
     @property
     def block_seconds(self) -> float:
-        """Return how long an `emit` may wait for room, 0 but for `block(seconds)`."""
+        """Return how many seconds an `emit` may wait for room; 0 unless overflow is `block(seconds)`."""
         blocking = _BLOCK.fullmatch(self.overflow)
         return 0.0 if blocking is None else float(blocking[1])
 
 
 def without_room(settings: LogSettings, config: Config, *, is_shared: bool) -> WithoutRoom:
-    """Return what becomes of a record for which there is no room, once it cannot wait."""
+    """Return what happens to a record without room in the producer (see `WithoutRoom`)."""
     if is_shared:
         return "wait"
     if config.spool is not None and settings.overflow != "dlq":
@@ -89,10 +93,10 @@ def without_room(settings: LogSettings, config: Config, *, is_shared: bool) -> W
 
 
 def producer_config(settings: LogSettings, config: Config | None, *, is_shared: bool) -> Config:
-    """Return the options of the handler's producer: `config`, or what the plain words say.
+    """Return the options of the handler's producer: `config`, or one made from the plain options.
 
     Raises:
-        ConfigError: something is to be kept, and there is no place to keep it.
+        ConfigError: records are to be kept, and no file is configured to keep them in.
     """
     if config is None:
         path = None if settings.spool_path is None else Path(settings.spool_path)
@@ -127,7 +131,7 @@ def _require_choice(name: str, value: object, allowed: tuple[str, ...], *, also:
 
 
 def _require_positive(name: str, value: object) -> None:
-    # A configuration file's words may come as text; and no thread can be waited for without end.
+    # A configuration file may give text. A wait for a thread needs a finite bound.
     if not isinstance(value, int | float) or not 0 < value < math.inf:
         message = f"{name} is {value!r}; it must be a finite number above 0"
         raise ConfigError(message)

@@ -1,7 +1,8 @@
-"""The one thread that sends: takes what waits, puts it, and ends in time.
+"""The handler's sender: takes entries from the level queue, puts them, counts their results, and ends in time.
 
-Emitting threads wake it when it is idle; while there is work it looks again every 20 ms by itself, which
-costs them nothing. It never touches a logger: whoever closes a handler may hold logging's lock.
+It is a record source of a background sender: the handler's own, or that of a `BlockingProducer` of the application.
+Threads that log wake it when it is idle. While it has work it looks at the queue every 20 ms by itself, which costs
+those threads nothing. It never touches a logger, because a thread that closes a handler may hold logging's lock.
 """
 
 import asyncio
@@ -10,127 +11,174 @@ import math
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
+from kpl_core import BlockingProducer, BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
+from kpl_core.background.sender import BackgroundSender
+from kpl_core.producer.delivery import ResultCallback
+from kpl_core.records.user_record import Tier
+from kpl_integrations.logging_handler.entry import Entry, LetterAndStub, random_keys
+from kpl_integrations.logging_handler.level_queue import (
+    EVICTED,
+    NOT_KEPT,
+    SENDER_FAILED,
+    SHUTDOWN,
+    LogCounts,
+    SenderQueue,
+)
+from kpl_integrations.logging_handler.options import LogSettings, WithoutRoom
 
-from kpl_core import InvalidUserRecord, KplError, Producer, ProducerClosed
-from kpl_integrations.logging_handler.counts import EVICTED, NOT_KEPT, SENDER_FAILED, SHUTDOWN, LogCounts
-from kpl_integrations.logging_handler.drop_notices import DropNotices, NoticeMaker
-from kpl_integrations.logging_handler.entry import Entry
-from kpl_integrations.logging_handler.entry_putter import EntryPutter, WithoutRoom
-from kpl_integrations.logging_handler.level_queue import LevelQueue
-from kpl_integrations.logging_handler.options import LogSettings
-from kpl_integrations.logging_handler.own_threads import enter_own_thread, leave_own_thread
-from kpl_integrations.logging_handler.sender_loop import SenderLoop
+__all__ = ["SENDER_THREADS", "SPILL_SHARE", "LogSender", "write_to_stderr"]
 
-__all__ = ["SPILL_SHARE", "Intake", "Sender", "say"]
+# The identities of the threads that send. No handler takes what is logged in them: it would never end.
+SENDER_THREADS: Final[set[int]] = set()
 
 _CHUNK_RECORDS: Final = 500
 _POLL_SECONDS: Final = 0.02
 _EMPTY_POLLS_BEFORE_IDLE: Final = 5
-# Of the time to close, after what the rest of the queue goes to disk, where there is one; and after what it is
-# given up.
+# The shares of the time to close after which the rest of the queue goes to disk, where that is configured, and after
+# which it is given up.
 SPILL_SHARE: Final = 0.3
 _QUEUE_SHARE: Final = 0.6
-# Of what is left then, after what the stream is told which records are lost; and of the last part, what disk and
-# connections have for their end.
+# The share of what is left then after which a notice in the stream reports what is lost, and the share of the last part
+# that is kept back for disk and connections to close.
 _FLUSH_SHARE: Final = 0.6
 _END_SHARE: Final = 0.25
 _JOIN_GRACE_SECONDS: Final = 0.3
-# A handler that dictConfig replaces is still logged to, for a moment.
+# After dictConfig replaced a handler, threads still log to it for a moment.
 _LINGER_SECONDS: Final = 0.3
 
-# Makes the producer; with False one that keeps nothing on disk.
-ProducerMaker = Callable[[bool], Producer]
+
+class _Piece(NamedTuple):
+    """One user record to put, and the functions that take its result, or the error code of a record never put."""
+
+    key: str
+    data: bytes
+    tier: Tier
+    finished: Callable[[RecordResult], object]
+    failed: Callable[[str], object]
 
 
-class Intake(msgspec.Struct, frozen=True):
-    """What waits to be sent, what never came so far, by reason, and the lock of both and of `Sender.is_idle`.
+class _SplitRecord:
+    """A log record in several user records: it counts once, by the worst result of its pieces."""
 
-    Whoever waits for room in the queue waits for `room`.
+    def __init__(self, sender: "LogSender", pieces: int) -> None:
+        self._sender = sender
+        self._left = pieces
+        self._error_code: str | None = None
+        self._is_kept = False
+
+    def finished(self, result: RecordResult) -> None:
+        """Take the result of one piece."""
+        self._is_kept = self._is_kept or result.kept is not None
+        self._finish(None if result.successful or result.kept is not None else result.error_code or "")
+
+    def failed(self, error_code: str) -> None:
+        """Take the failure of a piece that was never put."""
+        self._finish(error_code)
+
+    def _finish(self, error_code: str | None) -> None:
+        self._error_code = error_code if self._error_code is None else self._error_code
+        self._left -= 1
+        if not self._left:
+            self._sender.count(self._error_code, is_kept=self._is_kept)
+
+
+class LogSender:
+    """Sends what is in a handler's queue, through a producer of its own or the application's `shared` one.
+
+    Args:
+        queue: its lock also guards `is_idle` and the counts.
+        make_producer: makes the handler's own producer; with False one that keeps nothing on disk.
+        make_notice: formats a notice of dropped records, by reason.
+        ended: called in the sender's thread at its end.
     """
-
-    queue: LevelQueue
-    refused: Counter[str]
-    room: threading.Condition
-
-
-class Sender:
-    """Owns a thread, its loop and its producer, from `start` to the end of the thread; calls `ended` there."""
 
     def __init__(
         self,
         stream: str,
-        intake: Intake,
+        queue: SenderQueue,
         settings: LogSettings,
         *,
-        make_producer: ProducerMaker,
-        make_notice: NoticeMaker,
+        shared: BlockingProducer | None,
+        make_producer: Callable[[bool], Producer],
+        make_notice: Callable[[dict[str, int]], bytes],
         without_room: WithoutRoom,
-        ended: Callable[["Sender"], None],
+        ended: Callable[["LogSender"], None],
     ) -> None:
-        self._stream = stream
-        self._queue, self._refused, self._room = intake.queue, intake.refused, intake.room
-        self._make_producer = make_producer
-        self._make_notice = make_notice
+        self._stream, self._queue, self._room = stream, queue.records, queue.room
+        self._make_producer, self._make_notice, self._ended = make_producer, make_notice, ended
         self._without_room: WithoutRoom = without_room
         self._spills_when_crowded = settings.overflow in {"spool", "dlq"}
-        self._notice_seconds = settings.notice_seconds
-        self._ended = ended
-        self._loop = SenderLoop()
-        self._work = asyncio.Event()
-        self._stop = asyncio.Event()
+        self._is_shared = shared is not None
+        self._background = (
+            BackgroundSender(
+                self._open_producer, self, name="kpl-log-sender", lock=queue.lock, own_threads=SENDER_THREADS
+            )
+            if shared is None
+            else shared.sender
+        )
+        self._keys = random_keys()
+        self._pieces: deque[_Piece] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty_polls = 0
         self._deadline = self._spill_at = math.inf
-        self._producer: Producer | None = None
-        self._putter: EntryPutter | None = None
-        self._held: list[tuple[bool, Entry]] = []
-        self._found = 0
         self._linger_until = 0.0
-        self.dropped: Counter[str] = Counter()
-        self.failure: str | None = None
+        # What the files of an earlier run held when the producer opened.
+        self._found = 0
+        self._delivered = self._kept = self._kept_letters = self._pending_letters = 0
+        # What was dropped behind the queue; and what notices in the stream have reported, by reason.
+        self._dropped: Counter[str] = Counter()
+        self._reported: Counter[str] = Counter()
+        self._notice_seconds = settings.notice_seconds
+        self._notice_at = time.monotonic() + settings.notice_seconds
+        self._finished = threading.Event()
         self.is_idle = False
         self.is_closing = False
         self.is_finished = False
-        self._thread = threading.Thread(target=self._run, name="kpl-log-sender", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; raises RuntimeError where the interpreter starts none any more."""
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._loop.close()
-            raise
+        # Why records are lost that come after the end.
+        self.end_reason = SENDER_FAILED
 
     # Called by any thread
 
-    def wake(self) -> None:
-        """Let it look at the queue; called with the lock held, and only if it is idle."""
-        self.is_idle = False
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._work.set)
+    def start(self) -> bool:
+        """Start the thread, or join the shared producer's; return False if that is not open.
 
-    def begin_flush(self, timeout: float) -> "Future[bool]":
-        """Ask that everything emitted so far gets its result; the answer says whether it did, in time."""
-        asked = self._flushed(self._queue.accepted, timeout)
-        try:
-            return asyncio.run_coroutine_threadsafe(asked, self._loop)
-        except RuntimeError:
-            asked.close()
-            done: Future[bool] = Future()
-            done.set_result(True)
-            return done
+        Raises:
+            RuntimeError: the interpreter finalizes and starts no threads.
+            OSError: no file descriptor is left.
+        """
+        if not self._is_shared:
+            self._background.start()
+            return True
+        if not self._background.is_open:
+            return False
+        self._background.run_soon(self._join_shared)
+        return True
+
+    @property
+    def is_current(self) -> bool:
+        """Return True in the sender's own thread."""
+        return self._background.is_current
+
+    def wake(self) -> None:
+        """Look at the queue soon; called with the lock held, and only if the sender is idle."""
+        self.is_idle = False
+        self._background.run_soon(self._poll)
+
+    def begin_flush(self, timeout: float) -> Callable[[float], bool]:
+        """Start a flush of up to `timeout` seconds; return and raise as `BackgroundSender.begin`."""
+        return self._background.begin(lambda: self._flush(timeout))
 
     def spill_from(self, instant: float) -> None:
-        """Keep what finds no room on disk, where there is one, from `instant` on the monotonic clock."""
+        """Keep what finds no room on disk, if that is configured, from `instant` on the monotonic clock."""
         self._spill_at = min(self._spill_at, instant)
 
     def begin_close(self, timeout: float, *, linger: bool = False) -> None:
-        """Ask it to end within `timeout` seconds, `join` included; a second call changes nothing."""
+        """Start to close within `timeout` seconds, `join` included; a second call does nothing."""
         if self.is_closing:
             return
         self.is_closing = True
@@ -139,221 +187,300 @@ class Sender:
         self._deadline = now + within
         self._spill_at = min(self._spill_at, now + SPILL_SHARE * within)
         self._linger_until = now + (_LINGER_SECONDS if linger else 0.0)
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._begin_stop)
+        self._background.run_soon(self._begin_close_in_loop)
 
-    def park(self, timeout: float) -> Callable[[], None]:
-        """Stop the thread between two steps of its loop, while the process forks; return what lets it go on.
-
-        A thread that is forked away inside an import leaves its child with a module nobody can ever import.
-        """
-        parked, go_on = threading.Event(), threading.Event()
-
-        def stand_still() -> None:
-            parked.set()
-            go_on.wait(timeout)
-
-        if self.is_own_thread or self.is_finished:
-            return go_on.set
-        try:
-            self._loop.call_soon_threadsafe(stand_still)
-        except RuntimeError:
-            return go_on.set
-        parked.wait(timeout)
-        return go_on.set
+    def pause(self, timeout: float) -> Callable[[], object]:
+        """Stop the thread while the process forks; see `BackgroundSender.pause`."""
+        return (lambda: None) if self._is_shared else self._background.pause(timeout)
 
     def join(self, timeout: float) -> bool:
-        """Wait for its end; say whether it came."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    @property
-    def is_own_thread(self) -> bool:
-        """Say whether it is the sender itself that asks."""
-        return threading.current_thread() is self._thread
+        """Wait for the end; return True if it came."""
+        if not self._is_shared:
+            return self._background.join(timeout)
+        return self.is_current or self._finished.wait(timeout)
 
     def counts(self) -> LogCounts:
-        """Return its part of the counts: what it took from the queue."""
-        dropped = Counter(self.dropped)
-        delivered = kept = 0
-        if self._producer is not None and self._putter is not None:
-            special = self._putter.special
-            special.settle()
-            report = self._producer.report()
-            # What the files held before is not ours; once it is delivered there is less in them than there was.
-            kept = report.spooled + report.dead_lettered - self._found - special.kept
-            delivered = report.delivered - special.delivered + min(0, kept)
-            kept = max(0, kept) + special.buried
-            dropped.update(report.failed)
-            dropped.subtract(special.failed)
-            dropped[NOT_KEPT] += special.unburied
-        dropped = +dropped
-        taken = self._queue.taken
-        return LogCounts(
-            emitted=taken,
-            delivered=delivered,
-            kept=kept,
-            dropped=dropped,
-            buffered=taken - delivered - kept - dropped.total(),
-        )
-
-    def all_dropped(self) -> Counter[str]:
-        """Return what was dropped at the door and behind it."""
+        """Return where every record that was emitted is."""
         with self._room:
-            dropped = self._queue.dropped + self._refused
-        dropped.update(self.counts().dropped)
-        return dropped
+            dropped = self._queue.dropped + self._dropped
+            emitted = self._queue.accepted + self._queue.refused
+            delivered, kept = self._delivered, self._kept
+        if not self._is_shared and self._background.producer is not None:
+            report = self._background.producer.report()
+            # What left the files since was delivered.
+            still_kept = min(kept, max(0, report.spooled + report.dead_lettered - self._found))
+            delivered, kept = delivered + kept - still_kept, still_kept
+        kept += self._kept_letters
+        buffered = emitted - delivered - kept - dropped.total()
+        return LogCounts(emitted=emitted, delivered=delivered, kept=kept, dropped=dropped, buffered=buffered)
 
     # In its thread
 
-    def _run(self) -> None:
-        enter_own_thread()
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._main())
-        except KplError as error:
-            self.failure = str(error)
-            say(self._stream, f"nothing can be sent: {error}")
-        finally:
-            self._give_up_queue(SHUTDOWN if self.is_closing else SENDER_FAILED)
-            self.is_finished = True
-            self._ended(self)
-            with contextlib.suppress(RuntimeError):
-                self._loop.close()
-            leave_own_thread()
-
-    async def _main(self) -> None:
-        async with AsyncExitStack() as stack:
-            producer = await self._enter_producer(stack)
+    @contextlib.asynccontextmanager
+    async def _open_producer(self) -> AsyncIterator[Producer]:
+        """Open the producer; if another process has its files, open one without them."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                producer = await stack.enter_async_context(self._make_producer(True))  # noqa: FBT003
+            except KplError as error:
+                if self._without_room == "wait":
+                    raise
+                write_to_stderr(self._stream, f"what cannot be delivered is lost, not kept: {error}")
+                self._without_room = "wait"
+                producer = await stack.enter_async_context(self._make_producer(False))  # noqa: FBT003
             self._found = producer.report().accepted
-            self._putter = EntryPutter(
-                self._stream, producer, without_room=self._without_room, cannot_wait=self._cannot_wait
-            )
-            self._producer = producer
-            notices = DropNotices(
-                self._putter,
-                all_dropped=self.all_dropped,
-                make_notice=self._make_notice,
-                interval_seconds=self._notice_seconds,
-                now=time.monotonic(),
-            )
-            pump = asyncio.create_task(self._pump(self._putter, notices))
-            stopped = asyncio.create_task(self._stop.wait())
-            await asyncio.wait({pump, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            await asyncio.wait({pump}, timeout=self._time_left(_QUEUE_SHARE))
-            pump.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await pump
-            self._give_up_queue(SHUTDOWN)
-            # What was given up, and what fails now, is told in the stream as long as anything can be.
-            _ = await producer.flush(self._time_left(_FLUSH_SHARE))
-            _ = notices.tell()
-            await producer.close(timeout=self._time_left(1.0 - _END_SHARE))
+            asyncio.get_running_loop().call_soon(self._poll)
+            yield producer
 
-    async def _enter_producer(self, stack: AsyncExitStack) -> Producer:
-        """Open the producer; without its files, if another process has them."""
+    def _join_shared(self) -> None:
+        SENDER_THREADS.add(threading.get_ident())
+        self._background.add_source(self)
+        self._poll()
+
+    def sender_ended(self) -> None:
+        """Count what is left as dropped; called at the end of the thread."""
+        failure = self._background.failure
+        if isinstance(failure, KplError):
+            write_to_stderr(self._stream, f"nothing can be sent: {failure}")
+        has_failed = failure is not None and not self.is_closing
+        self._finish(SENDER_FAILED if has_failed else SHUTDOWN)
+
+    def _finish(self, reason: str) -> None:
+        if self._is_shared:
+            SENDER_THREADS.discard(threading.get_ident())
+            self._background.remove_source(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._give_up(reason)
+        self.end_reason = reason
+        self.is_finished = True
+        self._ended(self)
+        self._finished.set()
+
+    # Putting
+
+    def drain(self, producer: Producer) -> None:
+        """Put what was taken from the queue, and up to 500 more, as far as the producer has room."""
+        self._put_some(producer)
+
+    def watch_drained(self) -> Callable[[], bool]:
+        """Return a function that returns True once as many entries have been put as are accepted now."""
+        accepted = self._queue.accepted
+        return lambda: (
+            self.is_finished or (not self._pieces and self._queue.taken + self._queue.dropped[EVICTED] >= accepted)
+        )
+
+    def _poll(self) -> None:
+        """Look at the queue, and decide when to look again."""
+        producer = self._background.producer
+        if self.is_finished or producer is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        now = time.monotonic()
+        if now >= self._notice_at and self._report_drops(producer):
+            self._notice_at = now + self._notice_seconds
+        taken = self._put_some(producer)
+        delay = _POLL_SECONDS
+        if taken or self._pieces or self.is_closing:
+            self._empty_polls = 0
+            if taken == _CHUNK_RECORDS and not self._pieces:
+                delay = 0.0
+        else:
+            self._empty_polls += 1
+            if self._empty_polls > _EMPTY_POLLS_BEFORE_IDLE:
+                with self._room:
+                    self.is_idle = not len(self._queue)
+                    if self.is_idle:
+                        # A record that fails later is reported in time too, even if nothing is logged meanwhile.
+                        delay = self._notice_seconds
+        self._timer = asyncio.get_running_loop().call_later(delay, self._poll)
+
+    def _put_some(self, producer: Producer) -> int:
+        """Put what was taken before, then up to 500 more; return how many those were."""
+        if self._pieces:
+            self._put_pieces(producer)
+        if self._pieces or self.is_finished:
+            return 0
+        with self._room:
+            taken = self._queue.take(_CHUNK_RECORDS)
+            if taken:
+                self._room.notify_all()
+        for is_highest, entry in taken:
+            self._add_pieces(producer, entry, "critical" if is_highest else "normal")
+        self._put_pieces(producer)
+        return len(taken)
+
+    def _add_pieces(self, producer: Producer, entry: Entry, tier: Tier) -> None:
+        """Divide an entry into the user records to put."""
+        key, data = (None, entry) if isinstance(entry, bytes) else entry
+        key = next(self._keys) if key is None else key
+        if isinstance(data, bytes):
+            self._pieces.append(_Piece(key, data, tier, self._record_finished, self.count))
+        elif isinstance(data, LetterAndStub):
+            # The letter stands for the log record; what happens to the stub counts for nothing.
+            self._pieces.append(_Piece(key, data.stub, tier, _ignore, _ignore))
+            self._bury(producer, key, data, tier)
+        else:
+            split = _SplitRecord(self, len(data))
+            self._pieces.extend(_Piece(key, piece, tier, split.finished, split.failed) for piece in data)
+
+    def _put_pieces(self, producer: Producer) -> None:
+        while self._pieces:
+            key, data, tier, finished, failed = self._pieces[0]
+            tier_now = self._tier_now(producer, len(key) + len(data), tier)
+            if tier_now is None:
+                return
+            try:
+                delivery = producer.put_nowait(self._stream, partition_key=key, data=data, tier=tier_now)
+            except BufferFull:
+                # The sender comes back after progress, and `_poll` in 20 ms.
+                return
+            except ProducerClosed:
+                self._give_up_pieces(SHUTDOWN)
+                return
+            except InvalidUserRecord:
+                # The stream takes less in one record than was known when this was formatted.
+                self._pieces.popleft()
+                failed("InvalidUserRecord")
+            else:
+                self._pieces.popleft()
+                ResultCallback(delivery, finished)
+
+    def _tier_now(self, producer: Producer, size_bytes: int, tier: Tier) -> Tier | None:
+        """Return the tier to put with now, None if the record waits for room.
+
+        Without room a producer with a spool keeps every tier on disk, and one with dead letters keeps bulk. So a
+        record waits for room, unless waiting would lose the records behind it.
+        """
+        if self._without_room == "wait" or producer.buffer_limit.has_room(size_bytes=size_bytes, tier=tier):
+            return tier
+        if not (self._spills_when_crowded and self._queue.is_crowded) and time.monotonic() < self._spill_at:
+            return None
+        return tier if self._without_room == "spool" else "bulk"
+
+    def _bury(self, producer: Producer, key: str, record: LetterAndStub, tier: Tier) -> None:
+        from kpl_core.durability.spool import SpooledRecord, SpoolError  # noqa: PLC0415 - SQLite, imported by now
+
+        letters = producer.dead_letters
+        metadata = {"dead_letter": record.mark}
+        spooled = SpooledRecord(self._stream, key, record.whole, time.time(), tier=tier, metadata=metadata)
         try:
-            return await stack.enter_async_context(self._make_producer(True))  # noqa: FBT003
-        except KplError as error:
-            if self._without_room == "wait":
-                raise
-            failure = error
-        producer = await stack.enter_async_context(self._make_producer(False))  # noqa: FBT003
-        self._without_room = "wait"
-        say(self._stream, f"what cannot be delivered is lost, not kept: {failure}")
-        return producer
+            buried = None if letters is None else letters.bury_nowait([letters.letter(spooled, "oversize")])
+        except SpoolError:
+            buried = None
+        if buried is None:
+            self.count(NOT_KEPT)
+            return
+        with self._room:
+            self._pending_letters += 1
+        buried.add_done_callback(self._letter_finished)
+
+    # Results
+
+    def count(self, error_code: str | None, *, is_kept: bool = False) -> None:
+        """Count a log record that has its result: an error code, or None."""
+        with self._room:
+            if self.is_finished:
+                return
+            if error_code is not None:
+                self._dropped[error_code] += 1
+            elif is_kept:
+                self._kept += 1
+            else:
+                self._delivered += 1
+
+    def _record_finished(self, result: RecordResult) -> None:
+        is_kept = result.kept is not None
+        self.count(None if result.successful or is_kept else result.error_code or "", is_kept=is_kept)
+
+    def _letter_finished(self, buried: "Future[None]") -> None:
+        has_failed = buried.cancelled() or buried.exception() is not None
+        with self._room:
+            self._pending_letters -= 1
+            if not has_failed:
+                self._kept_letters += 1
+        if has_failed:
+            self.count(NOT_KEPT)
+
+    def _report_drops(self, producer: Producer) -> bool:
+        """Put a notice of what was dropped since the last one; return False if there is no room for it."""
+        with self._room:
+            dropped = self._queue.dropped + self._dropped
+            news = dropped - self._reported
+            if not news:
+                return True
+            self._reported = dropped
+
+        def lost(_reason: str = "") -> None:
+            # The notice did not arrive, so the next one reports this again.
+            with self._room:
+                self._reported -= news
+
+        try:
+            delivery = producer.put_nowait(
+                self._stream, partition_key=next(self._keys), data=self._make_notice(dict(news)), tier="critical"
+            )
+        except (BufferFull, ProducerClosed):
+            lost()
+            return False
+        ResultCallback(delivery, lambda result: None if result.successful or result.kept is not None else lost())
+        return True
+
+    def _give_up(self, reason: str) -> None:
+        """Drop what waits in the queue or behind it."""
+        with self._room:
+            left = len(self._queue.take(len(self._queue)))
+            if left:
+                self._dropped[reason] += left
+            self._room.notify_all()
+        self._give_up_pieces(reason)
+
+    def _give_up_pieces(self, reason: str) -> None:
+        while self._pieces:
+            self._pieces.popleft().failed(reason)
+
+    # Flushing and closing
+
+    async def _flush(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        is_complete = (await self._background.flush_in_loop(timeout)).complete
+        while self._pending_letters and time.monotonic() < deadline:  # noqa: ASYNC110 - the spool's thread counts them
+            await asyncio.sleep(_POLL_SECONDS / 4)
+        return is_complete
+
+    def _begin_close_in_loop(self) -> None:
+        self._closing = asyncio.get_running_loop().create_task(self._close())
+
+    async def _close(self) -> None:
+        producer = await self._background.opened()
+        await asyncio.sleep(self._linger_until - time.monotonic())
+        await self._background.put_queued(self._time_left(_QUEUE_SHARE))
+        self._give_up(SHUTDOWN)
+        await producer.flush(self._time_left(_FLUSH_SHARE))
+        # What is given up now is still reported in the stream, by a notice in the last request.
+        self._report_drops(producer)
+        if not self._is_shared:
+            await producer.close(timeout=self._time_left(1.0 - _END_SHARE))
+            self._background.stop()
+            return
+        await producer.flush(self._time_left(1.0 - _END_SHARE))
+        with self._room:
+            # The owner may still deliver these.
+            counts = self.counts()
+            if counts.buffered:
+                self._dropped["Unknown"] += counts.buffered
+        self._finish(SHUTDOWN)
 
     def _time_left(self, share: float) -> float:
         return max(0.0, self._deadline - time.monotonic()) * share
 
-    def _cannot_wait(self) -> bool:
-        return (self._spills_when_crowded and self._queue.is_crowded) or time.monotonic() >= self._spill_at
 
-    def _begin_stop(self) -> None:
-        self._stop.set()
-        self._work.set()
-
-    def _must_end(self) -> bool:
-        return self._stop.is_set() and time.monotonic() >= self._linger_until
-
-    async def _pump(self, putter: EntryPutter, notices: DropNotices) -> None:
-        """Put what waits, until the queue is empty and the end was asked for."""
-        empty_polls = 0
-        while True:
-            notices.tell_if_due(time.monotonic())
-            with self._room:
-                self._held = self._queue.take(_CHUNK_RECORDS)
-                self._room.notify_all()
-            if self._held:
-                empty_polls = 0
-                is_full_chunk = len(self._held) == _CHUNK_RECORDS
-                await self._hand_over(putter)
-                await asyncio.sleep(0 if is_full_chunk else _POLL_SECONDS)
-            elif self._must_end():
-                return
-            elif empty_polls < _EMPTY_POLLS_BEFORE_IDLE or self._stop.is_set():
-                empty_polls += 1
-                await asyncio.sleep(_POLL_SECONDS)
-            else:
-                await self._sleep_until_woken()
-
-    async def _sleep_until_woken(self) -> None:
-        self._work.clear()
-        with self._room:
-            self.is_idle = not len(self._queue)
-        if not self.is_idle or self._stop.is_set():
-            return
-        # What fails after it was put is told in time too, though nobody logs meanwhile.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._notice_seconds):
-                await self._work.wait()
-        with self._room:
-            self.is_idle = False
-
-    async def _hand_over(self, putter: EntryPutter) -> None:
-        self._held.reverse()
-        while self._held:
-            is_highest, entry = self._held[-1]
-            try:
-                await putter.put(entry, is_highest=is_highest)
-            except ProducerClosed:
-                # A shared one, whose owner closed it first.
-                self._give_up_held(SHUTDOWN)
-                return
-            except InvalidUserRecord:
-                # The stream takes less in one record than was known when this was formatted.
-                self.dropped["InvalidUserRecord"] += 1
-            self._held.pop()
-
-    def _give_up_queue(self, reason: str) -> None:
-        with self._room:
-            left = len(self._queue.take(len(self._queue)))
-            self._room.notify_all()
-        if left:
-            self.dropped[reason] += left
-        self._give_up_held(reason)
-
-    def _give_up_held(self, reason: str) -> None:
-        if self._held:
-            self.dropped[reason] += len(self._held)
-            self._held = []
-
-    async def _flushed(self, accepted: int, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while self._producer is None or self._queue.taken + self._queue.dropped[EVICTED] < accepted or self._held:
-            if time.monotonic() >= deadline:
-                return False
-            self._work.set()
-            await asyncio.sleep(_POLL_SECONDS / 4)
-        is_flushed = (await self._producer.flush(max(0.0, deadline - time.monotonic()))).complete
-        special = None if self._putter is None else self._putter.special
-        while special is not None and special.has_pending_letters and time.monotonic() < deadline:  # noqa: ASYNC110 - the spool's threads tell no loop
-            await asyncio.sleep(_POLL_SECONDS / 4)
-        return is_flushed
+def _ignore(_result: object) -> None:
+    """Do nothing."""
 
 
-def say(stream: str, words: str) -> None:
-    """Write to stderr, where what cannot be logged goes."""
+def write_to_stderr(stream: str, text: str) -> None:
+    """Write a line about a handler to stderr, for what cannot be logged."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"KinesisHandler for stream {stream!r}: {words}\n")
+        sys.stderr.write(f"KinesisHandler for stream {stream!r}: {text}\n")

@@ -1,35 +1,137 @@
-"""OTLP from what the SDK hands out: by OpenTelemetry's own encoders, as protobuf or as JSON.
+"""From what the SDK exports to user records: OTLP messages that fit, each with its partition key.
 
-Each encoded export is a whole `Export{Trace,Logs,Metrics}ServiceRequest`, so a consumer needs nothing of ours.
+OpenTelemetry's own encoders make protobuf or JSON. Each message is a whole `Export{Trace,Logs,Metrics}ServiceRequest`,
+so a consumer needs nothing of this package. An export larger than a Kinesis record is divided by resource, then by
+scope, then by record, and each piece is encoded with its resource and scope.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
+import msgspec
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
+from opentelemetry.sdk.metrics.export import Metric, MetricsData, ResourceMetrics, ScopeMetrics
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from kpl_core import ConfigError
-from kpl_integrations.otel.metric_leaf import MetricLeaf, metrics_data
-from kpl_integrations.otel.options import Encoding, Signal
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_integrations.otel.options import Encoding, KeyChoice, Signal
 
-__all__ = ["Encode", "encoder"]
+__all__ = [
+    "Encode",
+    "MetricLeaf",
+    "Piece",
+    "TracePart",
+    "encoder",
+    "items_in",
+    "keyed_parts",
+    "leaves_of",
+    "pieces",
+    "random_key",
+    "trace_parts",
+]
 
 Encode = Callable[[Sequence[Any]], bytes]
+# Some of an export with its partition key; None stands for a random key for each record.
+Keyed = tuple[str | None, list[Any]]
+
+_RESOURCE_KEY_BYTES: Final = 8
+
+
+# Metrics
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetricLeaf:
+    """A metric, or some of its data points, with its resource and scope. A `partition_key` function receives one."""
+
+    resource_metrics: ResourceMetrics
+    scope_metrics: ScopeMetrics
+    metric: Metric
+
+    @property
+    def resource(self) -> Resource:
+        """Return its resource."""
+        return self.resource_metrics.resource
+
+    @property
+    def instrumentation_scope(self) -> InstrumentationScope:
+        """Return its instrumentation scope."""
+        return self.scope_metrics.scope
+
+    @property
+    def points(self) -> int:
+        """Return how many data points there are."""
+        return len(self.metric.data.data_points)
+
+    def divided(self, parts: int) -> "list[MetricLeaf]":
+        """Return about `parts` leaves with its data points, at least one point each."""
+        points: Sequence[Any] = self.metric.data.data_points
+        data: Any = self.metric.data
+        size = max(1, -(-len(points) // parts))
+        return [
+            dataclasses.replace(
+                self,
+                metric=dataclasses.replace(
+                    self.metric,
+                    data=dataclasses.replace(data, data_points=points[start : start + size]),
+                ),
+            )
+            for start in range(0, len(points), size)
+        ]
+
+
+def leaves_of(data: MetricsData) -> list[MetricLeaf]:
+    """Return every metric of an export."""
+    return [
+        MetricLeaf(resource, scope, metric)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    ]
+
+
+def _metrics_data(leaves: Sequence[MetricLeaf]) -> MetricsData:
+    """Return an export of these metrics, under their resources and scopes."""
+    resources: dict[int, tuple[ResourceMetrics, dict[int, tuple[ScopeMetrics, list[Metric]]]]] = {}
+    for leaf in leaves:
+        _, scopes = resources.setdefault(id(leaf.resource_metrics), (leaf.resource_metrics, {}))
+        _, metrics = scopes.setdefault(id(leaf.scope_metrics), (leaf.scope_metrics, []))
+        metrics.append(leaf.metric)
+    return MetricsData(
+        resource_metrics=[
+            dataclasses.replace(
+                resource,
+                scope_metrics=[dataclasses.replace(scope, metrics=metrics) for scope, metrics in scopes.values()],
+            )
+            for resource, scopes in resources.values()
+        ]
+    )
+
+
+# Encoding
 
 
 def encoder(signal: Signal, encoding: Encoding) -> Encode:
-    """Return what makes bytes of spans, log records or metric leaves.
+    """Return the function that encodes spans, log records or metric leaves.
 
     Raises:
-        ConfigError: the encoding is JSON, and its package is not installed.
+        ConfigError: the encoding is JSON, but its package is not installed.
     """
     return _PROTO[signal] if encoding == "otlp_proto" else _json(signal)
 
 
 def _proto_metrics(leaves: Sequence[MetricLeaf]) -> bytes:
-    encoded: bytes = encode_metrics(metrics_data(leaves)).SerializeToString()
+    encoded: bytes = encode_metrics(_metrics_data(leaves)).SerializeToString()
     return encoded
 
 
@@ -42,7 +144,7 @@ _PROTO: Final[dict[Signal, Encode]] = {
 
 def _json(signal: Signal) -> Encode:
     try:
-        from opentelemetry.exporter.otlp.json.common import (  # noqa: PLC0415 - an extra of its own
+        from opentelemetry.exporter.otlp.json.common import (  # noqa: PLC0415 - another extra
             _log_encoder as logs,
             metrics_encoder as metrics,
             trace_encoder as traces,
@@ -53,6 +155,145 @@ def _json(signal: Signal) -> Encode:
     by_signal: dict[Signal, Encode] = {
         "traces": lambda spans: traces.encode_spans(spans).to_json().encode(),
         "logs": lambda records: logs.encode_logs(records).to_json().encode(),
-        "metrics": lambda leaves: metrics.encode_metrics(metrics_data(leaves)).to_json().encode(),
+        "metrics": lambda leaves: metrics.encode_metrics(_metrics_data(leaves)).to_json().encode(),
     }
     return by_signal[signal]
+
+
+# Dividing
+
+
+class Piece(NamedTuple):
+    """Some of an export, encoded. `data` is None if its smallest part is still too large."""
+
+    data: bytes | None
+    items: int
+
+
+def pieces(leaves: Sequence[Any], encode: Encode, *, max_bytes: int) -> Iterator[Piece]:
+    """Yield the encoded leaves in pieces of at most `max_bytes`, in order within a resource and scope."""
+    data = encode(leaves)
+    if len(data) <= max_bytes:
+        yield Piece(data, items_in(leaves))
+        return
+    parts = _divided(leaves, -(-len(data) // max_bytes))
+    if len(parts) == 1:
+        yield Piece(None, items_in(leaves))
+        return
+    for part in parts:
+        yield from pieces(part, encode, max_bytes=max_bytes)
+
+
+def items_in(leaves: Sequence[Any]) -> int:
+    """Return how many spans, log records or data points there are."""
+    return sum(leaf.points if isinstance(leaf, MetricLeaf) else 1 for leaf in leaves)
+
+
+def _divided(leaves: Sequence[Any], parts: int) -> list[Sequence[Any]]:
+    for place in (_resource, _scope):
+        groups: dict[Hashable, list[Any]] = {}
+        for leaf in leaves:
+            groups.setdefault(place(leaf), []).append(leaf)
+        if len(groups) > 1:
+            return list(groups.values())
+    if len(leaves) == 1 and isinstance(leaves[0], MetricLeaf):
+        return [[part] for part in leaves[0].divided(parts)]
+    size = max(1, -(-len(leaves) // parts))
+    return [leaves[start : start + size] for start in range(0, len(leaves), size)]
+
+
+# By identity: a provider has one resource, and hashing its attributes costs more than encoding a span.
+_resource: Callable[[Any], int] = lambda leaf: id(leaf.resource)  # noqa: E731
+_scope: Callable[[Any], int] = lambda leaf: id(leaf.instrumentation_scope)  # noqa: E731
+
+
+class TracePart(NamedTuple):
+    """The spans of one trace: its id in hex, the encoded request, and how many there are."""
+
+    key: str
+    data: bytes
+    items: int
+
+
+def trace_parts(spans: Sequence[ReadableSpan]) -> Iterator[TracePart]:
+    """Yield each trace as `encode_spans` would encode it, with its spans in order within a resource and scope.
+
+    All spans are encoded once: encoding each trace by itself would encode its resource each time.
+    """
+    requests: dict[bytes, ExportTraceServiceRequest] = {}
+    counts: dict[bytes, int] = {}
+    for resource in encode_spans(spans).resource_spans:
+        of_resource: dict[bytes, ResourceSpans] = {}
+        for scope in resource.scope_spans:
+            of_scope: dict[bytes, ScopeSpans] = {}
+            for span in scope.spans:
+                trace_id = span.trace_id
+                target = of_scope.get(trace_id)
+                if target is None:
+                    place = of_resource.get(trace_id)
+                    if place is None:
+                        request = requests.setdefault(trace_id, ExportTraceServiceRequest())
+                        place = of_resource[trace_id] = request.resource_spans.add(schema_url=resource.schema_url)
+                        place.resource.CopyFrom(resource.resource)
+                    target = of_scope[trace_id] = place.scope_spans.add(schema_url=scope.schema_url)
+                    target.scope.CopyFrom(scope.scope)
+                target.spans.append(span)
+                counts[trace_id] = counts.get(trace_id, 0) + 1
+    for trace_id, request in requests.items():
+        yield TracePart(trace_id.hex(), request.SerializeToString(), counts[trace_id])
+
+
+# Partition keys
+
+
+def keyed_parts(leaves: Sequence[Any], choice: KeyChoice) -> Iterator[Keyed]:
+    """Yield the leaves by partition key, in the order in which the keys first appear."""
+    if choice == "random":
+        yield None, list(leaves)
+        return
+    key_of: Callable[[Any], object]
+    name_of: Callable[[object], str]
+    if callable(choice):
+        key_of, name_of = choice, _cut_key
+    elif choice == "resource":
+        key_of, name_of = _resource_key(), str
+    else:
+        key_of, name_of = _trace_id, _trace_key
+    groups: dict[object, list[Any]] = {}
+    for leaf in leaves:
+        groups.setdefault(key_of(leaf), []).append(leaf)
+    for key, group in groups.items():
+        yield name_of(key) or None, group
+
+
+def random_key() -> str:
+    """Return a key that no other record has."""
+    return secrets.token_hex(8)
+
+
+def _trace_id(span: Any) -> int:  # noqa: ANN401 - a ReadableSpan
+    trace_id: int = span.context.trace_id
+    return trace_id
+
+
+def _trace_key(trace_id: Any) -> str:  # noqa: ANN401 - an int, as _trace_id gave it
+    return f"{trace_id:032x}"
+
+
+def _cut_key(key: object) -> str:
+    return str(key)[:PARTITION_KEY_CHARACTERS]
+
+
+def _resource_key() -> Callable[[Any], str]:
+    """Return a function from a leaf to the key of its resource's attributes, the same in every process."""
+    known: dict[int, str] = {}
+
+    def key(leaf: Any) -> str:  # noqa: ANN401 - a span, log record or metric
+        resource = leaf.resource
+        found = known.get(id(resource))
+        if found is None:
+            attributes = msgspec.json.encode(sorted((name, str(value)) for name, value in resource.attributes.items()))
+            found = known[id(resource)] = hashlib.blake2b(attributes, digest_size=_RESOURCE_KEY_BYTES).hexdigest()
+        return found
+
+    return key

@@ -1,15 +1,15 @@
-"""What an exporter can be told: by keyword, as declarative configuration does, else by the environment.
+"""The options of an exporter: by keyword, as in declarative configuration, otherwise from the environment.
 
     KPL_OTEL_STREAM            the stream's name or ARN
-    KPL_OTEL_REGION            else as for any AWS client
-    KPL_OTEL_ENDPOINT          another endpoint than AWS's, such as a local Kinesis
+    KPL_OTEL_REGION            default: as for any AWS client
+    KPL_OTEL_ENDPOINT          an endpoint other than that of AWS, such as a local Kinesis
     KPL_OTEL_ENCODING          otlp_proto or otlp_json
     KPL_OTEL_PARTITION_KEY     trace_id (spans only), random or resource
     KPL_OTEL_TIMEOUT           milliseconds an export may wait for room
     KPL_OTEL_SHUTDOWN_TIMEOUT  milliseconds a shutdown may take
     KPL_OTEL_BUFFER_BYTES      the bound of what is encoded and not delivered
 
-Each also with the signal in it, which then comes first: KPL_OTEL_TRACES_STREAM, KPL_OTEL_LOGS_ENCODING, ...
+A variable with the signal in its name wins: KPL_OTEL_TRACES_STREAM, KPL_OTEL_LOGS_ENCODING, ...
 """
 
 import os
@@ -39,12 +39,12 @@ KeyChoice = str | Callable[[Any], str]
 MakeTransport = Callable[[Config], KinesisTransport]
 
 _DEFAULT_BUFFER_BYTES: Final = 16 * MIB
-# Before the export's, so that a shutdown of the SDK's own 30 s is never all ours.
+# Below the timeout of an export, and a small part of the 30 s that the SDK gives to a shutdown.
 _DEFAULT_SHUTDOWN_MS: Final = 5_000.0
 _DEFAULT_TIMEOUT_MS: Final = 10_000.0
 # A key of four-byte characters.
 _KEY_BYTES: Final = 4 * PARTITION_KEY_CHARACTERS
-# An OTLP message seldom has fewer bytes; so the bytes are the bound.
+# An OTLP message seldom has fewer bytes, so the bytes are the effective bound.
 _LEAST_RECORD_BYTES: Final = 64
 _KEYS: Final[Mapping[Signal, tuple[str, ...]]] = {
     "traces": ("trace_id", "random", "resource"),
@@ -54,11 +54,12 @@ _KEYS: Final[Mapping[Signal, tuple[str, ...]]] = {
 
 
 class ExporterArguments(TypedDict, total=False):
-    """What every exporter takes by keyword, and what `kinesis_telemetry` hands on to all three.
+    """The keywords of every exporter. `kinesis_telemetry` passes them to all three.
 
-    What is not given, or None, comes from the environment, else from a default; most are in the list above. `config` is
-    the producer's options in full, in place of region, endpoint_url and the bounds of its buffer. With a
-    `meter_provider` the exporter has metrics of its own (`self_metrics`). `transport` makes what replaces the network.
+    A keyword that is not given, or None, comes from the environment, otherwise from a default. `config` is the
+    producer's options in full, in place of region, endpoint_url and the bounds of its buffer. With a `meter_provider`
+    the exporter has metrics of its own (see `exporters`). `transport` makes the transport that replaces the network.
+    `flush_on_sigterm` flushes before SIGTERM ends the process, and calls the handler that was set for it.
     """
 
     region: str | None
@@ -71,6 +72,7 @@ class ExporterArguments(TypedDict, total=False):
     config: Config | None
     meter_provider: MeterProvider | None
     transport: MakeTransport | None
+    flush_on_sigterm: bool | None
 
 
 class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,18 +88,18 @@ class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_data_bytes(self) -> int:
-        """Return the most bytes of one encoded export: a record without the longest key."""
+        """Return the most bytes of one encoded export: a record's limit less the longest key."""
         return self.config.for_stream(self.stream).known_max_record_size - _KEY_BYTES
 
 
 def resolve_options(
     signal: Signal, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> ExporterOptions:
-    """Return the options of the exporter of `signal`: what is `given`, else what the environment says.
+    """Return the options of the exporter of `signal`: those `given`, otherwise those of the environment.
 
     Raises:
-        ConfigError: an option is missing or out of its bounds, and says by which names it can be given.
-        TypeError: there is no option of a name that is given.
+        ConfigError: an option is missing or out of its bounds; the message names it and its variable.
+        TypeError: a given name is no option.
     """
     _require_known(given)
 
@@ -148,7 +150,7 @@ def resolve_options(
 
 
 def _key_choice(signal: Signal, key: KeyChoice | None, *, is_given: bool) -> KeyChoice:
-    # One variable may speak for all signals; only spans can follow the word "trace_id".
+    # One variable may be set for all signals, but only spans can have the key "trace_id".
     if key is None or (key == "trace_id" and signal != "traces" and not is_given):
         return _KEYS[signal][0]
     if not callable(key) and key not in _KEYS[signal]:

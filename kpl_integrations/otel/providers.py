@@ -1,16 +1,16 @@
-"""Providers whose exporters are ours, for an application that configures OpenTelemetry itself.
+"""Providers with Kinesis exporters, for an application that configures OpenTelemetry itself.
 
     telemetry = kinesis_telemetry("telemetry", service_name="orders", region="us-east-1")
     app = FastAPI(telemetry=telemetry.for_fastapi())
 
-FastAPI's own telemetry (from 0.142 on) configures OTLP exporters only, refuses OTEL_*_EXPORTER=kinesis, and never
-shuts down providers it is given: so it is told not to configure, and the end of the process is ours.
+FastAPI's own telemetry (0.142 and later) configures OTLP exporters only, refuses OTEL_*_EXPORTER=kinesis, and never
+shuts down providers that it is given. So its own configuration is turned off, and this package flushes at the end.
 """
 
 import importlib.util
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
@@ -21,13 +21,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kpl_core import ConfigError
-from kpl_integrations.last_flush import take_part
-from kpl_integrations.otel.counts import ExportCounts
-from kpl_integrations.otel.global_flush import hand_over, in_background
-from kpl_integrations.otel.log_record_exporter import KinesisLogRecordExporter
-from kpl_integrations.otel.metric_exporter import KinesisMetricExporter
+from kpl_core.background.process_end import ProcessListener, listen
+from kpl_integrations.otel.exporters import KinesisLogRecordExporter, KinesisMetricExporter, KinesisSpanExporter
+from kpl_integrations.otel.last_flush import begin_in_thread, begin_provider_flush
 from kpl_integrations.otel.options import ExporterArguments, Signal, resolve_options
-from kpl_integrations.otel.span_exporter import KinesisSpanExporter
+from kpl_integrations.otel.sender import ExportCounts
 
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
@@ -35,10 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["KinesisTelemetry", "kinesis_telemetry"]
 
 
-class KinesisTelemetry:
-    """A provider for each signal. They shut themselves down when the process ends, unless a signal ends it.
+class KinesisTelemetry(ProcessListener):
+    """A provider for each signal. They shut down when the interpreter exits.
 
-    Under a server that ends so, `KinesisLifespan` flushes them; without it, call `shutdown` in your own lifespan.
+    They are flushed when a `KinesisLifespan` ends, when uvicorn shuts down, and with `flush_on_sigterm` before SIGTERM
+    ends the process.
     """
 
     def __init__(self, resource: Resource, stream: str | None, arguments: ExporterArguments) -> None:
@@ -47,7 +46,6 @@ class KinesisTelemetry:
         logs = self._exporters["logs"] = KinesisLogRecordExporter(stream, **arguments)
         metrics = KinesisMetricExporter(stream, **arguments)
         self._exporters["metrics"] = metrics
-        # As long as the shutdown of an exporter.
         self._last_flush = max(
             resolve_options(signal, {"stream": stream, **arguments}).shutdown_timeout for signal in self._exporters
         )
@@ -56,15 +54,16 @@ class KinesisTelemetry:
         self.logger_provider = LoggerProvider(resource=resource)
         self.logger_provider.add_log_record_processor(BatchLogRecordProcessor(logs))
         self.meter_provider = MeterProvider([PeriodicExportingMetricReader(metrics)], resource=resource)
-        # How many were lost when that was last told.
-        self._told_losses = self._losses()
-        take_part(self)
+        # How many were lost when a flush last reported it.
+        self._reported_losses = self._losses()
+        _open.add(self)
+        listen(self)
 
     def for_fastapi(self) -> "TelemetryConfig":
-        """Return what `FastAPI(telemetry=...)` takes; more settings of FastAPI's can be added to it.
+        """Return the argument of `FastAPI(telemetry=...)`; other settings of FastAPI can be added to it.
 
         Raises:
-            ConfigError: the installed FastAPI has no telemetry of its own.
+            ConfigError: the installed FastAPI is older than 0.142 and has no telemetry.
         """
         if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("fastapi.telemetry") is None:
             message = (
@@ -80,30 +79,33 @@ class KinesisTelemetry:
         }
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Hand over what the SDK holds, then say whether all since the last flush arrived, within `timeout_millis`."""
+        """Export what the SDK holds; return True if all since the last flush arrived, within `timeout_millis`."""
         deadline = time.monotonic() + timeout_millis / 1_000
         waits = [
-            hand_over("traces", self.tracer_provider, deadline),
-            hand_over("logs", self.logger_provider, deadline),
-            hand_over("metrics", self.meter_provider, deadline),
+            begin_provider_flush("traces", self.tracer_provider, deadline),
+            begin_provider_flush("logs", self.logger_provider, deadline),
+            begin_provider_flush("metrics", self.meter_provider, deadline),
         ]
-        is_handed_over = [wait() for wait in waits]
+        is_exported = [wait() for wait in waits]
         arrived = [
             exporter.force_flush(max(0.0, deadline - time.monotonic()) * 1_000) for exporter in self._exporters.values()
         ]
-        # The SDK's reader flushes the exporter too, which tells of a loss once, and keeps the answer to itself.
-        told, self._told_losses = self._told_losses, self._losses()
-        return all(is_handed_over) and all(arrived) and told == self._told_losses
+        # The SDK's reader flushes the exporter too. A flush reports a loss once, and the reader drops that answer.
+        reported, self._reported_losses = self._reported_losses, self._losses()
+        return all(is_exported) and all(arrived) and reported == self._reported_losses
 
     def _losses(self) -> dict[Signal, int]:
         return {signal: counts.lost_total for signal, counts in self.counts().items()}
 
-    def begin_last_flush(self) -> Callable[[], object]:
-        """Begin to flush all signals (`last_flush`)."""
-        return in_background(lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000), self._last_flush)
+    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+        """Start to flush all signals, within `share` of their longest shutdown timeout."""
+        return begin_in_thread(
+            lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000), self._last_flush * share
+        )
 
     def shutdown(self) -> None:
-        """Deliver what is there, each signal within its shutdown timeout; before that an export may wait for room."""
+        """Deliver what is there, each signal within its shutdown timeout. Before that, an export may wait for room."""
+        _open.discard(self)
         self.tracer_provider.shutdown()
         self.logger_provider.shutdown()
         self.meter_provider.shutdown()
@@ -113,6 +115,10 @@ class KinesisTelemetry:
         return {signal: exporter.counts() for signal, exporter in self._exporters.items()}
 
 
+# The SDK keeps the providers until the process exits, so an application may keep only a tracer of them.
+_open: Final[set[KinesisTelemetry]] = set()
+
+
 def kinesis_telemetry(
     stream: str | None = None,
     *,
@@ -120,7 +126,7 @@ def kinesis_telemetry(
     resource: Resource | None = None,
     **arguments: Unpack[ExporterArguments],
 ) -> KinesisTelemetry:
-    """Return providers for all three signals; `arguments` are the exporters', what is not given the environment's.
+    """Return providers for all three signals. `arguments` are those of the exporters; the environment gives the others.
 
     Raises:
         ConfigError: an option is missing or out of its bounds.

@@ -2,9 +2,9 @@
 
     producer = Producer(config, hooks=[PutRecordsSpans()])
 
-One span for each request. Its links are the spans that were current when its Kinesis records opened: one put
-opens an aggregated record and hundreds join it, so what a put costs stays what it was, and no context is copied.
-A record opened outside of any span, or by a retry, or for a flow that waited its turn, has no link of its own.
+One span for each request, linked to the spans that were current when its Kinesis records opened. One put opens an
+aggregated record and hundreds join it, so a put costs no more than without this hook, and no context is copied. A
+record that opened outside of any span, by a retry, or for a flow that waited in the fair queue has no link.
 """
 
 import time
@@ -34,7 +34,7 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 class PutRecordsSpans:
-    """A hook. `clock` is seconds since 1970, the end of a request at the moment its fact is told."""
+    """A hook. `clock` returns seconds since 1970; it is read when a request has completed."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None = None, *, clock: Callable[[], float] = time.time
@@ -43,16 +43,16 @@ class PutRecordsSpans:
         self._clock = clock
 
     def opening_context(self) -> SpanContext | None:
-        """Return the current span's context; a Kinesis record opens."""
+        """Return the current span's context, for a Kinesis record that opens now."""
         context = get_current_span().get_span_context()
         return None if context is INVALID_SPAN_CONTEXT or not context.is_valid else context
 
     def __call__(self, fact: Fact) -> None:
-        """Make a span of each answered or failed request."""
+        """Make a span of each request that was answered or failed."""
         if not isinstance(fact, RequestCompleted):
             return
         ended_at = self._clock()
-        # A root: whose context happens to be current here has nothing to do with it.
+        # A root span: the context that is current here belongs to something else.
         span = self._tracer.start_span(
             "Kinesis.PutRecords",
             Context(),

@@ -1,36 +1,106 @@
-"""The sender: a producer in a thread and a loop of its own, fed through a bounded inbox.
+"""The exporters' sender: a bounded queue in front of a background sender, and the counts of every item.
 
-The SDK's processors call an exporter from their own threads and heed neither its result nor a timeout
-(opentelemetry-python issues 4555 and 4568), so retries, deadlines and the books are kept here.
+The SDK's processors call an exporter from their own threads and ignore its result and its timeout
+(opentelemetry-python issues 4555 and 4568). So retries, deadlines and counts are kept here.
+
+Nothing that an exporter does is itself traced, or logged back into what it exports. Instrumentations honour the key
+that suppresses them. Log records know no such key, and a batch processor drops their context; but they keep the trace
+they were made in. So an exporter works inside a span that is never recorded, in a trace of its own.
 """
 
 import contextlib
 import logging
+import secrets
 import threading
 import time
-from asyncio import Event as AsyncEvent
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context, attach, detach, set_value
+from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
 
 from kpl_core import BufferFull, KplError, Producer, RecordResult
+from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.producer.delivery import ResultCallback
-from kpl_integrations.exit_safe_loop import ExitSafeLoop
-from kpl_integrations.otel.counts import SENDER_FAILED, UNKNOWN
-from kpl_integrations.otel.quietly import be_quiet
 
-if TYPE_CHECKING:
-    import asyncio
-
-__all__ = ["Sender", "Shipment"]
+__all__ = [
+    "CLOSED",
+    "ENCODING_FAILED",
+    "FULL",
+    "SENDER_FAILED",
+    "TOO_LARGE",
+    "ExportCounts",
+    "Shipment",
+    "TelemetrySender",
+    "is_from_exporter",
+    "suppress_instrumentation",
+]
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
-# Of a shutdown's time, what is kept back for the connections and the thread to end in.
+# Why something did not arrive, beside the producer's error codes (Expired, Shutdown, ...).
+CLOSED: Final = "Closed"
+ENCODING_FAILED: Final = "EncodingFailed"
+FULL: Final = "Full"
+SENDER_FAILED: Final = "SenderFailed"
+TOO_LARGE: Final = "TooLarge"
+_UNKNOWN: Final = "Unknown"
+
+# The share of a shutdown's time that is kept back for the connections and the thread to end.
 _ENDING_SHARE: Final = 0.1
+
+# Its flags say that it is not sampled.
+_EXPORTER_SPAN: Final = SpanContext(
+    trace_id=secrets.randbits(128) | 1, span_id=secrets.randbits(64) | 1, is_remote=False
+)
+
+
+@contextlib.contextmanager
+def suppress_instrumentation() -> Iterator[None]:
+    """Suppress tracing of the block, and mark what is logged in it, in any thread."""
+    token = attach(_suppressing())
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+def is_from_exporter(trace_id: int | None) -> bool:
+    """Return True for what was made by an exporter's own work; to export it would never end."""
+    return trace_id == _EXPORTER_SPAN.trace_id
+
+
+def _suppressing() -> Context:
+    suppressed = set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True)
+    return set_span_in_context(NonRecordingSpan(_EXPORTER_SPAN), suppressed)
+
+
+class ExportCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of spans, log records or data points since the exporter was made, in this process.
+
+    `exported = delivered + kept + lost + pending`, always. `Unknown` among the reasons means sent and never
+    answered before the shutdown's time was over, so it may be stored. `kept` is in the spool or among the
+    dead letters of `config`.
+    """
+
+    exported: int
+    delivered: int
+    kept: int = 0
+    lost: Mapping[str, int]
+    pending: int
+
+    @property
+    def lost_total(self) -> int:
+        """Return how many were lost, for any reason."""
+        return sum(self.lost.values())
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.lost.items()))
+        lost = f"{self.lost_total:,} lost" + (f" ({reasons})" if reasons else "")
+        return f"{self.exported:,} exported: {self.delivered:,} delivered, {lost}, {self.pending:,} pending"
 
 
 class Shipment(NamedTuple):
@@ -42,221 +112,172 @@ class Shipment(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Return what it takes of the buffer."""
+        """Return how many bytes it takes of the buffer."""
         return len(self.partition_key) + len(self.data)
 
 
-class _Generation(msgspec.Struct, eq=False):
-    """What was offered between two flushes: how much of it has no result yet, and how much was lost."""
-
-    pending: int = 0
-    lost: int = 0
-
-
-class Sender:
-    """Sends shipments to one stream; used from any thread.
-
-    `delivered`, `kept`, `lost` and `pending` count items, and are read under `changed`.
-    """
+class TelemetrySender:
+    """Sends shipments to one stream; used from any thread. Bounded by `max_bytes` of what has no result yet."""
 
     def __init__(self, stream: str, *, max_bytes: int, make_producer: Callable[[], Producer]) -> None:
         self._stream = stream
         self._max_bytes = max_bytes
-        self._make_producer = make_producer
-        self.changed = threading.Condition()
-        self._inbox: deque[tuple[Shipment, _Generation]] = deque()
+        self._changed = threading.Condition(lock := threading.RLock())
+        self._inbox: deque[Shipment] = deque()
+        self._taken = 0
         self._pending_bytes = 0
-        self.delivered = self.kept = self.pending = 0
-        self.lost: Counter[str] = Counter()
-        self._generation = _Generation()
-        self._older: list[_Generation] = []
-        # Somebody waited in vain; nobody waits again before something has left.
+        self._delivered = self._kept = self._pending = 0
+        self._lost: Counter[str] = Counter()
+        # How many were lost when a flush last reported it.
+        self._reported_losses = 0
+        # An export waited in vain. The next ones do not wait before something has been delivered.
         self._is_stuck = False
-        self._is_closing = self._is_ready = self.is_finished = False
-        self._is_drain_scheduled = self._is_flush_wanted = False
-        self._deadline = 0.0
-        self._flushing: set[asyncio.Task[object]] = set()
-        self._loop = ExitSafeLoop()
-        self._thread = threading.Thread(target=self._run, name="kpl-otel-sender", daemon=True)
+        self._is_closing = self.is_finished = False
+        self._background = BackgroundSender(
+            make_producer,
+            self,
+            name="kpl-otel-sender",
+            lock=lock,
+            # The thread is the exporter's own, so this stays in force.
+            prepare_thread=lambda: attach(_suppressing()),
+        )
 
     def start(self) -> None:
-        """Start the thread; RuntimeError if the interpreter starts none any more."""
-        self._thread.start()
+        """Start the thread; raises as `BackgroundSender.start`."""
+        self._background.start()
 
-    # In anybody's thread
+    # From any thread
 
     def offer(self, shipment: Shipment, *, deadline: float) -> bool:
-        """Take a shipment as soon as there is room, until the monotonic instant `deadline`; say whether."""
+        """Take a shipment once there is room, by the monotonic instant `deadline`; return False if there was none."""
         size = shipment.size_bytes
-        with self.changed:
+        with self._changed:
             if not self._has_room(size):
                 timeout = 0.0 if self._is_stuck else max(0.0, deadline - time.monotonic())
-                self._is_stuck = not self.changed.wait_for(lambda: self._is_over() or self._has_room(size), timeout)
+                self._is_stuck = not self._changed.wait_for(lambda: self._is_over() or self._has_room(size), timeout)
             if self._is_over() or not self._has_room(size):
                 return False
-            self._inbox.append((shipment, self._generation))
+            self._inbox.append(shipment)
             self._pending_bytes += size
-            self.pending += shipment.items
-            self._generation.pending += 1
-            self._wake()
+            self._pending += shipment.items
+            self._background.wake()
         return True
 
     def refused(self, items: int, reason: str) -> None:
-        """Count what never came as far as the inbox."""
-        with self.changed:
-            self.lost[reason] += items
-            self._generation.lost += items
+        """Count items that never entered the queue."""
+        with self._changed:
+            self._lost[reason] += items
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all that was offered before has its result; say whether all since the last flush arrived."""
-        with self.changed:
-            mine = [*self._older, self._generation]
-            self._older = mine
-            self._generation = _Generation()
-            self._is_flush_wanted = True
-            self._wake()
-            is_settled = self.changed.wait_for(
-                lambda: self.is_finished or not any(each.pending for each in mine), timeout
-            )
-            is_whole = is_settled and not any(each.lost or each.pending for each in mine)
-            self._older = [each for each in self._older if each.pending]
-        return is_whole
+        """Wait until everything that was offered has its result; return True if all since the last flush arrived."""
+        is_complete = True
+        try:
+            is_complete = self._background.begin_flush(timeout)(timeout).complete
+        except SenderStuck:
+            is_complete = False
+        except (SenderEnded, KplError):
+            # It ended, and everything has its result; or this is the sender's own thread.
+            pass
+        with self._changed:
+            reported, self._reported_losses = self._reported_losses, self._lost.total()
+            return is_complete and reported == self._reported_losses
 
     def close(self, timeout: float) -> None:
         """Deliver what is there, for `timeout` seconds at most; what has no result then is lost."""
-        with self.changed:
-            self._deadline = time.monotonic() + timeout
+        with self._changed:
             self._is_closing = True
-            self.changed.notify_all()
-            if self._is_ready:
-                self._call(self._stop.set)
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
-        self._give_up(UNKNOWN)
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout * (1 - _ENDING_SHARE)
+        with contextlib.suppress(SenderEnded, KplError):
+            self._background.begin(partial(self._close_in_loop, deadline))
+            self._background.join(timeout)
+        self._give_up(_UNKNOWN)
 
-    def park(self, timeout: float) -> Callable[[], object]:
-        """Let the thread stand still, between two steps of its loop, while the process forks; return what ends that.
+    def pause(self, timeout: float) -> Callable[[], object]:
+        """Stop the thread while the process forks; see `BackgroundSender.pause`."""
+        return self._background.pause(timeout)
 
-        A child that is forked in the middle of an import has half a module for ever.
-        """
-        parked, released = threading.Event(), threading.Event()
-
-        def stand_still() -> None:
-            parked.set()
-            released.wait(2 * timeout)
-
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._call(stand_still)
-            parked.wait(timeout)
-        return released.set
+    def counts(self) -> ExportCounts:
+        """Return where every item is."""
+        with self._changed:
+            delivered, kept, pending, lost = self._delivered, self._kept, self._pending, self._lost.copy()
+        total = delivered + kept + pending + lost.total()
+        return ExportCounts(exported=total, delivered=delivered, kept=kept, lost=lost, pending=pending)
 
     def _has_room(self, size: int) -> bool:
-        # What is larger than the whole buffer passes alone.
+        # A shipment larger than the whole buffer passes alone.
         return self._pending_bytes + size <= self._max_bytes or not self._pending_bytes
 
     def _is_over(self) -> bool:
         return self._is_closing or self.is_finished
 
-    def _wake(self) -> None:
-        if self._is_ready and not self._is_drain_scheduled:
-            self._is_drain_scheduled = True
-            self._call(self._drain)
-
-    def _call(self, callback: Callable[[], object]) -> None:
-        # A loop that is closed has nobody left who listens.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback)
-
     def _give_up(self, reason: str) -> None:
-        """Whatever has no result now never gets one."""
-        with self.changed:
+        with self._changed:
             if self.is_finished:
                 return
             self.is_finished = True
             self._inbox.clear()
-            if self.pending:
-                self.lost[reason] += self.pending
-            self.pending = self._pending_bytes = 0
-            self.changed.notify_all()
+            if self._pending:
+                self._lost[reason] += self._pending
+            self._pending = self._pending_bytes = 0
+            self._changed.notify_all()
 
-    # In its own thread
+    # In the sender's thread
 
-    def _run(self) -> None:
-        be_quiet()
-        reason = SENDER_FAILED
-        try:
-            self._loop.run_until_complete(self._main())
-            reason = UNKNOWN
-        except KplError as error:
-            _logger.warning("nothing can be sent to stream %r: %s", self._stream, error)
-        finally:
-            self._give_up(reason)
-            self._loop.close()
-
-    async def _main(self) -> None:
-        self._stop = AsyncEvent()
-        async with self._make_producer() as producer:
-            self._producer = producer
-            producer.on_progress(self._progressed)
-            with self.changed:
-                self._is_ready = True
-                is_closing = self._is_closing
-                self._wake()
-            if not is_closing:
-                await self._stop.wait()
-            self._drain()
-            left = self._deadline - time.monotonic()
-            await producer.close(timeout=max(0.0, left * (1 - _ENDING_SHARE)))
-
-    def _progressed(self) -> None:
-        if self._inbox and not self._is_drain_scheduled:
-            self._drain()
-
-    def _drain(self) -> None:
+    def drain(self, producer: Producer) -> None:
         """Put what is in the inbox, as far as the producer has room."""
-        with self.changed:
-            self._is_drain_scheduled = False
-            is_flush_wanted, self._is_flush_wanted = self._is_flush_wanted, False
         while self._inbox:
-            shipment, generation = self._inbox[0]
+            shipment = self._inbox[0]
             try:
-                delivery = self._producer.put_nowait(
-                    self._stream, partition_key=shipment.partition_key, data=shipment.data
-                )
+                delivery = producer.put_nowait(self._stream, partition_key=shipment.partition_key, data=shipment.data)
             except BufferFull:
-                # The producer's own bound is below ours; `_progressed` comes back.
-                break
+                # The producer's own bound is below ours; the sender comes back after progress.
+                return
             except KplError as error:
-                self._inbox.popleft()
-                self._settled(shipment, generation, reason=type(error).__name__)
+                self._take()
+                self._settle(shipment, reason=type(error).__name__)
             else:
-                self._inbox.popleft()
-                ResultCallback(delivery, partial(self._has_result, shipment, generation))
-        if is_flush_wanted:
-            # Its wait is ours; it is asked only to close what is open.
-            task: asyncio.Task[object] = self._loop.create_task(self._producer.flush(timeout=0))
-            self._flushing.add(task)
-            task.add_done_callback(self._flushing.discard)
+                self._take()
+                ResultCallback(delivery, partial(self._has_result, shipment))
 
-    def _has_result(self, shipment: Shipment, generation: _Generation, result: RecordResult) -> None:
-        reason = None if result.successful or result.kept else result.error_code or UNKNOWN
-        self._settled(shipment, generation, reason=reason, is_kept=result.kept is not None)
+    def watch_drained(self) -> Callable[[], bool]:
+        """Return a function that returns True once the producer has everything that is in the inbox now."""
+        with self._changed:
+            last = self._taken + len(self._inbox)
+        return lambda: self._taken >= last
 
-    def _settled(
-        self, shipment: Shipment, generation: _Generation, *, reason: str | None, is_kept: bool = False
-    ) -> None:
-        with self.changed:
+    def sender_ended(self) -> None:
+        """Count what has no result as lost."""
+        failure = self._background.failure
+        if failure is not None:
+            _logger.warning("nothing can be sent to stream %r: %s", self._stream, failure)
+        self._give_up(_UNKNOWN if failure is None else SENDER_FAILED)
+
+    async def _close_in_loop(self, deadline: float) -> None:
+        producer = await self._background.opened()
+        await self._background.put_queued(max(0.0, deadline - time.monotonic()))
+        await producer.close(timeout=max(0.0, deadline - time.monotonic()))
+        self._background.stop()
+
+    def _take(self) -> None:
+        self._inbox.popleft()
+        self._taken += 1
+
+    def _has_result(self, shipment: Shipment, result: RecordResult) -> None:
+        reason = None if result.successful or result.kept else result.error_code or _UNKNOWN
+        self._settle(shipment, reason=reason, is_kept=result.kept is not None)
+
+    def _settle(self, shipment: Shipment, *, reason: str | None, is_kept: bool = False) -> None:
+        with self._changed:
             if self.is_finished:
                 return
-            self.pending -= shipment.items
+            self._pending -= shipment.items
             self._pending_bytes -= shipment.size_bytes
-            generation.pending -= 1
             if reason is not None:
-                self.lost[reason] += shipment.items
-                generation.lost += shipment.items
+                self._lost[reason] += shipment.items
             elif is_kept:
-                self.kept += shipment.items
+                self._kept += shipment.items
             else:
-                self.delivered += shipment.items
+                self._delivered += shipment.items
                 self._is_stuck = False
-            self.changed.notify_all()
+            self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The producer for threads in the hands of others: signals' handlers, and hooks that hang or ask."""
+"""`BlockingProducer` interrupted: signal handlers, hooks that never return, and hooks that read the put's context."""
 
 import contextlib
 import signal
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kpl_core import BlockingProducer, Config, ProducerClosed
-from kpl_core.background.blocking_delivery import BlockingDelivery
-from kpl_core.background.loop_thread import LoopThread
+from kpl_core.background.blocking import BlockingDelivery
+from kpl_core.background.sender import BackgroundSender
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
@@ -24,9 +24,9 @@ from tests.background.test_blocking_guarantees import put
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
 @pytest.mark.parametrize("timeout", [30.0, None])
 @pytest.mark.parametrize(
-    ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (LoopThread, "run_soon")]
+    ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (BackgroundSender, "run_soon")]
 )
-def test_a_signals_handler_may_close_in_the_middle_of_a_put(
+def test_a_signal_handler_can_close_in_the_middle_of_a_put(
     place: type, method: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted, reports = getattr(place, method), []
@@ -57,14 +57,14 @@ def test_a_signals_handler_may_close_in_the_middle_of_a_put(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
-def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted, others = LoopThread.run_soon, []
+def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted, others = BackgroundSender.run_soon, []
 
-    def interrupting(thread: LoopThread, callback: Callable[[], object]) -> None:
+    def interrupting(sender: BackgroundSender, callback: Callable[[], object]) -> None:
         if threading.current_thread() is threading.main_thread():
-            monkeypatch.setattr(LoopThread, "run_soon", interrupted)
+            monkeypatch.setattr(BackgroundSender, "run_soon", interrupted)
             signal.raise_signal(signal.SIGUSR1)
-        interrupted(thread, callback)
+        interrupted(sender, callback)
 
     def put_and_flush(*_: object) -> None:
         others.append(put(orders))
@@ -73,7 +73,7 @@ def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch:
     with blocking(transport()) as orders:
         before = signal.signal(signal.SIGUSR1, put_and_flush)
         try:
-            monkeypatch.setattr(LoopThread, "run_soon", interrupting)
+            monkeypatch.setattr(BackgroundSender, "run_soon", interrupting)
             others.append(put(orders))
         finally:
             signal.signal(signal.SIGUSR1, before)
@@ -81,7 +81,7 @@ def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch:
     assert orders.close().delivered == 2
 
 
-def test_a_hook_that_does_not_return_holds_up_no_flush_and_no_close_beyond_their_time(
+def test_flush_and_close_return_in_time_although_a_hook_never_returns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kpl_core.background.blocking._STUCK_SECONDS", 0.1)
@@ -111,7 +111,7 @@ WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
 
 class _Asking(list[RequestCompleted]):
-    """A hook that remembers who opened what."""
+    """A hook that records the context in which each Kinesis record opened."""
 
     def __call__(self, fact: Fact) -> None:
         if isinstance(fact, RequestCompleted):
@@ -122,7 +122,7 @@ class _Asking(list[RequestCompleted]):
 
 
 @pytest.mark.parametrize("fairness", [None, FairnessPolicy()])
-def test_a_hook_that_asks_where_a_record_comes_from_is_told_of_the_thread_that_put_it(
+def test_an_opening_hook_runs_in_the_context_of_the_put(
     fairness: FairnessPolicy | None,
 ) -> None:
     asking = _Asking()

@@ -1,4 +1,4 @@
-"""A real Chromium, and gateways for it to look at, each in a process of its own."""
+"""A real Chromium and the gateways it opens, each in its own process."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 NO_CHROMIUM = "no `chromium` on the PATH, so the dashboard was not looked at (Debian, Ubuntu: apt install chromium)"
-# As root there is no sandbox; the rest keeps a browser from looking for its maker at every start.
+# Root has no sandbox; the other flags stop the browser's requests to its vendor at every start.
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -65,6 +65,6 @@ def _running(folder: Path, *arguments: str, **environment: str) -> Iterator[Gate
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
-    """Return a function that starts `kpl serve` with arguments and environment; it is ended after the test."""
+    """Return a function that starts `kpl serve` with arguments and environment; the process is ended after the test."""
     with ExitStack() as stack:
         yield lambda *arguments, **environment: stack.enter_context(_running(tmp_path, *arguments, **environment))

@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: live numbers under load, light and dark, phone and desk, nothing from elsewhere."""
+"""The dashboard in a real Chromium: live numbers under load, light and dark, phone and desktop, no foreign requests."""
 
 import json
 import os
@@ -10,23 +10,23 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
+from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
 from tests.browser.conftest import Gateway
 
 pytestmark = pytest.mark.timeout(120)
 Serve = Callable[..., Gateway]
-# Where pictures go if somebody wants to look at them.
+# Where screenshots are saved, if set.
 PICTURES = os.environ.get("KPL_PICTURES")
 SECRET = "an-admin-key-of-32-characters-xyz"
 NUMBER = "[data-number='{}']"
 
 
-# Each tenant's records a second; one of them is rude, and asks for more than its rate.
+# The records a second of each tenant; one of them exceeds its rate.
 TENANTS = {"acme": 400, "globex": 200, "initech": 100, "umbrella": 3_000}
 
 
 class Load:
-    """Tenants that post to a gateway, each from a thread of its own, until the test ends."""
+    """Tenants that post to a gateway, each from its own thread, until the test ends."""
 
     def __init__(self, folder: Path) -> None:
         self.keys = {tenant: new_api_key() for tenant in TENANTS}
@@ -65,7 +65,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
 
 def _looked_at(browser: Browser, url: str, *, width: int = 1400, scheme: str = "light") -> tuple[Page, list[str]]:
-    """Open the dashboard; the list fills with every URL the page asks for."""
+    """Open the dashboard; the list receives every URL that the page requests."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -75,9 +75,9 @@ def _looked_at(browser: Browser, url: str, *, width: int = 1400, scheme: str = "
 
 def _picture(page: Page, name: str, width: int) -> None:
     if PICTURES:
-        page.wait_for_timeout(20_000)  # so that there is something to see
+        page.wait_for_timeout(20_000)  # so that the page has data to show
     picture = page.screenshot(path=PICTURES and Path(PICTURES) / f"{name}.png", full_page=True)
-    # A PNG begins with its signature, and says how wide it is.
+    # A PNG begins with its signature, and contains its width.
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(picture[16:20]) == width
 
@@ -89,13 +89,15 @@ def _enter(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-def test_it_shows_live_numbers_under_load(browser: Browser, serve: Serve, load: Load, width: int, scheme: str) -> None:
+def test_the_dashboard_shows_live_numbers_under_load(
+    browser: Browser, serve: Serve, load: Load, width: int, scheme: str
+) -> None:
     gateway = serve("--local", "--tenants", "tenants.toml", KPL_INGEST_ADMIN_KEY=SECRET)
     page, asked = _looked_at(browser, gateway.url, width=width, scheme=scheme)
     _enter(page)
     load.begin(gateway)
     expect(page.locator("#state")).to_have_text("open")
-    # What was delivered only grows: two looks see two numbers.
+    # The delivered count only grows, so two readings differ.
     books = page.locator("#books")
     expect(books).to_contain_text("delivered")
     expect(page.locator(".shard").first).to_be_visible(timeout=15_000)
@@ -107,14 +109,14 @@ def test_it_shows_live_numbers_under_load(browser: Browser, serve: Serve, load: 
     shown = page.content()
     assert [secret for secret in (SECRET, *load.keys.values()) if secret in shown or stored_key(secret) in shown] == []
     _picture(page, f"dashboard-{scheme}-{width}", width)
-    # Nothing is cut off, at whatever width; tables scroll by themselves.
+    # Nothing is cut off at any width; tables scroll on their own.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(","))) > 380) == (scheme == "light")
     assert [url for url in asked if not url.startswith((gateway.url, "data:"))] == []
 
 
-def test_it_asks_for_the_admin_key_and_keeps_it_to_itself(browser: Browser, serve: Serve, load: Load) -> None:
+def test_the_dashboard_asks_for_the_admin_key_and_does_not_leak_it(browser: Browser, serve: Serve, load: Load) -> None:
     del load  # its tenants are in the file
     gateway = serve("--local", "--tenants", "tenants.toml", KPL_INGEST_ADMIN_KEY=SECRET)
     page, _ = _looked_at(browser, gateway.url)
@@ -132,17 +134,17 @@ def test_it_asks_for_the_admin_key_and_keeps_it_to_itself(browser: Browser, serv
     assert page.evaluate("document.cookie") == ""
 
 
-def test_it_says_when_the_gateway_closes(browser: Browser, serve: Serve) -> None:
+def test_the_dashboard_shows_when_the_gateway_closes(browser: Browser, serve: Serve) -> None:
     gateway = serve("--local", KPL_INGEST_DRAIN_DELAY_SECONDS="0")
     page, _ = _looked_at(browser, gateway.url)
     expect(page.locator("#state")).to_have_text("open")
     gateway.process.terminate()
     expect(page.locator("#state")).to_have_text("closed", timeout=15_000)
-    # An event stream that is open does not keep the process.
+    # An open event stream does not keep the process alive.
     assert gateway.process.wait(timeout=15) in {0, 143}
 
 
-def test_it_comes_back_with_the_gateway_and_asks_for_the_key_where_there_is_one(
+def test_the_dashboard_reconnects_and_asks_for_the_key_if_one_is_set(
     browser: Browser, serve: Serve, load: Load
 ) -> None:
     del load  # its tenants are in the file

@@ -1,4 +1,4 @@
-"""Chaos runs over real sockets, files and processes, in real time. `KPL_CHAOS=short`: a tenth of it."""
+"""The chaos tests use real sockets, files and processes, in real time. `KPL_CHAOS=short` runs a tenth of the load."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A producer under load, and what must hold when the trouble is over."""
+"""A producer under load, and the checks after the fault is over."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from tests.durability.prometheus_text import Scrape, watched
 from tests.durability.scene import assert_invariant, assert_streams_add_up
 
 STREAM = "orders"
-# From the end of the trouble until everything acknowledged is delivered.
+# From the end of the fault until everything acknowledged is delivered.
 RECOVERY_SECONDS = 10.0
 
 
@@ -40,7 +40,7 @@ def config(endpoint_url: str, path: Path, mode: SpoolMode, **options: Any) -> Co
 
 @dataclass
 class Load:
-    """Puts numbered user records, 500 a second, until told to end."""
+    """Puts numbered user records, 500 a second, until it is stopped."""
 
     producer: Producer
     acknowledged: set[bytes] = field(default_factory=set)
@@ -91,7 +91,7 @@ async def assert_recovers(load: Load, kinesis: LocalKinesis, metrics: Prometheus
     Scrape(watched(producer, metrics)).assert_invariant()
     missing = load.acknowledged - consumed(kinesis).keys()
     assert not missing, f"{len(missing)} acknowledged, and not at the consumer: {sorted(missing)[:5]}"
-    # Back at its base: no room taken, nothing on its way to the disk, nothing in the spool.
+    # Back to the start: no buffer used, no write pending, nothing in the spool.
     assert (producer.buffer_limit.outstanding_records, producer.buffer_limit.outstanding_bytes) == (0, 0)
     assert producer.spool is not None
     while producer.spool.statistics().records:

@@ -1,8 +1,8 @@
-"""A producer that writes ahead until it is killed, and says on its output what it was promised.
+"""A producer in write-ahead mode that runs until it is killed, and prints each acknowledgement.
 
 Usage: python -m tests.chaos.spooling_producer ENDPOINT_URL FILE FIRST_NUMBER. Lines: `a NUMBER`, after
-`await put()` returned: the record is acknowledged. On SIGTERM it closes, leaves what Prometheus would
-scrape last in FILE.metrics, and says `closed REPORT`.
+`await put()` returned: the record is acknowledged. On SIGTERM it closes, writes the last metrics that
+Prometheus would scrape to FILE.metrics, and prints `closed REPORT`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tests.chaos.load import STREAM, config
 from tests.durability.prometheus_text import watched
 
 WRITERS = 20
-# Bounds what can be in flight at a kill, and so what is delivered twice.
+# Bounds the records in flight at a kill, and so the duplicates.
 MOST_OUTSTANDING = 500
 
 

@@ -1,4 +1,4 @@
-"""A disk that is full, puts that are cancelled, records that are wrong: nobody else's record suffers."""
+"""A full disk, cancelled puts, invalid records: no other record is affected."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.durability.scene import assert_invariant, until
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 
-async def test_a_full_disk_refuses_puts_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_full_disk_rejects_puts_and_works_again_once_space_is_freed(tmp_path: Path) -> None:
     metrics = PrometheusMetrics()
     async with LocalKinesis({STREAM: 4}) as kinesis:
         options = config(kinesis.endpoint_url, tmp_path / "spool.db", "write_ahead")
@@ -33,7 +33,7 @@ async def test_a_full_disk_refuses_puts_and_goes_on_when_there_is_room(tmp_path:
             await asyncio.wrap_future(
                 writer.ask(lambda store: store.connection.execute(f"PRAGMA max_page_count = {bound}").fetchone())
             )
-            # Nothing leaves meanwhile, or a slow disk would never be full.
+            # Nothing is delivered meanwhile, or a slow disk would never be full.
             outage = kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
             full = False
             for _ in range(200):
@@ -58,7 +58,7 @@ async def test_a_full_disk_refuses_puts_and_goes_on_when_there_is_room(tmp_path:
         assert producer.report().failed == {"NotSpooled": 1}
 
 
-async def test_puts_cancelled_at_any_moment_take_no_other_record_with_them(tmp_path: Path) -> None:
+async def test_puts_cancelled_at_any_instant_affect_no_other_record(tmp_path: Path) -> None:
     metrics = PrometheusMetrics()
     async with LocalKinesis({STREAM: 4}) as kinesis:
         options = config(kinesis.endpoint_url, tmp_path / "spool.db", "write_ahead", max_outstanding_records=50)
@@ -76,7 +76,7 @@ async def test_puts_cancelled_at_any_moment_take_no_other_record_with_them(tmp_p
             await assert_recovers(load, kinesis, metrics)
 
 
-async def test_wrong_records_become_dead_letters_and_block_nobody(tmp_path: Path) -> None:
+async def test_invalid_records_become_dead_letters_and_block_no_other_record(tmp_path: Path) -> None:
     metrics = PrometheusMetrics()
     async with LocalKinesis({STREAM: 1}) as kinesis:
         kinesis.faults.add(RecordError("ValidationException"), When(record=lambda key, _: key == "poison"))

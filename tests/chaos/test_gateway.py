@@ -1,4 +1,4 @@
-"""The gateway as a process, over HTTP: killed, told to stop under load, and before a Kinesis that fails at random."""
+"""The gateway as a process, over HTTP: killed, stopped under load, and before a Kinesis that fails at random."""
 
 import asyncio
 import math
@@ -49,7 +49,7 @@ def serving(endpoint_url: str, *options: str) -> Iterator[tuple["subprocess.Pope
 
 
 def consumed(kinesis: ThreadedLocalKinesis) -> dict[str, set[tuple[str, str]]]:
-    """By data: the places a consumer finds it in, shard and sequence number."""
+    """Return, for each data, the (shard, sequence number) pairs at which a consumer finds it."""
     places: dict[str, set[tuple[str, str]]] = {}
     for stored in kinesis.call(lambda fake, _: list(fake.records(STREAM))):
         users = decode(stored.data)
@@ -59,7 +59,7 @@ def consumed(kinesis: ThreadedLocalKinesis) -> dict[str, set[tuple[str, str]]]:
 
 
 async def load(url: str, *, ack: str, first: int, until: asyncio.Event, workers: int = 8) -> tuple[list[str], int]:
-    """Post until told, or until nobody answers; return the data that was acknowledged, and how often not."""
+    """Post until stopped or unanswered; return the acknowledged data, and the number of rejections."""
     acknowledged: list[str] = []
     refused = 0
 
@@ -86,7 +86,7 @@ async def load(url: str, *, ack: str, first: int, until: asyncio.Event, workers:
 
 
 def _wait_until_replayed(url: str) -> None:
-    """Wait until nothing is spooled or buffered any more, as long as it gets less every thirty seconds."""
+    """Wait until nothing is spooled or buffered, provided that it decreases every thirty seconds."""
     left, seen_at = math.inf, time.monotonic()
     while True:
         document = httpx.get(f"{url}/v1/stats").json()["records"]
@@ -100,7 +100,7 @@ def _wait_until_replayed(url: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_nothing_acknowledged_as_spooled_is_missing_after_kills(tmp_path: Path, is_short: bool, capsys) -> None:
+def test_no_record_acknowledged_as_spooled_is_lost_after_kills(tmp_path: Path, is_short: bool, capsys) -> None:
     chance = random.Random(os.environ.get("KPL_CHAOS_SEED"))
     kills = 3 if is_short else 20
     spool = ("--spool", str(tmp_path / "spool.db"))
@@ -115,7 +115,7 @@ def test_nothing_acknowledged_as_spooled_is_missing_after_kills(tmp_path: Path, 
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 4})) as kinesis:
         kinesis.call(lambda fake, _: fake.faults.add(RecordError(), When(probability=0.05)))
         number = 0
-        # A machine that has more to do acknowledges less before a kill; then there are more kills.
+        # A busy machine acknowledges fewer records before a kill; then there are more kills.
         while number < kills or len(acknowledged) <= kills * 100:
             assert number < 4 * kills, f"{len(acknowledged):,} acknowledged before {number} kills"
             with serving(kinesis.endpoint_url, *spool) as (process, url):
@@ -166,7 +166,7 @@ def test_sigterm_under_load_accounts_for_every_accepted_record(capsys) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_no_delivered_answer_is_wrong_under_random_faults(is_short: bool, capsys) -> None:
+def test_every_delivered_answer_is_true_under_random_faults(is_short: bool, capsys) -> None:
     total = 2_000 if is_short else 20_000
 
     async def ask(url: str) -> tuple[dict[str, tuple[str, str]], set[str]]:
@@ -184,7 +184,8 @@ def test_no_delivered_answer_is_wrong_under_random_faults(is_short: bool, capsys
                 answer = await client.post(f"{url}{PATH}?ack=delivered", json=body)
             assert answer.status_code in {200, 502, 503, 504}, answer.text
             if answer.status_code == 503:
-                # The breaker is open: said of all of them, and held against what a consumer reads as any other denial.
+                # With the breaker open every record is reported as failed, which is compared with the stream like any
+                # other failure.
                 denied.update(record["data"] for record in body["records"])
                 return
             for record, result in zip(body["records"], answer.json()["records"], strict=True):
@@ -217,5 +218,5 @@ def test_no_delivered_answer_is_wrong_under_random_faults(is_short: bool, capsys
     assert denied
     wrong = [data for data, place in claimed.items() if place not in places.get(data, set())]
     assert not wrong
-    # Every fault here says truly that nothing was stored, so what is said to be lost must be.
+    # Every fault here reports truthfully that nothing was stored, so a record reported as lost must be lost.
     assert not denied & places.keys()

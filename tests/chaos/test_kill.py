@@ -1,4 +1,4 @@
-"""kill -9 at random instants, and SIGTERM, of a producer under load: nothing it was promised is missing."""
+"""kill -9 and SIGTERM at random instants, of a producer under load: no acknowledged record is lost."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from tests.durability.prometheus_text import Scrape, watched
 from tests.durability.scene import assert_invariant, assert_streams_add_up
 
 ROOT = Path(__file__).parents[2]
-# Confirmed and not yet marked at a kill: what the spool commits at once, at most.
+# Delivered but not yet confirmed on disk at a kill: at most one commit of the spool.
 MOST_UNMARKED = 2_000
 
 
@@ -38,7 +38,7 @@ def start(endpoint_url: str, path: Path, first: int) -> "subprocess.Popen[bytes]
 def run_and_end(
     endpoint_url: str, path: Path, first: int, *, after: float, number: signal.Signals
 ) -> tuple[set[bytes], bytes]:
-    """End the process `after` seconds of work; return what was acknowledged, and its last line."""
+    """End the process `after` seconds of work; return the acknowledged records and its last line."""
     process = start(endpoint_url, path, first)
     assert process.stdout is not None
     with process, process.stdout as output:
@@ -75,7 +75,7 @@ async def deliver_the_rest(endpoint_url: str, path: Path) -> None:
 
 
 @pytest.mark.timeout(420)
-def test_nothing_acknowledged_is_missing_after_fifty_kills(tmp_path: Path, is_short: bool, capsys) -> None:
+def test_no_acknowledged_record_is_lost_after_fifty_kills(tmp_path: Path, is_short: bool, capsys) -> None:
     kills = 5 if is_short else 50
     chance = random.Random(os.environ.get("KPL_CHAOS_SEED"))
     path = tmp_path / "spool.db"
@@ -83,7 +83,7 @@ def test_nothing_acknowledged_is_missing_after_fifty_kills(tmp_path: Path, is_sh
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 4})) as kinesis:
         kinesis.call(lambda fake, _: fake.faults.add(RecordError(), When(probability=0.05)))
         number = 0
-        # A machine that has more to do acknowledges less before a kill; then there are more kills.
+        # A busy machine acknowledges fewer records before a kill; then there are more kills.
         while number < kills or len(acknowledged) <= kills * 20:
             assert number < 4 * kills, f"{len(acknowledged):,} acknowledged before {number} kills"
             newly, _ = run_and_end(

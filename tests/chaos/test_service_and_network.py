@@ -1,4 +1,4 @@
-"""Every fault of service and network, under load, in both modes of the spool: nothing acknowledged is lost."""
+"""Every fault of service and network, under load, in both modes of the spool: no acknowledged record is lost."""
 
 import asyncio
 import socket
@@ -89,7 +89,7 @@ async def no_name_resolves(world: World) -> AsyncIterator[None]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     patched.getaddrinfo = unknown
-    # What is open already needs no name.
+    # Connections that are open need no name lookup.
     world.network.to_service = Weather(reset_after_bytes=0)
     yield
     patched.getaddrinfo = known
@@ -144,14 +144,14 @@ TROUBLES: dict[str, Trouble] = {
 
 
 MODES: tuple[SpoolMode, ...] = ("write_ahead", "overflow")
-# The short version meets each trouble once, in one mode and then in the other.
+# The short version runs each fault once, in alternating modes.
 CASES = [
     (name, mode) for number, name in enumerate(TROUBLES) for mode in MODES if not SHORT or mode == MODES[number % 2]
 ]
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-async def test_nothing_acknowledged_is_lost(name: str, mode: SpoolMode, tmp_path: Path) -> None:
+async def test_no_acknowledged_record_is_lost(name: str, mode: SpoolMode, tmp_path: Path) -> None:
     metrics = PrometheusMetrics()
     async with LocalKinesis({STREAM: 4}) as kinesis, TcpProxy(kinesis.endpoint_url) as network:
         endpoint_url = network.endpoint_url.replace("127.0.0.1", "localhost")

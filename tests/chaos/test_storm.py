@@ -1,4 +1,4 @@
-"""Twenty seconds of storm in real time, with the dead letters on disk: filed, alarmed once, redriven to empty."""
+"""A storm of twenty seconds in real time, with the dead letters on disk: stored, one alarm, all redriven."""
 
 import gc
 import logging
@@ -25,14 +25,14 @@ from tests.durability.storm import Storm
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 ALARM_DEPTH = 1_000
-# More than the longest pause after a failure, on a machine that has more to do.
+# More than the longest pause after a failure on a busy machine.
 STANDSTILL_SECONDS = 30.0
-# Critical user records that are on their way when the producer ends after the storm.
+# Critical user records in flight when the producer ends after the storm.
 LATE = 100
 
 
 class Alarms:
-    """A hook that keeps what the depth alarm said: True for raised, False for over."""
+    """A hook that records the depth alarm: True for raised, False for cleared."""
 
     def __init__(self) -> None:
         self.said: list[bool] = []
@@ -62,12 +62,12 @@ def config(endpoint_url: str, path: Path, **options: Any) -> Config:
     )
 
 
-async def test_a_storm_of_bulk_costs_critical_nothing_and_is_redriven_to_empty(
+async def test_a_storm_of_bulk_records_delays_no_critical_one_and_is_redriven(
     tmp_path: Path, is_short: bool, capsys, caplog
 ) -> None:
     path = tmp_path / "letters.db"
     caplog.set_level(logging.CRITICAL)
-    # What pytest and its plugins hold is not the producer's, and takes the collector 0.15 s at a time.
+    # The objects of pytest and its plugins are not the producer's, and cost the collector 0.15 s at a time.
     gc.collect()
     gc.freeze()
     report = await _storm(path, is_short=is_short, capsys=capsys)
@@ -79,7 +79,7 @@ async def test_a_storm_of_bulk_costs_critical_nothing_and_is_redriven_to_empty(
 
 
 async def _storm(path: Path, *, is_short: bool, capsys: Any) -> ProducerReport:
-    """Meet the storm with redrive at work, and end while critical user records are on their way."""
+    """Run the storm with redrive active, and end while critical user records are in flight."""
     alarms, metrics = Alarms(), PrometheusMetrics()
     with LocalKinesisProcess({STREAM: 1}) as kinesis:
         options = config(kinesis.endpoint_url, path, max_outstanding_bytes=2 << 20)
@@ -94,7 +94,7 @@ async def _storm(path: Path, *, is_short: bool, capsys: Any) -> ProducerReport:
             await storm.run()
             starved = max(now - before.get(thread, 0.0) for thread, now in withheld().items())
             Scrape(metrics).assert_invariant()
-            # The service hangs, so that these are still on their way when the producer ends.
+            # The service hangs, so that these are still in flight when the producer ends.
             os.kill(kinesis.pid, signal.SIGSTOP)
             for number in range(LATE):
                 _ = producer.put_nowait(STREAM, partition_key="late", data=b"late %d" % number, tier="critical")
@@ -127,13 +127,13 @@ def _assert_filed(letters: Iterable[DeadLetter]) -> None:
 
 
 async def _assert_redriven(path: Path, letters: list[DeadLetter]) -> None:
-    """Start anew with more shards: the producer empties the queue by itself, and what is critical goes first."""
+    """Restart with more shards: the producer empties the queue automatically, critical letters first."""
     alarms, metrics = Alarms(), PrometheusMetrics()
     async with LocalKinesis({STREAM: 32}) as kinesis:
         async with Producer(config(kinesis.endpoint_url, path), hooks=[alarms, metrics]) as producer:
             watched(producer, metrics)
             while (left := producer.report().dead_lettered) > 0:
-                # However slow the machine is, it must go on.
+                # On any machine, however slow, the count must decrease.
                 await until(lambda left=left: producer.report().dead_lettered < left, seconds=STANDSTILL_SECONDS)
             Scrape(metrics).assert_invariant()
             assert_streams_add_up(producer)
@@ -147,7 +147,7 @@ async def _assert_redriven(path: Path, letters: list[DeadLetter]) -> None:
     assert len(arrived) >= len(letters)
     places = [place for place, data in enumerate(arrived) if data.startswith(b"late ")]
     assert len(places) >= LATE
-    # They came last, and are due like the others within the first seconds.
+    # They arrived last, and are due like the others within the first seconds.
     assert max(places) < len(arrived) / 2
     assert alarms.said == [True, False]
     with LetterReader(path) as reader:

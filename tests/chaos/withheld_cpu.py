@@ -1,4 +1,4 @@
-"""How long others kept a processor from us: what a busy machine adds to every wait, and no fault of the producer's."""
+"""CPU time that other processes took: a busy machine adds it to every wait, and it is not the producer's fault."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ __all__ = ["withheld_seconds"]
 
 
 def withheld_seconds(*process_ids: int) -> dict[str, float]:
-    """Return for how long each thread of these processes could run and did not, since it began.
+    """Return how long each thread of these processes was runnable but not running, since it started.
 
-    The second figure of `/proc/PID/task/TID/schedstat`, in nanoseconds; nothing where there is no such file. A
+    The second number of `/proc/PID/task/TID/schedstat`, in nanoseconds; nothing where there is no such file. A
     thread that waits for a lock, a disk or a socket is not counted: those waits are the producer's own.
     """
     return {

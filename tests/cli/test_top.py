@@ -1,4 +1,4 @@
-"""`kpl top`: in a terminal live, in a pipe once, as JSON, and in one sentence where it cannot go on."""
+"""`kpl top`: live on a terminal, once in a pipe, as JSON, and with one sentence for each error."""
 
 import http.server
 import json
@@ -13,9 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kpl_integrations.cli.top.gateway_stats import GatewayStats
-from kpl_integrations.cli.top.gateway_view import Watch
-from kpl_integrations.gateway_figures import RecordStats
+from kpl_integrations.gateway_figures import RateTracker, RecordStats, StatsDocument
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.cli.kpl_process import in_a_terminal, started, without_escape_codes
 from tests.ingest.running_gateway import running_gateway
@@ -24,12 +22,12 @@ DRAWING = Path(__file__).parents[2] / "docs" / "observability" / "draw_kpl_top.p
 
 
 class Gateway:
-    """Answers `/v1/stats` with a document that grows at each look."""
+    """Answers `/v1/stats` with counts that grow at each request."""
 
     def __init__(self) -> None:
         self.key: str | None = None
         self.body: bytes | None = None
-        # In the middle of the flood.
+        # In the middle of the bulk import of the drawing.
         self.looks = 40
         self.url = ""
 
@@ -95,7 +93,7 @@ def test_each_look_is_one_json_object_with_rates(kpl, gateway):
 def test_in_a_terminal_it_is_live_until_ctrl_c_with_status_0(gateway):
     status, shown, _ = in_a_terminal("top", gateway.url, "--interval", "0.05", after="bulk-import", typed="\x03")
     assert status == 0
-    assert "\x1b[?1049h" in shown  # the terminal's other screen, so that nothing is left behind
+    assert "\x1b[?1049h" in shown  # the alternate screen, so that nothing stays on the terminal
     assert "\x1b[?1049l" in shown
     assert "delivered/s" in without_escape_codes(shown)
     assert gateway.looks >= 42
@@ -113,18 +111,18 @@ def test_a_key_from_the_environment_opens_it(kpl, gateway, monkeypatch):
     assert kpl("top", gateway.url, "--json", "--interval", "0.05").status == 0
 
 
-# What is in the way, and what the one sentence says of it.
+# The URL, the key and the answer of a failing server, then the exit status and a part of the error message.
 FAILURES = [
-    ("not-a-url", None, None, 2, "'not-a-url' is no address of a gateway; write it like http://127.0.0.1:8080"),
+    ("not-a-url", None, None, 2, "'not-a-url' is not the address of a gateway; write it like http://127.0.0.1:8080"),
     ("http://127.0.0.1:9", None, None, 3, "no gateway answers at http://127.0.0.1:9; check the address, or start one"),
-    (None, "other-key", None, 3, "wants a key; set KPL_GATEWAY_KEY to its admin key, or to a tenant's own"),
-    (None, None, b"<html>", 3, "(status 200) is no gateway; give the address that `kpl serve` printed"),
-    (None, None, b'{"state": 5}', 3, "(status 200) is no gateway; give the address that `kpl serve` printed"),
+    (None, "other-key", None, 3, "requires a key; set KPL_GATEWAY_KEY to its admin key or to a tenant's key"),
+    (None, None, b"<html>", 3, "(status 200) is not a gateway; give the address that `kpl serve` printed"),
+    (None, None, b'{"state": 5}', 3, "(status 200) is not a gateway; give the address that `kpl serve` printed"),
 ]
 
 
 @pytest.mark.parametrize(("url", "key", "body", "status", "words"), FAILURES)
-def test_what_is_in_the_way_is_said_in_one_sentence_with_the_fix(kpl, gateway, url, key, body, status, words):
+def test_an_error_is_one_sentence_with_its_fix(kpl, gateway, url, key, body, status, words):
     gateway.key, gateway.body = key, body
     ended = kpl("top", url or gateway.url)
     assert (ended.status, ended.out) == (status, "")
@@ -132,7 +130,7 @@ def test_what_is_in_the_way_is_said_in_one_sentence_with_the_fix(kpl, gateway, u
     assert ended.err.count("\n") == 1
 
 
-def test_a_real_gateways_document_is_understood(kpl):
+def test_the_document_of_a_real_gateway_is_shown(kpl):
     with running_gateway(OpenTenants(Tenant(id="local")), {"orders": 2}) as gateway:
         answer = httpx.post(
             f"{gateway.url}/v1/streams/orders/records?ack=delivered", json={"partition_key": "k", "data": "d"}
@@ -146,26 +144,26 @@ def test_a_real_gateways_document_is_understood(kpl):
     assert view["answers_per_second"]["200"] >= 0
 
 
-def test_a_gateway_that_was_started_anew_counts_from_zero():
-    watch = Watch("http://gateway")
+def test_rates_of_a_restarted_gateway_count_from_zero():
+    tracker = RateTracker("http://gateway")
     counts = [100, 300, 50]
     views = [
-        watch.look(GatewayStats(state="open", records=RecordStats(delivered=count)), now=2.0 * number)
+        tracker.update(StatsDocument(state="open", records=RecordStats(delivered=count)), now=2.0 * number)
         for number, count in enumerate(counts)
     ]
     assert [view.delivered_per_second for view in views] == [0, 100, 25]
 
 
-def test_what_was_lost_with_a_worker_that_died_is_said(kpl, gateway):
-    gateway.body = b'{"state": "open", "records": {"accepted": 9, "lost": 7}}'
+def test_records_lost_with_a_dead_worker_are_shown(kpl, gateway):
+    gateway.body = b'{"state": "open", "records": {"accepted": 9, "lost": 7}, "room": {"max_records": 10}}'
     _, out, _ = kpl("top", gateway.url, "--interval", "0.05")
     assert re.search(r"lost\s+7\s+with a worker that died", out)
-    gateway.body = b'{"state": "open", "records": {"accepted": 9}}'
+    gateway.body = b'{"state": "open", "records": {"accepted": 9}, "room": {"max_records": 10}}'
     _, out, _ = kpl("top", gateway.url, "--interval", "0.05")
     assert "lost" not in out
 
 
-def test_a_tenants_own_key_shows_that_tenant_alone(kpl, gateway):
+def test_a_tenants_key_shows_only_that_tenant(kpl, gateway):
     gateway.body = b'{"state": "open", "tenants": {"shop": {"requests": 5}}}'
     status, out, _ = kpl("top", gateway.url, "--interval", "0.05")
     assert status == 0

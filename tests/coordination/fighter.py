@@ -1,6 +1,6 @@
-"""One of two processes that fight for an object: `python fighter.py STORE_URL ATTEMPTS`, prints what it won as JSON.
+"""One of two processes that compete for an object: `python fighter.py STORE_URL ATTEMPTS`, prints what it won as JSON.
 
-Each attempt reads the object and writes it under the condition that it still has that version.
+Each attempt reads the object and writes it on the condition that it still has that version.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from kpl_core.coordination.stores import open_store
 
 
 async def fight(url: str, attempts: int) -> dict[str, object]:
-    """Return the versions that were replaced, and how often the other one was quicker."""
+    """Return the versions that were replaced, and how often the other process was faster."""
     store = await open_store(url)
     replaced, refused = [], 0
     try:
-        # Both begin when both are here.
+        # Both start when both are running.
         await store.write(f"here-{os.getpid()}", b"")
         while len((await store.read_all("here-")).bodies) < 2:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)

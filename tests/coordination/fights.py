@@ -1,4 +1,4 @@
-"""Two processes, one object: whoever replaces a version is the only one to do so."""
+"""Two processes compete for one object: at most one of them replaces each version."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
 
 
 def assert_never_two_winners(url: str, *, attempts: int, environment: Mapping[str, str] | None = None) -> None:
-    """Let two processes fight, and look who won what."""
+    """Let two processes compete, and check that no version was replaced twice."""
     fighters = [
         subprocess.Popen(
             [sys.executable, FIGHTER, url, str(attempts)],
@@ -31,7 +31,7 @@ def assert_never_two_winners(url: str, *, attempts: int, environment: Mapping[st
             fighter.wait()
     replaced = [version for each in said for version in each["replaced"]]
     assert len(replaced) == len(set(replaced))
-    # Somebody wins whenever somebody loses, and they really met.
+    # For each loser there is a winner, and the processes really competed.
     assert len(replaced) + sum(each["refused"] for each in said) == 2 * attempts
     assert sum(each["refused"] for each in said) > 0
     assert len(replaced) >= attempts

@@ -1,4 +1,4 @@
-"""A store whose every call waits for the test's permission, so that meetings interleave as the test likes."""
+"""A store whose calls each wait for the test's permission, so that a test can interleave syncs as it likes."""
 
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
@@ -19,18 +19,18 @@ class _Turn:
 
 
 class SteppingStore(MemoryStore):
-    """Suspends before each call; `is_down` makes calls fail."""
+    """Suspends before each call; with `is_down` the calls fail."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self.is_down = False
 
     def remembered(self) -> dict[str, tuple[bytes, str]]:
-        """Return what it holds."""
+        """Return a copy of the contents."""
         return dict(self._objects)
 
     def go_back_to(self, remembered: dict[str, tuple[bytes, str]]) -> None:
-        """Hold what it held before, as a replica does that missed the latest writes and takes over."""
+        """Restore older contents, as after a failover to a stale replica."""
         self._objects = dict(remembered)
 
     async def _turn(self) -> None:
@@ -57,7 +57,7 @@ class SteppingStore(MemoryStore):
 
 
 class SteppedWorker:
-    """One worker whose meeting advances a store call at a time."""
+    """One worker whose sync advances one store call at a time."""
 
     def __init__(self, name: str, store: MemoryStore, clock: Callable[[], float], *, max_workers: int) -> None:
         self.name = name
@@ -78,18 +78,18 @@ class SteppedWorker:
         )
         self._running: Coroutine[Any, Any, None] | None = None
 
-    def look(self) -> None:
+    def measure(self) -> None:
         now = self._clock()
         self._offered += self.demand * (now - self._looked_at)
         self._looked_at = now
         counted = (self._offered, self._offered * 1000)
-        self.holder.look({RESOURCE: Usage(LIMIT, counted)}, now)
+        self.holder.measure({RESOURCE: Usage(LIMIT, counted)}, now)
 
-    def step(self, *, looks: bool = True) -> bool:
-        """Go on to the next store call; say whether the meeting is over."""
+    def step(self, *, measures: bool = True) -> bool:
+        """Continue to the next store call; return True when the sync has finished."""
         if self._running is None:
-            if looks:
-                self.look()
+            if measures:
+                self.measure()
             self.met_at = self._clock()
             self._running = self._sync_round.sync(self._clock, self._clock)
         try:
@@ -102,8 +102,8 @@ class SteppedWorker:
             return True
         return False
 
-    def sync(self, *, looks: bool = True) -> None:
-        while not self.step(looks=looks):
+    def sync(self, *, measures: bool = True) -> None:
+        while not self.step(measures=measures):
             pass
 
     def share(self, dimension: int = 0) -> float:

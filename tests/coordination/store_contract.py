@@ -1,4 +1,4 @@
-"""What every store must do; each function is a test that a store's own file runs on it."""
+"""The contract of every store: each function is a test that the store's own test file runs."""
 
 import time
 from itertools import pairwise
@@ -10,12 +10,12 @@ from kpl_core.coordination.store import ABSENT, CoordinationStore
 __all__ = ["CONTRACT"]
 
 
-async def an_object_that_is_not_there_reads_as_none(store: CoordinationStore) -> None:
+async def a_missing_object_reads_as_none(store: CoordinationStore) -> None:
     reading = await store.read("nothing.json")
     assert (reading.body, reading.version) == (None, ABSENT)
 
 
-async def what_was_written_is_read_back_byte_for_byte(store: CoordinationStore) -> None:
+async def an_object_is_read_back_byte_for_byte(store: CoordinationStore) -> None:
     body = bytes(range(256)) * 40
     written = await store.write("any.json", body)
     reading = await store.read("any.json")
@@ -36,7 +36,7 @@ async def a_version_can_be_replaced_once(store: CoordinationStore) -> None:
     assert (await store.read("one.json")).body == b"2"
 
 
-async def what_is_gone_has_no_version(store: CoordinationStore) -> None:
+async def a_deleted_object_has_no_version(store: CoordinationStore) -> None:
     version = (await store.write("gone.json", b"1")).version
     await store.delete("gone.json")
     await store.delete("gone.json")
@@ -45,30 +45,30 @@ async def what_is_gone_has_no_version(store: CoordinationStore) -> None:
     assert (await store.write("gone.json", b"3", expected=ABSENT)).version
 
 
-async def all_of_a_prefix_are_read_and_no_others(store: CoordinationStore) -> None:
+async def read_all_returns_exactly_the_objects_of_a_prefix(store: CoordinationStore) -> None:
     for number in range(25):
         await store.write(f"report-{number}.json", str(number).encode())
     await store.write("summary.json", b"no")
     await store.delete("report-3.json")
     listing = await store.read_all("report-")
     assert dict(listing.bodies) == {f"report-{n}.json": str(n).encode() for n in range(25) if n != 3}
-    assert dict((await store.read_all("nobody-")).bodies) == {}
+    assert dict((await store.read_all("missing-")).bodies) == {}
 
 
-async def every_answer_tells_the_stores_clock(store: CoordinationStore) -> None:
-    told = [
+async def every_answer_has_the_stores_clock(store: CoordinationStore) -> None:
+    instants = [
         (await store.write("clock.json", b"1")).at,
         (await store.write("clock.json", b"1", expected=ABSENT)).at,
         (await store.read("clock.json")).at,
         (await store.read("no-clock.json")).at,
         (await store.read_all("clock")).at,
     ]
-    assert all(abs(at - time.time()) < 5 for at in told)
-    # HTTP's clock has whole seconds.
-    assert all(later >= earlier - 1 for earlier, later in pairwise(told))
+    assert all(abs(at - time.time()) < 5 for at in instants)
+    # The HTTP Date header has whole seconds.
+    assert all(later >= earlier - 1 for earlier, later in pairwise(instants))
 
 
-async def of_many_who_write_at_once_one_wins(store: CoordinationStore) -> None:
+async def of_many_concurrent_writes_one_wins(store: CoordinationStore) -> None:
     version = ABSENT
     for turn in range(10):
         winners: list[str] = []
@@ -86,12 +86,12 @@ async def of_many_who_write_at_once_one_wins(store: CoordinationStore) -> None:
 
 
 CONTRACT = [
-    an_object_that_is_not_there_reads_as_none,
-    what_was_written_is_read_back_byte_for_byte,
+    a_missing_object_reads_as_none,
+    an_object_is_read_back_byte_for_byte,
     an_object_is_created_once,
     a_version_can_be_replaced_once,
-    what_is_gone_has_no_version,
-    all_of_a_prefix_are_read_and_no_others,
-    every_answer_tells_the_stores_clock,
-    of_many_who_write_at_once_one_wins,
+    a_deleted_object_has_no_version,
+    read_all_returns_exactly_the_objects_of_a_prefix,
+    every_answer_has_the_stores_clock,
+    of_many_concurrent_writes_one_wins,
 ]

@@ -1,7 +1,7 @@
 # ruff: noqa: N803, EM101 - botocore's own names, and codes in place of sentences
-"""The contract on S3 and DynamoDB as their pages describe them: a dictionary behind their calls and error codes.
+"""The contract on S3 and DynamoDB as AWS documents them: a dictionary behind their calls and error codes.
 
-The same runs against servers nobody here wrote in tests/interop.
+tests/interop runs the same contract against independent servers.
 """
 
 import itertools
@@ -39,7 +39,7 @@ class Body:
 
 
 class FakeS3:
-    """Two keys a page, so that listing takes several."""
+    """Two keys per page, so that a listing has several pages."""
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, str]] = {}
@@ -84,7 +84,7 @@ class FakeS3:
 
 
 class FakeDynamoDb:
-    """Three items a page."""
+    """Three items per page."""
 
     def __init__(self) -> None:
         self.items: dict[str, dict[str, Any]] = {}
@@ -157,7 +157,7 @@ async def test_a_store_keeps_the_contract(store, clause):
         (ClientPayloadError("secret"), "down", "its endpoint and the network"),
     ],
 )
-async def test_a_failure_of_any_call_is_a_sentence_with_a_reason(store, error, reason, remedy):
+async def test_a_failed_call_raises_one_sentence_with_a_reason(store, error, reason, remedy):
     async def fail(**_: object) -> None:
         raise error
 
@@ -172,16 +172,16 @@ async def test_a_failure_of_any_call_is_a_sentence_with_a_reason(store, error, r
         assert "secret" not in str(failed.value)
 
 
-async def test_an_answer_that_does_not_tell_the_time_is_a_failure(store, monkeypatch):
+async def test_an_answer_without_a_date_header_fails(store, monkeypatch):
     monkeypatch.setattr(f"{__name__}.metadata", lambda: {"ResponseMetadata": {"HTTPHeaders": {}}})
     for call in (store.read("a"), store.write("a", b""), store.read_all("a")):
-        with pytest.raises(StoreFailed, match="does not tell the time") as failed:
+        with pytest.raises(StoreFailed, match="has no Date header") as failed:
             await call
         assert failed.value.reason == "clock"
 
 
-async def test_a_body_that_breaks_off_is_a_failure():
-    """As aiobotocore reads it: a request that was answered may still end in the middle."""
+async def test_a_truncated_body_fails():
+    """As in aiobotocore: after the headers, the body may still be cut off."""
 
     class Broken(Body):
         async def read(self) -> bytes:
@@ -201,17 +201,17 @@ async def _answer(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("item", [{}, {"body": {"S": "text"}}, {"body": {"B": b"1"}}, {"version": {"S": "1"}}])
-async def test_an_item_of_somebody_else_is_garbage_and_no_worker_trips_over_it(item):
+async def test_an_item_of_another_program_is_reported_as_garbage(item):
     client: Any = FakeDynamoDb()
     store = DynamoDbStore(client, "t", "g")
     client.items["report-theirs"] = {"group": {"S": "g"}, "name": {"S": "report-theirs"}, **item}
-    with pytest.raises(StoreFailed, match="is not ours; use another group") as failed:
+    with pytest.raises(StoreFailed, match="belongs to another program; use another group") as failed:
         await store.read("report-theirs")
     assert failed.value.reason == "garbage"
     assert set((await store.read_all("report-")).bodies) == {"report-theirs"}
 
 
-async def test_a_coordinator_leaves_a_claim_of_another_alone_and_mends_garbage():
+async def test_a_coordinator_respects_a_claim_and_replaces_garbage():
     complaints: list[str] = []
     now = [1_000.0]
     store = MemoryStore(lambda: now[0])

@@ -27,39 +27,40 @@ INTERVAL = 5.0
 EPOCH = 1_800_000_000.0
 
 
-class Trouble(NamedTuple):
+class StoreProblem(NamedTuple):
     reason: str
     warning: str
-    # Whether shares go on being divided in spite of it.
+    # Whether shares are still divided.
     is_bearable: bool = False
 
 
-TROUBLES = {
-    "down": Trouble("down", "nobody answers"),
-    "denied": Trouble("denied", "AccessDenied; allow this role"),
-    "slow": Trouble("slow", "no answer within 2 s"),
-    # Only who computes lists, so every other meeting is well: that is no reason to say so again and again.
-    "a listing that is denied": Trouble("denied", "ListBucket: AccessDenied"),
-    "an error that no store may raise": Trouble("broken", "KeyError; the log at DEBUG has where"),
-    "garbage in the summary": Trouble("garbage", "leases.json: it cannot be read", is_bearable=True),
-    "garbage in a report": Trouble("garbage", "report-other.json: it cannot be read", is_bearable=True),
-    "a summary of another release": Trouble("version", "it has version 99 and this release reads 1"),
-    "a clock ten minutes ahead": Trouble("clock", "clock is +600 s off the store's", is_bearable=True),
-    "a clock ten minutes behind": Trouble("clock", "clock is -600 s off the store's", is_bearable=True),
+PROBLEMS = {
+    "down": StoreProblem("down", "no answer"),
+    "denied": StoreProblem("denied", "AccessDenied; allow this role"),
+    "slow": StoreProblem("slow", "no answer within 2 s"),
+    # Only a sync that computes lists objects, so other syncs succeed; the problem must not be logged as over in
+    # between.
+    "a listing that is denied": StoreProblem("denied", "ListBucket: AccessDenied"),
+    "an error that no store may raise": StoreProblem("broken", "KeyError; the log at DEBUG has the traceback"),
+    "garbage in the summary": StoreProblem("garbage", "leases.json: it cannot be decoded", is_bearable=True),
+    "garbage in a report": StoreProblem("garbage", "report-other.json: it cannot be decoded", is_bearable=True),
+    "a summary of another release": StoreProblem("version", "it has version 99 and this release reads 1"),
+    "a clock ten minutes ahead": StoreProblem("clock", "clock differs from the store's by +600 s", is_bearable=True),
+    "a clock ten minutes behind": StoreProblem("clock", "clock differs from the store's by -600 s", is_bearable=True),
 }
 
 
 class BadStore(MemoryStore):
-    """Has one trouble at a time; its clock is right."""
+    """Has one problem at a time; its clock is right."""
 
     def __init__(self) -> None:
         super().__init__(lambda: EPOCH + anyio.current_time())
-        self.trouble = ""
+        self.problem = ""
 
     async def read(self, name: str) -> Reading:
-        match self.trouble:
+        match self.problem:
             case "down":
-                message = "nobody answers"
+                message = "no answer"
                 raise StoreFailed(message, reason="down")
             case "denied":
                 message = "s3://bucket/: AccessDenied; allow this role to read and write there"
@@ -71,30 +72,30 @@ class BadStore(MemoryStore):
         return await super().read(name)
 
     async def read_all(self, prefix: str) -> Listing:
-        if self.trouble == "a listing that is denied":
+        if self.problem == "a listing that is denied":
             message = "s3://bucket/: ListBucket: AccessDenied; allow this role to read and write there"
             raise StoreFailed(message, reason="denied")
         return await super().read_all(prefix)
 
-    async def begin(self, trouble: str) -> None:
-        self.trouble = trouble
-        match trouble:
+    async def begin(self, problem: str) -> None:
+        self.problem = problem
+        match problem:
             case "garbage in the summary":
                 await self.write(SUMMARY_NAME, b"\xff\x00<html>")
             case "garbage in a report":
                 await self.write(f"{REPORT_PREFIX}other.json", b"[1, 2")
             case "a summary of another release":
-                await self.write(SUMMARY_NAME, b'{"version": 99, "whatever": true}')
+                await self.write(SUMMARY_NAME, b'{"version": 99, "unknown": true}')
 
     async def end(self) -> None:
-        if self.trouble == "a summary of another release":
+        if self.problem == "a summary of another release":
             await self.delete(SUMMARY_NAME)
-        self.trouble = ""
+        self.problem = ""
         await self.delete(f"{REPORT_PREFIX}other.json")
 
 
 class Fleet:
-    """Two workers, the first of which has the trouble with its clock, where it is the clock's."""
+    """Two workers, the first of which has the problem with its clock, where it is the clock's."""
 
     def __init__(self, store: CoordinationStore) -> None:
         self.facts: list[Fact] = []
@@ -134,14 +135,14 @@ def anyio_backend(virtual_time_backend: Backend) -> Backend:
     return virtual_time_backend
 
 
-def said(caplog: Any, words: str) -> list[str]:
+def warnings_with(caplog: Any, words: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if words in record.getMessage()]
 
 
-@pytest.mark.parametrize("name", TROUBLES)
-async def test_a_worker_goes_on_within_its_share_and_says_once_why(name, caplog):
+@pytest.mark.parametrize("name", PROBLEMS)
+async def test_a_worker_keeps_its_share_and_logs_the_problem_once(name, caplog):
     caplog.set_level("INFO", logger="kpl_core")
-    trouble = TROUBLES[name]
+    problem = PROBLEMS[name]
     store = BadStore()
     fleet = Fleet(store)
     async with anyio.create_task_group() as tasks:
@@ -157,11 +158,11 @@ async def test_a_worker_goes_on_within_its_share_and_says_once_why(name, caplog)
         for _ in range(60):
             await anyio.sleep(1.0)
             assert 0.8 * LIMIT[0] <= fleet.total() <= LIMIT[0] * (1 + 1e-9)
-        assert trouble.reason in fleet.failures()
-        warnings = said(caplog, trouble.warning)
-        # Once for each worker that noticed.
+        assert problem.reason in fleet.failures()
+        warnings = warnings_with(caplog, problem.warning)
+        # Once for each worker that noticed it.
         assert 1 <= len(warnings) <= 2
-        assert warnings[0].endswith("This worker goes on with the share it has.")
+        assert warnings[0].endswith("This worker keeps its present share.")
         assert len([record for record in caplog.records if record.levelname == "WARNING"]) == len(warnings)
 
         await store.end()
@@ -170,12 +171,12 @@ async def test_a_worker_goes_on_within_its_share_and_says_once_why(name, caplog)
         fleet.facts.clear()
         await anyio.sleep(2 * INTERVAL)
         assert fleet.failures() == {""}
-        assert 1 <= len(said(caplog, f"is well again ({trouble.reason})")) <= 2
+        assert 1 <= len(warnings_with(caplog, f"works again ({problem.reason})")) <= 2
         assert 0.95 * LIMIT[0] <= fleet.total() <= LIMIT[0] * (1 + 1e-9)
         tasks.cancel_scope.cancel()
 
 
-async def test_a_worker_whose_clock_is_off_still_gets_its_share():
+async def test_a_worker_with_a_wrong_clock_still_gets_its_share():
     store = BadStore()
     fleet = Fleet(store)
     fleet.clock_error = 600.0
@@ -187,7 +188,7 @@ async def test_a_worker_whose_clock_is_off_still_gets_its_share():
     assert [share[RESOURCE][0] for share in fleet.shares] == pytest.approx([500.0, 500.0], rel=0.02)
 
 
-async def test_what_another_release_wrote_is_not_written_over():
+async def test_an_object_of_another_release_is_not_overwritten():
     store = BadStore()
     await store.begin("a summary of another release")
     fleet = Fleet(store)
@@ -196,20 +197,20 @@ async def test_what_another_release_wrote_is_not_written_over():
             tasks.start_soon(worker.run)
         await anyio.sleep(6 * INTERVAL)
         tasks.cancel_scope.cancel()
-    assert (await store.read(SUMMARY_NAME)).body == b'{"version": 99, "whatever": true}'
-    # Two of two workers, each with a sixth of its half.
+    assert (await store.read(SUMMARY_NAME)).body == b'{"version": 99, "unknown": true}'
+    # Two workers, each with a sixth of its half.
     assert fleet.total() == pytest.approx(LIMIT[0] / 6)
 
 
-async def test_two_processes_of_one_name_are_told_so_and_a_worker_alone_is_not(caplog):
-    """Each would hold the one lease, and the total would be too high by it."""
+async def test_only_two_processes_with_one_worker_id_are_warned(caplog):
+    """Both would use the same lease, so the total would be too high by one share."""
     store = BadStore()
     fleet = Fleet(store)
     async with anyio.create_task_group() as tasks:
         for worker in fleet.workers:
             tasks.start_soon(worker.run)
         await anyio.sleep(4 * INTERVAL)
-        # Somebody tidies up, which is no second process.
+        # A clean-up job deletes the report; that is not a second process.
         await store.delete(f"{REPORT_PREFIX}w1.json")
         await anyio.sleep(4 * INTERVAL)
         assert fleet.failures() == {""}
@@ -217,5 +218,5 @@ async def test_two_processes_of_one_name_are_told_so_and_a_worker_alone_is_not(c
         await anyio.sleep(20 * INTERVAL)
         tasks.cancel_scope.cancel()
     assert fleet.failures() == {"", "duplicate"}
-    warnings = said(caplog, "report-w0.json: another process writes it; give each a worker_id of its own")
+    warnings = warnings_with(caplog, "report-w0.json: another process writes it; give each process its own worker_id")
     assert len(warnings) == 2

@@ -1,4 +1,4 @@
-"""What coordination costs: calls counted over minutes of a settled fleet, and the table of the page made of them."""
+"""The cost of coordination: calls counted over minutes of a settled fleet, and the table of the documentation."""
 
 import random
 import re
@@ -24,7 +24,7 @@ DYNAMODB_WRITE, DYNAMODB_READ = 0.625e-6, 0.125e-6
 
 
 class Cost(NamedTuple):
-    """For each worker and hour."""
+    """Calls per worker and hour."""
 
     reads: float
     writes: float
@@ -93,7 +93,7 @@ def measured(workers: int, shards: int = 2) -> Cost:
                     continue
                 offered = (now[0] - began) * 400.0
                 usage = Usage((1_000.0, 1_048_576.0), (offered, offered * 1_000))
-                holder.look({f"orders/shardId-{shard:012d}": usage for shard in range(shards)}, now[0])
+                holder.measure({f"orders/shardId-{shard:012d}": usage for shard in range(shards)}, now[0])
                 usual[index] = INTERVAL * chance.uniform(0.9, 1.1)
                 finished(meeting.sync(lambda: now[0], lambda: now[0]))
 
@@ -109,7 +109,7 @@ def measured(workers: int, shards: int = 2) -> Cost:
 
 
 def rows() -> dict[int, list[float]]:
-    """The table of the page: by workers, the other cells."""
+    """Return the documented table: the number of workers -> the other cells."""
     found = re.findall(r"^\| (\d+) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return {
         int(workers): [float(cell.strip().removeprefix("$").replace(",", "")) for cell in cells.split("|")]
@@ -118,13 +118,13 @@ def rows() -> dict[int, list[float]]:
 
 
 @pytest.mark.parametrize("workers", [4, 20, 100])
-def test_the_page_says_what_was_counted(workers):
+def test_the_documented_table_agrees_with_the_counted_calls(workers):
     cost = measured(workers)
     assert rows()[workers] == pytest.approx(list(cost), rel=0.1)
 
 
-def test_calls_grow_with_the_workers_and_not_faster():
-    # For each worker and hour: the same, in a fleet of five times as many.
+def test_the_calls_per_worker_do_not_grow_with_the_fleet():
+    # Per worker and hour: the same in a fleet five times as large.
     small, large = measured(20), measured(100)
     assert large.reads + large.writes <= 1.1 * (small.reads + small.writes)
     assert large.read_by_computing <= 1.3 * small.read_by_computing

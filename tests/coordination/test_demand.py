@@ -9,65 +9,65 @@ def usage(offered: float, waiting: float = 0.0, sent: float = 0.0, throttled: fl
     return Usage(LIMIT, (offered, offered * 10), (waiting, waiting * 10), sent, throttled)
 
 
-def test_demand_is_what_was_offered():
+def test_demand_is_the_offered_load():
     meter = DemandMeter(5.0, usage(0), 0.0)
     for second in range(1, 11):
-        meter.look(usage(100 * second), float(second))
+        meter.measure(usage(100 * second), float(second))
     assert meter.demand == pytest.approx((100.0, 1000.0))
 
 
-def test_what_waits_is_wanted_within_one_interval():
+def test_waiting_units_count_as_leaving_within_one_interval():
     meter = DemandMeter(5.0, usage(0), 0.0)
     for second in range(1, 11):
-        meter.look(usage(100 * second, waiting=900), float(second))
+        meter.measure(usage(100 * second, waiting=900), float(second))
     assert meter.demand == pytest.approx((100.0 + 900 / 5, 1000.0 + 9000 / 5))
 
 
-def test_who_lets_its_callers_wait_wants_twice_what_it_got():
+def test_while_units_wait_demand_is_twice_the_consumption():
     meter = DemandMeter(5.0, usage(0), 0.0)
     for second in range(1, 11):
-        # Callers put as fast as there is room, so no more is offered than leaves.
-        meter.look(usage(100 * second + 1, waiting=1), float(second))
+        # Callers put as fast as there is room, so the offered load equals the consumption.
+        meter.measure(usage(100 * second + 1, waiting=1), float(second))
     assert meter.demand == pytest.approx((200.0, 2000.0), rel=0.01)
 
 
-def test_what_expires_while_it_waits_is_no_negative_demand():
+def test_units_that_expire_while_waiting_give_no_negative_demand():
     meter = DemandMeter(5.0, usage(0), 0.0)
-    meter.look(usage(500, waiting=500), 1.0)
-    meter.look(usage(0), 2.0)
+    meter.measure(usage(500, waiting=500), 1.0)
+    meter.measure(usage(0), 2.0)
     assert meter.demand == (0.0, 0.0)
 
 
-def test_a_burst_shows_at_once():
+def test_a_burst_is_visible_at_once():
     meter = DemandMeter(5.0, usage(0), 0.0)
     for second in range(1, 6):
-        meter.look(usage(0), float(second))
-    meter.look(usage(1000), 6.0)
+        meter.measure(usage(0), float(second))
+    meter.measure(usage(1000), 6.0)
     assert meter.demand[0] == pytest.approx(1000.0)
-    meter.look(usage(1000), 7.0)
+    meter.measure(usage(1000), 7.0)
     assert meter.demand[0] == pytest.approx(200.0)
 
 
-def test_what_a_worker_had_waiting_when_it_began_is_wanted():
+def test_units_waiting_at_the_start_are_demand():
     assert DemandMeter(5.0, usage(0, waiting=500), 0.0).demand == (500.0, 5000.0)
 
 
-def test_two_looks_at_one_moment_are_one():
+def test_two_measurements_at_one_instant_count_once():
     meter = DemandMeter(5.0, usage(0), 0.0)
-    meter.look(usage(100), 0.0)
+    meter.measure(usage(100), 0.0)
     assert meter.demand == (0.0, 0.0)
 
 
 def test_counts_are_reported_once():
     meter = DemandMeter(5.0, usage(0), 0.0)
-    meter.look(usage(10, sent=10, throttled=3), 1.0)
+    meter.measure(usage(10, sent=10, throttled=3), 1.0)
     assert meter.take_counts() == (10, 3)
-    meter.look(usage(10, sent=12, throttled=3), 2.0)
+    meter.measure(usage(10, sent=12, throttled=3), 2.0)
     assert meter.take_counts() == (2, 0)
 
 
-def test_it_knows_since_when_nothing_was_offered():
+def test_idle_since_is_the_time_of_the_last_offered_load():
     meter = DemandMeter(5.0, usage(0), 0.0)
     for second in range(1, 20):
-        meter.look(usage(min(second, 3)), float(second))
+        meter.measure(usage(min(second, 3)), float(second))
     assert meter.idle_since == 7.0  # five seconds of memory after the last record

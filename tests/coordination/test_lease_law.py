@@ -1,4 +1,4 @@
-"""The one law of the lease table, under whatever interleaving Hypothesis finds."""
+"""The invariant of the lease table, under any interleaving that Hypothesis finds."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ INTERVAL = 5.0
 EPOCH = 1_800_000_000.0
 
 indices = st.integers(0, MAX_WORKERS - 1)
-# How long to wait; who wants how much from now on; who meets the others; whose meeting goes on by how many calls;
-# what befalls the store: it breaks down or comes back, its clock is set by so many seconds, or it forgets what was
-# written in the last round. (A clock ten minutes on makes of a summary one of yesterday, which says nothing.)
+# The wait; the new demand of some workers; the workers that sync at once; the workers whose sync advances by so many
+# calls; what happens to the store: it goes down or comes back, its clock steps by so many seconds, or it loses what was
+# written in the last round. (After a step of ten minutes a summary is of yesterday, and ignored.)
 rounds = st.tuples(
     st.floats(0.1, 2.0),
     st.dictionaries(indices, st.sampled_from([0.0, 50.0, 5000.0]), max_size=2),
@@ -36,11 +36,11 @@ class Fleet:
         ]
 
     def settle(self) -> None:
-        """Let the table grow warm, with demands that differ."""
+        """Run until the table is warm and settled, with different demands."""
         for second in range(12):
             for index, worker in enumerate(self.workers):
                 worker.demand = 5000.0 if (index + second) % 3 == 0 else 0.0
-                worker.look()
+                worker.measure()
                 if second % 2:
                     worker.sync()
             self.wait(1.0)
@@ -49,7 +49,7 @@ class Fleet:
         return sum(worker.share(dimension) for worker in self.workers)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, but let nobody be silent for longer than the law allows, unless the store is down."""
+        """Let time pass; every worker reports within its lifetime unless the store is down."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.1)
@@ -82,21 +82,21 @@ class Fleet:
                 self.forget()
             case float():
                 self.clock_offset += befalling
-        # It never returns to what it has forgotten.
+        # A lost state never returns.
         self.kept = self.store.remembered() if befalling == "forgets" else before
 
     def forget(self) -> None:
-        """Let the store go back to what it held a round ago, and everybody meet: until then nobody could know."""
+        """Let the store lose the last round, then let every worker sync: before that no worker could know."""
         self.store.go_back_to(self.kept)
         self.store.is_down = False
-        for worker in self.workers * 2:  # whose meeting was going on has read before it
+        for worker in self.workers * 2:  # twice, because a sync in progress has read the old contents
             worker.sync()
 
     def worker(self, index: int) -> SteppedWorker:
         return self.workers[index % len(self.workers)]
 
 
-# A third one joins, and the store's clock is set on twice, so that for both summaries it is of another time.
+# A third worker joins, and the store's clock steps twice, so that both summaries are of another time.
 TWO_STEPS: list[Any] = [
     (4.5, {}, [], [(0, 1)], None),
     (0.5, {}, [], [], 400.0),
@@ -108,7 +108,7 @@ TWO_STEPS: list[Any] = [
 @given(st.integers(1, MAX_WORKERS), st.booleans(), st.lists(rounds, min_size=5, max_size=40))
 @example(3, True, TWO_STEPS)
 @settings(max_examples=100)
-def test_whatever_the_order_all_shares_together_are_within_the_limit(count, is_cold, actions):
+def test_the_sum_of_all_shares_is_within_the_limit_in_any_order(count, is_cold, actions):
     fleet = Fleet(count)
     if not is_cold:
         fleet.settle()
@@ -120,7 +120,7 @@ def test_whatever_the_order_all_shares_together_are_within_the_limit(count, is_c
 
 @given(st.integers(1, MAX_WORKERS), st.lists(rounds, max_size=20))
 @settings(max_examples=30)
-def test_whatever_happened_before_nearly_all_of_the_limit_is_used_again_after_four_intervals(count, actions):
+def test_after_any_history_nearly_all_of_the_limit_is_used_within_four_intervals(count, actions):
     fleet = Fleet(count)
     for action in actions:
         fleet.do(*action)
@@ -131,7 +131,7 @@ def test_whatever_happened_before_nearly_all_of_the_limit_is_used_again_after_fo
     for _ in range(80):
         fleet.now += INTERVAL / 20
         for worker in fleet.workers:
-            worker.look()
+            worker.measure()
             if worker.holder.sync_due(fleet.now, usual_seconds=INTERVAL):
                 worker.sync()
     assert fleet.total() >= 0.95 * LIMIT[0]
@@ -140,7 +140,7 @@ def test_whatever_happened_before_nearly_all_of_the_limit_is_used_again_after_fo
 
 @given(st.integers(2, MAX_WORKERS), st.lists(rounds, max_size=20))
 @settings(max_examples=30)
-def test_while_the_store_is_away_nobodys_share_moves(count, actions):
+def test_no_share_changes_while_the_store_is_down(count, actions):
     fleet = Fleet(count)
     for action in actions:
         fleet.do(*action)
@@ -158,8 +158,8 @@ def test_while_the_store_is_away_nobodys_share_moves(count, actions):
 
 @pytest.mark.parametrize("seconds", [-3_600.0, -600.0, -8.0, 600.0, 3_600.0])
 @pytest.mark.parametrize("dying", [0, 3])
-def test_a_step_of_the_stores_clock_holds_nobodys_lease_and_stops_nobody_who_computes(seconds, dying):
-    """Such as NTP's on the machine of a folder. A worker dies while it computes, so its claim stands."""
+def test_a_step_of_the_stores_clock_blocks_neither_leases_nor_computing(seconds, dying):
+    """For example by NTP on the machine of a folder. A worker dies while it computes, so its claim stays."""
     fleet = Fleet(6)
     fleet.settle()
     for worker in fleet.workers:
@@ -174,7 +174,7 @@ def test_a_step_of_the_stores_clock_holds_nobodys_lease_and_stops_nobody_who_com
     for _ in range(100):
         fleet.now += INTERVAL / 20
         for worker in fleet.workers:
-            worker.look()
+            worker.measure()
             if worker.holder.sync_due(fleet.now, usual_seconds=INTERVAL):
                 worker.sync()
         assert fleet.total() <= LIMIT[0] * (1 + 1e-9)

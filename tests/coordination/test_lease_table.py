@@ -1,4 +1,4 @@
-"""The lease table on its own, and summaries so large that they come in parts."""
+"""The lease table alone, and summaries so large that they are split into parts."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from kpl_core.coordination.store_objects import (
     Summary,
     UnreadableObject,
     WorkerReport,
-    decode_report,
+    decode,
     encode,
 )
 
@@ -43,7 +43,7 @@ def report(
 
 
 def grown(throttled: float, *, steps: int = 10, workers: int = 4) -> Summary:
-    """Let all workers report, and hear of every summary."""
+    """Let all workers report and apply every summary."""
     summary: Summary | None = None
     for step in range(steps):
         at = 1_000.0 + 2.5 * step
@@ -60,7 +60,7 @@ def total(summary: Summary) -> float:
     return sum(member.grants[RESOURCE].share[0] for member in summary.members.values())
 
 
-def test_throttling_that_any_worker_sees_lowers_what_all_divide():
+def test_throttling_of_one_worker_lowers_the_limit_of_all():
     quiet, busy = grown(throttled=0.0), grown(throttled=10.0)
     assert quiet.resources[RESOURCE].estimate == 1.0
     assert busy.resources[RESOURCE].estimate < 0.6
@@ -78,25 +78,25 @@ def test_throttling_that_any_worker_sees_lowers_what_all_divide():
         (b"[5000.0,5000000.0]", b"[null,5000000.0]"),
     ],
 )
-def test_a_report_whose_numbers_would_spoil_all_shares_is_garbage(ours, theirs):
+def test_a_report_with_numbers_out_of_bounds_is_garbage(ours, theirs):
     body = encode(report("w0", 1, 1_000.0))
-    assert decode_report(body).worker_id == "w0"
+    assert decode(body, WorkerReport).worker_id == "w0"
     assert ours in body
-    with pytest.raises(UnreadableObject, match="it cannot be read") as unreadable:
-        decode_report(body.replace(ours, theirs, 1))
+    with pytest.raises(UnreadableObject, match="it cannot be decoded") as unreadable:
+        decode(body.replace(ours, theirs, 1), WorkerReport)
     assert unreadable.value.reason == "garbage"
 
 
 @pytest.mark.parametrize(
     ("generation", "token", "holding", "highest"),
     [
-        (7, "b", 100.0, 100.0),  # it goes by this summary, so what it gave up is nobody's
-        (6, "z", 800.0, 800.0),  # it has not heard of it
-        (7, "a", 100.0, 800.0),  # it speaks of another of that number, which the store has forgotten
-        (8, "c", 900.0, 900.0),  # so here, and it holds more than the table knows of
+        (7, "b", 100.0, 100.0),  # it applied this summary, so the share it gave up is free
+        (6, "z", 800.0, 800.0),  # it has not applied this summary
+        (7, "a", 100.0, 800.0),  # it applied another summary of this generation, which the store lost
+        (8, "c", 900.0, 900.0),  # likewise, and it holds more than the table granted
     ],
 )
-def test_what_a_worker_may_hold_is_known_by_the_very_summary_it_goes_by(generation, token, holding, highest):
+def test_the_holding_of_a_worker_follows_from_the_summary_it_applied(generation, token, holding, highest):
     members = {"w0": FleetMember(1_000.0, 1.0, 1, {RESOURCE: Grant((100.0, 1e5), (800.0, 8e5))})}
     plans = {RESOURCE: ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {})}
     previous = Summary(generation=7, token="b", computed_at=1_000.0, began_at=900.0, members=members, resources=plans)
@@ -111,7 +111,7 @@ def test_what_a_worker_may_hold_is_known_by_the_very_summary_it_goes_by(generati
     assert summary.members["w1"].grants[RESOURCE].share[0] <= max(50.0, 1_000.0 - highest)
 
 
-def test_when_nobody_is_throttled_any_more_the_limit_comes_back():
+def test_without_throttling_the_estimate_recovers():
     summary = grown(throttled=10.0)
     for step in range(20):
         at = summary.computed_at + 2.5
@@ -120,7 +120,7 @@ def test_when_nobody_is_throttled_any_more_the_limit_comes_back():
         assert step < 19 or total(summary) == pytest.approx(1_000.0)
 
 
-def test_who_leaves_or_is_silent_for_two_intervals_has_no_lease():
+def test_a_worker_that_leaves_or_misses_two_intervals_loses_its_lease():
     summary = grown(throttled=0.0)
     at = summary.computed_at + 2.5
     reports = {name: report(name, summary.generation, at) for name in summary.members}
@@ -130,13 +130,13 @@ def test_who_leaves_or_is_silent_for_two_intervals_has_no_lease():
     assert set(next_summary(summary, reports.values(), RULES, at=at).members) == {"w2", "w3"}
 
 
-def test_more_workers_than_planned_for_still_keep_the_limit():
+def test_more_workers_than_max_workers_still_keep_the_limit():
     summary = grown(throttled=0.0, workers=9)
     assert total(summary) == pytest.approx(1_000.0)
     assert summary.resources[RESOURCE].newcomer[0] < 10.0
 
 
-def test_the_smallest_limit_that_anybody_was_told_holds_for_all():
+def test_the_smallest_configured_limit_holds_for_all():
     reports = {name: report(name, 0, 1_000.0) for name in ("w0", "w1")}
     claim = Claim((5_000.0, 5e6), (0.0, 0.0), (400.0, 1e6))
     reports["w1"] = WorkerReport(worker_id="w1", written_at=1_000.0, generation=0, claims={RESOURCE: claim})
@@ -144,16 +144,16 @@ def test_the_smallest_limit_that_anybody_was_told_holds_for_all():
 
 
 @pytest.mark.parametrize("seconds", [60.0, 400.0, -400.0], ids=["outage", "clock set on", "clock set back"])
-def test_when_nobody_s_report_counts_nobody_has_more_than_before_for_others_are_there_too(seconds):
+def test_when_all_reports_are_stale_no_share_grows(seconds):
     reports = [report(name, 0, 1_000.0) for name in ("w0", "w1")]
     before = next_summary(None, reports, RULES, at=1_000.0)
     after = next_summary(before, reports, RULES, at=1_000.0 + seconds)
     assert [member.grants[RESOURCE] for member in after.members.values()] == [Grant((250.0, 2.5e5), (250.0, 2.5e5))] * 2
-    # The other two of four, who may have joined meanwhile.
+    # The other two of four may have joined meanwhile.
     assert after.resources[RESOURCE].newcomer == (250.0, 2.5e5)
 
 
-def test_reports_are_read_as_they_come_and_of_each_worker_the_first_one_counts():
+def test_the_first_report_of_each_worker_counts():
     def one_after_the_other() -> Iterator[WorkerReport]:
         for _ in range(2):
             yield report("w0", 0, 1_000.0)
@@ -164,21 +164,21 @@ def test_reports_are_read_as_they_come_and_of_each_worker_the_first_one_counts()
     assert summary == next_summary(None, [report(name, 0, 1_000.0) for name in ("w0", "w1")], RULES, at=1_000.0)
 
 
-def test_a_large_fleet_reads_its_summary_in_parts_and_old_parts_are_removed():
+def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
     workers = 2 * MEMBERS_PER_PART + 50
     store, clock = filled_store(workers, shard_count=20)
     for _ in range(4):
         clock[0] += 2.0
         summarise(store, clock[0])
     parts = finished(store.read_all("part-")).bodies
-    # Three of the latest summary, and three of the one before, which somebody may be reading.
+    # Three of the latest summary, and three of the one before, which a worker may be reading.
     assert len(parts) == 6
     assert len(finished(store.read("leases.json")).body) < 500
 
     name = "worker-7"
     holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=workers))
-    resource = next(iter(decode_report(finished(store.read(f"report-{name}.json")).body).claims))
-    holder.look({resource: Usage(LIMIT, (0.0, 0.0))}, clock[0])
+    resource = next(iter(decode(finished(store.read(f"report-{name}.json")).body, WorkerReport).claims))
+    holder.measure({resource: Usage(LIMIT, (0.0, 0.0))}, clock[0])
     meeting = LeaseSync(
         store, holder, RULES, worker_id=name, may_compute=False, on_problem=lambda *_: pytest.fail("complained")
     )
@@ -187,13 +187,13 @@ def test_a_large_fleet_reads_its_summary_in_parts_and_old_parts_are_removed():
     assert 0.0 < holder.share(resource, LIMIT)[0] <= LIMIT[0] / 10
 
 
-def test_calls_to_compute_are_as_many_as_reports_and_parts():
+def test_a_summary_costs_one_listing_and_one_write_per_part():
     few, _ = filled_store(100, shard_count=10)
     many, clock = filled_store(400, shard_count=10)
     for store in (few, many):
         summarise(store, clock[0])
         store.calls.clear()
         summarise(store, clock[0] + 6.0)
-    # One listing of the reports in each; two writes of the head, and the parts.
+    # One listing of the reports per summary; two writes of the head, and the parts.
     assert few.calls == {"read": 1, "write": 2, "read_all": 1}
     assert many.calls == {"read": 1, "write": 4, "read_all": 2}

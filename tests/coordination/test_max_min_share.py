@@ -1,4 +1,4 @@
-"""Water-filling, beside an oracle that pours drop by drop."""
+"""Water-filling, compared with an independent oracle that raises all levels step by step."""
 
 import math
 
@@ -14,7 +14,7 @@ limits = st.floats(min_value=1, max_value=1e6)
 
 
 def poured(wants: list[float], weights: list[float], limit: float) -> list[float]:
-    """Raise everybody's level together until a want is met or the limit is used up, again and again."""
+    """Raise the level of all workers until a want is met or the limit is used up, and repeat."""
     granted = [0.0] * len(wants)
     left = limit
     while True:
@@ -29,7 +29,7 @@ def poured(wants: list[float], weights: list[float], limit: float) -> list[float
 
 
 @given(workers, limits)
-def test_the_water_level_is_where_pouring_ends(drawn, limit):
+def test_the_water_level_agrees_with_the_oracle(drawn, limit):
     wants, heavy = [want for want, _ in drawn], [weight for _, weight in drawn]
     level = water_level(wants, heavy, limit)
     got = [min(want, weight * level) for want, weight in drawn]
@@ -37,14 +37,14 @@ def test_the_water_level_is_where_pouring_ends(drawn, limit):
 
 
 @given(workers, limits)
-def test_all_of_the_limit_is_given_and_no_more(drawn, limit):
+def test_the_shares_add_up_to_the_limit(drawn, limit):
     granted = shares(limit, [want for want, _ in drawn], [weight for _, weight in drawn])
     assert sum(granted) == pytest.approx(limit, rel=1e-9)
     assert min(granted) > 0
 
 
 @given(workers, limits)
-def test_nobody_can_be_given_more_without_taking_from_one_who_has_less(drawn, limit):
+def test_no_share_can_grow_without_reducing_a_smaller_one(drawn, limit):
     wants, heavy = [want for want, _ in drawn], [weight for _, weight in drawn]
     granted = shares(limit, wants, heavy)
     trickle = TRICKLE * limit / sum(heavy)
@@ -64,17 +64,17 @@ def test_equal_wants_and_weights_get_equal_shares(drawn, limit):
     assert granted[0] == pytest.approx(granted[1])
 
 
-def test_one_hot_worker_gets_what_nineteen_idle_ones_leave():
+def test_one_hot_worker_gets_the_unused_shares_of_nineteen_idle_ones():
     granted = shares(1000.0, [5000.0] + [0.0] * 19, [1.0] * 20)
     assert granted[0] > 950
     assert granted[1] == pytest.approx(TRICKLE * 1000 / 20)
 
 
-def test_a_want_without_end_is_a_want():
+def test_an_infinite_demand_is_allowed():
     assert shares(1000.0, [math.inf, math.inf], [3.0, 1.0]) == pytest.approx([750.0, 250.0])
 
 
-def test_who_wants_little_has_room_to_grow():
+def test_a_small_demand_has_headroom():
     assert shares(1000.0, [100.0, 100.0], [1.0, 1.0]) == pytest.approx([500.0, 500.0])
 
 
@@ -84,13 +84,13 @@ def test_a_higher_tier_is_served_first_and_a_lower_one_keeps_a_trickle():
     assert bulk == pytest.approx(20.0)
 
 
-def test_what_a_higher_tier_leaves_is_the_lower_ones():
+def test_a_lower_tier_gets_what_a_higher_one_leaves():
     critical, bulk = shares(1000.0, [100.0, 5000.0], [1.0, 1.0], [0, 2])
     assert critical == pytest.approx(125.0)
     assert bulk == pytest.approx(875.0)
 
 
-def test_nobody_divides_nothing():
+def test_no_workers_get_no_shares():
     assert shares(1000.0, [], []) == []
     assert fair_level(1000.0, []) == 1000.0
     assert fair_level(1000.0, [1.0, 3.0]) == 250.0

@@ -25,14 +25,14 @@ def test_a_wrong_option_names_its_value_and_its_bound(options, message):
     assert message in str(error.value)
 
 
-def test_a_password_in_the_url_is_never_shown():
+def test_a_password_in_the_url_is_masked():
     options = CoordinationOptions(store="redis://user:hunter2@host:6379/0?group=a&password=hunter2")
     assert "hunter2" not in repr(options)
     assert "hunter2" not in repr(Config(coordination=options))
     assert options.shown_store == "redis://***@host:6379/0?group=a&password=***"
 
 
-def test_before_the_first_meeting_a_shard_has_a_sixth_of_one_workers_part():
+def test_before_the_first_sync_a_shard_has_a_sixth_of_one_workers_part():
     rules = shard_rules(Config(coordination=CoordinationOptions(store="memory://x", max_workers=10)))
     assert rules.records_per_second == pytest.approx(1_000 / 60)
     assert rules.burst_seconds == 0.1
@@ -40,7 +40,7 @@ def test_before_the_first_meeting_a_shard_has_a_sixth_of_one_workers_part():
     assert shard_rules(Config(coordination=proportional)).records_per_second == pytest.approx(100)
 
 
-def test_in_shadow_nothing_is_held_back():
+def test_in_shadow_mode_the_whole_limit_is_used():
     shadow = CoordinationOptions(store="memory://x", shadow=True)
     assert shard_rules(Config(coordination=shadow)) == shard_rules(Config())
 

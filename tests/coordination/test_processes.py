@@ -1,4 +1,4 @@
-"""Several processes, one folder."""
+"""Several processes with one folder as the store."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ from tests.coordination.fights import assert_never_two_winners
 
 
 @pytest.mark.long
-def test_of_two_processes_that_fight_for_one_summary_a_thousand_times_never_two_win(tmp_path: Path) -> None:
+def test_two_processes_never_both_replace_one_version(tmp_path: Path) -> None:
     assert_never_two_winners(f"file://{tmp_path}/store", attempts=1_000)

@@ -1,4 +1,4 @@
-"""The contract on the stores that need nothing installed; S3, DynamoDB and Redis run it in tests/interop."""
+"""The contract on the stores without dependencies; S3, DynamoDB and Redis run it in tests/interop."""
 
 import fcntl
 import os
@@ -31,29 +31,29 @@ async def test_a_store_keeps_the_contract(
     await clause(store)
 
 
-async def test_a_folder_can_be_read_by_its_user_only(tmp_path: Path) -> None:
+async def test_a_folder_is_readable_only_by_its_user(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "new")
     await store.write("any.json", b"1")
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", "any.json"}
 
 
-async def test_a_file_in_the_folders_place_is_a_failure_in_a_sentence(tmp_path: Path) -> None:
+async def test_a_file_in_place_of_the_folder_fails_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreFailed, match="see its disk") as failed:
+    with pytest.raises(StoreFailed, match="check its disk") as failed:
         await FileStore(tmp_path / "file").write("any.json", b"1")
     assert failed.value.reason == "down"
 
 
-async def test_a_lock_that_holds_garbage_is_mended(tmp_path: Path) -> None:
+async def test_a_lock_file_with_garbage_is_repaired(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_bytes(b"no number, and longer than one")
     store = FileStore(tmp_path)
     first = await store.write("any.json", b"1")
     assert (await store.write("any.json", b"2", expected=first.version)).version
 
 
-async def test_a_lock_that_was_removed_is_nobodys(tmp_path: Path) -> None:
-    """A cleaner of temporary files takes it away while somebody holds it: the next lock is another file."""
+async def test_a_deleted_lock_file_is_not_the_lock_any_more(tmp_path: Path) -> None:
+    """A clean-up job deletes the lock file while it is held; the next lock is another file."""
     store = FileStore(tmp_path)
     await store.write("any.json", b"1")
     descriptor = os.open(tmp_path / ".lock", os.O_RDWR)
@@ -67,7 +67,7 @@ async def test_a_lock_that_was_removed_is_nobodys(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-async def test_a_disk_that_hangs_holds_none_of_the_threads_that_the_application_shares(tmp_path: Path) -> None:
+async def test_a_disk_that_hangs_blocks_none_of_the_shared_worker_threads(tmp_path: Path) -> None:
     released = threading.Event()
 
     class Hanging(FileStore):
@@ -92,7 +92,7 @@ async def test_a_disk_that_hangs_holds_none_of_the_threads_that_the_application_
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-async def test_a_folder_that_may_not_be_written_is_denied(tmp_path: Path) -> None:
+async def test_a_folder_without_write_permission_is_denied(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(StoreFailed, match="let this process") as failed:
         await FileStore(tmp_path / "locked").write("any.json", b"1")
@@ -116,14 +116,14 @@ async def test_a_url_opens_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("file://relative/path", "by its full path"),
-        ("file:///", "by its full path"),
+        ("file://relative/path", "give the full path of a folder"),
+        ("file:///", "give the full path of a folder"),
         ("s3:///prefix", "names no bucket"),
         ("dynamodb://", "names no table"),
-        ("ftp://host", "no URL of a known kind"),
+        ("ftp://host", "not a URL of a known kind"),
     ],
 )
-async def test_a_url_that_lacks_something_says_what(url: str, message: str) -> None:
+async def test_an_incomplete_url_names_what_is_missing(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await open_store(url)
 

@@ -17,17 +17,17 @@ from kpl_core.coordination.lease_table import FLOOR, next_estimate
         (0.05, 1000, 1, 0.05),
     ],
 )
-def test_refusals_lower_it_and_their_absence_raises_it(estimate, throttled, intervals, then):
+def test_throttling_lowers_the_estimate_and_its_absence_raises_it(estimate, throttled, intervals, then):
     assert next_estimate(estimate, sent=1000, throttled=throttled, intervals=intervals) == pytest.approx(then)
 
 
 @given(st.floats(0.05, 1), st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 10))
-def test_it_stays_between_a_twentieth_and_all(estimate, sent, throttled, intervals):
+def test_the_estimate_stays_between_5_and_100_percent(estimate, sent, throttled, intervals):
     assert FLOOR <= next_estimate(estimate, sent=sent, throttled=throttled, intervals=intervals) <= 1
 
 
 @given(st.floats(0.05, 1), st.floats(0, 1e4), st.lists(st.floats(0.01, 0.5), min_size=4, max_size=4))
-def test_many_small_steps_are_worth_one_large_one(estimate, throttled, parts):
+def test_many_small_steps_equal_one_large_step(estimate, throttled, parts):
     parts = [part / sum(parts) for part in parts]
     small = estimate
     for part in parts:

@@ -1,4 +1,4 @@
-"""Several producers on one shard, each as if in a process of its own, in virtual time."""
+"""Several producers on one shard, each as if in its own process, in virtual time."""
 
 import time
 from collections import Counter
@@ -25,7 +25,7 @@ def anyio_backend(virtual_time_backend: Backend) -> Backend:
 
 
 class Virtual(MemoryStore):
-    """A store whose clock is near the machine's, but goes with virtual time."""
+    """A store whose clock starts near the machine's clock and follows virtual time."""
 
     def __init__(self) -> None:
         began = time.time()
@@ -33,7 +33,7 @@ class Virtual(MemoryStore):
 
 
 class Down(Virtual):
-    """A store that nobody can reach, from the beginning or from some moment on."""
+    """A store that is down, from the start or from some instant on."""
 
     def __init__(self, *, is_down: bool = True) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Down(Virtual):
 
     async def read(self, name):
         if self.is_down:
-            message = "nobody answers"
+            message = "no answer"
             raise StoreFailed(message, reason="down")
         return await super().read(name)
 
@@ -77,7 +77,7 @@ async def press(producer: Producer, seconds: float, *, records_per_second: float
 
 
 async def pressed(count: int, store: CoordinationStore | None, **options: object) -> tuple[float, float, list[Fact]]:
-    """Press with so many producers; return, of the second half, throttled / sent, delivered / capacity, facts."""
+    """Saturate a shard; return, for the second half: throttled / sent, delivered / capacity, facts."""
     transport = tenth()
     facts: list[Fact] = []
     half: Counter[str] = Counter()
@@ -113,12 +113,12 @@ async def test_four_producers_use_one_shard_without_being_throttled():
     assert {fact.state for fact in facts if isinstance(fact, CoordinatorMet)} == {"leased"}
 
 
-async def test_four_producers_that_know_nothing_of_each_other_are_throttled():
+async def test_four_producers_without_coordination_are_throttled():
     throttled, _, _ = await pressed(4, None)
     assert throttled > 0.02
 
 
-async def test_an_idle_producers_share_is_used_by_the_other():
+async def test_the_share_of_an_idle_producer_is_used_by_the_other():
     transport, store = tenth(), Virtual()
     facts: list[Fact] = []
     async with (
@@ -135,7 +135,7 @@ async def test_an_idle_producers_share_is_used_by_the_other():
         await busy.close(timeout=0.1)
 
 
-async def test_without_a_store_a_producer_sends_at_its_safe_share_and_says_so_once(caplog):
+async def test_without_a_store_a_producer_sends_at_its_safe_share_and_logs_it_once(caplog):
     transport, store = tenth(), Down()
     facts: list[Fact] = []
     async with coordinated(transport, store, 1, facts, max_workers=4) as producer:
@@ -148,10 +148,10 @@ async def test_without_a_store_a_producer_sends_at_its_safe_share_and_says_so_on
     assert failures == {"down"}
     warnings = [record for record in caplog.records if "coordination" in record.message]
     assert len(warnings) == 1
-    assert "nobody answers. This worker goes on with the share it has" in warnings[0].message
+    assert "no answer. This worker keeps its present share" in warnings[0].message
 
 
-async def test_a_store_that_dies_changes_nothing():
+async def test_a_store_that_goes_down_changes_no_share():
     transport, store = tenth(), Down(is_down=False)
     facts: list[Fact] = []
     async with coordinated(transport, store, 1, facts, max_workers=1) as producer, anyio.create_task_group() as tasks:
@@ -167,7 +167,7 @@ async def test_a_store_that_dies_changes_nothing():
     assert "expired" in states
 
 
-async def test_in_shadow_shares_are_told_and_not_enforced(caplog):
+async def test_in_shadow_mode_shares_are_reported_and_not_enforced(caplog):
     caplog.set_level("INFO", logger="kpl_core")
     transport, store = tenth(), Virtual()
     facts: list[Fact] = []
@@ -181,7 +181,7 @@ async def test_in_shadow_shares_are_told_and_not_enforced(caplog):
     assert any("would be limited to" in record.message for record in caplog.records)
 
 
-async def test_a_producer_that_closes_gives_its_share_back_at_once():
+async def test_a_closed_producer_returns_its_share_at_once():
     transport, store = tenth(), Virtual()
     facts: list[Fact] = []
     async with coordinated(transport, store, 1, facts, max_workers=2) as staying:
@@ -198,13 +198,13 @@ async def test_a_producer_that_closes_gives_its_share_back_at_once():
         await staying.close(timeout=0.1)
 
 
-async def test_the_policy_of_the_example_scales_by_what_all_consume():
+async def test_the_proportional_policy_scales_by_the_total_consumption():
     _, used, facts = await pressed(4, Virtual(), policy="proportional")
     assert used > 0.8
     assert any(isinstance(fact, ShareChanged) for fact in facts)
 
 
-async def test_a_store_without_options_is_a_mistake():
+async def test_a_store_without_options_raises():
     with pytest.raises(ConfigError, match=r"no Config\.coordination"):
         async with Producer(Config(), transport=service(), coordination_store=Virtual()):
             pass

@@ -17,7 +17,7 @@ import pytest
 import kpl_core
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions
-from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
+from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 
 ROOT = Path(__file__).parents[2]

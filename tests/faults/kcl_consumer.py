@@ -1,6 +1,6 @@
-"""A consumer with the KCL's rule, and what it makes of a stream's contents.
+"""A consumer with the rule of the KCL, and what it reads of a stream.
 
-The KCL takes an aggregated record apart and drops the whole of it if any user record in it hashes
+The KCL de-aggregates a record and drops the whole aggregate if any user record in it hashes
 outside the shard it was read from (`AggregatorUtil.deaggregate`). Single records are always kept.
 """
 
@@ -20,9 +20,9 @@ Identity = tuple[str, bytes]
 class Reading:
     """What a consumer found in a stream."""
 
-    # How often each user record was handed out.
+    # How often each user record was returned.
     kept: Counter[Identity] = field(default_factory=Counter)
-    # User records in aggregated records thrown away as a whole.
+    # User records in dropped aggregated records.
     dropped: Counter[Identity] = field(default_factory=Counter)
     # For each aggregated record, the hash keys of its user records.
     aggregates: list[list[int]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Reading:
 
 
 def read_stream(fake: FakeKinesis, stream: str, *, now: float) -> Reading:
-    """Read all there is, from closed shards too."""
+    """Read everything, including closed shards."""
     ranges = {
         shard.shard_id: (shard.starting_hash_key, shard.ending_hash_key)
         for shard in fake.list_shards(stream, now=now).shards
@@ -53,7 +53,7 @@ def read_stream(fake: FakeKinesis, stream: str, *, now: float) -> Reading:
 
 
 def hash_key_of(record: UserRecord) -> int:
-    """Return where a user record belongs, spelled by another library than the one under test."""
+    """Return the hash key of a user record, computed by another library than the one under test."""
     if record.explicit_hash_key is not None:
         return int(record.explicit_hash_key)
     return int(md5(record.partition_key.encode(), usedforsecurity=False).hexdigest(), 16)

@@ -1,10 +1,10 @@
-"""The wire protocol application/x-amz-cbor-1.1, which the Java SDK speaks and botocore does not.
+"""The wire protocol application/x-amz-cbor-1.1, which the Java SDK uses and botocore does not support.
 
-Written with cbor2 and botocore's signer alone, as an oracle for whoever speaks it here. Neither
-emulator is right about binary data that came by CBOR: kinesis-local answers in CBOR with base64 text
-in place of bytes, and kinesalite keeps the bytes as `{"type": "Buffer", "data": [...]}` and answers
-so, in JSON too, where stock boto3 chokes on it; its CBOR answers end early above 16 KiB. So what was
-put by CBOR is read by `read_data`, which takes all three forms for the bytes they mean.
+Written only with cbor2 and botocore's signer, as an oracle for our own implementation. Neither
+emulator handles binary data in CBOR correctly: kinesis-local answers in CBOR with base64 text
+in place of bytes. kinesalite keeps the bytes as `{"type": "Buffer", "data": [...]}` and answers
+so, in JSON too, which stock boto3 cannot parse; its CBOR answers are truncated above 16 KiB. So records
+that were put by CBOR are read by `read_data`, which converts all three forms to bytes.
 """
 
 import base64
@@ -30,7 +30,7 @@ def call(emulator: Emulator, operation: str, parameters: dict[str, Any], *, prot
     """Return the answer to one signed request.
 
     Raises:
-        urllib.error.HTTPError: the emulator refused it; the body is of the same protocol.
+        urllib.error.HTTPError: the emulator rejected it; the body has the same protocol.
     """
     body = cbor2.dumps(parameters) if protocol == CBOR else json.dumps(parameters).encode()
     headers = {"Content-Type": protocol, "X-Amz-Target": f"Kinesis_20131202.{operation}"}
@@ -47,7 +47,7 @@ def call(emulator: Emulator, operation: str, parameters: dict[str, Any], *, prot
 
 
 def read(stream: Stream) -> list[KinesisRecord]:
-    """Return the Kinesis records of the first page of each shard, of whatever protocol they were put by."""
+    """Return the Kinesis records of the first page of each shard, put by any protocol."""
     return [
         KinesisRecord(shard.shard_id, record["SequenceNumber"], record["PartitionKey"], read_data(record["Data"]))
         for shard in stream.shards()
@@ -56,7 +56,7 @@ def read(stream: Stream) -> list[KinesisRecord]:
 
 
 def read_data(value: Any) -> bytes:
-    """Return the bytes an emulator means by what it answered as Data."""
+    """Return the bytes that an emulator's Data stands for."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):

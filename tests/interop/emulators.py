@@ -1,7 +1,7 @@
-"""The emulators of Kinesis, what each can do, and how each is started.
+"""The emulators of Kinesis, their abilities, and how each is started.
 
-`Abilities` is the table the tests read: what an emulator does wrong or not at all is never asked of
-it, and never asserted as right. docs/interop.md says the same in words, with more of the faults.
+The tests read the table `Abilities`: no test uses what an emulator does not support or does wrong, and
+no test asserts it as right. docs/interop.md says the same in words, with more of the faults.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from tests.interop.processes import (
 )
 
 MIB = 1024 * 1024
-STARTS = 3  # somebody else may take a free port before the emulator does
+STARTS = 3  # another process may take a free port before the emulator does
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What may be asked of an emulator.
+    """What an emulator supports.
 
     Attributes:
         reshards: SplitShard and MergeShards, and records then go to the children.
@@ -138,7 +138,7 @@ def _kinesis_local(installed: Installed, port: int, tls_port: int) -> tuple[list
         "10ms",
     )
     return command, {
-        "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),  # else looked for in the working directory
+        "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),  # otherwise it is searched in the working directory
         "KINESIS_MOCK_PLAIN_PORT": str(port),
         "KINESIS_MOCK_TLS_PORT": str(tls_port),
         "SHARD_LIMIT": "200",

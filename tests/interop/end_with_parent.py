@@ -1,8 +1,8 @@
-"""Run a program that ends when the process that started it does, however that one ends.
+"""Run a program that ends when its parent process ends, in any way.
 
-`python end_with_parent.py COMMAND...`, started in a session of its own with a pipe as stdin that
-nobody writes to: when the pipe closes (its holder closed it, ended or was killed) the whole process
-group is ended, first politely, then by force. When the program ends by itself, so does its group.
+`python end_with_parent.py COMMAND...` is started in its own session with a pipe as stdin to which no process
+writes. When the pipe closes (the parent closed it, exited or was killed), the whole process group is ended,
+first by SIGTERM, then by SIGKILL. When the program ends by itself, so does its group.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Third-party programs, installed by themselves into a cache that is not committed.
+"""Third-party programs, installed automatically into a cache that is not committed.
 
-Every program has its own place under `.work/interop/`, made from pins that are committed; a
-stamp written last holds the digest of those pins, so that a changed pin or an interrupted
-installation starts again from nothing. A failure is an error with the installer's own words.
+Every program has its own folder under `.work/interop/`, created from committed pins. A stamp that is written
+last contains the digest of those pins, so that a changed pin or an interrupted installation starts again from
+nothing. A failure raises an error with the installer's output.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".work" / "interop"
 INSTALL_SECONDS = 900
-OLDEST_NODE = 20  # what AWS' SDK for JavaScript needs
+OLDEST_NODE = 20  # required by the AWS SDK for JavaScript
 FORCE_NODE_FROM_PYPI = "KPL_INTEROP_NODE_FROM_PYPI"
 
 

@@ -34,7 +34,7 @@ class Row:
 
 @dataclass
 class Ledger:
-    """All counts of one run, and why something was not used."""
+    """All counts of one run, and the reason for each part that was not used."""
 
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Ledger:
 
 
 def _compare_explicit_hash_keys(put: Sequence[PutUserRecord], read: Sequence[ReadUserRecord]) -> None:
-    """Two consumers invent an explicit hash key where there was none, so only those put are compared."""
+    """Two consumers invent an explicit hash key where none was put, so only those put are compared."""
     expected: dict[tuple[str, bytes], set[str | None]] = {}
     for record in put:
         expected.setdefault(record.identity, set()).add(record.explicit_hash_key)

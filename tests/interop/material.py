@@ -1,4 +1,4 @@
-"""The user records the tests put: every kind of key and data Kinesis takes, reproducible."""
+"""The user records of the tests: every kind of key and data that Kinesis accepts, reproducible."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ from tests.interop.streams import Shard
 
 LARGEST_HASH_KEY = 2**128 - 1
 
-# 256 characters is the longest key Kinesis takes: characters, not bytes nor UTF-16 units.
+# 256 characters is the longest key Kinesis accepts: characters, not bytes or UTF-16 units.
 KEYS = {
     "one character": "k",
     "longest ASCII": "a" * 256,
@@ -54,7 +54,7 @@ def every_key_and_data(*, longest_astral_key: bool = True) -> list[PutUserRecord
 
 
 def numbered(count: int, *, seed: int, keys: int = 50, longest_bytes: int = 300) -> list[PutUserRecord]:
-    """Return `count` different records of chance sizes on a few keys."""
+    """Return `count` different records of random sizes on a few keys."""
     chance = Random(seed)
     return [
         PutUserRecord(f"key-{chance.randrange(keys)}", f"{seed}/{number} ".encode() + chance.randbytes(size))
@@ -63,9 +63,9 @@ def numbered(count: int, *, seed: int, keys: int = 50, longest_bytes: int = 300)
 
 
 def at_the_edges(shards: tuple[Shard, ...], *, ending_hash_keys: bool = True) -> list[PutUserRecord]:
-    """Return records whose explicit hash keys are the first and last that each shard takes.
+    """Return records whose explicit hash keys are the first and last ones of each shard.
 
-    `ending_hash_keys` False leaves out the last ones, for an emulator known to refuse them.
+    `ending_hash_keys` False leaves out the last ones, for an emulator known to reject them.
     """
     edges = [0, 1, *(shard.starting_hash_key for shard in shards)]
     if ending_hash_keys:

@@ -1,8 +1,8 @@
 """Serve moto on loopback, one request at a time; run by the interpreter of moto's own environment.
 
-moto's own server answers in threads, and its `Shard.put_record` lets two of them take the same
-sequence number: one record then overwrites the other while both are acknowledged. Served one at a
-time it loses nothing. Usage: `python moto_server.py PORT`.
+moto's own server answers in threads, and its `Shard.put_record` may give two of them the same
+sequence number. One record then overwrites the other while both are acknowledged. One request at a
+time loses nothing. Usage: `python moto_server.py PORT`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Start a third-party server in a process group of its own, wait for it, and always end it."""
+"""Start a third-party server in its own process group, wait for it, and always end it."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ END_WITH_PARENT = Path(__file__).parent / "end_with_parent.py"
 READY_SECONDS = 40.0  # an emulator needs less than one; a loaded machine is not a fault
 LOOPBACK = "127.0.0.1"
 
-# What the programs may see of the environment: no proxy, no credentials, no Python path.
+# The environment variables of the programs: no proxy, no credentials, no Python path.
 INHERITED = ("PATH", "HOME", "TMPDIR", "JAVA_HOME")
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "interop",
@@ -49,7 +49,7 @@ class OwnProcess:
         """Wait for `is_ready()`, at most `seconds`.
 
         Raises:
-            ProcessFailed: it ended, or the time is over.
+            ProcessFailed: it ended, or the time limit passed.
         """
         deadline = time.monotonic() + seconds
         while not is_ready():
@@ -62,7 +62,7 @@ class OwnProcess:
             time.sleep(0.05)
 
     def end(self) -> None:
-        """End the whole process group; returns when nothing of it is left."""
+        """End the whole process group; return when no process of it is left."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -109,14 +109,14 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def answers(port: int) -> bool:
-    """Say whether something accepts connections on a loopback port."""
+    """Return True if a process accepts connections on a loopback port."""
     with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
         return True
     return False
 
 
 def listens_only_on_loopback(port: int) -> bool:
-    """Say whether no socket of this machine listens on `port` at another address than loopback's.
+    """Return True if no socket of this machine listens on `port` at an address other than loopback.
 
     Read from Linux' socket tables; elsewhere there are none and the answer is True.
     """

@@ -1,4 +1,4 @@
-"""Our producer at work against an emulator, in an event loop of its own for each call."""
+"""Our producer with an emulator, in a new event loop for each call."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -14,11 +14,11 @@ from tests.interop.streams import REGION, Stream
 PATIENCE_SECONDS = 60.0  # for an emulator on a loaded machine
 PACE_SECONDS = 0.004
 OUTSTANDING_RECORDS = 400  # a slow emulator slows the producer down, and its stream stays small
-LOTS_AFTERWARDS = 20  # until the producer has met the new shards and drawn its map again
+LOTS_AFTERWARDS = 20  # until the producer has seen the new shards and refreshed its map
 
 
 def config(emulator: Emulator, **options: Any) -> Config:
-    """Return the producer's options for an emulator, with room for a machine that is busy."""
+    """Return the producer's options for an emulator on a busy machine."""
     return Config(
         **{
             "region": REGION,
@@ -50,9 +50,9 @@ def produce(
 def produce_during(
     stream: Stream, change: Callable[[], None], lots: Iterable[Sequence[PutUserRecord]], **options: Any
 ) -> tuple[list[PutUserRecord], list[RecordResult]]:
-    """Put one lot after the other while `change` runs in a thread; return what was put and its results.
+    """Put one batch after another while `change` runs in a thread; return the records and their results.
 
-    The first lot is put and delivered before the change begins, so that the producer knows the old shards.
+    The first batch is delivered before the change begins, so that the producer knows the old shards.
     """
 
     async def run() -> tuple[list[PutUserRecord], list[RecordResult]]:

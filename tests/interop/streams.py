@@ -1,4 +1,4 @@
-"""Streams on an emulator: create, change, and read every Kinesis record back, by stock boto3."""
+"""Streams on an emulator: create, reshard, and read every Kinesis record back, by stock boto3."""
 
 import time
 import uuid
@@ -24,7 +24,7 @@ EMPTY_PAGES_AT_THE_END = 2  # an iterator may show one empty page where records 
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard, open or closed, and the hash keys it takes, both ends included."""
+    """One shard, open or closed, and its range of hash keys, both ends included."""
 
     shard_id: str
     starting_hash_key: int
@@ -37,7 +37,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class KinesisRecord:
-    """A Kinesis record as GetRecords returned it. (Nobody returns its explicit hash key.)"""
+    """A Kinesis record as GetRecords returned it. (It does not include the explicit hash key.)"""
 
     shard_id: str
     sequence_number: str
@@ -46,7 +46,7 @@ class KinesisRecord:
 
 
 def hash_key(partition_key: str, explicit_hash_key: str | None = None) -> int:
-    """Compute the hash key as the service does; written again here, so that it can disagree with ours."""
+    """Compute the hash key as the service does; an independent implementation, so that it can disagree with ours."""
     if explicit_hash_key is not None:
         return int(explicit_hash_key)
     return int(md5(partition_key.encode(), usedforsecurity=False).hexdigest(), 16)
@@ -132,7 +132,7 @@ class Stream:
         self._wait_until_active()
 
     def accept_records_of(self, record_bytes: int) -> None:
-        """Raise the largest record the stream takes (partition key and data together)."""
+        """Raise the largest record of the stream (partition key and data together)."""
         self._client.update_max_record_size(StreamARN=self.arn, MaxRecordSizeInKiB=record_bytes // 1024)
         self._wait_until_active()
 
@@ -173,7 +173,7 @@ class Stream:
 
 @contextmanager
 def fresh_stream(emulator: Emulator, *, shards: int) -> Iterator[Stream]:
-    """Create a stream for one test: an emulator slows down with what a stream holds."""
+    """Create a stream for one test, because an emulator slows down with the contents of a stream."""
     with kinesis_client(emulator) as client:
         stream = Stream(emulator, client, shards=shards)
         yield stream
@@ -181,7 +181,7 @@ def fresh_stream(emulator: Emulator, *, shards: int) -> Iterator[Stream]:
 
 
 def wait_until(condition: Callable[[], bool], *, what: str, seconds: float) -> None:
-    """Poll another process; real time, because nobody here can make its clock virtual."""
+    """Poll another process in real time, because its clock cannot be virtual."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"

@@ -1,4 +1,4 @@
-"""The limiter on moto's DynamoDB, the workers' meeting place in moto's S3: boto3 in threads, aiobotocore in tasks."""
+"""The limiter on moto's DynamoDB, with moto's S3 as the workers' store: boto3 in threads, aiobotocore in tasks."""
 
 import itertools
 import threading
@@ -33,7 +33,7 @@ ONE_ATTEMPT = Config(retries={"total_max_attempts": 1})
 
 
 class Session:
-    """A boto3 session whose clients speak to moto."""
+    """A boto3 session whose clients use moto."""
 
     def __init__(self, moto: Emulator) -> None:
         self._session = boto3.Session(region_name="us-east-1")
@@ -72,7 +72,7 @@ def press(client: Any, table: str, stopping: threading.Event) -> None:
         client.put_item(TableName=table, Item={"id": {"S": f"{threading.get_ident()} {number}"}})
 
 
-def test_twenty_boto3_workers_are_held_at_the_capacity_they_share(moto: Emulator, table: str, bucket: str) -> None:
+def test_twenty_boto3_workers_stay_within_the_shared_capacity(moto: Emulator, table: str, bucket: str) -> None:
     stopping = threading.Event()
     with ExitStack() as running:
         aggregator = DistributedRateAggregator(Session(moto), bucket, "job", interval=SYNC_SECONDS)
@@ -106,13 +106,13 @@ def test_twenty_boto3_workers_are_held_at_the_capacity_they_share(moto: Emulator
             limits.append(sum(worker.limiter.rates[1] for worker in workers))
         rate = (sum(worker.limiter.totals()[1] for worker in workers) - before) / (time.monotonic() - began)
     assert rate <= 1.15 * AGGREGATE_WRITES
-    # As slow as the machine may be: nobody is held to a trickle.
+    # On a machine of any speed: no worker is limited to a trickle.
     assert fmean(limits) >= 0.8 * AGGREGATE_WRITES
     consumed = Session(moto).client("dynamodb").scan(TableName=table, Select="COUNT")["Count"]
     assert sum(worker.limiter.totals()[1] for worker in workers) == pytest.approx(consumed, abs=WORKERS)
 
 
-def test_objects_are_those_of_the_example(moto: Emulator, table: str, bucket: str) -> None:
+def test_the_objects_are_those_of_the_example(moto: Emulator, table: str, bucket: str) -> None:
     session = Session(moto)
     worker = DistributedRateWorker(session, bucket, "job", autostart=False, worker_id="one")
     assert worker.limiter.rates == (1_500.0, 500.0)
@@ -146,12 +146,12 @@ def test_objects_are_those_of_the_example(moto: Emulator, table: str, bucket: st
     too_much = ConsumptionSummary(timestamp=time.time(), aggregated_read_rate=200_000.0, aggregated_write_rate=0.0)
     s3.put_object(Bucket=bucket, Key="job/summary.json", Body=msgspec.json.encode(too_much))
     worker.sync_once()
-    # 0.6 * 1,500 + 0.4 * 750; nothing written at all: scale 1.
+    # 0.6 * 1,500 + 0.4 * 750; if nothing was written at all: scale 1.
     assert worker.limiter.rates == pytest.approx((1_200.0, 500.0))
 
 
 @pytest.mark.anyio
-async def test_aiobotocore_clients_do_the_same_in_tasks(moto: Emulator, table: str, bucket: str) -> None:
+async def test_aiobotocore_clients_stay_within_the_shared_capacity(moto: Emulator, table: str, bucket: str) -> None:
     session = get_session()
     options = {"region_name": "us-east-1", "endpoint_url": moto.endpoint_url}
     async with session.create_client("s3", **options) as s3:
@@ -174,7 +174,7 @@ async def test_aiobotocore_clients_do_the_same_in_tasks(moto: Emulator, table: s
         await worker.stop()
         await aggregator.stop()
     assert summary.active_workers == 1
-    # What may have been kept for a burst, a second's, comes on top.
+    # Up to one second's worth may have been kept for a burst, and comes on top.
     assert written <= 50 * (seconds + 1) * 1.3
 
 

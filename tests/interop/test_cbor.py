@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-def test_what_the_oracle_puts_through_cbor_comes_back_whole(
+def test_records_put_by_the_cbor_oracle_are_read_back_unchanged(
     emulator: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
     stream = new_stream(emulator, shards=2)

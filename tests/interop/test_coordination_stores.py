@@ -1,4 +1,4 @@
-"""Where workers meet, in places nobody here wrote: moto's S3 and DynamoDB, one request at a time, and a real Redis."""
+"""Coordination stores on independent servers: moto's S3 and DynamoDB, one request at a time, and a real Redis."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from uuid import uuid4
@@ -12,7 +12,7 @@ from kpl_core import CoordinationOptions
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import SUMMARY_NAME
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
-from kpl_core.coordination.store_objects import Pair, decode_summary
+from kpl_core.coordination.store_objects import Pair, Summary, decode
 from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.worker import CoordinationWorker
 from tests.coordination.fights import assert_never_two_winners
@@ -50,7 +50,7 @@ def dynamodb_table(moto: Emulator) -> str:
 
 @pytest.fixture(params=["s3", "dynamodb", "redis"])
 def new_url(request: pytest.FixtureRequest) -> NewUrl:
-    """Return a function that returns the URL of a place where nobody was before."""
+    """Return a function that returns the URL of an unused store."""
     if request.param == "redis":
         redis_url = request.getfixturevalue("redis_url")
         return lambda: f"{redis_url}?group={uuid4().hex}"
@@ -75,11 +75,11 @@ async def test_a_store_keeps_the_contract(
     await clause(store)
 
 
-def test_of_two_processes_that_fight_for_one_summary_a_thousand_times_never_two_win(new_url: NewUrl) -> None:
+def test_two_processes_never_both_replace_one_version(new_url: NewUrl) -> None:
     assert_never_two_winners(new_url(), attempts=500, environment=CREDENTIALS)
 
 
-async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
+async def test_workers_with_this_store_divide_the_limit(new_url: NewUrl) -> None:
     url = new_url()
     shares: dict[str, Pair] = {}
     stores = [await open_store(url) for _ in range(3)]
@@ -93,7 +93,7 @@ async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
         def apply_shares(told: Mapping[str, Pair]) -> None:
             shares[f"w{index}"] = told["orders/shard-0"]
 
-        # HTTP's clock has whole seconds, so no shorter interval.
+        # The HTTP Date header has whole seconds, so no shorter interval works.
         options = CoordinationOptions(
             store="memory://unused",
             max_workers=6,
@@ -113,7 +113,7 @@ async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
                     await anyio.sleep(0.1)
             tasks.cancel_scope.cancel()
         assert sum(share[0] for share in shares.values()) <= 900.0 * (1 + 1e-9)
-        head = decode_summary((await stores[0].read(SUMMARY_NAME)).body or b"")
+        head = decode((await stores[0].read(SUMMARY_NAME)).body or b"", Summary)
         assert set(head.members) == {"w0", "w1", "w2"}
     finally:
         for each in workers:
@@ -124,7 +124,7 @@ async def test_workers_who_meet_there_divide_the_limit(new_url: NewUrl) -> None:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[RedisPlace]:
-    """A store of its own in Redis, the client of whoever else is there, and the key of the store's hash."""
+    """A store in Redis, a second client of the same server, and the key of the store's hash."""
     group = uuid4().hex
     store = await open_store(f"{redis_url}?group={group}")
     client = Redis.from_url(redis_url)
@@ -135,8 +135,8 @@ async def redis(redis_url: str) -> AsyncIterator[RedisPlace]:
         await store.aclose()
 
 
-async def test_what_was_claimed_before_redis_lost_everything_is_claimed_no_more(redis: RedisPlace) -> None:
-    """A flush, a restart, or a failover to a replica that missed the latest: no version may come again."""
+async def test_a_claim_from_before_redis_lost_its_data_is_not_valid(redis: RedisPlace) -> None:
+    """After a flush, a restart or a failover to a stale replica no version may repeat."""
     store, client, key = redis
     versions = []
     for _ in range(20):
@@ -148,14 +148,14 @@ async def test_what_was_claimed_before_redis_lost_everything_is_claimed_no_more(
     assert len(set(versions)) == len(versions)
 
 
-async def test_scripts_that_redis_forgot_are_sent_again(redis: RedisPlace) -> None:
+async def test_scripts_that_redis_evicted_are_sent_again(redis: RedisPlace) -> None:
     store, client, _ = redis
     await store.write("any.json", b"1")
     await client.script_flush()
     assert (await store.read("any.json")).body == b"1"
 
 
-async def test_what_somebody_else_wrote_into_the_hash_stops_nobody(redis: RedisPlace) -> None:
+async def test_foreign_data_in_the_hash_stops_no_worker(redis: RedisPlace) -> None:
     store, client, key = redis
     await store.write("report-ours", b"1")
     await client.hset(key, mapping={b"report-\xff": b"7:x", b"report-theirs": b"text", b":versions": b"garbage"})
@@ -167,7 +167,7 @@ async def test_what_somebody_else_wrote_into_the_hash_stops_nobody(redis: RedisP
     assert failed.value.reason == "garbage"
 
 
-async def test_what_redis_refuses_has_its_own_reason(redis: RedisPlace) -> None:
+async def test_each_redis_error_has_its_own_reason(redis: RedisPlace) -> None:
     store, client, key = redis
     await client.set(key, "text")
     with pytest.raises(StoreFailed, match="WRONGTYPE; use another group") as failed:
@@ -184,7 +184,7 @@ async def test_what_redis_refuses_has_its_own_reason(redis: RedisPlace) -> None:
 
 
 @pytest.mark.parametrize("place", ["s3://nobodys-bucket/prefix", "dynamodb://nobodys-table/group"])
-async def test_a_place_that_does_not_exist_is_missing_in_a_sentence(place: str, moto: Emulator) -> None:
+async def test_a_missing_bucket_or_table_has_the_reason_missing(place: str, moto: Emulator) -> None:
     store = await open_store(f"{place}?endpoint_url={moto.endpoint_url}&region=us-east-1")
     try:
         with pytest.raises(StoreFailed, match="check its name and region") as failed:
@@ -194,7 +194,7 @@ async def test_a_place_that_does_not_exist_is_missing_in_a_sentence(place: str, 
         await store.aclose()
 
 
-async def test_a_server_that_is_not_there_is_down_in_a_sentence() -> None:
+async def test_an_unreachable_server_has_the_reason_down() -> None:
     for url in ("s3://b/p?endpoint_url=http://127.0.0.1:1&region=us-east-1", "redis://user:secret@127.0.0.1:1/0"):
         store = await open_store(url)
         try:
@@ -206,7 +206,7 @@ async def test_a_server_that_is_not_there_is_down_in_a_sentence() -> None:
             await store.aclose()
 
 
-async def test_a_password_that_is_wrong_is_denied(redis_url: str) -> None:
+async def test_a_wrong_password_has_the_reason_denied(redis_url: str) -> None:
     store = await open_store(redis_url.replace("redis://", "redis://nobody:wrong@"))
     try:
         with pytest.raises(StoreFailed, match="check user, password and rights") as failed:

@@ -1,4 +1,4 @@
-"""Dead letters in an SQS queue and an S3 bucket that nobody here wrote: moto's, in a process of its own."""
+"""Dead letters in an SQS queue and an S3 bucket of an independent server: moto, in its own process."""
 
 import json
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ async def test_every_letter_is_read_back_from_sqs(sqs: Any) -> None:
     assert {each["id"]: each["partition_key"] for each in letters} == {each.id: each.partition_key for each in LETTERS}
 
 
-async def test_a_letter_above_the_queues_own_limit_is_refused_and_the_others_arrive(sqs: Any) -> None:
+async def test_a_letter_above_the_queues_limit_is_refused_and_the_others_arrive(sqs: Any) -> None:
     queue = await sqs.create_queue(QueueName="small", Attributes={"MaximumMessageSize": "4096"})
     large = letter(99, bytes(4_000))
     report = await SqsSink(sqs, queue["QueueUrl"]).send([LETTERS[0], large, LETTERS[1]])
@@ -63,19 +63,19 @@ async def test_a_letter_above_the_queues_own_limit_is_refused_and_the_others_arr
     assert {each["id"] for each in letters} == {LETTERS[0].id, LETTERS[1].id}
 
 
-async def test_a_fifo_queue_takes_the_letters(sqs: Any) -> None:
+async def test_a_fifo_queue_accepts_the_letters(sqs: Any) -> None:
     queue = await sqs.create_queue(QueueName="letters.fifo", Attributes={"FifoQueue": "true"})
     assert (await SqsSink(sqs, queue["QueueUrl"]).send(LETTERS)).stored == 25
     assert len(await received(sqs, queue["QueueUrl"])) == 25
 
 
-async def test_a_queue_that_does_not_exist_refuses_in_a_sentence(sqs: Any, moto: Emulator) -> None:
+async def test_a_missing_queue_refuses_all_letters_with_one_sentence(sqs: Any, moto: Emulator) -> None:
     report = await SqsSink(sqs, f"{moto.endpoint_url}/123456789012/none").send(LETTERS[:3])
     assert (report.stored, len(report.refused)) == (0, 3)
     assert "check the queue's URL" in report.refused[0].why
 
 
-async def test_an_object_in_s3_holds_a_line_for_each_letter(s3: Any) -> None:
+async def test_an_object_in_s3_has_one_line_per_letter(s3: Any) -> None:
     await s3.create_bucket(Bucket="letters")
     assert await S3Sink(s3, "letters", prefix="dead/").send(LETTERS) == SinkReport(25, ())
     (found,) = (await s3.list_objects_v2(Bucket="letters", Prefix="dead/2023/11/14/22/"))["Contents"]
@@ -83,7 +83,7 @@ async def test_an_object_in_s3_holds_a_line_for_each_letter(s3: Any) -> None:
     assert [json.loads(line)["id"] for line in body.splitlines()] == [each.id for each in LETTERS]
 
 
-async def test_a_bucket_that_does_not_exist_refuses_in_a_sentence(s3: Any) -> None:
+async def test_a_missing_bucket_refuses_all_letters_with_one_sentence(s3: Any) -> None:
     report = await S3Sink(s3, "nobodys-bucket").send(LETTERS[:3])
     assert (report.stored, len(report.refused)) == (0, 3)
     assert "check the bucket's name" in report.refused[0].why

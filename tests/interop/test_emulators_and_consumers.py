@@ -1,4 +1,4 @@
-"""The harness proves itself before our producer comes into play: stock requests, aggregates made elsewhere."""
+"""The harness is tested before our producer: stock requests, and aggregates built by other libraries."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ NewStream = Callable[..., Stream]
 
 
 def aggregated_elsewhere(records: list[PutUserRecord]) -> bytes:
-    """Return the aggregated record that PyPI's package makes."""
+    """Return the aggregated record that PyPI's package builds."""
     aggregator = RecordAggregator()
     for record in records:
         aggregator.add_user_record(record.partition_key, record.data, record.explicit_hash_key)
@@ -32,7 +32,7 @@ def aggregated_elsewhere(records: list[PutUserRecord]) -> bytes:
     return data
 
 
-def test_aggregates_made_elsewhere_come_back_whole(
+def test_aggregates_of_another_library_are_read_back_unchanged(
     emulator: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
     stream = new_stream(emulator, shards=2)
@@ -60,7 +60,7 @@ def test_an_emulator_puts_a_record_where_its_hash_key_belongs(emulator: Emulator
     assert all(stream.shard(record.shard_id).takes(hash_key(record.partition_key)) for record in read)
 
 
-def test_what_the_npm_package_aggregates_is_decoded_here(installed: Installed) -> None:
+def test_aggregates_of_the_npm_package_are_decoded_by_us(installed: Installed) -> None:
     put = numbered(1000, seed=11)
 
     finished = subprocess.run(
@@ -79,7 +79,7 @@ def test_what_the_npm_package_aggregates_is_decoded_here(installed: Installed) -
 
 
 def test_a_raw_record_that_only_looks_aggregated_is_read_raw() -> None:
-    """The npm package refuses it: its known wrong behaviour, for which no test asks."""
+    """The npm package rejects it: a known fault, which no test requires."""
     data = aggregated_elsewhere(numbered(3, seed=12))[:-1] + b"\x00"
 
     (read,) = pypi.deaggregate([KinesisRecord("shardId-000000000000", "1", "key", data)])
@@ -88,7 +88,7 @@ def test_a_raw_record_that_only_looks_aggregated_is_read_raw() -> None:
     assert (read.data, read.aggregated) == (data, False)
 
 
-def test_the_harness_sees_a_record_lost_changed_repeated_and_invented(ledger: Ledger) -> None:
+def test_the_harness_detects_a_lost_changed_repeated_or_invented_record(ledger: Ledger) -> None:
     put = numbered(3, seed=13)
     whole = pypi.deaggregate([KinesisRecord("shardId-000000000000", "1", "a", aggregated_elsewhere(put))])
     changed = pypi.deaggregate(
@@ -108,7 +108,7 @@ def test_the_harness_sees_a_record_lost_changed_repeated_and_invented(ledger: Le
     assert ledger.rows == rows_before
 
 
-def test_a_client_that_goes_away_does_not_take_the_emulator_with_it(emulator: Emulator, new_stream: NewStream) -> None:
+def test_a_client_that_disconnects_does_not_end_the_emulator(emulator: Emulator, new_stream: NewStream) -> None:
     address = urlsplit(emulator.endpoint_url)
     assert address.port is not None
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_a_client_that_goes_away_does_not_take_the_emulator_with_it(emulator: Em
     assert emulator.process.running
 
 
-def test_the_loopback_check_finds_a_socket_open_to_all() -> None:
+def test_the_loopback_check_detects_a_socket_on_all_interfaces() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed, socket.create_server(("0.0.0.0", 0)) as open_to_all:  # noqa: S104
         assert listens_only_on_loopback(closed.getsockname()[1])
         assert not listens_only_on_loopback(open_to_all.getsockname()[1])

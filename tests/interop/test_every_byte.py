@@ -1,4 +1,4 @@
-"""What our producer puts comes back from every emulator through every consumer, byte for byte."""
+"""Every record that our producer puts is read back from every emulator by every consumer, byte for byte."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.interop.material import at_the_edges, every_key_and_data, numbered
 from tests.interop.production import assert_all_delivered, assert_delivered_where_told, config, produce
 from tests.interop.streams import Stream
 
-# aiohttp says so of every body above 1 MiB, the stock SDK's too; the requests themselves are right.
+# aiohttp warns about every body above 1 MiB, also of the stock SDK; the requests themselves are correct.
 LARGE_BODIES = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
 
 NewStream = Callable[..., Stream]
@@ -112,14 +112,14 @@ def test_a_stream_addressed_by_its_arn(emulator: Emulator, new_stream: NewStream
 
 
 @LARGE_BODIES
-def test_a_record_as_large_as_every_stream_takes(emulator: Emulator, new_stream: NewStream, check: Check) -> None:
+def test_a_record_of_the_default_maximum_size(emulator: Emulator, new_stream: NewStream, check: Check) -> None:
     key = "漢" * 256
 
     check(new_stream(emulator, shards=1), [PutUserRecord(key, b"\xf3" * (MIB - len(key.encode())))])
 
 
 def test_tls(kinesis_local: Emulator, new_stream: NewStream, check: Check) -> None:
-    """Unverified, because the emulator brings a certificate of its own making."""
+    """Without verification, because the emulator has a self-signed certificate."""
     check(
         new_stream(kinesis_local, shards=2),
         numbered(300, seed=34),
@@ -146,7 +146,7 @@ def test_records_up_to_ten_mib(emulator: Emulator, new_stream: NewStream, check:
 
 
 @LARGE_BODIES
-def test_the_producer_learns_from_the_stream_how_large_a_record_may_be(
+def test_the_producer_reads_the_maximum_record_size_from_the_stream(
     kinesis_local: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
     stream = new_stream(kinesis_local, shards=1)
@@ -173,8 +173,8 @@ def test_the_producer_learns_from_the_stream_how_large_a_record_may_be(
 
 
 @LARGE_BODIES
-def test_a_record_of_exactly_ten_mib_is_taken(kinesis_local: Emulator, new_stream: NewStream) -> None:
-    """Only put: the emulator cannot read it back, so its 256 bytes smaller sister above stands for that."""
+def test_a_record_of_exactly_ten_mib_is_accepted(kinesis_local: Emulator, new_stream: NewStream) -> None:
+    """Only put: the emulator cannot return it; the test above reads a record that is 256 bytes smaller."""
     stream = new_stream(kinesis_local, shards=1)
     stream.accept_records_of(10 * MIB)
     put = [PutUserRecord("🦉", bytes(10 * MIB - len("🦉".encode())))]
@@ -189,7 +189,7 @@ def test_every_key_with_every_data_through_cbor(
     stream = new_stream(emulator, shards=2)
     put = every_key_and_data(longest_astral_key=emulator.abilities.astral_key)
 
-    # In small requests: kinesalite's answers in CBOR end after 16 KiB.
+    # In small requests, because kinesalite truncates CBOR answers at 16 KiB.
     results = produce(stream, put, wire_path="cbor", collection_max_count=80)
     assert_all_delivered(put, results)
 
@@ -201,10 +201,10 @@ def test_every_key_with_every_data_through_cbor(
 
 
 @LARGE_BODIES
-def test_a_record_the_stream_refuses_fails_without_its_neighbours(
+def test_a_record_that_the_stream_rejects_fails_alone(
     emulator: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
-    """Two emulators refuse the whole request, as the service does; the guilty record has to be found."""
+    """Two emulators reject the whole request, as the service does; the producer must find the invalid record."""
     stream = new_stream(emulator, shards=1)
     too_large = PutUserRecord("too large", bytes(MIB + 1))
     neighbours = numbered(40, seed=38)
@@ -220,12 +220,12 @@ def test_a_record_the_stream_refuses_fails_without_its_neighbours(
         ledger.compare(str(emulator), name, put=neighbours, read=deaggregate(kinesis_records))
 
 
-def test_a_key_the_emulator_refuses_does_not_harm_its_neighbours(
+def test_a_key_that_the_emulator_rejects_does_not_fail_other_records(
     emulator: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
-    """Two emulators count UTF-16 units and refuse the whole request, each by another error code.
+    """Two emulators count UTF-16 units and reject the whole request, with different error codes.
 
-    What becomes of the key itself is not asked: the service counts it differently.
+    The result of the key itself is not checked, because the service counts it differently.
     """
     stream = new_stream(emulator, shards=1)
     refused = PutUserRecord("🦉" * 256, b"512 UTF-16 units")
@@ -240,7 +240,7 @@ def test_a_key_the_emulator_refuses_does_not_harm_its_neighbours(
         ledger.compare(str(emulator), name, put=neighbours, read=deaggregate(kinesis_records))
 
 
-def test_an_unknown_stream_fails_at_once_and_its_neighbour_does_not_notice(
+def test_an_unknown_stream_fails_at_once_without_affecting_another(
     emulator: Emulator, new_stream: NewStream, check: Check
 ) -> None:
     stream = new_stream(emulator, shards=1)

@@ -1,4 +1,4 @@
-"""Every command as a newcomer tries it: on a terminal and in a pipe, with --json, and with something in the way."""
+"""Every command as a newcomer runs it: on a terminal and in a pipe, with --json, and with an error."""
 
 import json
 import re
@@ -22,7 +22,7 @@ BAR = "━"
 
 
 class Place(NamedTuple):
-    """What the commands are tried on."""
+    """The resources that the commands are run on."""
 
     kinesis: str
     gateway: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder: Path = tmp_path_factory.mktemp("newcomer")
     lines = folder / "lines.txt"
-    # Enough for a bar to be seen.
+    # Enough records for a visible bar.
     lines.write_text("".join(f"line {number}\n" for number in range(40_000)))
     spool = folder / "orders.spool"
     with Spool(SpoolOptions(path=spool)) as opened:
@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 class Trial(NamedTuple):
-    """A command; whether it shows a bar; how its JSON is asked for ("" has none); what ends it on a terminal."""
+    """A command; whether it shows a progress bar; how to request JSON ("" has none); what ends it on a terminal."""
 
     command: str
     bar: bool = False
@@ -60,7 +60,7 @@ class Trial(NamedTuple):
     ends_by: str = ""
 
 
-# By the name of the command, every one of them.
+# By the name of the command, all of them.
 TRIALS = {
     "demo": Trial("demo --records 8000 --no-split", bar=True),
     "local": Trial("local --port 0", as_json="", ends_by="In Python"),
@@ -72,7 +72,7 @@ TRIALS = {
     "dlq": Trial("dlq list {spool}"),
     "keys": Trial("keys new"),
 }
-# What is in the way, the exit status, and words of the one sentence.
+# The error, the exit status, and words of the one sentence.
 FAILURES = [
     ("demo --records 0", 2, "greater than or equal to 1"),
     ("local --port 99999", 2, "or equal to 65535"),
@@ -88,7 +88,7 @@ FAILURES = [
 
 def test_every_command_is_tried():
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined] # a group, not any command
-    # `coordinate` has a test of its own: it is a server for other processes.
+    # `coordinate` has its own test, because it is a server for other processes.
     assert set(commands) - {"coordinate"} == set(TRIALS)
 
 
@@ -104,11 +104,11 @@ def test_on_a_terminal_a_long_command_has_a_bar_and_every_command_ends_well(plac
 
 
 @pytest.mark.parametrize("name", [name for name, trial in TRIALS.items() if not trial.ends_by])
-def test_in_a_pipe_there_are_neither_bars_nor_escape_codes(place, name):
+def test_in_a_pipe_there_are_no_bars_and_no_escape_codes(place, name):
     status, out, err = run(*place.filled_in(TRIALS[name].command))
     assert status == 0, err
     assert ESCAPE not in out + err
-    # The gateway's buffer is drawn as a bar of its own, which is a result.
+    # The gateway's buffer is drawn as a bar too, as part of the result.
     assert BAR not in err
     assert out.strip()
 
@@ -122,10 +122,10 @@ def test_json_is_valid_json_and_nothing_else_is_on_stdout(place, name):
 
 
 @pytest.mark.parametrize(("command", "status", "words"), FAILURES)
-def test_what_is_in_the_way_is_one_sentence_with_the_fix_and_no_traceback(place, command, status, words):
+def test_an_error_is_one_sentence_with_the_fix_and_no_traceback(place, command, status, words):
     ended = run(*place.filled_in(command))
     assert (ended.status, ended.out) == (status, "")
     assert words in re.sub(r"[\s│]+", " ", ended.err)
     assert "Traceback" not in ended.err
-    # What typer finds out by itself it says in a box of its own.
+    # Errors that typer detects are printed in typer's own box.
     assert ended.err.count("\n") == 1 or "Usage:" in ended.err

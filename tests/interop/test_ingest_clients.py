@@ -1,6 +1,6 @@
-"""The gateway's Kinesis API and clients nobody here wrote: boto3 by the hundred thousand, JavaScript, async-kinesis.
+"""The gateway's Kinesis API with independent clients: boto3 with 100,000 records, JavaScript, async-kinesis.
 
-Each record that a client was told is stored must be found by a consumer in the very Kinesis record the answer named.
+Each record that a client was told is stored must be in the very Kinesis record that the answer named.
 """
 
 import json
@@ -18,7 +18,7 @@ from botocore.config import Config
 from kinesis import Producer as AsyncKinesisProducer
 from kinesis.processors import StringProcessor
 
-from kpl_integrations.ingest.admission.admission import Refusal
+from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 from tests.interop.installation import HERE, Installed
@@ -60,7 +60,7 @@ def boto3_client(gateway: RunningGateway, key: str) -> Any:
 
 
 def put_until_stored(client: Any, stream: str, numbers: range) -> tuple[dict[bytes, Place], int]:
-    """Put, and again what the answer calls failed, as AWS says; return where each record is, and how many throttles."""
+    """Put, and retry the failed records as AWS documents; return where each record is, and the number of throttles."""
     places: dict[bytes, Place] = {}
     throttled = 0
     pause = threading.Event()
@@ -97,14 +97,14 @@ def put_all(gateway: RunningGateway, key: str, stream: str, count: int) -> tuple
 
 
 def assert_true(gateway: RunningGateway, stream: str, places: Mapping[bytes, Place], count: int) -> None:
-    """Compare what was answered with what a consumer reads: every record, once, exactly there."""
+    """Assert that a consumer reads every record once, exactly where the answer said."""
     read = [record for record in gateway.user_records(stream) if record.data != b"first"]
     found = {record.data: (record.shard_id, record.sequence_number) for record in read}
     assert len(read) == len(found) == len(places) == count
     assert found == places
 
 
-def test_boto3_unchanged_but_for_its_endpoint_puts_100_000_records_and_every_answer_is_true(
+def test_boto3_with_only_the_endpoint_changed_puts_100_000_records_and_every_answer_is_true(
     gateway,
 ):
     places, _ = put_all(gateway, "ADA", "boto3", RECORDS)
@@ -114,7 +114,7 @@ def test_boto3_unchanged_but_for_its_endpoint_puts_100_000_records_and_every_ans
     assert len(per_kinesis_record) < RECORDS / 10
 
 
-def test_boto3_puts_what_was_throttled_again_until_all_is_in(gateway):
+def test_boto3_retries_throttled_records_until_all_are_stored(gateway):
     places, throttled = put_all(gateway, "HELD", "throttled", THROTTLED_RECORDS)
     assert throttled
     assert_true(gateway, "throttled", places, THROTTLED_RECORDS)
@@ -146,7 +146,7 @@ def test_the_javascript_sdk_puts_records_and_every_answer_is_true(installed, gat
     assert_true(gateway, "javascript", places, JS_RECORDS)
 
 
-def test_the_javascript_sdk_puts_what_was_throttled_again_until_all_is_in(installed, gateway):
+def test_the_javascript_sdk_retries_throttled_records_until_all_are_stored(installed, gateway):
     before = gateway.gateway.refusals[Refusal.QUOTA]
     answers = javascript(installed, gateway, "HELD", SECRET, "", 0, JS_THROTTLED_RECORDS, stream="js-throttled")
     assert gateway.gateway.refusals[Refusal.QUOTA] > before
@@ -170,7 +170,7 @@ def test_the_javascript_sdk_reads_aws_own_codes(installed, gateway, key, secret,
 
 
 @pytest.mark.anyio
-async def test_async_kinesis_puts_through_it(gateway):
+async def test_async_kinesis_puts_through_the_gateway(gateway):
     session = AioSession()
     session.set_credentials("ADA", SECRET)
     options: dict[str, Any] = {

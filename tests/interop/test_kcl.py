@@ -1,4 +1,4 @@
-"""The Java KCL: the consumer most streams have, and the one that throws whole aggregates away."""
+"""The Java KCL: the consumer of most streams, and the one that drops whole aggregates."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from tests.interop.test_emulators_and_consumers import aggregated_elsewhere
 from tests.interop.test_reshard import double, lots, merge_the_first_two, split_all
 
 
-def test_the_kcl_reads_aggregates_made_elsewhere(kcl: KinesisClientLibrary, ledger: Ledger) -> None:
+def test_the_kcl_reads_aggregates_of_another_library(kcl: KinesisClientLibrary, ledger: Ledger) -> None:
     put = every_key_and_data()
     for shard in kcl.stream.open_shards():
         inside = [record for record in put if shard.takes(hash_key(record.partition_key))]
@@ -27,7 +27,7 @@ def test_the_kcl_reads_aggregates_made_elsewhere(kcl: KinesisClientLibrary, ledg
 
 
 def test_the_kcl_drops_an_aggregate_with_one_record_outside_its_shard(kcl: KinesisClientLibrary) -> None:
-    """The rule behind `consumer="kcl"`, and the proof that the other consumers' readings may be filtered so."""
+    """The rule behind `consumer="kcl"`, and the proof that filtering the other consumers' records by it is right."""
     first, *_ = kcl.stream.open_shards()
     records = numbered(200, seed=21)
     inside = [record for record in records if first.takes(hash_key(record.partition_key))]
@@ -73,7 +73,7 @@ def test_the_kcl_reads_what_the_producer_puts(kcl: KinesisClientLibrary, ledger:
 
 @pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # aiohttp's, above 1 MiB
 def test_the_kcl_reads_records_above_one_mib(kcl: KinesisClientLibrary, ledger: Ledger) -> None:
-    """No larger ones: kinesis-local needs seconds for each MiB it answers, and the KCL gives up waiting."""
+    """No larger ones: kinesis-local needs seconds per MiB of its answer, and the KCL times out."""
     kcl.read()
     kcl.stream.accept_records_of(2 * MIB)
     put = [
@@ -92,7 +92,7 @@ def test_the_kcl_reads_records_above_one_mib(kcl: KinesisClientLibrary, ledger: 
 @pytest.mark.parametrize(
     ("change", "first_lot"), [(double, 10_000), (merge_the_first_two, 20_000), (split_all, 30_000)]
 )
-def test_the_kcl_loses_nothing_while_shards_change(
+def test_the_kcl_loses_no_record_during_resharding(
     kcl: KinesisClientLibrary, ledger: Ledger, change: Callable[[Stream], None], first_lot: int
 ) -> None:
     """It may read records twice: where it does not know a shard yet it does not drop either, as its log says.

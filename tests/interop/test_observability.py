@@ -1,4 +1,4 @@
-"""Metrics in systems that nobody here wrote: Debian's Prometheus, really scraping, and moto's CloudWatch."""
+"""Metrics in independent systems: Debian's Prometheus, really scraping, and moto's CloudWatch."""
 
 import http.server
 import shutil
@@ -32,10 +32,10 @@ from kpl_integrations.metrics.sources import (
     token_bucket_source,
 )
 from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
-from tests.frameworks.running_program import wait_until
 from tests.interop.emulators import Emulator
 from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
 from tests.metrics.test_cloudwatch import EXPIRED, finished, request
+from tests.programs.running_program import wait_until
 
 NO_PROMETHEUS = "no `prometheus` on the PATH, so nothing was scraped (Debian, Ubuntu: apt install prometheus)"
 TENANTS = 10_000
@@ -55,7 +55,7 @@ class Limiter:
 
 @contextmanager
 def served(metrics: PrometheusMetrics) -> Iterator[str]:
-    """Yield where `metrics` can be scraped."""
+    """Yield the URL at which `metrics` can be scraped."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -66,7 +66,7 @@ def served(metrics: PrometheusMetrics) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -106,7 +106,7 @@ def asked(url: str, path: str, **parameters: str) -> Any:
 
 
 async def used(metrics: PrometheusMetrics, place: Path) -> None:
-    """Let one producer deliver and spool, another bury what it cannot deliver; their metrics stay after them."""
+    """Let one producer deliver and spool, and another store dead letters; their metrics remain afterwards."""
     kinesis = FakeKinesis({"orders": 2})
     spooling = Config(spool=SpoolOptions(path=place / "spool.db"), breaker=BreakerPolicy())
     async with Producer(spooling, transport=FakeTransport(kinesis), hooks=[metrics]) as producer:
@@ -140,12 +140,12 @@ async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_ten
     metrics.watch(request_source(lambda: {202: 5, 429: 1}, lambda: {"over_quota": 1}))
     metrics.watch(tenant_wait_source(lambda: {f"tenant-{number}": float(number) for number in range(TENANTS)}))
     metrics.watch(coordinator_source(lambda: 1.0, lambda: {"orders": 0.25}))
-    # What only a gateway tells of itself.
+    # Metrics that only a gateway has.
     alone = ("waiting_records", "waiting_tenants", "open", "workers", "lost_records")
     metrics.watch(lambda: [Sample(f"kinesis_ingest_{name}", (), 1.0) for name in alone])
     with served(metrics) as target, prometheus(target, logs) as url:
         wait_until(
-            # Rates need a few scrapes.
+            # Rates need several scrapes.
             lambda: (
                 [each["value"][1] for each in asked(url, "query", query="count_over_time(up[1m])")["result"]] >= ["4"]
             ),
@@ -179,14 +179,14 @@ def test_cloudwatch_has_the_kpls_names_dimensions_and_units(moto: Emulator) -> N
     for metric in stored:
         dimensions = tuple((each["Name"], each["Value"]) for each in metric["Dimensions"])
         places.setdefault(metric["MetricName"], set()).add(tuple(sorted(dimensions)))
-    # Received and pending are read from a producer, which has none of this.
+    # Received and pending are read from a producer, which is missing here.
     assert set(places) == set(KPL_METRICS) - {"UserRecordsReceived", "UserRecordsPending"}
     for name, found in places.items():
         per_code = 1 if name == "ErrorsByCode" else 0
         assert len(found) == (7 if KPL_METRICS[name].finest == "shard" else 3) + per_code, name
     for name, metric in KPL_METRICS.items():
         if name in places:
-            (point,) = client.get_metric_statistics(  # type: ignore[attr-defined, unused-ignore] # made at run time
+            (point,) = client.get_metric_statistics(  # type: ignore[attr-defined, unused-ignore] # created at run time
                 Namespace="interop",
                 MetricName=name,
                 Dimensions=[],

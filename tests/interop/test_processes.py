@@ -1,4 +1,4 @@
-"""Nothing that was started may outlive the run, however the run ends."""
+"""No started process may outlive the test run, however the run ends."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from tests.interop.processes import ProcessFailed, answers, free_ports, own_process
 from tests.interop.streams import wait_until
 
-# Starts a child of its own that keeps a port, as the KCL does with its record processors.
+# Starts a child process that keeps a port, as the KCL does with its record processors.
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -33,7 +33,7 @@ with own_process("stubborn", sys.argv[2:], logs=pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_program_and_its_children_end_with_the_context_even_if_they_ignore_it(tmp_path: Path) -> None:
+def test_a_program_and_its_children_end_with_the_context_even_if_they_ignore_sigterm(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with own_process("stubborn", [sys.executable, "-c", STUBBORN, str(port)], logs=tmp_path) as process:
         process.wait_until(lambda: answers(port), what="answer")

@@ -1,4 +1,4 @@
-"""Shards split and merge while the producer puts: nothing is lost by a consumer that drops misplaced aggregates."""
+"""Shards split and merge while the producer puts: a consumer that drops misplaced aggregates loses no record."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +19,7 @@ LOT = 25
 
 
 def lots(first: int = 1_000) -> Iterator[list[PutUserRecord]]:
-    """Yield small lots of records without end, each record different from all others."""
+    """Yield small batches of records endlessly, each record unique."""
     return (numbered(LOT, seed=seed) for seed in count(first))
 
 
@@ -69,7 +69,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("emulator", "change"), CHANGES, indirect=["emulator"])
-def test_no_record_is_lost_while_shards_change(
+def test_no_record_is_lost_during_resharding(
     emulator: Emulator,
     change: Callable[[Stream], None],
     new_stream: NewStream,
@@ -91,18 +91,18 @@ def test_no_record_is_lost_while_shards_change(
         duplicates = ledger.compare(
             str(emulator), name, put=put, read=kept, duplicates_allowed=True, misplaced=misplaced
         )
-        # Else the test had no teeth: after a split the old map cannot but mix both halves.
+        # Otherwise the test proves nothing: after a split the old map must mix both halves.
         assert misplaced or change not in SPLITS
         assert_delivered_where_told(put, results, kept)
-        # A record comes twice only if an attempt that landed was followed by another one.
+        # A record is duplicated only if a successful attempt was followed by another one.
         assert duplicates <= sum(len(result.attempts) - 1 for result in results)
 
 
 @pytest.mark.parametrize("emulator", RESHARDING, indirect=True)
-def test_a_consumer_blind_to_ranges_gets_each_record_once_while_shards_change(
+def test_a_consumer_that_ignores_hash_ranges_reads_each_record_once_during_resharding(
     emulator: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
-    """Lambda and Firehose take a misplaced aggregate as it is, so sending it again would only repeat it."""
+    """Lambda and Firehose accept a misplaced aggregate, so sending it again would only duplicate it."""
     stream = new_stream(emulator, shards=2)
 
     put, results = produce_during(stream, partial(split_all, stream), lots(), consumer="range_blind")
@@ -117,7 +117,7 @@ def test_a_consumer_blind_to_ranges_gets_each_record_once_while_shards_change(
 
 
 @pytest.mark.parametrize("emulator", RESHARDING, indirect=True)
-def test_a_consumer_that_filters_each_record_loses_none_while_shards_change(
+def test_a_consumer_that_filters_single_records_loses_none_during_resharding(
     emulator: Emulator, new_stream: NewStream, deaggregators: dict[str, Deaggregate], ledger: Ledger
 ) -> None:
     stream = new_stream(emulator, shards=2)

@@ -1,4 +1,4 @@
-"""Runs last: a green run in which an emulator or a consumer had no part would prove too little."""
+"""Runs last: a green run in which an emulator or a consumer was not used would prove too little."""
 
 from itertools import product
 

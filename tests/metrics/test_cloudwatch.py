@@ -12,7 +12,7 @@ from kpl_core.hooks import RecordsFinished, RequestCompleted
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.metrics.cloudwatch import KPL_METRICS, CloudWatchMetrics, StatisticSet, emf_lines
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
-from tests.frameworks.black_hole import refusing
+from tests.programs.black_hole import refusing
 
 # The table of the KPL's metrics.md: name, level, unit, finest granularity.
 KPL_TABLE = """

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
-from kpl_integrations.otel.trace_parts import trace_parts
+from kpl_integrations.otel.encoding import trace_parts
 
 RESOURCES = [Resource({"service.name": "orders"}, "https://schema"), Resource({"service.name": "billing"})]
 SCOPES = [InstrumentationScope("http", "1"), InstrumentationScope("sql", schema_url="https://schema"), None]

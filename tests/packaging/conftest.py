@@ -1,4 +1,4 @@
-"""The wheel under test, built once: DIST names a folder that holds it, `make extras` makes both."""
+"""The wheel under test, built once. DIST names a folder that contains it; `make extras` builds both."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A virtual environment of its own, outside the checkout."""
+"""A virtual environment outside the checkout."""
 
 import os
 import subprocess
@@ -10,17 +10,17 @@ __all__ = ["Environment"]
 
 
 class Environment:
-    """A clean environment in a folder; nothing of this checkout or of its environment is seen in it."""
+    """A clean environment in a folder, which sees nothing of this checkout or its environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         venv.create(
             folder / "venv", with_pip=False
-        )  # the pip that runs the tests installs into it, at a third of the time
+        )  # the pip of the test environment installs into it, in a third of the time
         self.python = folder / "venv" / "bin" / "python"
 
     def run(self, *arguments: str, timeout: float = 300.0) -> str:
-        """Run Python with these arguments in the folder; return what it printed, and fail if it does."""
+        """Run Python with these arguments in the folder; return its output, raise if it fails."""
         hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
         ended = subprocess.run(
             [self.python, *arguments],
@@ -35,13 +35,13 @@ class Environment:
         return ended.stdout
 
     def pip(self, *arguments: str) -> None:
-        """Run the tests' own pip on this environment; fail if it does."""
+        """Run the tests' pip on this environment; raise if it fails."""
         command = [sys.executable, "-m", "pip", "--python", str(self.python), "--disable-pip-version-check", *arguments]
         ended = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == 0, f"{arguments}\n{ended.stdout}\n{ended.stderr}"
 
     def install(self, *requirements: str) -> None:
-        """Install these, without compiling what nobody may import."""
+        """Install these, without byte-compiling modules that may never be imported."""
         self.pip("install", "--quiet", "--no-compile", *requirements)
 
     def modules_after(self, statement: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the wheel holds: every module and page, the marker for type checkers, the licence, and nothing of the tests."""
+"""The contents of the wheel: every module and page, the marker for type checkers, the licence, and no tests."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_no_test(wheel: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_packages_and_no_test(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     files = {
@@ -27,7 +27,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_test(wheel: Path) -> 
     assert [name for name in names if name.partition("/")[0] in {"tests", "benchmarks", "examples", "docs"}] == []
 
 
-def test_the_sdist_holds_what_its_tests_its_checks_and_its_site_need(sdist: Path) -> None:
+def test_the_sdist_contains_everything_for_tests_checks_and_site(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     kept = ("kpl_core", "kpl_integrations", "tests", "benchmarks", "examples", "docs")
@@ -42,7 +42,7 @@ def test_the_sdist_holds_what_its_tests_its_checks_and_its_site_need(sdist: Path
 
 
 @pytest.mark.timeout(300)
-def test_the_sdist_is_whole_where_the_benchmarks_left_links_to_their_folder(tmp_path: Path) -> None:
+def test_the_sdist_is_complete_even_if_benchmarks_left_symbolic_links(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
@@ -57,7 +57,7 @@ def test_the_sdist_is_whole_where_the_benchmarks_left_links_to_their_folder(tmp_
     assert {f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.py")} <= names
 
 
-def test_the_bill_of_materials_names_what_is_installed(dist: Path) -> None:
+def test_the_bill_of_materials_lists_the_installed_packages(dist: Path) -> None:
     bill = (dist / "sbom.cdx.json").read_text(encoding="utf-8")
     licences = (dist / "LICENCES.md").read_text(encoding="utf-8")
     for name in ("aiobotocore", "anyio", "msgspec", "sortedcontainers"):

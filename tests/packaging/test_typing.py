@@ -1,4 +1,4 @@
-"""What type checkers see of the installed package: mypy and pyright agree with `typed_use.py`, to the last error."""
+"""The types of the installed package: mypy and pyright agree with `typed_use.py`, error by error."""
 
 import re
 import subprocess
@@ -28,14 +28,14 @@ def _complained(command: list[str], folder: Path, error: str) -> set[int]:
 
 
 @pytest.mark.timeout(300)
-def test_mypy_sees_the_types_and_only_the_wrong_lines_are_wrong(folder: Path) -> None:
+def test_mypy_reports_exactly_the_wrong_lines(folder: Path) -> None:
     python = str(folder / "venv" / "bin" / "python")
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "typed_use.py"]
     assert _complained(command, folder, r"typed_use\.py:(\d+): error") == WRONG_LINES
 
 
 @pytest.mark.timeout(300)
-def test_pyright_sees_the_types_and_only_the_wrong_lines_are_wrong(folder: Path) -> None:
+def test_pyright_reports_exactly_the_wrong_lines(folder: Path) -> None:
     python = str(folder / "venv" / "bin" / "python")
     command = [sys.executable, "-m", "pyright", "--pythonpath", python, "typed_use.py"]
     assert _complained(command, folder, r"typed_use\.py:(\d+):\d+ - error") == WRONG_LINES

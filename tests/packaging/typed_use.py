@@ -1,4 +1,4 @@
-"""Not run: what a user writes, as a type checker reads it. Lines marked so must be refused."""
+"""Not run: user code as a type checker reads it. Lines marked "wrong" must be rejected."""
 
 from typing import assert_type
 

@@ -67,7 +67,7 @@ async def test_an_answer_that_is_none_is_a_failed_request_and_the_books_close(no
     assert reasons(failing) == {"Expired": 20}
     (first, *_) = failing[0].result().attempts
     assert first.error_code == "Internal"
-    assert "the transport's put_records answered" in (first.error_message or "")
+    assert "the transport's put_records returned" in (first.error_message or "")
     assert reasons(delivered) == {"": 20}
     report = orders.report()
     assert (report.accepted, report.delivered, report.failed_total) == (41, 21, 20)
@@ -100,7 +100,7 @@ async def test_shards_that_cannot_be_are_asked_for_again_and_end_nothing(
     async with Producer(transport=transport) as orders:
         deliveries = put(orders, 20)
         await orders.flush()
-        assert caplog.text.count("the transport's list_shards answered") == 1
+        assert caplog.text.count("the transport's list_shards returned") == 1
         transport.shards = None
         await anyio.sleep(60.0)
         deliveries += put(orders, 20)

@@ -1,4 +1,6 @@
-"""From the URL in `CoordinationOptions.store` to an open store.
+"""Opens the store that the URL in `CoordinationOptions.store` names.
+
+To add a store: one file here, one case in `open_store`, and its scheme in `options/coordination_options.py`.
 
     memory://name
     file:///run/kpl/orders
@@ -6,7 +8,7 @@
     dynamodb://table/group?region=...
     redis://[user:password@]host:6379/0?group=orders        rediss:// with TLS, unix:///run/redis.sock
 
-Only what the URL needs is imported.
+Only the packages that the URL needs are imported.
 """
 
 from pathlib import Path
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["open_store"]
 
 DEFAULT_GROUP: Final = "default"
-# A meeting is to fail within seconds, and is tried again anyway.
+# A sync must fail within seconds; it is retried anyway.
 _CONNECT_SECONDS: Final = 2.0
 _ATTEMPTS: Final = 2
 
@@ -30,15 +32,15 @@ _ATTEMPTS: Final = 2
 async def open_store(
     url: str, *, session: "AioSession | None" = None, client_options: dict[str, Any] | None = None
 ) -> CoordinationStore:
-    """Open the store a URL names; close it with `aclose`.
+    """Open the store that a URL names; close it with `aclose`.
 
     Args:
-        url: see above.
-        session: for S3 and DynamoDB; None: botocore's usual chain of credentials.
-        client_options: options of their clients, such as credentials and region; the URL's own win.
+        url: see the module.
+        session: for S3 and DynamoDB; None: botocore's default credentials.
+        client_options: options of their clients, such as credentials and region; those in the URL take precedence.
 
     Raises:
-        ConfigError: the URL lacks something, or a package is not installed.
+        ConfigError: the URL is incomplete, or a package is not installed.
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
@@ -57,7 +59,7 @@ async def open_store(
         case "redis" | "rediss" | "unix":
             group = query.pop("group", DEFAULT_GROUP)
             return _redis_store(urlunsplit(parts._replace(query=urlencode(query))), group)
-    message = "store is no URL of a known kind; see docs/howto/coordination.md"
+    message = "store is not a URL of a known kind; see docs/howto/coordination.md"
     raise ConfigError(message)
 
 
@@ -65,7 +67,7 @@ def _file_store(host: str, path: str) -> CoordinationStore:
     from kpl_core.coordination.stores.file import FileStore  # noqa: PLC0415 - fcntl is not everywhere
 
     if host or len(path) <= 1:
-        message = f"store is 'file://{host}{path}'; name a folder by its full path, as in file:///run/kpl/orders"
+        message = f"store is 'file://{host}{path}'; give the full path of a folder, as in file:///run/kpl/orders"
         raise ConfigError(message)
     return FileStore(Path(path))
 

@@ -1,6 +1,7 @@
-"""What botocore raises, as one sentence and a word for metrics; and the clock of an answer."""
+"""Translates errors of botocore into one sentence and a label for metrics; reads the clock of an answer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -9,12 +10,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination.store import StoreFailed
 
-__all__ = ["AWS_ERRORS", "answered_at", "code_of", "store_failed"]
+__all__ = ["AWS_ERRORS", "answered_at", "code_of", "store_errors", "store_failed"]
 
-# aiohttp's own: a body that breaks off.
+# aiohttp's own errors: a truncated body.
 AWS_ERRORS: Final = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 
-# Code of the error, or how it begins: reason, what to do.
+# Error code or its prefix -> reason, what to do.
 _ROWS: Final = (
     ("AccessDenied", "denied", "allow this role to read and write there"),
     ("InvalidAccessKeyId", "denied", "check the credentials"),
@@ -31,29 +32,38 @@ _ROWS: Final = (
 
 
 def code_of(error: BaseException) -> str:
-    """Return the service's code, or the kind of the error."""
+    """Return the service's error code, or the exception's class name."""
     if isinstance(error, ClientError):
         return str(error.response.get("Error", {}).get("Code", "Unknown"))
     return type(error).__name__
 
 
 def store_failed(place: str, error: BaseException) -> StoreFailed:
-    """Return why `place` cannot be used."""
+    """Return the error to raise: why `place` cannot be used."""
     code = code_of(error)
     for beginning, reason, remedy in _ROWS:
         if code.startswith(beginning):
             return StoreFailed(f"{place}: {code}; {remedy}", reason=reason)
-    return StoreFailed(f"{place}: {code}; see its endpoint and the network", reason="down")
+    return StoreFailed(f"{place}: {code}; check its endpoint and the network", reason="down")
+
+
+@contextmanager
+def store_errors(place: str) -> Iterator[None]:
+    """Turn the errors of aiobotocore into `StoreFailed`."""
+    try:
+        yield
+    except AWS_ERRORS as error:
+        raise store_failed(place, error) from error
 
 
 def answered_at(place: str, answer: Mapping[str, Any]) -> float:
-    """Return the service's clock, seconds since 1970, from the `Date` of its answer.
+    """Return the service's clock, seconds since 1970, from the `Date` header of its answer.
 
     Raises:
-        StoreFailed: the answer has none; every answer of AWS has one, but something may stand between.
+        StoreFailed: the answer has no date. Every answer of AWS has one; a proxy may remove it.
     """
     try:
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{place}: an answer does not tell the time (HTTP's Date); see what stands in between"
+        message = f"{place}: an answer has no Date header; check the proxies in between"
         raise StoreFailed(message, reason="clock") from error

@@ -1,8 +1,8 @@
-"""A store in a DynamoDB table: all objects of a group under one partition key, conditions on a version attribute.
+"""A store in a DynamoDB table: the objects of a group have one partition key, writes are conditional on a version.
 
-The table has a partition key `group` and a sort key `name`, both strings. Reads are strongly
-consistent. An item holds 400 KB, which is why large summaries come in parts. `expires_at` may be
-made the table's TTL attribute: what is left of workers long gone is then removed for nothing.
+The table has a partition key `group` and a sort key `name`, both strings. Reads are strongly consistent. An item may
+have 400 KB, which is why large summaries have parts. `expires_at` can be configured as the table's TTL attribute; then
+DynamoDB deletes the objects of workers that are long gone, free of charge.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from uuid import uuid4
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_failed
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
 
 __all__ = ["DynamoDbClient", "DynamoDbStore"]
 
@@ -21,7 +21,7 @@ _NAMES: Final = {"#name": "name"}
 
 
 class DynamoDbClient(Protocol):
-    """What is used of an aiobotocore DynamoDB client; its owner opens and closes it."""
+    """The calls used of an aiobotocore DynamoDB client; its owner opens and closes it."""
 
     get_item: Callable[..., Awaitable[Mapping[str, Any]]]
     put_item: Callable[..., Awaitable[Mapping[str, Any]]]
@@ -35,7 +35,7 @@ class DynamoDbStore:
     Args:
         client: an aiobotocore client for DynamoDB.
         table: its name.
-        group: the partition key of all objects; workers that share streams use the same.
+        group: the partition key of all objects; workers that share streams use the same group.
         close: called by `aclose`.
     """
 
@@ -55,17 +55,15 @@ class DynamoDbStore:
 
     async def read(self, name: str) -> Reading:
         """Return one object: one GetItem."""
-        try:
+        with store_errors(self._place):
             answer = await self._client.get_item(TableName=self._table, Key=self._key(name), ConsistentRead=True)
-        except AWS_ERRORS as error:
-            raise store_failed(self._place, error) from error
         at = self._at = self._answered_at(answer)
         item = answer.get("Item")
         if item is None:
             return Reading(None, ABSENT, at)
         body, version = _body_of(item), item.get("version", {}).get("S")
         if body is None or version is None:
-            message = f"{self._place}: item {name} is not ours; use another group"
+            message = f"{self._place}: item {name} belongs to another program; use another group"
             raise StoreFailed(message, reason="garbage")
         return Reading(body, version, at)
 
@@ -97,7 +95,7 @@ class DynamoDbStore:
         bodies: dict[str, bytes] = {}
         start: dict[str, Any] = {}
         while True:
-            try:
+            with store_errors(self._place):
                 page = await self._client.query(
                     TableName=self._table,
                     ConsistentRead=True,
@@ -106,10 +104,8 @@ class DynamoDbStore:
                     ExpressionAttributeValues={":group": {"S": self._group}, ":prefix": {"S": prefix}},
                     **start,
                 )
-            except AWS_ERRORS as error:
-                raise store_failed(self._place, error) from error
             for item in page["Items"]:
-                # What another wrote cannot be read, and says so where it is decoded.
+                # Objects of another program fail later, where they are decoded and reported.
                 bodies[item["name"]["S"]] = _body_of(item) or b""
             if "LastEvaluatedKey" not in page:
                 return Listing(bodies, self._answered_at(page))
@@ -117,10 +113,8 @@ class DynamoDbStore:
 
     async def delete(self, name: str) -> None:
         """Remove an object: one DeleteItem."""
-        try:
+        with store_errors(self._place):
             await self._client.delete_item(TableName=self._table, Key=self._key(name))
-        except AWS_ERRORS as error:
-            raise store_failed(self._place, error) from error
 
     async def aclose(self) -> None:
         """Close the client if it is this store's own."""

@@ -1,12 +1,12 @@
-"""A store in a folder: for the workers of one machine.
+"""A store in a folder, for the workers of one machine.
 
-Objects are files, replaced by an atomic rename; a condition is checked and the rename done under
-an advisory lock on one file of the folder, which the kernel drops when its holder dies. The
-version is the file's time of change in nanoseconds, and the lock's file remembers the latest one
-given, so that no two writes have the same: inodes are used again, and the kernel's own times
-move in steps of milliseconds. On a local disk or in memory (/dev/shm, /run); network file
-systems keep none of these promises. A disk that hangs holds four threads at most, none of them
-those that the application shares.
+Objects are files, replaced by an atomic rename. The condition is checked and the rename done under an advisory lock on
+one file of the folder, which the kernel releases when its holder dies. The version is the file's modification time in
+nanoseconds. The lock file contains the latest version, so that no two writes have the same one: inodes are reused, and
+the kernel's own timestamps have a resolution of milliseconds.
+
+Use a local disk or a memory file system (/dev/shm, /run); network file systems keep none of these guarantees. A disk
+that hangs blocks at most four threads, and none of the application's shared worker threads.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ __all__ = ["FileStore"]
 
 _LOCK: Final = ".lock"
 _TEMPORARY: Final = ".writing-"
-# Whoever holds the lock renames one small file; one that holds it longer is stopped or its disk hangs.
+# The lock is held for one rename of a small file. A longer wait means that the holder is stopped or its disk hangs.
 _LOCK_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.002
 _MOST_THREADS: Final = 4
@@ -35,7 +35,7 @@ _Answer = TypeVar("_Answer")
 
 
 class FileStore:
-    """Objects in `folder`, which is made if it is not there; readable by this user only."""
+    """Objects in `folder`, which is created if missing, with permissions for this user only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,16 +58,16 @@ class FileStore:
         await self._in_thread(lambda: (self._folder / name).unlink(missing_ok=True))
 
     async def aclose(self) -> None:
-        """Nothing is held between two calls."""
+        """Do nothing; no resource is held between two calls."""
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
         try:
             return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
         except PermissionError as error:
-            message = f"folder {self._folder}: {error.strerror}; let this process read and write it"
+            message = f"folder {self._folder}: {error.strerror}; make it readable and writable for this process"
             raise StoreFailed(message, reason="denied") from error
         except OSError as error:
-            message = f"folder {self._folder}: {error.strerror}; see its disk"
+            message = f"folder {self._folder}: {error.strerror}; check its disk"
             raise StoreFailed(message, reason="down") from error
 
     def _read(self, name: str) -> Reading:
@@ -110,7 +110,7 @@ class FileStore:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.startswith(prefix):
-                    # Deleted meanwhile, then.
+                    # The file was deleted meanwhile.
                     with contextlib.suppress(FileNotFoundError):
                         bodies[entry.name] = Path(entry.path).read_bytes()
         return Listing(bodies, time.time())
@@ -127,22 +127,24 @@ class FileStore:
             finally:
                 os.close(descriptor)
             if time.monotonic() > deadline:
-                message = f"folder {self._folder}: another process holds its lock; see whether one is stopped"
+                message = (
+                    f"folder {self._folder}: another process holds its lock; check whether that process is stopped"
+                )
                 raise StoreFailed(message, reason="slow")
-            # Not a blocking flock: a thread inside that could not be given up.
+            # Not a blocking flock, because a thread inside it could not be abandoned.
             time.sleep(_POLL_SECONDS)
 
     def _is_locked(self, descriptor: int) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever tidies up old files may have removed the one that was opened; then another is everybody's lock.
+            # A clean-up job may have deleted the file that was opened; then another file is the lock now.
             return os.path.samestat(os.fstat(descriptor), (self._folder / _LOCK).stat())
         except (BlockingIOError, FileNotFoundError):
             return False
 
 
 def _latest(written: bytes) -> int:
-    """Return the version that the lock's file remembers; 0 if it is new, or not ours."""
+    """Return the version in the lock file; 0 if the file is new or has other contents."""
     return int(written) if written.isdigit() else 0
 
 

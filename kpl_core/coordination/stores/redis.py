@@ -1,7 +1,7 @@
-"""A store in Redis 5 or newer: one hash, and three short Lua scripts that Redis runs one at a time.
+"""A store in Redis 5 or later: one hash, and three short Lua scripts that Redis runs one at a time.
 
-The only file that imports the redis package (the extra `redis`). Redis' own clock comes with
-every answer. The hash expires a day after the last write.
+Only this file imports the redis package (the extra `redis`). Every answer carries Redis's own clock. The hash expires a
+day after the last write.
 """
 
 import re
@@ -15,9 +15,9 @@ from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, W
 __all__ = ["RedisStore"]
 
 EXPIRES_AFTER_SECONDS: Final = 86_400
-# A value is its version, a colon and the body. A version is the server's microseconds, or one more than the latest,
-# which stands in the hash under a name no object has: so none comes twice, not even after a flush, a restart or a
-# failover to a replica that missed the latest.
+# A value is its version, a colon and the body. A version is the server's time in microseconds, or the latest version
+# plus one if that is more. The latest version is in the hash under a name that no object has, so no version repeats,
+# not even after a flush, a restart or a failover to a stale replica.
 _COUNTER: Final = ":versions"
 _NOW: Final = "local t = redis.call('TIME'); local now = t[1] .. '.' .. string.format('%06d', t[2])\n"
 _READ: Final = _NOW + "return {redis.call('HGET', KEYS[1], ARGV[1]), now}"
@@ -37,14 +37,14 @@ return {version, now}
 """
 )
 _READ_ALL: Final = _NOW + "return {redis.call('HGETALL', KEYS[1]), now}"
-# A word of the server's answer, within a script's error too: reason, what to do.
+# A word of the server's answer, also inside a script error -> reason, what to do.
 _ROWS: Final = (
     ("NOPERM", "denied", "check user, password and rights"),
     ("NOAUTH", "denied", "check user, password and rights"),
     ("WRONGPASS", "denied", "check user, password and rights"),
     ("READONLY", "down", "name the primary, this is a replica"),
     ("OOM", "limit", "give the server more memory"),
-    ("WRONGTYPE", "garbage", "use another group, somebody else has this key"),
+    ("WRONGTYPE", "garbage", "use another group, another program uses this key"),
 )
 
 
@@ -52,9 +52,9 @@ class RedisStore:
     """Objects of one group. asyncio only, like its client.
 
     Args:
-        client: made with `decode_responses=False`, the default.
-        group: names the hash; workers that share streams use the same.
-        owns_client: whether `aclose` closes it.
+        client: created with `decode_responses=False`, the default.
+        group: the name of the hash; workers that share streams use the same group.
+        owns_client: whether `aclose` closes the client.
     """
 
     def __init__(self, client: "redis_asyncio.Redis", group: str, *, owns_client: bool = False) -> None:
@@ -65,7 +65,7 @@ class RedisStore:
 
     async def _run(self, script: str, *arguments: str | bytes | int) -> list[Any]:
         try:
-            # redis-py types what is sync and async in one.
+            # redis-py has one type for the sync and the async client.
             answer = cast("Awaitable[list[Any]]", self._client.eval(script, 1, self._hash, *arguments))
             return await answer
         except (exceptions.RedisError, OSError, TimeoutError) as error:
@@ -91,7 +91,7 @@ class RedisStore:
         bodies: dict[str, bytes] = {}
         for name, value in zip(flat[::2], flat[1::2], strict=True):
             if name.startswith(prefix.encode()) and name != _COUNTER.encode():
-                # What another wrote cannot be read, and says so where it is decoded.
+                # Objects of another program fail later, where they are decoded and reported.
                 bodies[name.decode(errors="replace")] = value.partition(b":")[2]
         return Listing(bodies, float(now))
 
@@ -108,7 +108,7 @@ class RedisStore:
 def _parted(value: bytes, place: str) -> tuple[str, bytes]:
     version, colon, body = value.partition(b":")
     if not colon or not version.isdigit():
-        message = f"{place}: somebody else writes to its hash; use another group"
+        message = f"{place}: another program writes to its hash; use another group"
         raise StoreFailed(message, reason="garbage")
     return version.decode(), body
 
@@ -119,4 +119,4 @@ def _failed(place: str, error: BaseException) -> StoreFailed:
     for word, reason, remedy in _ROWS if isinstance(error, exceptions.ResponseError) else ():
         if re.search(rf"\b{word}\b", str(error)):
             return StoreFailed(f"{place}: {word}; {remedy}", reason=reason)
-    return StoreFailed(f"{place}: {type(error).__name__}; see the server and the network", reason="down")
+    return StoreFailed(f"{place}: {type(error).__name__}; check the server and the network", reason="down")

@@ -1,9 +1,8 @@
 """A store in an S3 bucket, with S3's conditional writes (If-Match, If-None-Match; S3, 2024).
 
-A request's own answer carries S3's clock (`Date`), and the version is the ETag, which S3
-compares. S3 sees a write at once (strong consistency), so the last summary is the last.
-A write that S3 did, but whose answer was lost, looks refused when it is tried again: nobody
-wins then, and the next one computes.
+The answer of each request carries S3's clock (`Date`). The version is the ETag, which S3 compares. S3 is strongly
+consistent, so a read returns the latest write. If S3 did a write and its answer was lost, the retry looks rejected:
+then no worker wins, and the next one computes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,18 +12,18 @@ from typing import Any, Final, Protocol
 import anyio
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_failed
+from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
 
 __all__ = ["S3Store", "S3StoreClient"]
 
-# AWS's example reads as many objects at a time.
+# As many objects at a time as AWS's example reads.
 PARALLEL_READS: Final = 16
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _REFUSED: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"})
 
 
 class S3StoreClient(Protocol):
-    """What is used of an aiobotocore S3 client; its owner opens and closes it."""
+    """The calls used of an aiobotocore S3 client; its owner opens and closes it."""
 
     get_object: Callable[..., Awaitable[Mapping[str, Any]]]
     put_object: Callable[..., Awaitable[Mapping[str, Any]]]
@@ -37,7 +36,7 @@ class S3Store:
 
     Args:
         client: an aiobotocore client for S3.
-        bucket: without versioning, or every write is kept and paid for.
+        bucket: without versioning, because each old version would be stored and charged.
         prefix: a / is added if it does not end in one.
         close: called by `aclose`.
     """
@@ -83,14 +82,12 @@ class S3Store:
         return Written(answer["ETag"], self._answered_at(answer))
 
     async def read_all(self, prefix: str) -> Listing:
-        """Return all objects whose names begin with `prefix`: a ListObjectsV2 for each 1,000, a GetObject for each."""
+        """Return all objects whose names begin with `prefix`: one ListObjectsV2 per 1,000, one GetObject each."""
         keys: list[str] = []
         token: dict[str, str] = {}
         while True:
-            try:
+            with store_errors(self._place):
                 page = await self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + prefix, **token)
-            except AWS_ERRORS as error:
-                raise store_failed(self._place, error) from error
             keys += [found["Key"] for found in page.get("Contents", ())]
             if not page.get("IsTruncated"):
                 break
@@ -109,16 +106,14 @@ class S3Store:
             async with anyio.create_task_group() as readers:
                 for _ in range(min(PARALLEL_READS, len(keys))):
                     readers.start_soon(read_some)
-        except* Exception as group:  # noqa: BLE001 - the first one, raised again
+        except* Exception as group:  # noqa: BLE001 - the first exception is raised again
             raise group.exceptions[0] from None
         return Listing(bodies, self._answered_at(page))
 
     async def delete(self, name: str) -> None:
-        """Remove an object: one DeleteObject, which costs nothing."""
-        try:
+        """Delete an object: one DeleteObject, which is free of charge."""
+        with store_errors(self._place):
             await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
-        except AWS_ERRORS as error:
-            raise store_failed(self._place, error) from error
 
     async def aclose(self) -> None:
         """Close the client if it is this store's own."""

@@ -150,5 +150,5 @@ class S3Sink:
             await self._client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType="application/x-ndjson")
         except (BotoCoreError, ClientError, OSError) as error:
             why = f"S3 rejected {key} ({error}); check the bucket's name, its permissions and the network"
-            return SinkReport(0, tuple(RefusedLetter(letter, why) for letter in letters))
-        return SinkReport(len(letters), ())
+            return SinkReport.of_all(letters, why)
+        return SinkReport.of_all(letters, None)

@@ -42,6 +42,13 @@ class SinkReport(NamedTuple):
     stored: int
     refused: tuple[RefusedLetter, ...]
 
+    @classmethod
+    def of_all(cls, letters: Sequence[DeadLetter], why_not: str | None) -> "SinkReport":
+        """Return the report of a `send` that stored all letters (`why_not` is None) or none of them."""
+        if why_not is None:
+            return cls(len(letters), ())
+        return cls(0, tuple(RefusedLetter(letter, why_not) for letter in letters))
+
 
 class DeadLetterSink(Protocol):
     """A destination for dead letters."""
@@ -84,8 +91,8 @@ class QueueSink:
         try:
             await self._mailbox.wait_for(self._queue.bury_nowait(letters))
         except SpoolError as error:
-            return SinkReport(0, tuple(RefusedLetter(letter, str(error)) for letter in letters))
-        return SinkReport(len(letters), ())
+            return SinkReport.of_all(letters, str(error))
+        return SinkReport.of_all(letters, None)
 
 
 class JsonLinesSink:
@@ -104,10 +111,7 @@ class JsonLinesSink:
         lines = b"".join(letter_to_json(letter) + b"\n" for letter in letters)
         # Concurrent writes would interleave their lines.
         async with self._writing:
-            why = await anyio.to_thread.run_sync(self._append, lines)
-        if why is None:
-            return SinkReport(len(letters), ())
-        return SinkReport(0, tuple(RefusedLetter(letter, why) for letter in letters))
+            return SinkReport.of_all(letters, await anyio.to_thread.run_sync(self._append, lines))
 
     def _append(self, lines: bytes) -> str | None:
         """Return why the lines were not appended, None if they were."""

@@ -31,9 +31,8 @@ class LoopMailbox:
     """Calls from any thread into the event loop (asyncio or trio) in which it was created."""
 
     def __init__(self) -> None:
-        self._wake = _waker()
-        # The loop's clock, for posted calls: outside a task anyio does not know which loop is running.
-        self.clock = _clock()
+        # `clock` is for posted calls: outside a task anyio does not know which loop is running.
+        self._wake, self.clock = _running_loop()
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
 
@@ -76,22 +75,13 @@ class LoopMailbox:
                 self._call_loop()
 
 
-def _waker() -> Callable[[Callable[[], None]], Any]:
-    """Return the running loop's thread-safe function that schedules a call."""
+def _running_loop() -> tuple[Callable[[Callable[[], None]], Any], Callable[[], float]]:
+    """Return the running loop's thread-safe function that schedules a call, and the clock of its sleeps."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_task():
-        call_soon: Callable[[Callable[[], None]], Any] = trio.lowlevel.current_trio_token().run_sync_soon
-        return call_soon
-    return asyncio.get_running_loop().call_soon_threadsafe
-
-
-def _clock() -> Callable[[], float]:
-    """Return the running loop's clock, the one its sleeps use."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        current_time: Callable[[], float] = trio.lowlevel.current_clock().current_time
-        return current_time
-    return asyncio.get_running_loop().time
+        return trio.lowlevel.current_trio_token().run_sync_soon, trio.lowlevel.current_clock().current_time
+    loop = asyncio.get_running_loop()
+    return loop.call_soon_threadsafe, loop.time
 
 
 async def shielded(work: Callable[[], Coroutine[Any, Any, object]]) -> None:

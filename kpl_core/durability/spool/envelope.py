@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from kpl_core.records.failure_reason import REASON_BY_ERROR_CODE, REASONS, Reason, reason_of
-from kpl_core.records.record_result import RecordResult
+from kpl_core.records.record_result import REASON_BY_ERROR_CODE, REASONS, Reason, RecordResult, reason_of
 from kpl_core.records.user_record import Tier
 
 __all__ = [
@@ -29,8 +28,7 @@ __all__ = [
     "dead_letter_of",
     "decode_letter",
     "decode_record",
-    "encode_letter",
-    "encode_record",
+    "encode",
     "letter_id",
     "letter_to_json",
     "reason_of",
@@ -129,16 +127,6 @@ _record_decoder: Final = msgspec.msgpack.Decoder(SpooledRecord)
 _letter_decoder: Final = msgspec.msgpack.Decoder(DeadLetter)
 
 
-def encode_record(record: SpooledRecord) -> tuple[int, bytes]:
-    """Return the checksum (CRC-32) and the bytes of a record."""
-    return _seal(record)
-
-
-def encode_letter(letter: DeadLetter) -> tuple[int, bytes]:
-    """Return the checksum (CRC-32) and the bytes of a dead letter."""
-    return _seal(letter)
-
-
 def decode_record(checksum: int, envelope: bytes) -> SpooledRecord | None:
     """Return the record, None if the bytes changed since they were written."""
     return _open(_record_decoder, checksum, envelope)
@@ -149,7 +137,8 @@ def decode_letter(checksum: int, envelope: bytes) -> DeadLetter | None:
     return _open(_letter_decoder, checksum, envelope)
 
 
-def _seal(contents: SpooledRecord | DeadLetter) -> tuple[int, bytes]:
+def encode(contents: SpooledRecord | DeadLetter) -> tuple[int, bytes]:
+    """Return the checksum (CRC-32) and the bytes of a record or a dead letter."""
     try:
         envelope = _encoder.encode(contents)
     except _NOT_ENCODABLE as error:

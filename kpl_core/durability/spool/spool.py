@@ -2,8 +2,8 @@
 
 Any thread may append. One writer thread commits all records that have gathered, in one transaction with one fsync, and
 only then completes the futures of the callers. `confirm` marks records as delivered; the next commit deletes their
-rows. `release` returns records that could not be delivered to the backlog. `claim_backlog_nowait` hands out records
-that nobody has claimed.
+rows. `release` returns records that could not be delivered to the backlog. `claim_backlog_nowait` claims records of
+the backlog.
 
 Claims exist only in memory, so after a crash every record that is not confirmed is backlog. A record is delivered a
 second time if it was in flight at the crash, or confirmed after the last commit (at most `commit_interval_ms` ago while
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
 from kpl_core.durability.spool.claims import Claimed, ClaimTable
-from kpl_core.durability.spool.envelope import SpooledRecord, decode_record, encode_record
+from kpl_core.durability.spool.envelope import SpooledRecord, decode_record, encode
 from kpl_core.durability.spool.spool_error import SpoolClosed
 from kpl_core.durability.spool.spool_writer import CommitRequest, SpoolWriter, new_future
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
@@ -125,7 +125,7 @@ class Spool:
             SpoolError: the spool is closed or broken. The future raises `SpoolUnavailable` if the disk rejects the
                 write. In each of these cases none of the records was stored.
         """
-        sealed = [encode_record(record) for record in records]
+        sealed = [encode(record) for record in records]
         sizes = [len(envelope) for _, envelope in sealed]
         done: Future[range] = new_future()
         with self._lock:

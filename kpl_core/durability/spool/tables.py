@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kpl_core.durability.spool.envelope import DeadLetter, Reason, decode_letter, encode_letter
+from kpl_core.durability.spool.envelope import DeadLetter, Reason, decode_letter, encode
 from kpl_core.durability.spool.spool_error import SpoolCorrupt
 from kpl_core.records.user_record import TIERS, Tier
 
@@ -200,7 +200,7 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -> LetterRow:
     """Return the row of a letter; the spool assigns its number."""
-    checksum, envelope = encode_letter(letter)
+    checksum, envelope = encode(letter)
     return LetterRow(
         number=0,
         id=letter.id,

@@ -1,4 +1,4 @@
-"""How `kpl top` looks: a gateway's view as something rich can print."""
+"""The screen of `kpl top`: a gateway's view as a rich renderable."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kpl_integrations.cli.top.gateway_view import GatewayView
+from kpl_integrations.gateway_figures import GatewayView
 
 __all__ = ["screen"]
 
@@ -17,13 +17,13 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _STATE_STYLES: Final = {"open": "bold green", "draining": "bold yellow"}
 _NEARLY_FULL: Final = 0.8
 _BAR_WIDTH: Final = 24
-# What is left for streams and tenants on a small terminal.
+# Rows for streams, and as many for tenants, on a small terminal.
 _MOST_ROWS: Final = 12
 _THOUSANDS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def screen(view: GatewayView, *, rows: int = _MOST_ROWS) -> RenderableType:
-    """Return everything; at most `rows` streams and as many tenants."""
+    """Return the whole screen with at most `rows` streams and as many tenants."""
     parts: list[RenderableType] = [_headline(view)]
     if view.records is not None:
         parts.append(Padding(_figures(view), (1, 0, 0, 0)))
@@ -49,7 +49,7 @@ def _headline(view: GatewayView) -> Text:
 def _figures(view: GatewayView) -> Table:
     table = Table.grid(padding=(0, 2))
     records, room = view.records, view.room
-    assert records is not None  # noqa: S101 - looked at before
+    assert records is not None  # noqa: S101 - the caller checked
     failed = sum(records.failed.values())
     table.add_row("accepted", _bold(f"{_short(view.accepted_per_second)}/s"), f"{records.accepted:,} in all")
     table.add_row("delivered", _bold(f"{_short(view.delivered_per_second)}/s"), f"{records.delivered:,} in all")
@@ -61,7 +61,7 @@ def _figures(view: GatewayView) -> Table:
         table.add_row("kept", _bold(f"{records.spooled:,} spooled"), f"{records.dead_lettered:,} dead letters")
     if room is not None and room.max_bytes:
         words = f"{_short(room.outstanding_bytes)}B of {_short(room.max_bytes)}B, {room.outstanding_records:,} records"
-        table.add_row("buffer", _bar(room.outstanding_bytes / room.max_bytes), words)
+        table.add_row("buffer", _bar(room.used_share), words)
     return table
 
 
@@ -135,7 +135,7 @@ def _sparkline(values: Iterable[float]) -> str:
 
 
 def _short(number: float) -> str:
-    """Return a number of at most five characters: 12.3k."""
+    """Return a number in at most five characters, such as 12.3k."""
     for size, letter in _THOUSANDS:
         if number >= size:
             return f"{number / size:.1f}{letter}"

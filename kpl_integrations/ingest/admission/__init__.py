@@ -1,1 +1,1 @@
-"""Whether a request is accepted: quota, fair share, room, and what a rejected client is told."""
+"""Decide whether a request is accepted: quota, fair share, room in the buffer, and the answer to a rejected client."""

@@ -1,55 +1,71 @@
-"""What an answer says of what was accepted: never more than happened.
+"""The answers to accepted requests. An answer never claims more than what happened.
 
-queued: the records are in memory. spooled: the spool has committed them. delivered: Kinesis has answered for
-each, and the answer says what, record by record and in the request's order.
+queued: the records are in memory. spooled: the spool has committed them. delivered: Kinesis has answered each
+record, and the answer has one result per record in request order.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from kpl_core import Delivery, NotSpooled, Producer, RecordResult
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, UNKNOWN, Place
-from kpl_integrations.ingest.admission.admission import Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
-from kpl_integrations.ingest.tenants import Ack
 
-__all__ = ["NOTHING_DELIVERED", "RecordAnswer", "RequestAnswer", "answer_delivered", "answer_queued", "answer_spooled"]
+__all__ = [
+    "NOTHING_DELIVERED",
+    "Accepted",
+    "Acknowledged",
+    "Delivered",
+    "RecordAnswer",
+    "RejectedRecord",
+    "answer_delivered",
+    "answer_queued",
+    "answer_spooled",
+]
 
 INVALID_RECORD: Final = "InvalidRecord"
 
 
-class RecordAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What became of one record: a sequence number and its shard, or why it has none."""
+class RecordAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """The result of one record: a sequence number and its shard, or an error."""
 
     sequence_number: str | None = None
     shard_id: str | None = None
     error_code: str | None = None
     error_message: str | None = None
-    # Not delivered, but safe: "spooled" (it will be delivered later) or "dead_lettered".
-    kept: str | None = None
+    # Not delivered, but safe: in the spool, which delivers it later, or in the dead letters.
+    kept: Literal["spooled", "dead_lettered"] | None = None
 
 
-class RejectedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record of a `partial` request that was not accepted."""
+class RejectedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A record of the request that was not accepted."""
 
     index: int
     field: str
     detail: str
 
 
-class RequestAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The body of a 200 or 202."""
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """The body of a 202."""
 
-    ack: Ack
+    ack: Literal["queued", "spooled"]
     accepted: int
-    delivered: int | None = None
-    failed: int | None = None
-    # How many of `failed` the gateway holds on to: whoever sends those again sends them twice.
-    kept: int | None = None
-    records: list[RecordAnswer] | None = None
+    rejected: list[RejectedRecord] | None = None
+
+
+class Delivered(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """The body of a 200."""
+
+    ack: Literal["delivered"]
+    accepted: int
+    delivered: int
+    failed: int
+    kept: Annotated[int, msgspec.Meta(description="how many of `failed` must not be sent again")] | None = None
+    records: list[RecordAnswer]
     rejected: list[RejectedRecord] | None = None
 
 
@@ -60,10 +76,10 @@ class Acknowledged(NamedTuple):
     body: bytes
 
 
-# If nothing at all was delivered or kept: the code that decides the answer, the first row that any record has.
+# The answer if no record was delivered or kept: that of the first row whose code any record has.
 NOTHING_DELIVERED: Final[tuple[tuple[str, Refusal], ...]] = (
     (SHUTDOWN, Refusal.DRAINING),
-    # Sent, and not answered when the gateway ended: sent again, it may arrive twice, which is better than not at all.
+    # Sent, but not answered before the gateway ended. A retry may duplicate it, which is better than losing it.
     (UNKNOWN, Refusal.DRAINING),
     (BREAKER_OPEN, Refusal.BREAKER_OPEN),
     (NOT_SPOOLED, Refusal.NOT_SPOOLED),
@@ -73,36 +89,38 @@ NOTHING_DELIVERED: Final[tuple[tuple[str, Refusal], ...]] = (
 
 _KEPT: Final[Mapping[Place, str]] = {
     "spooled": "not delivered yet, but in the spool: the gateway delivers it later, so do not send it again",
-    "dead_lettered": "in the gateway's dead letters, from where its operator can send it: ask before you send it again",
+    "dead_lettered": "in the gateway's dead letters; its operator can redrive it, so ask before you send it again",
 }
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def answer_queued(accepted: int, problems: Sequence[RecordProblem], ack: Ack = "queued") -> Acknowledged:
-    """Say that the records were accepted."""
+def answer_queued(
+    accepted: int, problems: Sequence[RecordProblem], ack: Literal["queued", "spooled"] = "queued"
+) -> Acknowledged:
+    """Return the answer for accepted records."""
     if problems:
-        return Acknowledged(202, _encode(RequestAnswer(ack=ack, accepted=accepted, rejected=_rejected(problems))))
+        return Acknowledged(202, _encode(Accepted(ack, accepted, _rejected(problems))))
     return _all_accepted(accepted, ack)
 
 
 @lru_cache(maxsize=256)
-def _all_accepted(accepted: int, ack: Ack) -> Acknowledged:
-    return Acknowledged(202, _encode(RequestAnswer(ack=ack, accepted=accepted)))
+def _all_accepted(accepted: int, ack: Literal["queued", "spooled"]) -> Acknowledged:
+    return Acknowledged(202, _encode(Accepted(ack, accepted)))
 
 
 async def answer_spooled(
     producer: Producer, deliveries: Sequence[Delivery], problems: Sequence[RecordProblem]
 ) -> Acknowledged:
-    """Wait for the spool's commit.
+    """Wait for the spool's commit, then return the answer.
 
     Raises:
-        Refused: the spool did not take them.
+        Refused: the spool did not store all records.
     """
     try:
         await producer.acknowledged(deliveries)
     except NotSpooled as error:
-        detail = f"the spool did not take all of the request: {error}; those it took are delivered all the same"
+        detail = f"the spool did not store all records of the request: {error}; it delivers those that it stored"
         raise Refused(Refusal.NOT_SPOOLED, detail) from error
     return answer_queued(len(deliveries), problems, "spooled")
 
@@ -110,10 +128,10 @@ async def answer_spooled(
 async def answer_delivered(
     deliveries: Sequence[Delivery], problems: Sequence[RecordProblem], positions: Sequence[int]
 ) -> Acknowledged:
-    """Wait until each record has its final result.
+    """Wait for the final result of each record, then return the answer.
 
     Raises:
-        Refused: none was delivered, none is kept.
+        Refused: no record was delivered, and none is kept.
     """
     results = [await delivery for delivery in deliveries]
     answers = [_record_answer(result) for result in results]
@@ -122,7 +140,7 @@ async def answer_delivered(
         raise _nothing_delivered(results, answers)
     if problems:
         answers = _in_request_order(answers, positions, problems)
-    body = RequestAnswer(
+    body = Delivered(
         ack="delivered",
         accepted=len(deliveries),
         delivered=delivered,
@@ -137,16 +155,16 @@ async def answer_delivered(
 def _record_answer(result: RecordResult) -> RecordAnswer:
     if result.successful:
         return RecordAnswer(result.sequence_number, result.shard_id)
-    said = result.error_message
+    message = result.error_message
     if result.kept is not None:
-        said = f"{said}; {_KEPT[result.kept]}" if said else _KEPT[result.kept]
-    return RecordAnswer(None, result.shard_id, result.error_code or "Unknown", said, result.kept)
+        message = f"{message}; {_KEPT[result.kept]}" if message else _KEPT[result.kept]
+    return RecordAnswer(None, result.shard_id, result.error_code or "Unknown", message, result.kept)
 
 
 def _in_request_order(
     answers: Sequence[RecordAnswer], positions: Sequence[int], problems: Sequence[RecordProblem]
 ) -> list[RecordAnswer]:
-    """Return an answer for every record of the request, those that were not accepted among them."""
+    """Return an answer for every record of the request, including the rejected ones."""
     placed = dict(zip(positions, answers, strict=True))
     for problem in problems:
         placed.setdefault(problem.index, RecordAnswer(None, None, INVALID_RECORD, f"{problem.field}: {problem.detail}"))

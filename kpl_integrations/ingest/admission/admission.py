@@ -1,120 +1,263 @@
-"""Why a request is not taken, and how the client hears of it: one table, read by the code, the tests and OpenAPI.
+"""Admit or reject a request's records as a whole, before any of them is put.
 
-Problem types: "quota-exceeded" and "temporary-reduced-capacity" are registered by the RateLimit draft
-(draft-ietf-httpapi-ratelimit-headers); the others are "about:blank" with a `code` of ours (RFC 9457).
+Every route calls `Admission`. It checks in this order: is the gateway open, does the tenant's rate allow it, is the
+stream's circuit breaker closed, is there room. All records are put in one synchronous step, so a client that
+disconnects, or a cancelled task, changes nothing.
 """
 
-import enum
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal, TypeVar
 
-__all__ = ["ADMISSION", "Answer", "Refusal", "Refused"]
+from kpl_core import BufferFull, Delivery, Fact, InvalidUserRecord, Producer, ProducerClosed, UserRecord
+from kpl_core.hooks import BreakerChanged
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.retry_after import DrainRate, RetryAfterScheduler, over_queue_share, over_quota
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 
+__all__ = ["Admission", "AdmissionState", "LoadShedder"]
 
-class Refusal(enum.Enum):
-    """What kept a request out."""
+AdmissionState = Literal["open", "draining", "closed"]
+WHOLE_STREAM: Final = ""
+# The share of the buffer that is used behind the fair queue, and the most a tenant may then send, as a multiple of
+# the average rate; the strictest step first.
+SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
+_SHEDDER_INTERVAL_SECONDS: Final = 0.25
 
-    QUOTA = "quota"
-    QUEUE_SHARE = "queue share"
-    NO_ROOM = "no room"
-    BREAKER_OPEN = "breaker open"
-    DRAINING = "draining"
-    NOT_SPOOLED = "not spooled"
-    STREAM_UNCERTAIN = "stream uncertain"
-    NO_CREDENTIALS = "no credentials"
-    BAD_CREDENTIALS = "bad credentials"
-    FORBIDDEN = "forbidden"
-    UNKNOWN_STREAM = "unknown stream"
-    UNKNOWN_PATH = "unknown path"
-    METHOD = "method"
-    TOO_LARGE = "too large"
-    SLOW_BODY = "slow body"
-    UNSUPPORTED = "unsupported"
-    MALFORMED = "malformed"
-    BAD_RECORDS = "bad records"
-    BAD_PARAMETER = "bad parameter"
-    KEY_IN_USE = "idempotency key in use"
-    KEY_REUSED = "idempotency key reused"
-    EXPIRED = "expired"
-    NOT_DELIVERED = "not delivered"
+T = TypeVar("T")
 
 
-class Answer(NamedTuple):
-    """A row: the status, the problem's code and title, and which header fields go with it."""
+class LoadShedder:
+    """Reserve the last part of the buffer for tenants with low rates.
 
-    status: int
-    code: str
-    title: str
-    # Retry-After: the same request can succeed later.
-    comes_again: bool = False
-    # RateLimit and RateLimit-Policy, where the tenant has a quota.
-    shows_quota: bool = False
-    # What the client still sends is not worth reading.
-    closes: bool = False
+    The fair queue bounds each tenant's waiting records by the free room. Records behind the queue, on their way to
+    many shards or to a service that does not answer, have no such bound: one tenant could fill the buffer with them.
+    So while that part is large, tenants with a high rate for their weight are rejected first:
 
-
-_QUOTA: Final = "quota-exceeded"
-_CAPACITY: Final = "temporary-reduced-capacity"
-
-ADMISSION: Final[Mapping[Refusal, Answer]] = MappingProxyType(
-    {
-        # The tenant asks for more than its own.
-        Refusal.QUOTA: Answer(429, _QUOTA, "Over the tenant's rate", comes_again=True, shows_quota=True),
-        Refusal.QUEUE_SHARE: Answer(429, _QUOTA, "Over the tenant's share of the queue", comes_again=True),
-        # The gateway, or what is behind it, can take no more from anybody.
-        Refusal.NO_ROOM: Answer(503, _CAPACITY, "Out of room", comes_again=True),
-        Refusal.BREAKER_OPEN: Answer(503, _CAPACITY, "The stream does not answer", comes_again=True),
-        Refusal.DRAINING: Answer(503, _CAPACITY, "Shutting down", comes_again=True, closes=True),
-        Refusal.NOT_SPOOLED: Answer(503, _CAPACITY, "The spool takes no more", comes_again=True),
-        Refusal.STREAM_UNCERTAIN: Answer(503, _CAPACITY, "The stream could not be looked up", comes_again=True),
-        # Who, and what for.
-        Refusal.NO_CREDENTIALS: Answer(401, "no-credentials", "No credentials"),
-        Refusal.BAD_CREDENTIALS: Answer(401, "bad-credentials", "Unknown credentials"),
-        Refusal.FORBIDDEN: Answer(403, "stream-forbidden", "Not this tenant's stream"),
-        Refusal.UNKNOWN_STREAM: Answer(404, "unknown-stream", "No such stream"),
-        Refusal.UNKNOWN_PATH: Answer(404, "unknown-path", "No such resource"),
-        Refusal.METHOD: Answer(405, "method-not-allowed", "Method not allowed"),
-        # What the request says.
-        Refusal.TOO_LARGE: Answer(413, "too-large", "Too large", closes=True),
-        Refusal.SLOW_BODY: Answer(408, "slow-body", "The body did not come in time", closes=True),
-        Refusal.UNSUPPORTED: Answer(415, "unsupported-media-type", "Unsupported content"),
-        Refusal.MALFORMED: Answer(400, "malformed", "Malformed body"),
-        Refusal.BAD_RECORDS: Answer(400, "bad-records", "Some records cannot be taken"),
-        Refusal.BAD_PARAMETER: Answer(400, "bad-parameter", "A parameter cannot be understood"),
-        Refusal.KEY_IN_USE: Answer(
-            409, "idempotency-key-in-use", "The first request is not answered", comes_again=True
-        ),
-        Refusal.KEY_REUSED: Answer(422, "idempotency-key-reused", "The key belongs to another request"),
-        # Accepted, waited for, and not delivered.
-        Refusal.EXPIRED: Answer(504, "expired", "No record was delivered in time"),
-        Refusal.NOT_DELIVERED: Answer(502, "not-delivered", "Kinesis took no record"),
-    }
-)
-
-
-class Refused(Exception):  # noqa: N818 - reads as a sentence where it is raised
-    """A request is not taken; whoever catches it answers `ADMISSION[refusal]`.
-
-    `detail` is a sentence for people, with value and bound and never a secret. `retry_after` is in seconds,
-    for rows that come again. `code` replaces the row's where more is known. `extensions` are further members
-    of the problem, `headers` further header fields.
+        more than 60 % of the buffer is behind the queue     tenants above the average rate are rejected
+        more than 85 %                                       tenants above half the average rate are rejected
     """
+
+    __slots__ = ("_accounts", "_checked_at", "_enough", "_limit", "_most", "_producer")
+
+    def __init__(self, producer: Producer, accounts: Iterable[TenantAccount], now: float) -> None:
+        self._producer = producer
+        self._accounts = accounts
+        self._limit = limit = producer.buffer_limit
+        # Free records and bytes. Above both, no step can be reached.
+        used = SHEDDING_STEPS[-1][0]
+        self._enough = (
+            limit.outstanding_records + limit.free_records - used * limit.max_records,
+            limit.outstanding_bytes + limit.free_bytes - used * limit.max_bytes,
+        )
+        # The highest allowed rate in records per second and weight; None is unlimited.
+        self._most: float | None = None
+        self._checked_at = now - _SHEDDER_INTERVAL_SECONDS
+
+    def rejects(self, account: TenantAccount, now: float) -> bool:
+        """Return True if the remaining room is reserved for tenants with lower rates than this one."""
+        limit = self._limit
+        enough_records, enough_bytes = self._enough
+        if limit.free_records >= enough_records and limit.free_bytes >= enough_bytes:
+            return False
+        if now - self._checked_at >= _SHEDDER_INTERVAL_SECONDS:
+            self._checked_at = now
+            self._most = self._highest_rate(now)
+        return self._most is not None and account.records_per_second_and_weight(now) > self._most
+
+    def _highest_rate(self, now: float) -> float | None:
+        limit = self._limit
+        waiting = self._producer.waiting_by_flow().values()
+        records = limit.outstanding_records - sum(each[0] for each in waiting)
+        size_bytes = limit.outstanding_bytes - sum(each[1] for each in waiting)
+        behind_queue = max(records / limit.max_records, size_bytes / limit.max_bytes)
+        averages = next((averages for share, averages in SHEDDING_STEPS if behind_queue > share), None)
+        if averages is None:
+            return None
+        rates = [rate for each in self._accounts if (rate := each.records_per_second_and_weight(now)) > 0.0]
+        return averages * sum(rates) / len(rates) if rates else None
+
+
+class Admission:
+    """Admit and put records. Synchronous; each gateway has one, in the event loop of its producer."""
 
     def __init__(
         self,
-        refusal: Refusal,
-        detail: str,
+        producer: Producer,
+        accounts: Iterable[TenantAccount] = (),
         *,
-        retry_after: float = 1.0,
-        code: str | None = None,
-        extensions: Mapping[str, Any] | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
+        clock: Callable[[], float],
+        chance: Callable[[], float] = random.random,
+        breaker_seconds: float = 1.0,
     ) -> None:
-        super().__init__(f"{refusal.value}: {detail}")
-        self.refusal = refusal
-        self.detail = detail
-        self.retry_after = retry_after
-        self.code = code
-        self.extensions = extensions
-        self.headers = headers
+        self._producer = producer
+        self._clock = clock
+        self._breaker_seconds = breaker_seconds
+        self._open_breakers: set[str] = set()
+        # With a spool, an open circuit breaker is no reason to reject: the records are spilled to disk.
+        self._can_spill = producer.config.spool is not None
+        self._drain_rate = DrainRate(clock())
+        self._room_schedule = RetryAfterScheduler(chance)
+        self._load_shedder = LoadShedder(producer, accounts, clock())
+        self.state: AdmissionState = "open"
+        producer.on_progress(self._progressed)
+
+    def __call__(self, fact: Fact) -> None:
+        """Remember the state of circuit breakers; a hook of the producer."""
+        if isinstance(fact, BreakerChanged) and fact.shard_id == WHOLE_STREAM:
+            (self._open_breakers.add if fact.state == "open" else self._open_breakers.discard)(fact.stream)
+
+    def now(self) -> float:
+        """Return the time on the producer's clock."""
+        return self._clock()
+
+    def require_open(self) -> None:
+        """Raise `Refused` if the gateway is closed."""
+        if self.state == "closed":
+            detail = "the gateway is shutting down and accepts no more records; none of this request was accepted"
+            raise Refused(Refusal.DRAINING, detail)
+
+    def put_records(
+        self,
+        account: TenantAccount,
+        stream: str,
+        records: Sequence[UserRecord],
+        *,
+        aggregate: bool = True,
+        keep: bool = True,
+    ) -> list[Delivery]:
+        """Put all records for a tenant, or none. They are not aggregated if `aggregate` or the tenant says so.
+
+        With `keep=False` the records are in memory only. Use it for clients that learn which records failed and
+        send those again.
+
+        Raises:
+            Refused: the request is rejected.
+        """
+        now = self._clock()
+        self._require_admission(account, stream, records, _bytes_of_records, now, keep=keep)
+        tenant = account.tenant
+        try:
+            deliveries = self._producer.put_together_nowait(
+                stream,
+                records,
+                flow=account.flow,
+                tier=tenant.tier,
+                aggregate=aggregate and tenant.aggregation,
+                keep=keep,
+            )
+        except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
+            raise self._not_put(account, len(records), _bytes_of_records(records), error, now) from error
+        account.count_accepted(len(records), now)
+        return deliveries
+
+    def put_pairs(self, account: TenantAccount, stream: str, pairs: Sequence[tuple[str, bytes]]) -> None:
+        """Put pairs of partition key and data like `put_records`, without deliveries.
+
+        The tenant's tier must be normal, with aggregation (`TenantAccount.puts_pairs`).
+
+        Raises:
+            Refused: the request is rejected.
+        """
+        now = self._clock()
+        self._require_admission(account, stream, pairs, _bytes_of_pairs, now)
+        try:
+            self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+        except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
+            raise self._not_put(account, len(pairs), _bytes_of_pairs(pairs), error, now) from error
+        account.count_accepted(len(pairs), now)
+
+    def _require_admission(
+        self,
+        account: TenantAccount,
+        stream: str,
+        records: Sequence[T],
+        bytes_of: Callable[[Sequence[T]], int],
+        now: float,
+        *,
+        keep: bool = True,
+    ) -> None:
+        """Make all checks except the room for these records, which the producer checks."""
+        self.require_open()
+        if account.quota is not None:
+            size_bytes = bytes_of(records) if account.tenant.bytes_per_second is not None else 0
+            self._require_quota(account, len(records), size_bytes, now)
+        is_critical = account.tenant.tier == "critical"
+        if stream in self._open_breakers and not (self._can_spill and keep) and not is_critical:
+            detail = f"the circuit breaker of stream {stream} is open, because Kinesis rejects its records"
+            raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
+        if (account.share_schedule and account.share_schedule.is_reserved(now)) or (
+            not is_critical and self._load_shedder.rejects(account, now)
+        ):
+            raise self._over_queue_share(account, len(records), now)
+
+    def _not_put(self, account: TenantAccount, count: int, size_bytes: int, error: Exception, now: float) -> Refused:
+        """Return the refusal for an exception of the producer."""
+        if isinstance(error, BufferFull):
+            return self._buffer_full(account, count, size_bytes, error, now)
+        if isinstance(error, ProducerClosed):
+            detail = "the gateway is shutting down; none of this request was accepted"
+            return Refused(Refusal.DRAINING, detail)
+        # The stream's own record limit may be lower than the decoder's.
+        return Refused(Refusal.BAD_RECORDS, str(error))
+
+    @staticmethod
+    def _require_quota(account: TenantAccount, count: int, size_bytes: int, now: float) -> None:
+        quota, schedule = account.quota, account.quota_schedule
+        assert quota is not None  # noqa: S101 - the caller checked
+        quota.offer(count, size_bytes)
+        cost = account.quota_cost_seconds(count, size_bytes)
+        wait: float | None = 0.0
+        if not schedule or not schedule.is_reserved(now, spare_seconds=account.quota_left_seconds(now) - cost):
+            wait = quota.try_take(count, size_bytes, now)
+        if wait is None:
+            return
+        retry_after = schedule.assign(cost, ready_in=wait, now=now)
+        states = quota.states(count, size_bytes, now)
+        raise over_quota(account.tenant, states, records=count, size_bytes=size_bytes, retry_after=retry_after)
+
+    def _buffer_full(
+        self, account: TenantAccount, count: int, size_bytes: int, full: BufferFull, now: float
+    ) -> Refused:
+        """Return the refusal for a full buffer: over the tenant's share, too large for the buffer, or no room."""
+        limit = self._producer.buffer_limit
+        if limit.has_room(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
+            return self._over_queue_share(account, count, now)
+        if not limit.could_hold(size_bytes=size_bytes, records=count, tier=account.tenant.tier):
+            # A retry could never succeed.
+            detail = (
+                f"the request has {count:,} records of {size_bytes:,} bytes, more than the whole buffer of the gateway "
+                f"for tenant {account.tenant.id}; send fewer in a request"
+            )
+            return Refused(Refusal.TOO_LARGE, detail)
+        seconds = self._drain_rate.seconds_for(count)
+        wait = self._room_schedule.assign(seconds, ready_in=seconds, now=now)
+        detail = (
+            f"the gateway buffers {full.outstanding_records:,} records of {full.outstanding_bytes:,} bytes and has no "
+            f"room for {count:,} more; none of this request was accepted"
+        )
+        return Refused(Refusal.NO_ROOM, detail, retry_after=wait)
+
+    @staticmethod
+    def _over_queue_share(account: TenantAccount, count: int, now: float) -> Refused:
+        seconds = account.admitted.seconds_for(count)
+        retry_after = account.share_schedule.assign(seconds, ready_in=seconds, now=now)
+        return over_queue_share(account.tenant, retry_after=retry_after)
+
+    def _progressed(self) -> None:
+        now = self._clock()
+        if self._drain_rate.sample_due(now):
+            report = self._producer.report()
+            self._drain_rate.observe(report.accepted - report.buffered, now)
+
+
+def _bytes_of_records(records: Sequence[UserRecord]) -> int:
+    return sum([len(record.data) + _key_bytes(record.partition_key) for record in records])
+
+
+def _bytes_of_pairs(pairs: Sequence[tuple[str, bytes]]) -> int:
+    return sum([_key_bytes(key) + len(data) for key, data in pairs])
+
+
+def _key_bytes(key: str) -> int:
+    return len(key) if key.isascii() else len(key.encode())

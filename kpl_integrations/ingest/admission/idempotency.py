@@ -1,8 +1,8 @@
-"""Idempotency-Key: the same request twice is one request, within a bounded window.
+"""Idempotency-Key: a repeated request gets the first answer again, within a bounded window.
 
-The header is draft-ietf-httpapi-idempotency-key-header's, and so are the answers 409 and 422. A key is
-remembered with the fingerprint of its request while that is worked on, and with its answer afterwards. A
-request that was refused leaves no trace: the client is meant to send it again.
+The header and the answers 409 and 422 are from draft-ietf-httpapi-idempotency-key-header. A key is stored with the
+fingerprint of its request while the request is processed, and with the answer afterwards. A rejected request is not
+stored, because the client should send it again.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from kpl_integrations.ingest.admission.admission import Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 
 __all__ = ["MOST_KEY_CHARACTERS", "IdempotencyWindow", "StoredAnswer", "fingerprint", "parse_key"]
 
@@ -20,7 +20,7 @@ _SHORTEST_QUOTED: Final = 3
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
-    """The answer to a request that was accepted."""
+    """The answer to an accepted request."""
 
     status: int
     body: bytes
@@ -33,10 +33,10 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def parse_key(value: bytes) -> str:
-    """Return the key of an Idempotency-Key header: a structured field's string, or bare characters.
+    """Return the key of an Idempotency-Key header: a structured field's string, or unquoted characters.
 
     Raises:
-        Refused: it is empty, too long, or holds what is no printable ASCII.
+        Refused: it is empty, too long, or has characters outside printable ASCII.
     """
     text = value.decode("latin-1").strip()
     if len(text) >= _SHORTEST_QUOTED and text[0] == text[-1] == '"':
@@ -51,7 +51,7 @@ def parse_key(value: bytes) -> str:
 
 
 def fingerprint(*parts: bytes) -> bytes:
-    """Return what tells one request from another."""
+    """Return a digest that differs between different requests."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -60,20 +60,20 @@ def fingerprint(*parts: bytes) -> bytes:
 
 
 class IdempotencyWindow:
-    """One tenant's keys: the latest `most_keys` answered in the last `seconds`, of `most_bytes` of answers at most.
+    """One tenant's keys: at most `most_keys` keys and `most_bytes` of answers, each for `seconds`.
 
-    Pure; time is an argument. When it is full the oldest answered key is forgotten, and a repetition of its
-    request would be a new one. A key whose request is worked on is kept until that ends: there are no more of these
-    than requests.
+    Pure; time is an argument. When it is full, the oldest answered key is evicted; a repetition of its request is
+    then a new request. The key of a request in progress is kept until the request ends, so there are never more of
+    these than requests.
     """
 
     def __init__(self, *, most_keys: int, seconds: float, most_bytes: int = 1 << 20) -> None:
         self._most_keys = most_keys
         self._seconds = seconds
         self._most_bytes = most_bytes
-        # Fingerprints by key.
+        # Fingerprints of requests in progress, by key.
         self._working: dict[str, bytes] = {}
-        # The first answered first.
+        # Oldest first.
         self._answered: OrderedDict[str, _Entry] = OrderedDict()
         self._bytes = 0
 
@@ -81,10 +81,10 @@ class IdempotencyWindow:
         return len(self._working) + len(self._answered)
 
     def begin(self, key: str, request: bytes, now: float) -> StoredAnswer | None:
-        """Return the answer the same request had before; None: it is new and yours to `finish` or `forget`.
+        """Return the earlier answer to the same request. None: it is new; call `finish` or `forget` when it ends.
 
         Raises:
-            Refused: the first request with the key is not answered, or was another request.
+            Refused: the first request with the key is in progress, or was a different request.
         """
         self._expire(now)
         entry = self._answered.get(key)
@@ -93,22 +93,22 @@ class IdempotencyWindow:
             self._working[key] = request
             return None
         if before != request:
-            detail = "this Idempotency-Key came with another request before; use a new key for a new request"
+            detail = "this Idempotency-Key was used for a different request; use a new key for a new request"
             raise Refused(Refusal.KEY_REUSED, detail)
         if entry is None:
-            detail = "the first request with this Idempotency-Key is still being worked on"
+            detail = "the first request with this Idempotency-Key is still in progress"
             raise Refused(Refusal.KEY_IN_USE, detail)
         return entry.answer
 
     def finish(self, key: str, answer: StoredAnswer, now: float) -> None:
-        """Keep the answer for those who ask again."""
+        """Store the answer for repetitions of the request."""
         self._answered[key] = _Entry(self._working.pop(key), now + self._seconds, answer)
         self._bytes += len(answer.body)
         while len(self._answered) > self._most_keys or self._bytes > self._most_bytes:
             self._drop_oldest()
 
     def forget(self, key: str) -> None:
-        """Take a key back, because its request was not accepted."""
+        """Remove the key of a rejected request."""
         self._working.pop(key, None)
 
     def _expire(self, now: float) -> None:

@@ -1,102 +1,88 @@
-"""What the dashboard shows, made of totals: rates since the last look, and the busiest of what is many; pure."""
+"""The document of a dashboard event: the figures of a gateway, its rates, and its busiest tenants and shards. Pure."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final
 
-__all__ = ["Board", "MetricSample", "Totals"]
+from prometheus_client.samples import Sample
+
+from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
+
+__all__ = ["Board"]
 
 MOST_TENANTS: Final = 20
 MOST_SHARDS: Final = 200
-
-
-class MetricSample(NamedTuple):
-    """One value of `/metrics`."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-class Totals(NamedTuple):
-    """What a gateway has counted since it began: the document of `/v1/stats`, and its metrics."""
-
-    stats: Mapping[str, Any]
-    samples: Iterable[MetricSample]
+_BYTES: Final = "kinesis_producer_bytes_total"
+_THROTTLED: Final = "kinesis_producer_throttled_records_total"
 
 
 class Board:
-    """Remembers the totals of the last look, so that what it shows is what happens now."""
+    """Turn successive totals of a gateway into event documents with rates."""
 
     def __init__(self) -> None:
+        self._tracker = RateTracker()
         self._before: dict[str, float] = {}
-        self._looked_at: float | None = None
-        self._elapsed = 0.0
+        self._updated_at: float | None = None
 
-    def look(self, totals: Totals, now: float) -> dict[str, Any]:
-        """Return the document of one event; the first one's rates are 0."""
-        # What a clock that stands still would divide by.
-        self._elapsed = 0.0 if self._looked_at is None else max(now - self._looked_at, 1e-3)
-        self._looked_at = now
-        before, self._before = self._before, {}
-        stats, samples = totals.stats, list(totals.samples)
-        records, room = stats["records"], stats["room"]
+    def update(self, stats: StatsDocument, samples: Iterable[Sample], now: float) -> dict[str, Any]:
+        """Return the document of one event; the rates of the first are 0. `samples` are the gateway's metrics."""
+        samples = list(samples)
+        view = self._tracker.update(stats, now)
+        metric_rates = self._metric_rates({name: _sum(samples, name) for name in (_BYTES, _THROTTLED)}, now)
+        records = stats.records
         return {
-            "state": stats["state"],
+            "state": stats.state,
             "now": {
-                "accepted": self._rate(before, "accepted", records["accepted"]),
-                "delivered": self._rate(before, "delivered", records["delivered"]),
-                "delivered_bytes": self._rate(before, "bytes", _sum(samples, "kinesis_producer_bytes_total")),
-                "throttled": self._rate(before, "throttled", _sum(samples, "kinesis_producer_throttled_records_total")),
-                "refused": self._rate(before, "refused", sum(stats["refusals"].values())),
+                "accepted": view.accepted_per_second,
+                "delivered": view.delivered_per_second,
+                "delivered_bytes": metric_rates[_BYTES],
+                "throttled": metric_rates[_THROTTLED],
+                "refused": sum(view.refusals_per_second.values()),
             },
             "totals": {
-                "accepted": records["accepted"],
-                "delivered": records["delivered"],
-                "failed": sum(records["failed"].values()),
-                "spooled": records["spooled"],
-                "dead_lettered": records["dead_lettered"],
-                "buffered": records["buffered"],
+                "accepted": records.accepted,
+                "delivered": records.delivered,
+                "failed": sum(records.failed.values()),
+                "spooled": records.spooled,
+                "dead_lettered": records.dead_lettered,
+                "buffered": records.buffered,
             },
-            "room": max(
-                room["outstanding_records"] / room["max_records"], room["outstanding_bytes"] / room["max_bytes"]
-            ),
-            "answers": stats["answers"],
-            "refusals": stats["refusals"],
+            "room": stats.room.used_share,
+            "answers": stats.answers,
+            "refusals": stats.refusals,
             "shards": _shards(samples),
-            "breakers": _open_breakers(stats["streams"]),
+            "breakers": _open_breakers(view.streams),
             "spool_bytes": _sum(samples, "kinesis_producer_spool_bytes"),
             "dead_letters": _sum(samples, "kinesis_producer_dlq_depth"),
-            "tenants": self._tenants(before, stats["tenants"]),
+            "tenants": _tenants(stats, view),
         }
 
-    def _rate(self, before: Mapping[str, float], name: str, total: float) -> float:
-        self._before[name] = total
-        if not self._elapsed:
-            return 0.0
-        # A total that falls belongs to a process that began anew.
-        return max(0.0, total - before.get(name, total)) / self._elapsed
-
-    def _tenants(self, before: Mapping[str, float], tenants: Mapping[str, Any]) -> list[dict[str, Any]]:
-        rows = [
-            {
-                "id": tenant_id,
-                "accepted": self._rate(before, f"tenant {tenant_id}", each["accepted_records"]),
-                "waiting_records": each["waiting_records"],
-                "waiting_bytes": each["waiting_bytes"],
-                "refused": sum(each["refused"].values()),
-            }
-            for tenant_id, each in tenants.items()
-        ]
-        rows.sort(key=lambda row: (-row["waiting_bytes"], -row["accepted"], -row["refused"], row["id"]))
-        return rows[:MOST_TENANTS]
+    def _metric_rates(self, totals: dict[str, float], now: float) -> dict[str, float]:
+        seconds = 0.0 if self._updated_at is None else now - self._updated_at
+        before, self._before, self._updated_at = self._before, totals, now
+        return {name: per_second(total, before.get(name, total), seconds) for name, total in totals.items()}
 
 
-def _sum(samples: Iterable[MetricSample], name: str) -> float:
+def _tenants(stats: StatsDocument, view: GatewayView) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {
+            "id": each.tenant,
+            "accepted": each.records_per_second,
+            "waiting_records": each.waiting_records,
+            "waiting_bytes": each.waiting_bytes,
+            "refused": sum(stats.tenants[each.tenant].refused.values()),
+        }
+        for each in view.tenants
+    ]
+    rows.sort(key=lambda row: (-row["waiting_bytes"], -row["accepted"], -row["refused"], row["id"]))
+    return rows[:MOST_TENANTS]
+
+
+def _sum(samples: Iterable[Sample], name: str) -> float:
     return sum(each.value for each in samples if each.name == name)
 
 
-def _shards(samples: Iterable[MetricSample]) -> list[dict[str, Any]]:
-    """Return the busiest shards, each with the share of its service limit, and of the limit it may use."""
+def _shards(samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Return the busiest shards, each with the used share of its service limit and of the limit that it may use."""
     shards: dict[tuple[str, str], dict[str, Any]] = {}
     for name, field in (("kinesis_producer_shard_utilisation", "used"), ("kinesis_producer_shard_rate_limit", "limit")):
         for sample in samples:
@@ -108,10 +94,9 @@ def _shards(samples: Iterable[MetricSample]) -> list[dict[str, Any]]:
     return sorted(busiest, key=lambda row: (row["stream"], row["shard"]))
 
 
-def _open_breakers(streams: Mapping[str, Any]) -> list[dict[str, str]]:
+def _open_breakers(streams: Iterable[StreamView]) -> list[dict[str, str]]:
     return [
-        {"stream": stream, "shard": shard or "whole stream", "state": state}
-        for stream, each in sorted(streams.items())
-        for shard, state in sorted(each["breakers"].items())
-        if state != "closed"
+        {"stream": each.stream, "shard": shard or "whole stream", "state": state}
+        for each in streams
+        for shard, state in sorted(each.breakers.items())
     ]

@@ -1,12 +1,11 @@
-"""`/dashboard`: one page without anything from elsewhere, kept alive by server-sent events.
+"""`/dashboard`: one self-contained page, updated by server-sent events.
 
-The page and its events need the admin key, exchanged for a cookie; where no credentials are checked at all
-(`kpl serve --local`) it is open. One look a second serves everybody who watches, and nobody watching costs nothing.
+The page and its events need the admin key, which is exchanged for a cookie. Without credentials (`kpl serve --local`)
+they are open. One event a second serves all watchers; without watchers nothing is computed.
 """
 
 import base64
 import hashlib
-import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
@@ -17,20 +16,21 @@ import anyio
 import msgspec
 
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.admission.admission import Refused
-from kpl_integrations.ingest.dashboard.board import Board, MetricSample, Totals
-from kpl_integrations.ingest.dashboard.login_attempts import LoginAttempts
-from kpl_integrations.ingest.dashboard.session import Session
-from kpl_integrations.ingest.http.body import ClientGone, read_body
-from kpl_integrations.ingest.http.http_answer import send_refusal
+from kpl_integrations.ingest.admission.refusals import Refused
+from kpl_integrations.ingest.admission.retry_after import retry_after_header
+from kpl_integrations.ingest.dashboard.board import Board
+from kpl_integrations.ingest.dashboard.sign_in import DashboardSession, LoginAttempts
+from kpl_integrations.ingest.http.answers import send_refusal
+from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import Whole
+from kpl_integrations.ingest.stats.totals import GatewayStats
 
 __all__ = ["Dashboard"]
 
-LOOK_SECONDS: Final = 1.0
+EVENT_SECONDS: Final = 1.0
 MOST_WATCHERS: Final = 50
-LAST_WORD_SECONDS: Final = 2.0
+CLOSING_EVENT_SECONDS: Final = 2.0
+_WATCHERS_RETRY_SECONDS: Final = 30.0
 _MOST_FORM_BYTES: Final = 4_096
 _FORM_SECONDS: Final = 10.0
 _HTML: Final = (b"content-type", b"text/html; charset=utf-8")
@@ -40,26 +40,28 @@ Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Dashboard:
-    """The routes of one gateway's dashboard. `wall_clock` is for cookies alone."""
+    """The routes of one gateway's dashboard. `wall_clock` is for cookies only."""
 
-    def __init__(self, opened: OpenGateway, whole: Whole, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, opened: OpenGateway, stats: GatewayStats, *, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._opened = opened
-        self._whole = whole
+        self._stats = stats
         self._wall_clock = wall_clock
         key = opened.settings.admin_key
-        self._session = None if key is None else Session(key.get_secret_value())
-        self._attempts = LoginAttempts(opened.intake.now())
+        self._session = None if key is None else DashboardSession(key.get_secret_value())
+        self._attempts = LoginAttempts(opened.admission.now())
         self._page = _Page("page.html")
         self._login = _Page("login.html")
         self._board = Board()
-        self._seen = b""
-        self._seen_at = -LOOK_SECONDS
+        self._latest = b""
+        self._latest_at = -EVENT_SECONDS
         self._watchers = 0
-        # One look at a time: the others who watch wait for what it sees.
-        self._looking = anyio.Lock()
+        # One watcher computes an event, and the others wait for it.
+        self._computing = anyio.Lock()
 
     def routes(self) -> dict[tuple[str, str], Route]:
-        """Return its handlers by method and path."""
+        """Return the handlers by method and path."""
         return {
             ("GET", "/dashboard"): self._show,
             ("POST", "/dashboard"): self._enter,
@@ -67,10 +69,10 @@ class Dashboard:
         }
 
     async def _show(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        if self._may_look(scope):
+        if self._is_authorized(scope):
             await self._answer(send, 200, self._page)
         elif self._session is None:
-            await self._answer(send, 403, self._login, note="Set KPL_INGEST_ADMIN_KEY, and give that key here.")
+            await self._answer(send, 403, self._login, note="Set KPL_INGEST_ADMIN_KEY, then enter that key here.")
         else:
             await self._answer(send, 401, self._login)
 
@@ -82,16 +84,16 @@ class Dashboard:
         except Refused as refused:
             await send_refusal(send, refused, self._opened.tally)
             return
-        # The body's size bounds the number of fields; a bound of its own would raise.
+        # The size of the body bounds the number of fields; parse_qs's own bound would raise.
         given = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
-        address, now = (scope.get("client") or ("",))[0], self._opened.intake.now()
+        address, now = (scope.get("client") or ("",))[0], self._opened.admission.now()
         wait = self._attempts.wait_seconds(address, now)
         if wait > 0:
-            seconds = math.ceil(wait)
-            note = f"Too many wrong keys; come back in {seconds} s."
-            await self._answer(send, 429, self._login, note=note, headers=[(b"retry-after", b"%d" % seconds)])
+            retry_after = retry_after_header(wait)
+            note = f"Too many wrong keys. Try again in {retry_after[1].decode()} s."
+            await self._answer(send, 429, self._login, note=note, headers=[retry_after])
             return
-        # The server has its own certificate, or says that whoever ended TLS before it is to be believed.
+        # The server has a certificate, or a trusted proxy reports that the client uses TLS.
         is_secure = self._opened.settings.tls_certificate is not None or scope.get("scheme") == "https"
         session = self._session
         cookie = None if session is None else session.begin(given, self._wall_clock(), is_secure=is_secure)
@@ -103,12 +105,13 @@ class Dashboard:
         await self._respond(send, 303, headers, b"")
 
     async def _watch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send one event a second until the client goes, its session is over, or the intake closes."""
-        if not self._may_look(scope):
+        """Send one event a second until the client disconnects, its session expires, or admission closes."""
+        if not self._is_authorized(scope):
             await self._respond(send, 401, [_NO_STORE, (b"content-length", b"0")], b"")
             return
         if self._watchers >= MOST_WATCHERS:
-            await self._respond(send, 503, [(b"retry-after", b"30"), (b"content-length", b"0")], b"")
+            headers = [retry_after_header(_WATCHERS_RETRY_SECONDS), (b"content-length", b"0")]
+            await self._respond(send, 503, headers, b"")
             return
         self._opened.answers[200] += 1
         headers = [(b"content-type", b"text/event-stream"), _NO_STORE, (b"x-accel-buffering", b"no")]
@@ -118,40 +121,36 @@ class Dashboard:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
                 tasks.start_soon(self._until_closed, tasks.cancel_scope)
-                while self._may_look(scope):
+                while self._is_authorized(scope):
                     await send({"type": "http.response.body", "body": await self._event(), "more_body": True})
-                    await anyio.sleep(LOOK_SECONDS)
+                    await anyio.sleep(EVENT_SECONDS)
                 tasks.cancel_scope.cancel()
         finally:
             self._watchers -= 1
-        # A page that was told `closed` waits for the next gateway; one whose session is over asks, and hears 401.
-        last_word = b"event: closed\ndata: {}\n\n" if self._opened.closing.is_set() else b""
-        # Who reads no more must not hold up the shutdown, and a host's server may know no bound of its own.
-        with anyio.move_on_after(LAST_WORD_SECONDS):
-            await send({"type": "http.response.body", "body": last_word})
+        # After the event `closed` the page waits for the next gateway. After the end of its session it gets 401.
+        last_event = b"event: closed\ndata: {}\n\n" if self._opened.closing.is_set() else b""
+        # A client that does not read must not delay the shutdown, and the server may have no time limit.
+        with anyio.move_on_after(CLOSING_EVENT_SECONDS):
+            await send({"type": "http.response.body", "body": last_event})
 
     async def _until_closed(self, watching: anyio.CancelScope) -> None:
         await self._opened.closing.wait()
         watching.cancel()
 
     async def _event(self) -> bytes:
-        """Return the newest event; all who watch see the same."""
-        async with self._looking:
-            now = self._opened.intake.now()
-            # Half a period: timers of several watchers do not fire in step.
-            if now - self._seen_at >= LOOK_SECONDS / 2:
-                self._seen_at = now
-                stats, families = await self._whole.look()
-                samples = [
-                    MetricSample(sample.name, sample.labels, sample.value)
-                    for family in families
-                    for sample in family.samples
-                ]
-                document = self._board.look(Totals(stats.document(), samples), now)
-                self._seen = b"data: " + msgspec.json.encode(document) + b"\n\n"
-            return self._seen
+        """Return the latest event, which is the same for all watchers."""
+        async with self._computing:
+            now = self._opened.admission.now()
+            # Half a period, because the timers of several watchers do not fire at the same time.
+            if now - self._latest_at >= EVENT_SECONDS / 2:
+                self._latest_at = now
+                stats, families = await self._stats.totals()
+                samples = (sample for family in families for sample in family.samples)
+                document = self._board.update(stats.with_busiest_tenants(), samples, now)
+                self._latest = b"data: " + msgspec.json.encode(document) + b"\n\n"
+            return self._latest
 
-    def _may_look(self, scope: Scope) -> bool:
+    def _is_authorized(self, scope: Scope) -> bool:
         if not self._opened.directory.verifies:
             return True
         headers = dict(scope["headers"])
@@ -182,7 +181,7 @@ class Dashboard:
 
 
 class _Page:
-    """A file of this package, and the policy that lets its own script and style run and nothing else."""
+    """An HTML file of this package, and the policy that allows only its own script and style."""
 
     __slots__ = ("html", "policy")
 

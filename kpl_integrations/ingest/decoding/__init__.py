@@ -1,4 +1,4 @@
-"""From a request's bytes to user records: pure, bounded, and every fault named with its place."""
+"""Decode request bodies into user records. Pure functions with bounded memory; every error names its place."""
 
 from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal, RecordProblem
 from kpl_integrations.ingest.decoding.inflate import inflate

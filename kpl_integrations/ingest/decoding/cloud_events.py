@@ -1,23 +1,29 @@
-"""CloudEvents 1.0 over HTTP, in all three modes; each event is one record, in the JSON event format.
+"""CloudEvents 1.0 over HTTP, in all three modes. Each event becomes one record in the JSON event format.
 
-Structured and batched events stay the JSON text they came as. A binary one, whose attributes are headers,
-is written as such a text, because a Kinesis record has no headers: JSON data as it is, text as a
-string, anything else in data_base64 (CloudEvents JSON event format 1.0.2, section 3.1).
+Structured and batched events keep their JSON text. A binary event has its attributes in headers. A Kinesis
+record has no headers, so a binary event is converted to JSON: JSON data as it is, text as a string, other data
+in data_base64 (CloudEvents JSON event format 1.0.2, section 3.1).
 
 The partition key is the attribute `partitionkey` (CloudEvents partitioning extension).
 """
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 import pybase64
 
 from kpl_core import UserRecord
-from kpl_integrations.ingest.decoding.checked_record import checked_record
-from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal, RecordProblem
+from kpl_integrations.ingest.decoding.decoded import (
+    Decoded,
+    DecodeLimits,
+    DecodeRefusal,
+    NeighbourKeys,
+    RecordProblem,
+    checked_record,
+)
 from kpl_integrations.ingest.decoding.json_records import require_count
 from kpl_integrations.ingest.decoding.json_text import (
     MALFORMED,
@@ -27,67 +33,72 @@ from kpl_integrations.ingest.decoding.json_text import (
     printable,
     require_utf8,
 )
-from kpl_integrations.ingest.decoding.partition_keys import NeighbourKeys
 
-__all__ = ["batched_events", "binary_event", "is_binary_mode", "structured_event"]
+__all__ = ["CloudEvent", "batched_events", "binary_event", "is_binary_mode", "structured_event"]
 
 _PREFIX: Final = "ce-"
 _ANY_FORMAT: Final = "application/cloudevents"
 _VERSION: Final = "1.0"
 # "CloudEvents attribute names MUST consist of lower-case letters or digits" (1.0.2, naming conventions)
 _NAME: Final = re.compile(r"[a-z0-9]+")
-# Of the format, or said by Content-Type.
+# Members of the JSON format, and the attribute that Content-Type carries.
 _NOT_HEADERS: Final = frozenset({"data", "data_base64", "datacontenttype"})
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
 
 
-class _Event(msgspec.Struct, gc=False):
-    """What every event must have, and what decides where it goes; the rest is its own business."""
+_Attribute = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1, "pattern": "^[ -~]+$"})]
 
-    specversion: str
-    id: str
-    source: str
-    type: str
-    partitionkey: str | None = None
-    data: msgspec.Raw = msgspec.Raw()
+
+class CloudEvent(msgspec.Struct, gc=False):
+    """The required attributes, the partition key and the data; extension attributes are not checked.
+
+    `Meta(extra_json_schema=...)` is for OpenAPI; it checks nothing.
+    """
+
+    specversion: Annotated[str, msgspec.Meta(extra_json_schema={"const": _VERSION})]
+    id: _Attribute
+    source: _Attribute
+    type: _Attribute
+    partitionkey: Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1, "maxLength": 256})] | None = None
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     data_base64: str | None = None
 
 
-_EVENT: Final = msgspec.json.Decoder(_Event)
+_EVENT: Final = msgspec.json.Decoder(CloudEvent)
 _EVENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def is_binary_mode(content_type: str, headers: Mapping[str, str]) -> bool:
-    """Say whether the attributes of an event are in the headers (lower-case names).
+    """Return True if the attributes of an event are in the headers (lower-case names).
 
-    The content type says it first: a structured event may carry the same headers once more (HTTP binding 1.0.2,
-    sections 3 and 3.2.2), and one in a format that is not known here is refused, not wrapped as data.
+    The content type decides first. A structured event may repeat its attributes as headers (HTTP binding 1.0.2,
+    sections 3 and 3.2.2). An event in an unknown format is rejected and not wrapped as data.
     """
     return "ce-specversion" in headers and not content_type.lstrip().lower().startswith(_ANY_FORMAT)
 
 
 def structured_event(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
-    """Return the record of application/cloudevents+json: the body as it came.
+    """Return the record of application/cloudevents+json: the unchanged body.
 
     Raises:
-        DecodeRefusal: it is no JSON in UTF-8.
+        DecodeRefusal: it is not JSON in UTF-8.
     """
     require_utf8(body)
     try:
         _EVENT.decode(body)
     except msgspec.ValidationError:
-        pass  # the event's problem, told below
+        pass  # reported below as a problem of the event
     except MALFORMED as error:
         raise malformed(error) from None
     return _decoded([body], limits, keys)
 
 
 def batched_events(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
-    """Return the records of application/cloudevents-batch+json: each event's text as it came.
+    """Return the records of application/cloudevents-batch+json: each event's unchanged text.
 
     Raises:
-        DecodeRefusal: it is no JSON array in UTF-8, is empty, or has too many events.
+        DecodeRefusal: it is not a JSON array in UTF-8, is empty, or has too many events.
     """
     require_utf8(body)
     try:
@@ -106,14 +117,17 @@ def binary_event(
     """Return the record of an event whose attributes are `ce-` headers (lower-case names).
 
     Raises:
-        DecodeRefusal: an attribute's value is no UTF-8, or JSON data is no JSON.
+        DecodeRefusal: an attribute's value is not UTF-8, or data with a JSON content type is not JSON.
     """
     members: dict[str, object] = {}
     for name, value in headers.items():
         if name.startswith(_PREFIX):
             attribute = name.removeprefix(_PREFIX)
             if _NAME.fullmatch(attribute) is None or attribute in _NOT_HEADERS:
-                detail = f"{printable(name)} is no attribute; a name is lower-case letters and digits, data is the body"
+                detail = (
+                    f"{printable(name)} is not an attribute; a name has lower-case letters and digits, and data is "
+                    f"the body"
+                )
                 return Decoded([], [RecordProblem(0, printable(name), detail)])
             members[attribute] = _attribute(name, value)
     if content_type:
@@ -129,10 +143,10 @@ def _attribute(name: str, value: str) -> str:
     if quoted is not None:
         value = _ESCAPED.sub(r"\1", quoted.group(1))
     try:
-        # As the HTTP binding says (1.0.2, section 3.1.3.2); a server hands header values on as Latin-1.
+        # HTTP binding 1.0.2, section 3.1.3.2. The server decodes header values as Latin-1.
         return unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeError:
-        detail = f"{name} is no UTF-8; percent-encode its UTF-8 bytes"
+        detail = f"{name} is not UTF-8; percent-encode its UTF-8 bytes"
         raise DecodeRefusal(400, "encoding", detail, index=0, field=name) from None
 
 
@@ -149,7 +163,7 @@ def _data_member(content_type: str, body: bytes) -> tuple[str, object]:
         try:
             return "data", body.decode()
         except UnicodeDecodeError:
-            pass  # another charset: its bytes are what counts
+            pass  # another charset: keep the bytes
     return "data_base64", pybase64.b64encode(body).decode()
 
 
@@ -174,13 +188,13 @@ def _record(text: bytes, index: int, limits: DecodeLimits, keys: NeighbourKeys) 
         if not getattr(event, name):
             return RecordProblem(index, name, f"{name} is empty; every event needs one")
     if event.specversion != _VERSION:
-        detail = f"specversion is {printable(event.specversion)!r}; this is {_VERSION}"
+        detail = f"specversion is {printable(event.specversion)!r}; send {_VERSION}"
         return RecordProblem(index, "specversion", detail)
     if event.data_base64 is not None and bytes(event.data):
         return RecordProblem(index, "data_base64", "the event has data and data_base64; send one of them")
     key = keys.deal() if event.partitionkey is None else event.partitionkey
     made = checked_record(UserRecord(key, text), index, limits, key_field="partitionkey")
-    # Only of what is not too large: to look takes a while.
+    # Skip the depth check for events that are rejected anyway.
     if isinstance(made, UserRecord) and is_deeper_than(limits.max_depth, text):
-        return RecordProblem(index, "$", f"the event stands more than {limits.max_depth} deep; flatten it")
+        return RecordProblem(index, "$", f"the event is nested more than {limits.max_depth} deep; flatten it")
     return made

@@ -1,21 +1,37 @@
-"""What decoding a request gives: user records, what is wrong with the others, or one refusal of it all."""
+"""The results of decoding a request, the check of one record, and partition keys for records that have none."""
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
-from kpl_core import UserRecord
+from kpl_core import InvalidUserRecord, UserRecord
 from kpl_core.options.kinesis_limits import DEFAULT_MAX_RECORD_BYTES
 from kpl_core.records.aggregated_record import MAGIC
+from kpl_core.records.hash_key import parse_explicit_hash_key
+from kpl_core.records.user_record import encode_partition_key, require_size
 
-__all__ = ["DecodeLimits", "DecodeRefusal", "Decoded", "RecordProblem", "is_aggregated"]
+__all__ = [
+    "RECORDS_PER_KEY",
+    "DecodeLimits",
+    "DecodeRefusal",
+    "Decoded",
+    "NeighbourKeys",
+    "RecordProblem",
+    "checked_record",
+    "is_aggregated",
+    "random_partition_key",
+]
+
+RECORDS_PER_KEY: Final = 100
 
 
 class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request may ask for.
+    """Bounds of one request.
 
-    `max_record_bytes` bounds partition key (as UTF-8) and data of one record together, as Kinesis
-    does; `max_depth` how deep objects and arrays may stand inside one another.
+    `max_record_bytes` bounds the partition key (as UTF-8) and the data of one record together, as Kinesis
+    does. `max_depth` bounds how deep JSON objects and arrays are nested.
     """
 
     max_records: int = 10_000
@@ -24,7 +40,7 @@ class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordProblem(msgspec.Struct, frozen=True, gc=False):
-    """Why one record cannot be taken: its place in the request (from 0), the field, one sentence."""
+    """Why one record is rejected: its index in the request (from 0), the field, and one sentence."""
 
     index: int
     field: str
@@ -32,13 +48,13 @@ class RecordProblem(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False):
-    """The user records of a request in its order, without those that `problems` name.
+    """The valid user records of a request, in request order, and the problems of the others.
 
-    Each record satisfies `kpl_core.records.user_record.check_user_record` within the limits. Flow and tier are
-    left to whoever knows the tenant.
+    Each record passes `kpl_core.records.user_record.check_user_record` within the limits. The caller adds flow
+    and tier.
 
-    `holds_aggregates`: a client that is itself a KPL producer sent aggregated records. They must travel as they
-    are: inside another aggregated record no consumer would look for them.
+    `holds_aggregates` is True if the client is a KPL producer and sent aggregated records. These must not be
+    aggregated again: consumers de-aggregate only once.
     """
 
     records: list[UserRecord]
@@ -46,21 +62,16 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     holds_aggregates: bool = False
 
     def positions(self) -> list[int]:
-        """Return the place in the request of each of `records`."""
+        """Return the request index of each of `records`."""
         bad = {problem.index for problem in self.problems}
         return [index for index in range(len(self.records) + len(bad)) if index not in bad]
 
 
-def is_aggregated(records: Iterable[UserRecord]) -> bool:
-    """Say whether one of these begins as an aggregated record of the KPL does (no text does)."""
-    return any(record.data.startswith(MAGIC) for record in records)
-
-
 class DecodeRefusal(Exception):  # noqa: N818 - reads as a sentence where it is raised
-    """The request as a whole cannot be decoded: answer `status` (400, 413 or 415).
+    """The whole request cannot be decoded. Answer with `status` (400, 413 or 415).
 
-    `code` is a word for programs (malformed, truncated, encoding, too-deep, too-large, too-many-records,
-    unsupported-media-type, unsupported-content-encoding), `detail` a sentence for people. `index` and
+    `code` is for programs: malformed, truncated, encoding, too-deep, too-large, too-many-records,
+    unsupported-media-type or unsupported-content-encoding. `detail` is a sentence for people. `index` and
     `field` are set where they are known.
     """
 
@@ -73,3 +84,52 @@ class DecodeRefusal(Exception):  # noqa: N818 - reads as a sentence where it is 
         self.detail = detail
         self.index = index
         self.field = field
+
+
+def checked_record(
+    record: UserRecord, index: int, limits: DecodeLimits, *, key_field: str = "partition_key"
+) -> UserRecord | RecordProblem:
+    """Return `record`, or the reason why Kinesis would reject it; `key_field` is the client's name of the key."""
+    field = key_field
+    try:
+        key = encode_partition_key(record.partition_key)
+        if record.explicit_hash_key is not None:
+            field = "explicit_hash_key"
+            parse_explicit_hash_key(record.explicit_hash_key)
+        field = "data"
+        require_size(len(key), len(record.data), max_record_bytes=limits.max_record_bytes)
+    except InvalidUserRecord as error:
+        return RecordProblem(index, field, str(error))
+    return record
+
+
+def is_aggregated(records: Iterable[UserRecord]) -> bool:
+    """Return True if one of the records starts with the magic bytes of an aggregated KPL record; no text does."""
+    return any(record.data.startswith(MAGIC) for record in records)
+
+
+def random_partition_key() -> str:
+    """Return 64 random bits as 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+class NeighbourKeys:
+    """Partition keys for the records of one request that have none.
+
+    Up to 100 successive records share a random key. They stay together and in order, and requests still spread
+    evenly over the shards. A key for each record would scatter one request over all shards.
+    """
+
+    __slots__ = ("_dealt", "_key", "_new_key")
+
+    def __init__(self, new_key: Callable[[], str]) -> None:
+        self._new_key = new_key
+        self._key = ""
+        self._dealt = 0
+
+    def deal(self) -> str:
+        """Return the key of the next record without one."""
+        if self._dealt % RECORDS_PER_KEY == 0:
+            self._key = self._new_key()
+        self._dealt += 1
+        return self._key

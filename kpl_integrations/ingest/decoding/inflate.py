@@ -1,4 +1,4 @@
-"""Content-Encoding: a body of at most so many bytes, however small it came."""
+"""Decode Content-Encoding (gzip, zstd) with a bound on the decompressed size."""
 
 import zlib
 from typing import Final
@@ -10,12 +10,12 @@ from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 __all__ = ["inflate"]
 
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
-# RFC 8878: what a decoder should support (3.1.1.1.2); a frame that wants more wants our memory.
+# The window that a decoder should support (RFC 8878, 3.1.1.1.2). A larger one would cost memory.
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
-# A block of 4 bytes can stand for 128 KiB of one byte (3.1.1.2), so a byte for at most this many.
+# A block of 4 bytes can expand to 128 KiB (RFC 8878, 3.1.1.2), so one byte expands to at most this many.
 _ZSTD_EXPANSION: Final = 32 * 1024
 _ZSTD_LEAST_PIECE: Final = 64
-# One is usual, some tools write several; each costs a decoder of its own.
+# One member is usual and some tools write several. Each costs a decoder of its own.
 _MOST_MEMBERS: Final = 100
 _GZIP: Final = "gzip"
 # "A recipient SHOULD consider x-gzip to be equivalent to gzip" (RFC 9110, section 8.4.1.3).
@@ -27,17 +27,17 @@ _NOT_ENCODED: Final = frozenset({"", "identity"})
 
 
 def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: int) -> bytes:
-    """Return the decoded body of a request with that `Content-Encoding`: none, gzip or zstd.
+    """Return the decoded body of a request with this `Content-Encoding`: none, gzip or zstd.
 
-    It is a list (RFC 9110, sections 5.6.1 and 8.4): empty elements count for nothing, as `identity` does. More than
-    one coding is refused, never half undone: nobody packs a packed body on purpose.
+    The field is a list (RFC 9110, sections 5.6.1 and 8.4). Empty elements and `identity` are ignored. More than
+    one coding is rejected; no client compresses a body twice on purpose.
 
-    Memory is bounded by twice `max_inflated_bytes`, whatever the body claims. Several gzip members or
+    Memory is bounded by twice `max_inflated_bytes`, for all sizes that the body declares. Several gzip members or
     zstd frames may follow one another.
 
     Raises:
-        DecodeRefusal: 413 for more bytes than that, 415 for another encoding, 400 for a body that is
-            truncated, damaged or followed by something else.
+        DecodeRefusal: 413 if the result is larger, 415 for another encoding, 400 for a body that is
+            truncated, damaged or followed by other bytes.
     """
     listed = [coding.strip().lower() for coding in (content_encoding or "").split(",")]
     codings = [coding for coding in listed if coding not in _NOT_ENCODED]
@@ -63,7 +63,7 @@ def _gunzip(body: bytes, most: int) -> bytes:
             raise _damaged(_GZIP, _TOO_MANY)
         member = zlib.decompressobj(_GZIP_WINDOW)
         try:
-            # One byte more than allowed is enough to know.
+            # One byte above the bound is enough to detect that the body is too large.
             part = member.decompress(rest, room + 1)
         except zlib.error as error:
             raise _damaged(_GZIP, str(error)) from None
@@ -90,7 +90,7 @@ def _unzstd(body: bytes, most: int) -> bytes:
         while not frame.eof:
             if at >= len(body):
                 raise _damaged(_ZSTD, _TOO_EARLY)
-            # There is no bound on what a call may give, only on what it is given.
+            # zstandard cannot bound the output of a call, so bound its input.
             piece = body[at : at + max(_ZSTD_LEAST_PIECE, room // _ZSTD_EXPANSION)]
             at += len(piece)
             try:
@@ -110,4 +110,4 @@ def _too_large(most: int) -> DecodeRefusal:
 
 
 def _damaged(encoding: str, said: str) -> DecodeRefusal:
-    return DecodeRefusal(400, "encoding", f"the body cannot be decoded as {encoding}: {said}; send it again whole")
+    return DecodeRefusal(400, "encoding", f"the body cannot be decoded as {encoding}: {said}; send all of it again")

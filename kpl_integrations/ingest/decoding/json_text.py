@@ -1,4 +1,4 @@
-"""Questions about JSON text that the decoder leaves open, and its errors in words of our own."""
+"""Checks of JSON text that msgspec does not make, and msgspec's errors as messages for clients."""
 
 import re
 from itertools import accumulate
@@ -10,12 +10,12 @@ from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 
 __all__ = ["MALFORMED", "is_deeper_than", "malformed", "mismatch", "printable", "require_utf8"]
 
-# What the decoder raises for a text that is no JSON, or not of the wanted shape.
+# The exceptions of the decoder for text that is not JSON or has the wrong shape.
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# A piece of this size may fall into as many parts.
+# Bytes scanned at a time, which bounds the memory of the split below.
 _PIECE_BYTES: Final = 65_536
-# What a bracket adds to the level.
+# The change of the nesting level at each bracket.
 _STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(_STEPS))
 _AT: Final = re.compile(r" - at `(.*)`$", re.DOTALL)
@@ -26,29 +26,29 @@ _MOST_SAID: Final = 200
 
 
 def printable(text: str) -> str:
-    """Return `text`, which others chose, fit for a log line: short, and without control characters."""
+    """Return text from a client in a form that is safe in a log line: short, without control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_MOST_SAID])
 
 
 def require_utf8(body: bytes) -> None:
-    """Check once what the decoder does not check in values it leaves as they are.
+    """Check that the body is UTF-8. The decoder does not check values that it keeps as raw JSON.
 
     Raises:
-        DecodeRefusal: a byte that is no UTF-8.
+        DecodeRefusal: a byte is not UTF-8.
     """
     if not body.isascii():
         try:
             body.decode()
         except UnicodeDecodeError as error:
-            detail = f"byte {error.start} of the body is no UTF-8; encode JSON as UTF-8"
+            detail = f"byte {error.start} of the body is not UTF-8; encode JSON as UTF-8"
             raise DecodeRefusal(400, "encoding", detail) from None
 
 
 def is_deeper_than(depth: int, text: bytes) -> bool:
-    """Say whether objects and arrays of a valid JSON text stand more than `depth` deep."""
+    """Return True if objects and arrays of a valid JSON text are nested more than `depth` deep."""
     if text.count(b"[") + text.count(b"{") <= depth:
         return False
-    # Without those that are escaped, every other quotation mark ends a string.
+    # Once escaped quotation marks are removed, every second one ends a string.
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     level = in_string = 0
     for start in range(0, len(unescaped), _PIECE_BYTES):
@@ -63,21 +63,21 @@ def is_deeper_than(depth: int, text: bytes) -> bool:
 
 
 def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:
-    """Return the refusal for one of `MALFORMED` that is no mismatch of shape."""
+    """Return the refusal for one of `MALFORMED` that is not a mismatch of shape."""
     if isinstance(error, RecursionError):
-        return DecodeRefusal(400, "too-deep", "the JSON stands too deep; flatten it", index=index, field="$")
+        return DecodeRefusal(400, "too-deep", "the JSON is nested too deep; flatten it", index=index, field="$")
     if isinstance(error, UnicodeDecodeError):
-        detail = f"the JSON holds bytes that are no UTF-8: {error.reason}"
+        detail = f"the JSON contains bytes that are not UTF-8: {error.reason}"
         return DecodeRefusal(400, "encoding", detail, index=index, field="$")
     said = str(error)
     if "truncated" in said:
-        return DecodeRefusal(400, "truncated", "the JSON ends too early; send it whole", index=index, field="$")
-    detail = f"this is no JSON: {printable(said.removeprefix('JSON is malformed: '))}"
+        return DecodeRefusal(400, "truncated", "the JSON ends too early; send all of it", index=index, field="$")
+    detail = f"this is not JSON: {printable(said.removeprefix('JSON is malformed: '))}"
     return DecodeRefusal(400, "malformed", detail, index=index, field="$")
 
 
 def mismatch(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the field a mismatch of shape is at ("$" for the whole), and what is wrong with it."""
+    """Return the field that has the wrong shape ("$" for the whole), and what is wrong with it."""
     said = str(error)
     at = _AT.search(said)
     path = at.group(1).removeprefix("$").removeprefix(".") if at else ""

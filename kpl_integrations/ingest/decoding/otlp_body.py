@@ -1,8 +1,8 @@
-"""OTLP/HTTP bodies: what was sent is what is stored, looked into only as far as it must be.
+"""Split OTLP/HTTP bodies into records without changing their bytes.
 
-An export request of any signal is a list of resources' data: field 1 in protobuf, one array in JSON. A body
-that fits one Kinesis record becomes one, byte for byte. A larger one is cut between resources, and each part is an
-export request again, which any OTLP decoder reads. (opentelemetry-proto 1.x, collector/*/v1; OTLP
+An export request of any signal is a list of resource data: field 1 in protobuf, one array in JSON. A body that
+fits into one Kinesis record becomes one record, byte for byte. A larger body is split between resources; each
+part is again an export request that any OTLP decoder reads. (opentelemetry-proto 1.x, collector/*/v1; OTLP
 specification 1.x, "OTLP/HTTP".)
 """
 
@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 
 from kpl_core import UserRecord
-from kpl_integrations.ingest.decoding.checked_record import checked_record
-from kpl_integrations.ingest.decoding.decoded import DecodeLimits, DecodeRefusal, RecordProblem
+from kpl_integrations.ingest.decoding.decoded import DecodeLimits, DecodeRefusal, RecordProblem, checked_record
 from kpl_integrations.ingest.decoding.json_text import (
     MALFORMED,
     is_deeper_than,
@@ -28,7 +27,7 @@ __all__ = ["JSON", "PROTOBUF", "RESOURCES", "otlp_records"]
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 
-# Signal, and the JSON name of field 1.
+# The JSON name of field 1, by signal.
 RESOURCES: Final = {"logs": "resourceLogs", "metrics": "resourceMetrics", "traces": "resourceSpans"}
 
 # Wire types: varint, 64 bits, length-delimited, 32 bits (protobuf, "Encoding").
@@ -42,14 +41,14 @@ _LONGEST_VARINT: Final = 10
 def otlp_records(
     signal: str, media_type: str, body: bytes, *, limits: DecodeLimits, partition_key: str
 ) -> list[UserRecord]:
-    """Return the user records of an export request, none for an empty one; all have the same partition key.
+    """Return the user records of an export request, all with the same partition key; none for an empty request.
 
     `media_type` is "application/x-protobuf" or "application/json", `signal` "logs", "metrics" or "traces".
 
     Raises:
-        DecodeRefusal: 400 if it cannot be decoded, 413 if the data of one resource alone is too large.
+        DecodeRefusal: 400 if it cannot be decoded, 413 if the data of a single resource is too large.
     """
-    # The key first: it is wrong with nothing to store too.
+    # Check the key first: an invalid key is an error for an empty request too.
     _checked(UserRecord(partition_key, b""), limits)
     room = limits.max_record_bytes - len(partition_key.encode())
     parts = _protobuf_parts(body, limits) if media_type == PROTOBUF else _json_parts(signal, body, limits)
@@ -68,7 +67,7 @@ def _checked(record: UserRecord, limits: DecodeLimits) -> UserRecord:
 
 
 def _protobuf_parts(body: bytes, limits: DecodeLimits) -> list[bytes]:
-    """Return the fields that are resources' data, each with its tag."""
+    """Return the fields with resource data, each with its tag."""
     parts: list[bytes] = []
     at = fields = 0
     while at < len(body):
@@ -96,7 +95,7 @@ def _protobuf_parts(body: bytes, limits: DecodeLimits) -> list[bytes]:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at `at`, and where it ends."""
+    """Return the varint that starts at `at`, and the position after it."""
     value = shift = 0
     for position in range(at, min(at + _LONGEST_VARINT, len(body))):
         value |= (body[position] & 0x7F) << shift
@@ -107,33 +106,33 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _no_protobuf(at: int) -> DecodeRefusal:
-    detail = f"the body is no export request in protobuf: byte {at} begins no whole field"
+    detail = f"the body is not an export request in protobuf: no complete field starts at byte {at}"
     return DecodeRefusal(400, "malformed", detail, field="$")
 
 
 def _json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
-    """Return the texts of the elements of the one array there is."""
+    """Return the text of each element of the request's array."""
     require_utf8(body)
     try:
         members = _MEMBERS.decode(body)
         name = RESOURCES[signal]
         texts = _TEXTS.decode(members[name]) if name in members else []
     except msgspec.ValidationError as error:
-        detail = f"the body is no export request in JSON: {mismatch(error)[1]}"
+        detail = f"the body is not an export request in JSON: {mismatch(error)[1]}"
         raise DecodeRefusal(400, "malformed", detail, field="$") from None
     except MALFORMED as error:
         raise malformed(error) from None
     _require_count(len(texts), limits)
     if is_deeper_than(limits.max_depth, body):
-        raise DecodeRefusal(400, "too-deep", f"the JSON stands more than {limits.max_depth} deep; flatten it")
+        raise DecodeRefusal(400, "too-deep", f"the JSON is nested more than {limits.max_depth} deep; flatten it")
     if members and name not in members:
-        # Of another signal, or with names of another spelling: it would be stored and never found.
+        # Another signal, or names in another spelling. Consumers would never find this data.
         detail = f"{name} is missing; the body has {printable(', '.join(sorted(members)))}"
         raise DecodeRefusal(400, "malformed", detail, field=name)
     parts = [bytes(text) for text in texts]
     for index, part in enumerate(parts):
         if not part.startswith(b"{"):
-            raise DecodeRefusal(400, "malformed", f"{name}[{index}] is no object", index=index, field=name)
+            raise DecodeRefusal(400, "malformed", f"{name}[{index}] is not an object", index=index, field=name)
     return parts
 
 
@@ -149,19 +148,19 @@ def _require_count(count: int, limits: DecodeLimits) -> None:
 
 def _in_envelope(signal: str, media_type: str) -> Callable[[Sequence[bytes]], bytes]:
     if media_type == PROTOBUF:
-        # Fields stand beside one another: a message is as many of them as one likes.
+        # A protobuf message is a concatenation of fields.
         return b"".join
     opening = f'{{"{RESOURCES[signal]}":['.encode()
     return lambda parts: opening + b",".join(parts) + b"]}"
 
 
 def _joined(parts: list[bytes], room: int, in_envelope: Callable[[Sequence[bytes]], bytes]) -> Iterator[bytes]:
-    """Join successive parts as long as they fit."""
+    """Join successive parts as long as they fit into `room` bytes."""
     envelope_bytes = len(in_envelope([]))
     taken: list[bytes] = []
     size = envelope_bytes
     for part in parts:
-        # A comma at most between two.
+        # One byte for the comma between two parts.
         if taken and size + len(part) + 1 > room:
             yield in_envelope(taken)
             taken, size = [], envelope_bytes

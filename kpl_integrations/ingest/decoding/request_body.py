@@ -1,4 +1,4 @@
-"""Which decoder a request's content type asks for."""
+"""Choose the decoder of a request by its content type."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -10,18 +10,26 @@ from kpl_integrations.ingest.decoding.cloud_events import (
     is_binary_mode,
     structured_event,
 )
-from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal
+from kpl_integrations.ingest.decoding.decoded import (
+    Decoded,
+    DecodeLimits,
+    DecodeRefusal,
+    NeighbourKeys,
+    RecordProblem,
+    checked_record,
+    is_aggregated,
+    random_partition_key,
+)
 from kpl_integrations.ingest.decoding.json_records import (
+    PlainRecord,
     json_body,
     ndjson_body,
     plain_json,
     plain_ndjson,
+    plain_pairs,
     require_count,
 )
 from kpl_integrations.ingest.decoding.json_text import printable
-from kpl_integrations.ingest.decoding.partition_keys import NeighbourKeys, random_partition_key
-from kpl_integrations.ingest.decoding.raw_bytes import octet_stream_body
-from kpl_integrations.ingest.decoding.wire_record import PlainRecord, plain_pairs
 
 __all__ = ["CONTENT_TYPES", "decode", "decode_plain"]
 
@@ -38,22 +46,25 @@ _PLAIN: Final[dict[str, Callable[[bytes], list[PlainRecord] | None]]] = {
     "application/x-ndjson": plain_ndjson,
 }
 _OCTET_STREAM: Final = "application/octet-stream"
+_KEY_HEADER: Final = "x-partition-key"
+_HASH_KEY_HEADER: Final = "x-explicit-hash-key"
 _UTF_8: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 
-# What a request may be, for OpenAPI and for refusals.
+# The accepted content types, for OpenAPI and for error messages.
 CONTENT_TYPES: Final = (*_BY_MEDIA_TYPE, _OCTET_STREAM)
 
 
 def decode_plain(content_type: str, body: bytes, limits: DecodeLimits) -> list[tuple[str, bytes]] | None:
-    """Return the pairs of partition key and data of a request that holds nothing else, as nearly all do.
+    """Return the pairs of partition key and data of a request whose records have only these two members.
 
-    None: it holds more, or something is wrong with it, or it is large; `decode` tells, with `is_plain` False.
+    Returns None if a record has other members, if the request is invalid, or if it is large. Then call `decode`
+    with `is_plain=False`.
 
     Raises:
-        DecodeRefusal: it has no records, or too many.
+        DecodeRefusal: it has no records or too many.
     """
     decoder = _PLAIN.get(content_type)
-    # A body that is no larger than a record may be has none that is.
+    # A body within the size limit of one record cannot contain a record above it.
     if decoder is None or len(body) > limits.max_record_bytes:
         return None
     plain = decoder(body)
@@ -72,24 +83,24 @@ def decode(
     new_key: Callable[[], str] = random_partition_key,
     is_plain: bool = True,
 ) -> Decoded:
-    """Return the user records of a request's body, inflated already.
+    """Return the user records of a request's body. The body is already decompressed.
 
-    `headers` are by lower-case name, their values decoded as Latin-1. Records without a partition key get
-    one of `new_key`, which up to 100 neighbours in a request share. `is_plain` False: `decode_plain` was asked.
+    `headers` has lower-case names and values decoded as Latin-1. Records without a partition key get one from
+    `new_key`; up to 100 successive records share it. Pass `is_plain=False` if `decode_plain` returned None.
 
     Raises:
-        DecodeRefusal: the request as a whole is of another type, no text of its type, empty or too large.
+        DecodeRefusal: the content type is unknown, or the body is malformed, empty or too large.
     """
     keys = NeighbourKeys(new_key)
     if is_binary_mode(content_type, headers):
         return binary_event(content_type, body, limits, headers, keys)
-    # A lookup for the one spelling nearly all clients use.
+    # Most clients send this exact spelling, so one lookup finds it.
     if content_type in _BY_MEDIA_TYPE:
         return _decoded(content_type, body, limits, keys, is_plain=is_plain)
     media_type, _, parameters = content_type.partition(";")
     media_type = media_type.strip().lower()
     if media_type == _OCTET_STREAM:
-        return octet_stream_body(body, limits, headers, keys)
+        return _octet_stream_body(body, limits, headers, keys)
     if media_type not in _BY_MEDIA_TYPE:
         detail = f"Content-Type is {printable(content_type)!r}; send one of {', '.join(CONTENT_TYPES)}"
         raise DecodeRefusal(415, "unsupported-media-type", detail)
@@ -110,3 +121,23 @@ def _require_charset(parameters: str) -> None:
         if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in _UTF_8:
             detail = f"the charset is {printable(value.strip())!r}; send JSON as UTF-8"
             raise DecodeRefusal(415, "unsupported-media-type", detail)
+
+
+def _octet_stream_body(body: bytes, limits: DecodeLimits, headers: Mapping[str, str], keys: NeighbourKeys) -> Decoded:
+    """Return the one record of application/octet-stream; `X-Partition-Key` (UTF-8) has its key.
+
+    Raises:
+        DecodeRefusal: the header is not UTF-8.
+    """
+    key = headers.get(_KEY_HEADER)
+    try:
+        # The server decodes header values as Latin-1, which loses no bytes.
+        partition_key = keys.deal() if key is None else key.encode("latin-1").decode()
+    except UnicodeError:
+        detail = "X-Partition-Key is not UTF-8; encode it as UTF-8"
+        raise DecodeRefusal(400, "encoding", detail, index=0, field="X-Partition-Key") from None
+    record = UserRecord(partition_key, body, headers.get(_HASH_KEY_HEADER))
+    made = checked_record(record, 0, limits, key_field="X-Partition-Key")
+    if isinstance(made, RecordProblem):
+        return Decoded([], [made])
+    return Decoded([made], [], is_aggregated([made]))

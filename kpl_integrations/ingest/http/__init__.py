@@ -1,1 +1,1 @@
-"""Answers, problems, bodies, header fields and connection bounds."""
+"""HTTP: request heads and bodies, answers and problems, bounds of connections, listening sockets."""

@@ -1,10 +1,8 @@
-"""The sockets that the gateway listens on: one for one process, or one for each of several on the same port.
+"""The listening sockets of the gateway, and the check of its TLS files.
 
-On Linux each worker has a socket of its own and the kernel deals out new connections among them (SO_REUSEPORT). Whoever
-starts the workers keeps all sockets open: connections that were dealt to a worker that died wait for the one that takes
-its place. Elsewhere the workers share one socket.
-
-Files for TLS are looked at before anything listens.
+A single process has one socket. On Linux each worker has its own socket on the same port, and the kernel distributes
+new connections over them (SO_REUSEPORT). The supervisor keeps all sockets open, so connections of a dead worker wait
+for its replacement. On other systems the workers share one socket.
 """
 
 import socket
@@ -21,18 +19,18 @@ BACKLOG: Final = 2_048
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket's beginning, bound; OSError if the address cannot be had."""
+    """Return a bound socket that does not listen yet; raises OSError if the address is not available."""
     return _bound(host, port, is_shared=False)
 
 
 def shared_socket(host: str, port: int) -> socket.socket:
-    """Return one more for a port of `listening_sockets`, bound, not listening; OSError if it cannot be had; Linux."""
+    """Return one more bound socket for a port of `listening_sockets`; Linux only; raises OSError."""
     return _bound(host, port, is_shared=True)
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
-    """Return `count` sockets that listen on one port; OSError if the address cannot be had."""
-    # Alone first: sharing the port would also let in a second gateway of the same user, which is a mistake.
+    """Return `count` sockets that listen on one port; raises OSError if the address is not available."""
+    # Bind exclusively first. A shared port would admit a second gateway of the same user, which is a mistake.
     with _bound(host, port, is_shared=False) as first:
         port = first.getsockname()[1]
         if sys.platform != "linux":
@@ -51,7 +49,7 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def require_certificate(certificate: Path, key: Path) -> None:
-    """Raise ConfigError, in a sentence, unless TLS can be served with this certificate chain and its private key."""
+    """Raise ConfigError unless this certificate chain and its private key can serve TLS."""
     for name, path in (("tls_certificate", certificate), ("tls_key", key)):
         try:
             path.open("rb").close()
@@ -60,15 +58,15 @@ def require_certificate(certificate: Path, key: Path) -> None:
             raise ConfigError(message) from error
 
     def refuse_password() -> str:
-        # OpenSSL itself would ask for it on the terminal, and a service would wait there for ever.
-        message = f"tls_key {key} is encrypted, and a server has nobody to ask for its password; give it decrypted"
+        # OpenSSL would ask for the password on the terminal and block a service.
+        message = f"tls_key {key} is encrypted, and a server cannot ask for its password; give a decrypted key"
         raise ConfigError(message)
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
     except ssl.SSLError as error:
         message = (
-            f"tls_certificate {certificate} and tls_key {key} cannot be used ({error.reason or 'no PEM'}); "
+            f"tls_certificate {certificate} and tls_key {key} cannot be used ({error.reason or 'not PEM'}); "
             f"give a certificate chain and the private key that belongs to it, both in PEM"
         )
         raise ConfigError(message) from error

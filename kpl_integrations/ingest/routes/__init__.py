@@ -1,1 +1,1 @@
-"""One file for each protocol that the gateway accepts records in."""
+"""The HTTP routes: one file for each protocol, and one for resources such as health and metrics."""

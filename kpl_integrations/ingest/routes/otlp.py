@@ -1,13 +1,13 @@
-"""POST /v1/logs, /v1/traces, /v1/metrics: OTLP/HTTP, as the OTLP specification has it (1.x, "OTLP/HTTP").
+"""POST /v1/logs, /v1/traces, /v1/metrics: OTLP/HTTP (OTLP specification 1.x, "OTLP/HTTP").
 
-An answer is of the request's encoding; an error's body is a google.rpc.Status. Overload is 429 or 503 for the
-whole request, with Retry-After: a `partial_success` must not be sent again by a client, so it is never used.
+The answer has the encoding of the request. The body of an error is a google.rpc.Status. An overloaded gateway answers
+429 or 503 for the whole request, with Retry-After. It never answers `partial_success`, because a client must not
+retry that.
 
-The stream is the one the tenant's settings name for the signal, or the gateway's. The partition key is the header
-field X-Partition-Key (OTEL_EXPORTER_OTLP_HEADERS sets it), else a random one for each request.
+The stream is the one that the settings of the tenant or the gateway name for the signal. The partition key is the
+header field X-Partition-Key (set by OTEL_EXPORTER_OTLP_HEADERS), else a random one for each request.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -16,29 +16,33 @@ import msgspec
 
 from kpl_core import Delivery
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.admission.account import TenantAccount
 from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
-from kpl_integrations.ingest.admission.admission import ADMISSION, Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refused_decoding
+from kpl_integrations.ingest.admission.retry_after import refusal_headers
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_records
+from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
-from kpl_integrations.ingest.decoding.partition_keys import random_partition_key
-from kpl_integrations.ingest.http.body import ClientGone, read_body, require_length
-from kpl_integrations.ingest.http.header_fields import header_fields
-from kpl_integrations.ingest.http.request_options import ACK_HEADER, request_options
+from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
+from kpl_integrations.ingest.http.request_head import ACK_HEADER, FieldsByName, header_fields, request_options
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.routes.records_route import account_of, refused_decoding
 from kpl_integrations.ingest.tenants import SIGNALS, Signal
 
-__all__ = ["OTLP_PATHS", "OtlpRoute", "status_message"]
+__all__ = ["OTLP_PATHS", "OtlpRoute", "RpcStatus", "status_message"]
 
 OTLP_PATHS: Final[Mapping[str, Signal]] = MappingProxyType({f"/v1/{signal}": signal for signal in SIGNALS})
 
-# google.rpc.Code for our statuses; a client looks at the HTTP status first.
+# google.rpc.Code by HTTP status. Clients use the HTTP status first.
 _CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 415: 3, 429: 8, 502: 14, 503: 14, 504: 4}
 _UNKNOWN_CODE: Final = 2
 
-Headers = Mapping[bytes, bytes]
+
+class RpcStatus(msgspec.Struct, frozen=True):
+    """google.rpc.Status."""
+
+    code: int
+    message: str
 
 
 class OtlpRoute:
@@ -53,18 +57,16 @@ class OtlpRoute:
         is_protobuf = False
         extra: list[tuple[bytes, bytes]] = []
         try:
-            headers: Headers = header_fields(scope["headers"])
+            headers: FieldsByName = header_fields(scope["headers"])
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
             is_protobuf = media_type == PROTOBUF
-            await self._take(media_type, headers, receive)
+            await self._export(media_type, headers, receive)
             status, body = 200, b"" if is_protobuf else b"{}"
         except Refused as refused:
             self._gateway.refusals[refused.refusal] += 1
-            answer = ADMISSION[refused.refusal]
-            status, body = answer.status, status_message(answer.status, refused.detail, is_protobuf=is_protobuf)
-            extra += refused.headers
-            if answer.comes_again:
-                extra.append((b"retry-after", str(max(1, math.ceil(refused.retry_after))).encode()))
+            status = REFUSALS[refused.refusal].status
+            body = status_message(status, refused.detail, is_protobuf=is_protobuf)
+            extra = refusal_headers(refused)
         except ClientGone:
             return
         self._gateway.answers[status] += 1
@@ -73,18 +75,20 @@ class OtlpRoute:
         await send({"type": "http.response.start", "status": status, "headers": start})
         await send({"type": "http.response.body", "body": body})
 
-    async def _take(self, media_type: str, headers: Headers, receive: Receive) -> None:
+    async def _export(self, media_type: str, headers: FieldsByName, receive: Receive) -> None:
         gateway = self._gateway
-        gateway.intake.require_open()
-        account = account_of(headers, gateway.directory, gateway.accounts)
+        gateway.admission.require_open()
+        account = gateway.account_of(headers)
         account.requests += 1
         try:
-            await self._take_for(account, media_type, headers, receive)
+            await self._export_for(account, media_type, headers, receive)
         except Refused as refused:
             account.refused[refused.refusal] += 1
             raise
 
-    async def _take_for(self, account: TenantAccount, media_type: str, headers: Headers, receive: Receive) -> None:
+    async def _export_for(
+        self, account: TenantAccount, media_type: str, headers: FieldsByName, receive: Receive
+    ) -> None:
         gateway, settings = self._gateway, self._gateway.settings
         if media_type not in {PROTOBUF, JSON}:
             detail = f"Content-Type is {printable(media_type)!r}; send {PROTOBUF} or {JSON}"
@@ -97,11 +101,11 @@ class OtlpRoute:
         if ack == "spooled" and settings.spool is None:
             raise Refused(Refusal.BAD_PARAMETER, "ack=spooled needs a spool, and this gateway has none")
         if stream not in gateway.streams.known:
-            # Whoever wrote it into the settings may use it.
+            # The settings name this stream, so the tenant may use it.
             stream = await gateway.streams.admit(stream, lambda _: True) or stream
         require_length(headers.get(b"content-length"), settings.max_body_bytes)
-        most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.intake.bodies
-        body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
+        most, seconds, budget = settings.max_body_bytes, settings.body_seconds, gateway.body_budget
+        body = await read_body(receive, most_bytes=most, seconds=seconds, budget=budget)
         try:
             encoding = headers.get(b"content-encoding", b"").decode("latin-1")
             plain = inflate(encoding, body, max_inflated_bytes=settings.max_inflated_bytes)
@@ -112,22 +116,22 @@ class OtlpRoute:
             raise refused_decoding(refusal) from None
         if not records:
             return
-        # Whoever hears that it was not delivered sends it again.
-        deliveries = gateway.intake.take(account, stream, records, keep=ack != "delivered")
+        # A client that learns of a failed delivery sends the records again, so the gateway does not keep them.
+        deliveries = gateway.admission.put_records(account, stream, records, keep=ack != "delivered")
         if ack == "spooled":
             await answer_spooled(gateway.producer, deliveries, [])
         elif ack == "delivered":
             await _require_delivered(deliveries)
 
 
-def _partition_key(headers: Headers) -> str:
+def _partition_key(headers: FieldsByName) -> str:
     key = headers.get(b"x-partition-key")
     if key is None:
         return random_partition_key()
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise Refused(Refusal.BAD_PARAMETER, "X-Partition-Key is no UTF-8; encode it as UTF-8") from None
+        raise Refused(Refusal.BAD_PARAMETER, "X-Partition-Key is not UTF-8; encode it as UTF-8") from None
 
 
 async def _require_delivered(deliveries: Sequence[Delivery]) -> None:
@@ -142,7 +146,7 @@ def status_message(status: int, detail: str, *, is_protobuf: bool) -> bytes:
     """Return a google.rpc.Status: `code` (field 1) and `message` (field 2)."""
     code = _CODES.get(status, _UNKNOWN_CODE)
     if not is_protobuf:
-        return msgspec.json.encode({"code": code, "message": detail})
+        return msgspec.json.encode(RpcStatus(code, detail))
     message = detail.encode()
     return b"\x08" + bytes([code]) + b"\x12" + _length(len(message)) + message
 

@@ -1,1 +1,1 @@
-"""What the gateway counts and shows."""
+"""The counts and metrics of a gateway."""

@@ -1,4 +1,4 @@
-"""`/metrics`: the producer's, and the gateway's own beside them. No label is a tenant or a stream's invented name."""
+"""`/metrics`: the metrics of the producer and of the gateway. No label is a tenant or a name that a client invents."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -27,7 +27,7 @@ EXPOSITION_TYPE: Final = CONTENT_TYPE_LATEST
 
 
 class GatewayMetrics(Collector):
-    """A registry of its own, read when somebody scrapes; `hook` is the producer's, so it is made before that."""
+    """The registry of one gateway, read at each scrape. It is created before the producer, which needs `hook`."""
 
     def __init__(self) -> None:
         self._opened: OpenGateway | None = None
@@ -35,11 +35,11 @@ class GatewayMetrics(Collector):
         self._producer_metrics.registry.register(self)
 
     def hook(self, fact: Fact) -> None:
-        """Take note of one fact of the producer."""
+        """Record one fact of the producer; a hook."""
         self._producer_metrics(fact)
 
     def watch(self, opened: OpenGateway) -> None:
-        """Read what the gateway and its producer keep at every scrape."""
+        """Read the figures of this gateway and its producer at every scrape."""
         self._opened = opened
         producer = opened.producer
         self._producer_metrics.watch(producer_source(producer))
@@ -53,15 +53,15 @@ class GatewayMetrics(Collector):
             self._producer_metrics.watch(dead_letter_source(producer.dead_letters))
 
     def families(self) -> Iterable[Family]:
-        """Return what a scrape would say, as values."""
+        """Return the metrics of a scrape."""
         return self._producer_metrics.registry.collect()
 
     def describe(self) -> Iterable[Family]:
-        """Return nothing: the registry need not read the gateway to learn the names."""
+        """Return nothing, so that the registry does not read the gateway for the names."""
         return ()
 
     def collect(self) -> Iterator[Family]:
-        """Yield the gateway's own; the registry calls it."""
+        """Yield the gateway's own metrics; the registry calls this."""
         opened = self._opened
         if opened is None:
             return
@@ -75,7 +75,7 @@ class GatewayMetrics(Collector):
         waiting = sum(records for records, _ in tenants.values())
         yield from (requests, rejected, _gauge("kinesis_ingest_waiting_records", waiting))
         yield _gauge("kinesis_ingest_waiting_tenants", len(tenants))
-        yield _gauge("kinesis_ingest_open", float(opened.intake.state == "open"))
+        yield _gauge("kinesis_ingest_open", float(opened.admission.state == "open"))
 
 
 def _counter(name: str) -> CounterMetricFamily:
@@ -86,18 +86,18 @@ def _gauge(name: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, METRICS[name].meaning, value)
 
 
-class _Read(CollectorRegistry):
-    """Families that were read already, as the registry that the client's writer asks for."""
+class _CollectedFamilies(CollectorRegistry):
+    """A registry of families that are already collected; `generate_latest` requires a registry."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         super().__init__()
         self._families = families
 
     def collect(self) -> Iterable[Family]:
-        """Return them."""
+        """Return the families."""
         return self._families
 
 
 def exposition(families: Iterable[Family]) -> bytes:
     """Return the body of the answer to a scrape."""
-    return generate_latest(_Read(families))
+    return generate_latest(_CollectedFamilies(families))

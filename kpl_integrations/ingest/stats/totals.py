@@ -1,47 +1,102 @@
-"""What the gateway tells of itself as a whole, whoever of its processes is asked."""
+"""The totals of a gateway: the document of `/v1/stats` and the metric families, from one process or several."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from prometheus_client.metrics_core import Metric as Family
 
-from kpl_integrations.ingest.admission.account import TenantAccount
+from kpl_core import Producer
+from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats.metrics import GatewayMetrics
-from kpl_integrations.ingest.stats.stats import Stats, stats_of, tenant_stats
 
-__all__ = ["Alone", "Totals", "Whole"]
+__all__ = ["GatewayStats", "GatewayTotals", "SingleProcessStats"]
 
 
-class Totals(NamedTuple):
-    """The counts of `/v1/stats`, and the metrics."""
+class GatewayTotals(NamedTuple):
+    """The document of `/v1/stats`, and the metrics."""
 
-    stats: Stats
+    stats: StatsDocument
     families: Sequence[Family]
 
 
-class Whole(Protocol):
-    """Where the totals come from."""
+class GatewayStats(Protocol):
+    """The source of the totals: this process, or all workers together."""
 
-    async def look(self) -> Totals:
-        """Return the totals of all processes of this gateway, as fresh as they can be had."""
+    async def totals(self) -> GatewayTotals:
+        """Return the totals of all processes of this gateway, as recent as possible."""
 
-    async def look_at(self, account: TenantAccount) -> Stats:
-        """Return what concerns one tenant; other members of it need not be filled."""
+    async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
+        """Return the figures of one tenant; the other members of the document may be empty."""
 
 
-class Alone:
-    """A gateway of one process is the whole."""
+class SingleProcessStats:
+    """The totals of a gateway with one process."""
 
     def __init__(self, opened: OpenGateway, metrics: GatewayMetrics) -> None:
         self._opened = opened
         self._metrics = metrics
 
-    async def look(self) -> Totals:
-        """Return what this process knows."""
-        return Totals(stats_of(self._opened), list(self._metrics.families()))
+    async def totals(self) -> GatewayTotals:
+        """Return the totals of this process."""
+        return GatewayTotals(_document(self._opened), list(self._metrics.families()))
 
-    async def look_at(self, account: TenantAccount) -> Stats:
-        """Return what this process counts for a tenant."""
+    async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
+        """Return one tenant's figures in this process."""
         opened = self._opened
-        return Stats(state=opened.intake.state, tenants=tenant_stats([account], opened.producer))
+        return StatsDocument(state=opened.admission.state, tenants=_tenants([account], opened.producer))
+
+
+def _document(opened: OpenGateway) -> StatsDocument:
+    producer = opened.producer
+    report = producer.report()
+    limit = producer.buffer_limit
+    return StatsDocument(
+        state=opened.admission.state,
+        tenants=_tenants(opened.accounts, producer),
+        records=RecordStats(
+            accepted=report.accepted,
+            delivered=report.delivered,
+            failed=dict(report.failed),
+            spooled=report.spooled,
+            dead_lettered=report.dead_lettered,
+            buffered=report.buffered,
+            buffered_bytes=report.buffered_bytes,
+        ),
+        room=BufferStats(
+            outstanding_records=limit.outstanding_records,
+            max_records=limit.max_records,
+            outstanding_bytes=limit.outstanding_bytes,
+            max_bytes=limit.max_bytes,
+        ),
+        answers={str(status): count for status, count in sorted(opened.answers.items())},
+        refusals={refusal.value: count for refusal, count in opened.refusals.items()},
+        streams={
+            stream: StreamStats(
+                accepted=each.accepted,
+                delivered=each.delivered,
+                failed=sum(each.failed.values()),
+                waiting=each.queueing,
+                in_flight=each.in_flight,
+                buffered=each.buffered,
+                breakers=dict(each.breakers),
+            )
+            for stream, each in producer.statistics().items()
+        },
+    )
+
+
+def _tenants(accounts: Iterable[TenantAccount], producer: Producer) -> dict[str, TenantStats]:
+    queued = producer.waiting_by_flow()
+    found = {}
+    for account in accounts:
+        records, size_bytes = queued.get(account.flow, (0, 0))
+        found[account.tenant.id] = TenantStats(
+            requests=account.requests,
+            accepted_records=account.accepted_records,
+            waiting_records=records,
+            waiting_bytes=size_bytes,
+            refused={refusal.value: count for refusal, count in account.refused.items()},
+        )
+    return found

@@ -1,1 +1,1 @@
-"""Which streams exist, and calls to Kinesis about them."""
+"""Look up streams, and forward questions about them to Kinesis."""

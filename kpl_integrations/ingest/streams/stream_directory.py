@@ -1,33 +1,35 @@
-"""Which streams exist: each name is looked up once, then remembered, for longer if it exists.
+"""Look up stream names once and cache the answers; a missing stream is looked up again after 30 s.
 
-A pipeline, once made, stays for the life of the producer, so none is made for a name that is no stream's. And a
-stream has one pipeline, by whichever of its names it is asked for: an ARN that is this account's own is the stream's
-name, or each of two pipelines would use up its shards' limits.
+A pipeline stays for the life of the producer, so none is created for a name without a stream. A stream has one
+pipeline for its name and its ARN. With two pipelines, each would use the full limits of the shards.
 """
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import anyio
+from botocore.exceptions import ClientError, ParamValidationError
 
 from kpl_core import KinesisTransport, RequestFailure
-from kpl_integrations.ingest.admission.admission import Refusal, Refused
-from kpl_integrations.ingest.streams.own_arn import ask_arn
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 
-__all__ = ["StreamDirectory"]
+__all__ = ["StreamDirectory", "ask_arn"]
 
 ABSENT_SECONDS: Final = 30.0
 MOST_ABSENT: Final = 10_000
 MOST_STREAMS: Final = 1_000
-# A flood of invented names must not use up the account's ListShards calls.
+# Concurrent lookups. A flood of invented names must not use up the account's ListShards calls.
 MOST_LOOKUPS: Final = 4
+# Another gateway has to serve further streams, so a retry helps only after a change of the deployment.
+_FULL_RETRY_SECONDS: Final = 60.0
 
+# The codes of Kinesis for a name that has no stream or is invalid.
 _ABSENT_CODES: Final = frozenset({"ResourceNotFoundException", "ValidationException", "InvalidArgumentException"})
 
 
 class StreamDirectory:
-    """The streams of one account, as far as somebody asked for them."""
+    """The streams of one account that clients asked for."""
 
     def __init__(
         self,
@@ -39,22 +41,22 @@ class StreamDirectory:
         self._transport = transport
         self._clock = clock
         self._arn_of = arn_of or (lambda name: ask_arn(getattr(transport, "client", None), name))
-        # By name, and until when where Kinesis could not say.
+        # ARNs by name, and names without an ARN with the end of their cache entry.
         self._arns: dict[str, str] = {}
         self._no_arn: OrderedDict[str, float] = OrderedDict()
-        # Read directly by the fast path.
+        # Read directly by the records route.
         self.known: set[str] = set()
         self._absent: OrderedDict[str, float] = OrderedDict()
         self._lookups = anyio.CapacityLimiter(MOST_LOOKUPS)
 
     async def admit(self, stream: str, allows: Callable[[str], bool]) -> str | None:
-        """Return the one name under which the gateway knows a stream, None if whoever asks may not use it.
+        """Return the canonical name of a stream, or None if the tenant may not use it.
 
-        `allows` is asked about a name or an ARN. Who may not use the stream learns nothing of it. An ARN of another
-        account, or one of which Kinesis does not say whose it is, stays as it is.
+        `allows` decides for a name or an ARN. It is called before any lookup, so a tenant without permission learns
+        nothing about the stream. An ARN of another account, or one that Kinesis cannot resolve, is returned unchanged.
 
         Raises:
-            Refused: as `require`, or Kinesis could not be asked whose an ARN is; nothing is remembered of that.
+            Refused: as `require`, or Kinesis could not be asked for an ARN; this failure is not cached.
         """
         name = stream.rpartition("/")[2] if stream.startswith("arn:") else stream
         if not (allows(stream) or allows(name)):
@@ -82,22 +84,22 @@ class StreamDirectory:
         return found
 
     async def require(self, stream: str) -> None:
-        """Return if the stream exists, or if it cannot be told because listing shards is not allowed.
+        """Return if the stream exists, or if the gateway may not list its shards.
 
         Raises:
-            Refused: it does not exist, or Kinesis could not be asked.
+            Refused: the stream does not exist, or Kinesis could not be asked.
         """
         if stream in self.known:
             return
         self._require_not_absent(stream)
         async with self._lookups:
-            # Somebody else may have asked meanwhile.
+            # Another task may have looked it up meanwhile.
             if stream in self.known:
                 return
             self._require_not_absent(stream)
             if len(self.known) >= MOST_STREAMS:
-                detail = f"this gateway serves {MOST_STREAMS:,} streams already; run another for more"
-                raise Refused(Refusal.NO_ROOM, detail, retry_after=60.0)
+                detail = f"this gateway already serves {MOST_STREAMS:,} streams; run another gateway for more"
+                raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
             answer = await self._transport.list_shards(stream)
         if isinstance(answer, RequestFailure):
             self._failed(stream, answer.code)
@@ -111,11 +113,12 @@ class StreamDirectory:
                 self._absent.popitem(last=False)
             raise self._unknown(stream)
         if code.startswith("AccessDenied"):
-            # Who may put and not list still may put; what does not exist then fails record by record.
+            # The gateway may be allowed to put without being allowed to list. If the stream does not exist, each
+            # record fails.
             self.known.add(stream)
             return
-        detail = f"stream {stream} could not be looked up ({code}); the gateway asks again with the next request"
-        raise Refused(Refusal.STREAM_UNCERTAIN, detail, retry_after=2.0)
+        detail = f"stream {stream} could not be looked up ({code}); the gateway tries again with the next request"
+        raise Refused(Refusal.STREAM_UNCERTAIN, detail)
 
     def _require_not_absent(self, stream: str) -> None:
         until = self._absent.get(stream)
@@ -128,6 +131,38 @@ class StreamDirectory:
     @staticmethod
     def _unknown(stream: str) -> Refused:
         detail = (
-            f"there is no stream {stream} in this account and region; a new one is seen within {ABSENT_SECONDS:g} s"
+            f"there is no stream {stream} in this account and region; a new one is found within {ABSENT_SECONDS:g} s"
         )
         return Refused(Refusal.UNKNOWN_STREAM, detail)
+
+
+async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botocore has no types
+    """Return the ARN of this account's stream with this name; None if there is none, or without a client.
+
+    Only the ARN distinguishes this account's stream from another account's stream with the same name. `client` is an
+    aiobotocore client, or None.
+
+    Raises:
+        Refused: Kinesis could not be asked. Returning None here would create a second pipeline for the stream.
+    """
+    if client is None:
+        return None
+    try:
+        answer = await client.describe_stream_summary(StreamName=name)
+        arn: str = answer["StreamDescriptionSummary"]["StreamARN"]
+    except ParamValidationError:
+        return None
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code in _ABSENT_CODES or code.startswith("AccessDenied"):
+            return None
+        raise _uncertain(name, code or type(error).__name__) from error
+    except Exception as error:
+        # Not reachable, an invalid answer, or an exception of the session's credentials and event handlers.
+        raise _uncertain(name, type(error).__name__) from error
+    return arn
+
+
+def _uncertain(name: str, why: str) -> Refused:
+    detail = f"the ARN of stream {name} could not be looked up ({why}); the gateway tries again with the next request"
+    return Refused(Refusal.STREAM_UNCERTAIN, detail)

@@ -1,8 +1,7 @@
-"""Tenants of the ingest gateway: who they are, how they prove it, and what they may use."""
+"""Tenants of the ingest gateway: their settings, credentials and quotas."""
 
-from kpl_integrations.ingest.tenants.api_key import new_api_key, stored_key
-from kpl_integrations.ingest.tenants.callable_tenants import CallableTenants
-from kpl_integrations.ingest.tenants.directory import AccessKey, OpenTenants, TenantDirectory
+from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
+from kpl_integrations.ingest.tenants.directory import AccessKey, CallableTenants, OpenTenants, TenantDirectory
 from kpl_integrations.ingest.tenants.file_tenants import FileTenants
 from kpl_integrations.ingest.tenants.quota import QuotaState, TenantQuota
 from kpl_integrations.ingest.tenants.tenant import ACKS, SIGNALS, UNKNOWN_TENANT, Ack, Signal, Tenant

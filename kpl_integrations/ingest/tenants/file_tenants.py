@@ -1,4 +1,4 @@
-"""Tenants from a file that may change while the gateway runs."""
+"""A directory of the tenants in a file, which may change while the gateway runs."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kpl_core import ConfigError
-from kpl_integrations.ingest.tenants.authorization import bearer_key
+from kpl_integrations.ingest.tenants.credentials import bearer_key
 from kpl_integrations.ingest.tenants.directory import AccessKey
 from kpl_integrations.ingest.tenants.tenant import Ack, Tenant
 from kpl_integrations.ingest.tenants.tenants_file import TenantTable, parse_tenants
@@ -16,17 +16,17 @@ __all__ = ["FileTenants"]
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.tenants")
 
-# Path, modification time, size and inode of each file; zeros for one that is not there.
+# Path, modification time, size and inode of each file; zeros for a missing file.
 _Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class FileTenants:
-    """A directory of the tenants in a TOML file; call `reload_if_changed` every few seconds.
+    """A directory of the tenants in a TOML file. Call `reload_if_changed` every few seconds.
 
-    A file that cannot be used changes nothing: the tenants stay, `problem` says why, and one warning is logged.
+    If the changed file is invalid, the current tenants stay, `problem` has the reason, and one warning is logged.
 
     Raises:
-        ConfigError: at the start there are no tenants to stay with, so a file that cannot be used raises.
+        ConfigError: the file is invalid at the start.
     """
 
     verifies = True
@@ -42,7 +42,7 @@ class FileTenants:
 
     @property
     def unknown(self) -> Tenant | None:
-        """The flow of everybody without credentials, if the file has [unknown]."""
+        """The tenant of all requests without credentials, if the file has [unknown]."""
         return self._table.unknown
 
     def authenticate(self, authorization: str | None) -> Tenant | None:
@@ -53,11 +53,11 @@ class FileTenants:
         return None if key is None else self._table.api_keys.tenant_of(key)
 
     def access_key(self, access_key_id: str) -> AccessKey | None:
-        """Return a tenant's SigV4 key pair."""
+        """Return the SigV4 key pair with this id, or None."""
         return self._table.access_keys.get(access_key_id)
 
     def by_id(self, tenant_id: str) -> Tenant | None:
-        """Return a tenant by its id."""
+        """Return the tenant with this id, or None."""
         return self._table.tenants.get(tenant_id)
 
     def tenants(self) -> Iterable[Tenant]:
@@ -65,26 +65,26 @@ class FileTenants:
         return self._table.tenants.values()
 
     def reload_if_changed(self) -> bool:
-        """Look whether the file, or one with a secret, changed; read it if so.
+        """Read the file again if it or a file with a secret changed.
 
-        Blocks for as long as that takes, half a second for 10,000 tenants; it may run in another thread, because
-        requests see the old tenants or the new ones, never a part of them.
+        Blocks while it reads, about 0.5 s for 10,000 tenants. It may run in another thread: requests see either
+        all old or all new tenants.
         """
         seen = _signature(self._files())
         if seen == self._seen:
             return False
-        # What changes from here on is seen by the next look.
+        # The next call sees changes from here on.
         self._seen = seen
         try:
             table = self._read()
         except ConfigError as error:
             self.problem = str(error)
-            _logger.warning("%s; the tenants stay as they are", error)
+            _logger.warning("%s; the gateway keeps the current tenants", error)
             return False
         self._table = table
         self._seen = seen if set(self._files()) == {Path(path) for path, *_ in seen} else _signature(self._files())
         self.problem = None
-        _logger.info("%d tenants read from %s", len(table.tenants), self._path)
+        _logger.info("read %d tenants from %s", len(table.tenants), self._path)
         return True
 
     def _files(self) -> list[Path]:
@@ -97,7 +97,7 @@ class FileTenants:
                 text, environment=self._environment, folder=self._path.parent, default_ack=self._default_ack
             )
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             message = f"tenants file {self._path} cannot be read: {reason}"
             raise ConfigError(message) from None
         except ConfigError as error:

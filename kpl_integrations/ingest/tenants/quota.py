@@ -1,8 +1,7 @@
-"""A tenant's own rate: a token bucket of records and bytes, and what the RateLimit header fields say of it.
+"""A tenant's rates: a token bucket of records and bytes, and its state for the RateLimit header fields.
 
-Fields as in draft-ietf-httpapi-ratelimit-headers (2025): the policy's quota `q` in a window `w`, what
-remains of it `r`, and `t`, after how many seconds it helps to ask again. A bucket has no window of its
-own; `burst_seconds` is the window whose quota it holds.
+Terms as in draft-ietf-httpapi-ratelimit-headers (2025): the quota `q` in a window `w`, the remaining quota `r`,
+and `t`, the seconds until more is available. A bucket has no window; `burst_seconds` is used as the window.
 """
 
 import math
@@ -16,10 +15,10 @@ __all__ = ["QuotaState", "TenantQuota"]
 
 
 class QuotaState(NamedTuple):
-    """One of a tenant's quotas, in the words of the RateLimit header fields.
+    """One of a tenant's quotas, in the terms of the RateLimit header fields.
 
-    `name` is "records" or "bytes" (whose unit is content-bytes); `limit` is q, `window_seconds` w,
-    `remaining` r and `reset_seconds` t: whole seconds after which the request asked about fits.
+    `name` is "records" or "bytes" (unit content-bytes). `limit` is q, `window_seconds` w, `remaining` r.
+    `reset_seconds` is t: whole seconds after which the given request fits.
     """
 
     name: str
@@ -30,13 +29,13 @@ class QuotaState(NamedTuple):
 
 
 class TenantQuota:
-    """Meters one tenant. Pure: seconds come in as `now`, and never go back. Without rates it takes all.
+    """Limit one tenant's rate. Pure: `now` is in seconds and monotonic. Without rates it accepts everything.
 
-    A request larger than the whole burst passes when the quota is full, and leaves it in debt: else it
-    could never pass at all.
+    A request larger than the whole burst passes when the quota is full and leaves it in debt. Otherwise it could
+    never pass.
 
-    Where several processes share a tenant's rates each has a part of them, `set_rates`, and the same part of the
-    burst. `offered` are records and bytes that came, whether they were taken or not: by that the parts are found.
+    If several processes share a tenant's rates, each gets a part of them by `set_rates`, and the same part of the
+    burst. `offered` counts the records and bytes of all requests, accepted or not; the parts follow from it.
     """
 
     __slots__ = ("_bucket", "_burst_seconds", "_metered", "_rates", "_window_seconds", "offered", "woken")
@@ -48,7 +47,7 @@ class TenantQuota:
         self._window_seconds = max(1, math.ceil(tenant.burst_seconds))
         self._burst_seconds = tenant.burst_seconds
         self.offered = (0.0, 0.0)
-        # Called once, before the next offer counts, if anybody wants to know.
+        # Called once before the next offer is counted.
         self.woken: Callable[[], object] | None = None
         self._bucket = (
             TokenBucket([(rate, self._capacity(rate)) for rate in self._rates], now=-math.inf)
@@ -57,11 +56,11 @@ class TenantQuota:
         )
 
     def _capacity(self, rate: float) -> float:
-        # At least one record: a capacity below the cost of the smallest request would be debt for ever.
+        # At least 1: with a capacity below the cost of the smallest request the bucket would always be in debt.
         return max(1.0, rate * self._burst_seconds)
 
     def set_rates(self, records_per_second: float, bytes_per_second: float, now: float) -> None:
-        """Let this process take so much a second from now on; a rate the tenant has no bound for is passed over."""
+        """Set this process's rates from now on; ignore a rate that the tenant has no limit for."""
         if self._bucket is None:
             return
         given = {"records": records_per_second, "bytes": bytes_per_second}
@@ -72,7 +71,7 @@ class TenantQuota:
         self._rates = rates
 
     def offer(self, records: int, size_bytes: int) -> None:
-        """Take note of what came, before it is decided on."""
+        """Count a request's records and bytes before it is accepted or rejected."""
         if self.woken is not None:
             woken, self.woken = self.woken, None
             woken()
@@ -80,18 +79,18 @@ class TenantQuota:
         self.offered = (first + records, second + size_bytes)
 
     def seconds_for(self, records: int, size_bytes: int) -> float:
-        """Return for how long so much uses up the rates."""
+        """Return how many seconds of the rates a request of this size costs."""
         return max(
             (cost / rate for cost, rate in zip(self._costs(records, size_bytes), self._rates, strict=True)), default=0.0
         )
 
     def seconds_left(self, now: float) -> float:
-        """Return for how long what remains would last at the rates; nothing bounds it: for ever."""
+        """Return how many seconds the remaining quota lasts at the full rates; infinite without rates."""
         states = self.states(0, 0, now)
         return min((state.remaining / rate for state, rate in zip(states, self._rates, strict=True)), default=math.inf)
 
     def try_take(self, records: int, size_bytes: int, now: float) -> float | None:
-        """Take a request's records and bytes, all or nothing; return None, or the seconds until it fits."""
+        """Take a request's records and bytes, all or nothing. Return None, or the seconds until it fits."""
         bucket = self._bucket
         if bucket is None:
             return None
@@ -101,7 +100,7 @@ class TenantQuota:
         return max(0.0, bucket.ready_at(costs, now) - now)
 
     def states(self, records: int, size_bytes: int, now: float) -> tuple[QuotaState, ...]:
-        """Return each quota as it stands, `reset_seconds` being for a request of such a size."""
+        """Return the state of each quota; `reset_seconds` is for a request of the given size."""
         bucket = self._bucket
         if bucket is None:
             return ()

@@ -1,4 +1,4 @@
-"""A tenant: who competes with whom, for how much, and what it may write to."""
+"""A tenant: its share of the capacity, its rates, and the streams it may write to."""
 
 import math
 import re
@@ -20,28 +20,28 @@ ACKS: Final[tuple[Ack, ...]] = get_args(Ack)
 Signal = Literal["logs", "traces", "metrics"]
 SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
 
-# It becomes a flow, a metric's label, part of a log line: nothing that could break out of any of them.
+# The id is used as a flow, a metric label and in log lines, so it has no characters that need escaping.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _ALL: Final = ("*",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One tenant's share and bounds. It holds no secret; its credentials are the directory's.
+    """One tenant's settings. It contains no secret; the directory has the credentials.
 
     Args:
-        id: its flow's name.
-        weight: its share against that of others, where they compete.
-        tier: what is given up last ("critical") and first ("bulk").
-        records_per_second, bytes_per_second: its own rates, None for no bound; data and key bytes.
-        burst_seconds: how many seconds of its rates it may use at once, after a pause.
-        streams: globs of the streams it may write to; one for ARNs begins with "arn:".
-        default_ack: what an answer says when the request does not ask.
+        id: the name of its flow.
+        weight: its share relative to other tenants where they compete.
+        tier: "critical" records are evicted last, "bulk" records first.
+        records_per_second, bytes_per_second: its rates; None is unlimited. Bytes count data and partition key.
+        burst_seconds: how many seconds of its rates it may use at once after a pause.
+        streams: globs of the streams it may write to; a glob for ARNs begins with "arn:".
+        default_ack: the acknowledgement of requests that do not choose one.
         aggregation: whether its user records may share a Kinesis record.
-        otlp_streams: where its logs, traces and metrics go, instead of the gateway's streams.
+        otlp_streams: the streams of its logs, traces and metrics, instead of the gateway's.
 
     Raises:
-        ConfigError: a value out of its range.
+        ConfigError: a value is out of its range.
     """
 
     id: str
@@ -79,7 +79,7 @@ class Tenant:
             raise ConfigError(message)
 
     def allows(self, stream: str) -> bool:
-        """Say whether it may write to `stream`, a name or an ARN; "*" allows every name, "arn:*" every ARN."""
+        """Return True if it may write to `stream`, a name or an ARN; "*" allows every name, "arn:*" every ARN."""
         if self.streams == _ALL and not stream.startswith("arn:"):
             return True
         return _matches(self.streams, stream)
@@ -96,5 +96,5 @@ def _pattern(glob: str) -> re.Pattern[str]:
     return re.compile(translate(glob))
 
 
-# The flow of everybody nobody knows: all of them together are one tenant.
+# All clients without credentials together are this tenant.
 UNKNOWN_TENANT: Final = Tenant(id="unknown")

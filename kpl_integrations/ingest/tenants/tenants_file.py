@@ -1,8 +1,10 @@
-"""The tenants file: TOML, checked whole, and turned into what requests are looked up in.
+"""Parse the tenants file (TOML) and the secrets that it names.
 
-See docs/howto/tenants.md and examples/ingest/tenants.toml for its members.
+docs/howto/tenants.md and examples/ingest/tenants.toml describe its members.
 """
 
+import os
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -13,14 +15,16 @@ import msgspec
 
 from kpl_core import ConfigError
 from kpl_core.records.user_record import Tier
-from kpl_integrations.ingest.tenants.api_key import ApiKeys, parse_stored_key
+from kpl_integrations.ingest.tenants.credentials import ApiKeys, parse_stored_key
 from kpl_integrations.ingest.tenants.directory import AccessKey
-from kpl_integrations.ingest.tenants.secret_reference import SecretReference
 from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, Ack, Signal, Tenant
 
 __all__ = ["MOST_TENANTS", "TenantTable", "parse_tenants"]
 
 MOST_TENANTS: Final = 10_000
+# The mode bits of the group and of others.
+_OTHERS: Final = 0o077
+_LONGEST_SECRET: Final = 4096
 
 
 class _SigV4Key(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,7 +37,7 @@ class _SigV4Key(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Share(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every flow has, the unknown one too."""
+    """The members of every tenant, and of [unknown]."""
 
     weight: float = 1.0
     tier: Tier = "normal"
@@ -58,8 +62,61 @@ class _TenantsFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     otlp: dict[Signal, str] = {}
 
 
+class SecretReference(msgspec.Struct, frozen=True):
+    """The place of a secret that cannot be stored as a hash: an environment variable or a private file.
+
+    `what` names the secret in error messages, which never contain the secret itself.
+    """
+
+    what: str
+    variable: str | None
+    file: Path | None
+
+    def read(self, environment: Mapping[str, str]) -> str:
+        """Return the secret.
+
+        Raises:
+            ConfigError: not exactly one place is given, it is empty, or other users may read the file.
+        """
+        if (self.variable is None) == (self.file is None):
+            message = f"{self.what} is named by an environment variable and a file, or by neither; name one of them"
+            raise ConfigError(message)
+        secret = environment.get(self.variable, "") if self.variable is not None else self._file_text()
+        if not secret:
+            place = f"environment variable {self.variable}" if self.variable is not None else f"file {self.file}"
+            message = f"{self.what} is empty: {place} has no value; set it before the gateway starts"
+            raise ConfigError(message)
+        return secret
+
+    def _file_text(self) -> str:
+        assert self.file is not None  # noqa: S101 - the caller checked
+        try:
+            descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(descriptor, "rb") as opened:  # noqa: PTH123 - a descriptor, so that what is checked is what is read
+                status = os.fstat(descriptor)
+                self._require_private(status)
+                return opened.read(_LONGEST_SECRET).decode().strip()
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:
+            is_text = isinstance(error, UnicodeDecodeError)
+            # A path that contains a NUL raises ValueError.
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8" if is_text else str(error)
+            message = f"{self.what} cannot be read from {self.file}: {reason}"
+            raise ConfigError(message) from None
+
+    def _require_private(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            message = f"{self.what} cannot be read from {self.file}: it is not a regular file"
+            raise ConfigError(message)
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & _OTHERS:
+            message = f"{self.what} is in {self.file}, whose mode {mode:04o} lets other users read it; use chmod 600"
+            raise ConfigError(message)
+
+
 class TenantTable:
-    """All that one reading of the file said. It never changes; another reading makes another one."""
+    """The contents of the file at one time. It is immutable; each reload makes a new one."""
 
     __slots__ = ("access_keys", "api_keys", "secret_files", "tenants", "unknown")
 
@@ -79,7 +136,7 @@ class TenantTable:
         self.secret_files = secret_files
 
     def __repr__(self) -> str:
-        """Count; show nothing that was secret."""
+        """Show counts, but no secrets."""
         counts = f"{len(self.tenants)} tenants, {len(self.api_keys)} API keys, {len(self.access_keys)} SigV4 keys"
         return f"<TenantTable, {counts}>"
 
@@ -87,22 +144,22 @@ class TenantTable:
 def parse_tenants(
     text: str, *, environment: Mapping[str, str], folder: Path, default_ack: Ack = "queued"
 ) -> TenantTable:
-    """Return the tenants that `text` describes; secrets are read from where it says, files relative to `folder`.
+    """Return the tenants that `text` describes, and read their secrets; paths are relative to `folder`.
 
     Raises:
-        ConfigError: it is no TOML, a member is unknown or out of its range, an id or key is there twice, a
-            secret cannot be had, or it lets nobody in.
+        ConfigError: it is not TOML, a member is unknown or out of its range, an id or key is repeated, a secret
+            cannot be read, or no client could authenticate.
     """
     try:
         content = msgspec.convert(tomllib.loads(text), _TenantsFile)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
     except ValueError as error:
-        # Mostly a TOMLDecodeError; a number of thousands of digits is Python's own.
-        message = f"it is no TOML: {error}"
+        # TOMLDecodeError, or Python's error for a number of thousands of digits.
+        message = f"it is not TOML: {error}"
         raise ConfigError(message) from None
     except RecursionError:
-        message = "its values stand too deep in one another; no tenant needs that"
+        message = "its values are nested too deep; flatten them"
         raise ConfigError(message) from None
     if len(content.tenant) > MOST_TENANTS:
         message = f"it has {len(content.tenant):,} tenants; a gateway serves at most {MOST_TENANTS:,}"
@@ -114,19 +171,22 @@ def parse_tenants(
     for entry in content.tenant:
         tenant = _tenant(entry.id, entry, content.otlp, default_ack)
         if tenant.id in tenants or tenant.id == UNKNOWN_TENANT.id:
-            message = f"tenant id {tenant.id} is there twice, or reserved; give each tenant an id of its own"
+            message = f"tenant id {tenant.id} is repeated or reserved; give each tenant its own id"
             raise ConfigError(message)
         tenants[tenant.id] = tenant
         digests += [(_digest(stored, tenant), tenant) for stored in entry.api_keys]
         for key in _access_keys(entry.sigv4, tenant, environment, folder, files):
             if access_keys.setdefault(key.access_key_id, key) is not key:
-                message = f"access_key_id {key.access_key_id} is there twice; make one for each tenant"
+                message = f"access_key_id {key.access_key_id} is repeated; make one for each tenant"
                 raise ConfigError(message)
     unknown = (
         None if content.unknown is None else _tenant(UNKNOWN_TENANT.id, content.unknown, content.otlp, default_ack)
     )
     if not digests and not access_keys and unknown is None:
-        message = "it lets nobody in: no tenant has api_keys or sigv4, and there is no [unknown]; see `kpl keys new`"
+        message = (
+            "no client could authenticate: no tenant has api_keys or sigv4, and there is no [unknown]; "
+            "run `kpl keys new`"
+        )
         raise ConfigError(message)
     return TenantTable(
         tenants, unknown=unknown, api_keys=ApiKeys(digests), access_keys=access_keys, secret_files=tuple(files)
@@ -180,5 +240,5 @@ def _reference(what: str, variable: str | None, file: str | None, folder: Path, 
 
 
 def _seconds_since_1970(at: datetime) -> float:
-    # Without an offset it means UTC, as AWS' own expirations do.
+    # A time without an offset is UTC, as in AWS credentials.
     return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

@@ -1,4 +1,4 @@
-"""The dead-letter queue: stored with the spool, critical first, due with jitter, and loud once."""
+"""The dead-letter queue: stored with the spool, critical first, redriven with jitter, with an alarm."""
 
 import logging
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def all_letters(queue: DeadLetterQueue, wanted: LetterFilter | None = None) -> l
     return [each.letter for each in queue.select_nowait(wanted or LetterFilter(), 1_000).result(SECONDS)]
 
 
-def test_a_letter_is_read_as_it_was_buried(queue: DeadLetterQueue) -> None:
+def test_a_stored_letter_equals_the_original(queue: DeadLetterQueue) -> None:
     letter = bury(queue, 1)
     assert all_letters(queue) == [letter]
     assert letter.producer_version == producer_version()
@@ -74,7 +74,7 @@ def test_a_record_moves_from_the_spool_to_the_letters_in_one_transaction(queue: 
     assert (statistics.records, statistics.letters, statistics.commits) == (0, 1, commits + 1)
 
 
-def test_with_no_room_nothing_moves(queue: DeadLetterQueue, spool: Spool) -> None:
+def test_without_room_no_record_moves_to_the_letters(queue: DeadLetterQueue, spool: Spool) -> None:
     record = spooled(data=bytes(800_000))
     bury(queue, 0)
     ids = spool.append_nowait([record], claim=True).result(SECONDS)
@@ -85,9 +85,7 @@ def test_with_no_room_nothing_moves(queue: DeadLetterQueue, spool: Spool) -> Non
     assert (statistics.claimed_records, statistics.letters) == (1, 1)
 
 
-def test_letters_that_are_due_come_critical_first_and_then_the_longest_due(
-    queue: DeadLetterQueue, clock: Clock
-) -> None:
+def test_due_letters_are_read_critical_first_then_longest_due(queue: DeadLetterQueue, clock: Clock) -> None:
     tiers: list[Tier] = ["bulk", "normal", "critical", "bulk", "critical"]
     for number, tier in enumerate(tiers):
         bury(queue, number, tier)
@@ -103,7 +101,7 @@ def test_letters_that_are_due_come_critical_first_and_then_the_longest_due(
     assert next_due_in(queue) is None
 
 
-def test_a_letter_that_failed_again_is_due_later_and_later(queue: DeadLetterQueue, clock: Clock) -> None:
+def test_each_failed_redrive_makes_a_letter_due_later(queue: DeadLetterQueue, clock: Clock) -> None:
     bury(queue, 1)
     waits = []
     for _ in range(5):
@@ -116,10 +114,8 @@ def test_a_letter_that_failed_again_is_due_later_and_later(queue: DeadLetterQueu
     assert waits == [10, 20, 40, 80, 100]
 
 
-def test_a_clock_that_was_wrong_keeps_no_letter_waiting_once_it_is_set_right(
-    queue: DeadLetterQueue, clock: Clock
-) -> None:
-    """A machine that began a year ahead: its letters would have been tried again a year later."""
+def test_a_corrected_clock_makes_letters_due_that_were_scheduled_too_late(queue: DeadLetterQueue, clock: Clock) -> None:
+    """The clock was a year ahead at first; those letters would have been redriven a year later."""
     year = 365 * 86_400.0
     clock.now += year
     ahead = bury(queue, 1)
@@ -132,7 +128,7 @@ def test_a_clock_that_was_wrong_keeps_no_letter_waiting_once_it_is_set_right(
     assert queue.due_nowait(10).result(SECONDS).next_due_in == 5.0
 
 
-def test_what_no_retry_can_cure_is_never_due(queue: DeadLetterQueue, clock: Clock) -> None:
+def test_a_letter_that_no_retry_can_cure_is_never_due(queue: DeadLetterQueue, clock: Clock) -> None:
     bury(queue, 1, reason="invalid")
     clock.now += 1e9
     assert queue.due_nowait(10).result(SECONDS).letters == []
@@ -140,7 +136,7 @@ def test_what_no_retry_can_cure_is_never_due(queue: DeadLetterQueue, clock: Cloc
     assert len(all_letters(queue)) == 1
 
 
-def test_a_removed_letter_gives_its_room_back_once(queue: DeadLetterQueue, spool: Spool) -> None:
+def test_a_removed_letter_frees_its_bytes_once(queue: DeadLetterQueue, spool: Spool) -> None:
     bury(queue, 1)
     letters = queue.select_nowait(LetterFilter(), 10).result(SECONDS)
     queue.remove(letters).result(SECONDS)
@@ -148,7 +144,7 @@ def test_a_removed_letter_gives_its_room_back_once(queue: DeadLetterQueue, spool
     assert (spool.statistics().letters, spool.statistics().letter_bytes) == (0, 0)
 
 
-def test_letters_are_selected_by_each_of_their_marks(queue: DeadLetterQueue) -> None:
+def test_letters_are_selected_by_each_filter_field(queue: DeadLetterQueue) -> None:
     first = bury(queue, 1, "critical", "ttl")
     second = bury(queue, 2, "bulk", "rate_limited")
     for wanted in (
@@ -158,7 +154,7 @@ def test_letters_are_selected_by_each_of_their_marks(queue: DeadLetterQueue) -> 
         LetterFilter(ids=(second.id, "none"), stream="orders", seen_from=1.0, seen_before=4e9),
     ):
         assert all_letters(queue, wanted) == [second]
-    assert all_letters(queue, LetterFilter(tenant="nobody")) == []
+    assert all_letters(queue, LetterFilter(tenant="unknown")) == []
     assert all_letters(queue, LetterFilter(ids=())) == []
     assert all_letters(queue, LetterFilter(seen_before=1.0)) == []
     assert all_letters(queue) == [first, second]
@@ -175,19 +171,19 @@ def test_letters_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_the_alarm_escalates_once_for_each_crossing(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Escalation] = []
-    queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=told.append)
+    escalations: list[Escalation] = []
+    queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=escalations.append)
     with caplog.at_level(logging.INFO, logger="kpl_core"):
         for number in range(6):
             bury(queue, number)
         queue.remove(queue.select_nowait(LetterFilter(), 5).result(SECONDS)).result(SECONDS)
         queue.watch_depth()
-    assert [(each.change, each.depth) for each in told] == [(AlarmChange.RAISED, 3), (AlarmChange.CLEARED, 1)]
+    assert [(each.change, each.depth) for each in escalations] == [(AlarmChange.RAISED, 3), (AlarmChange.CLEARED, 1)]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "kpl dlq list" in caplog.text
 
 
-def test_an_escalation_that_raises_is_logged_and_harms_nobody(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_on_escalation_callback_that_raises_is_logged(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     def page(_: Escalation) -> None:
         message = "the pager is broken"
         raise RuntimeError(message)
@@ -199,7 +195,7 @@ def test_an_escalation_that_raises_is_logged_and_harms_nobody(spool: Spool, capl
     assert queue.depth == 2
 
 
-def test_listeners_hear_of_every_change(queue: DeadLetterQueue) -> None:
+def test_listeners_are_called_for_every_change(queue: DeadLetterQueue) -> None:
     heard = []
     queue.listen(lambda: heard.append(1))
     bury(queue, 1)
@@ -209,7 +205,7 @@ def test_listeners_hear_of_every_change(queue: DeadLetterQueue) -> None:
     assert len(heard) == 3
 
 
-def test_a_closed_queue_says_so(tmp_path: Path) -> None:
+def test_a_closed_queue_raises_spool_closed(tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=tmp_path / "spool.db")) as spool:
         queue = DeadLetterQueue(spool)
     with pytest.raises(SpoolClosed):

@@ -1,4 +1,4 @@
-"""The alarm rings once per crossing."""
+"""The alarm is raised once per crossing of the threshold."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -7,7 +7,7 @@ from kpl_core.durability.dead_letters.dead_letter_queue import AlarmChange, Dept
 from kpl_core.errors import ConfigError
 
 
-def test_it_is_raised_at_the_threshold_and_cleared_at_half_of_it() -> None:
+def test_the_alarm_is_raised_at_the_threshold_and_cleared_at_half_of_it() -> None:
     alarm = DepthAlarm(100)
     changes = [alarm.update(depth) for depth in (0, 99, 100, 500, 51, 100, 50, 99, 100)]
     assert changes == [
@@ -24,7 +24,9 @@ def test_it_is_raised_at_the_threshold_and_cleared_at_half_of_it() -> None:
 
 
 @given(depths=st.lists(st.integers(0, 20)), threshold=st.integers(1, 15), data=st.data())
-def test_it_rings_once_however_the_depth_trembles(depths: list[int], threshold: int, data: st.DataObject) -> None:
+def test_a_depth_that_varies_around_the_threshold_raises_one_alarm(
+    depths: list[int], threshold: int, data: st.DataObject
+) -> None:
     clear_at = data.draw(st.integers(0, threshold - 1))
     alarm = DepthAlarm(threshold, clear_at=clear_at)
     changes = [change for depth in depths if (change := alarm.update(depth)) is not None]
@@ -34,6 +36,6 @@ def test_it_rings_once_however_the_depth_trembles(depths: list[int], threshold: 
 
 
 @pytest.mark.parametrize(("threshold", "clear_at"), [(0, None), (-1, None), (5, 5), (5, -1)])
-def test_bounds_that_cannot_ring_are_refused(threshold: int, clear_at: int | None) -> None:
+def test_bounds_that_can_never_raise_an_alarm_are_rejected(threshold: int, clear_at: int | None) -> None:
     with pytest.raises(ConfigError, match="it must be"):
         DepthAlarm(threshold, clear_at=clear_at)

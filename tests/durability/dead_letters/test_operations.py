@@ -1,4 +1,4 @@
-"""What an operator does with dead letters, beside the process that owns them and without it."""
+"""The operations on dead letters, with and without the process that owns the spool."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def bury(queue: DeadLetterQueue, count: int) -> list[DeadLetter]:
     return letters[2::3] + letters[1::3] + letters[0::3]
 
 
-def test_letters_are_listed_while_another_process_would_own_them(queue: DeadLetterQueue, path: Path) -> None:
+def test_letters_are_listed_while_the_spool_is_open(queue: DeadLetterQueue, path: Path) -> None:
     letters = bury(queue, 1_201)
     with LetterReader(path) as reader:
         listed = [stored.letter for page in reader.pages(LetterFilter()) for stored in page]
@@ -54,7 +54,7 @@ def test_one_letter_is_found_by_its_id(queue: DeadLetterQueue, path: Path) -> No
         assert reader.find("none") is None
 
 
-def test_an_export_has_a_line_for_each_letter_and_reports_its_progress(
+def test_an_export_writes_one_line_per_letter_and_reports_progress(
     queue: DeadLetterQueue, path: Path, tmp_path: Path
 ) -> None:
     letters = bury(queue, 1_201)
@@ -67,7 +67,7 @@ def test_an_export_has_a_line_for_each_letter_and_reports_its_progress(
     assert (tmp_path / "out.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_export_counts_the_letters_that_are_damaged(path: Path, tmp_path: Path) -> None:
+def test_an_export_counts_damaged_letters(path: Path, tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=path)) as spool:
         queue = DeadLetterQueue(spool)
         queue.bury_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")]).result()
@@ -77,7 +77,7 @@ def test_an_export_counts_the_letters_that_are_damaged(path: Path, tmp_path: Pat
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
 
 
-def test_an_interrupted_export_leaves_what_was_there(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
+def test_an_interrupted_export_keeps_the_old_file(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
     bury(queue, 600)
     destination = tmp_path / "out.jsonl"
     destination.write_text("yesterday's")
@@ -91,7 +91,9 @@ def test_an_interrupted_export_leaves_what_was_there(queue: DeadLetterQueue, pat
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("out")] == ["out.jsonl"]
 
 
-def test_an_export_replaces_no_spool_no_folder_and_no_pipe(queue: DeadLetterQueue, path: Path, tmp_path: Path) -> None:
+def test_an_export_never_replaces_a_spool_a_folder_or_a_pipe(
+    queue: DeadLetterQueue, path: Path, tmp_path: Path
+) -> None:
     bury(queue, 2)
     folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
     folder.mkdir()
@@ -107,7 +109,7 @@ def test_an_export_replaces_no_spool_no_folder_and_no_pipe(queue: DeadLetterQueu
         assert sum(reader.count(LetterFilter()).values()) == 2
 
 
-def test_looking_at_a_file_that_was_emptied_leaves_its_log(path: Path, tmp_path: Path) -> None:
+def test_reading_an_emptied_file_keeps_its_log(path: Path, tmp_path: Path) -> None:
     emptied = tmp_path / "emptied.db"
     log = tmp_path / "emptied.db-wal"
     with Spool(SpoolOptions(path=path)) as spool:
@@ -120,7 +122,7 @@ def test_looking_at_a_file_that_was_emptied_leaves_its_log(path: Path, tmp_path:
     assert log.read_bytes() == before
 
 
-def test_a_purge_deletes_what_matches_and_goes_on_after_an_interruption(queue: DeadLetterQueue) -> None:
+def test_a_purge_deletes_matching_letters_and_can_be_resumed(queue: DeadLetterQueue) -> None:
     bury(queue, 1_800)
     progress: list[int] = []
 
@@ -137,14 +139,14 @@ def test_a_purge_deletes_what_matches_and_goes_on_after_an_interruption(queue: D
     assert purge(queue, LetterFilter()) == 1_200
 
 
-def test_letters_are_read_after_their_owner_is_gone(path: Path) -> None:
+def test_letters_can_be_read_after_the_owner_exits(path: Path) -> None:
     with Spool(SpoolOptions(path=path)) as spool:
         letters = bury(DeadLetterQueue(spool), 3)
     with LetterReader(path) as reader:
         assert [stored.letter for page in reader.pages(LetterFilter()) for stored in page] == letters
 
 
-def test_a_missing_file_a_stranger_and_a_closed_reader_are_told_apart(path: Path) -> None:
+def test_a_missing_file_another_database_and_a_closed_reader_have_different_errors(path: Path) -> None:
     with pytest.raises(SpoolUnavailable, match="there is no such file"):
         LetterReader(path).__enter__()
     path.write_bytes(b"not a database at all" * 100)

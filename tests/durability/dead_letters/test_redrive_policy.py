@@ -1,4 +1,4 @@
-"""Which letters go again by themselves, and when."""
+"""Which letters are redriven automatically, and when."""
 
 import math
 
@@ -15,7 +15,7 @@ def test_every_reason_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(("reason", "automatically"), REDRIVEN_AUTOMATICALLY.items())
-def test_each_row_decides_whether_a_letter_is_ever_due(reason: Reason, automatically: bool) -> None:
+def test_each_reason_decides_whether_a_letter_is_ever_due(reason: Reason, automatically: bool) -> None:
     due_at = RedrivePolicy().due_at(reason, redrives=0, now=100.0, chance=lambda: 0.5)
     assert (due_at is not None) is automatically
 
@@ -27,7 +27,7 @@ def test_the_longest_wait_doubles_up_to_the_cap() -> None:
 
 
 @given(redrives=st.integers(0, 10_000), chance=st.floats(0, 1), now=st.floats(0, 4e9))
-def test_a_letter_is_due_within_the_cap_however_often_it_failed(redrives: int, chance: float, now: float) -> None:
+def test_a_letter_is_due_within_the_cap_after_any_number_of_failures(redrives: int, chance: float, now: float) -> None:
     due_at = RedrivePolicy(base_seconds=1, cap_seconds=30).due_at(
         "throttled", redrives=redrives, now=now, chance=lambda: chance
     )
@@ -35,7 +35,7 @@ def test_a_letter_is_due_within_the_cap_however_often_it_failed(redrives: int, c
     assert now <= due_at <= now + 30
 
 
-def test_after_its_redrives_a_letter_waits_for_a_person() -> None:
+def test_after_max_redrives_a_letter_is_never_due() -> None:
     policy = RedrivePolicy(max_redrives=2)
     due = [policy.due_at("ttl", redrives=count, now=0.0, chance=lambda: 0.0) for count in range(3)]
     assert due == [0.0, 0.0, None]
@@ -51,6 +51,6 @@ def test_after_its_redrives_a_letter_waits_for_a_person() -> None:
         {"max_redrives": -1},
     ],
 )
-def test_a_policy_out_of_bounds_is_refused(options: dict[str, float]) -> None:
+def test_a_policy_out_of_bounds_is_rejected(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="it must be"):
         RedrivePolicy(**options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Dead letters go again: by themselves when due, on demand at once, critical first, and safe to interrupt."""
+"""Redriving dead letters: automatically when due, on demand at once, critical first, safe to interrupt."""
 
 import re
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ async def bury(spool: AsyncSpool, queue: DeadLetterQueue, numbers: range, tier: 
     await spool.mailbox.wait_for(queue.bury_nowait(letters))
 
 
-async def test_letters_that_are_due_are_delivered_and_gone(spool: AsyncSpool) -> None:
+async def test_due_letters_are_delivered_and_removed(spool: AsyncSpool) -> None:
     receiver = Receiver()
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
     await bury(spool, queue, range(5), "bulk")
@@ -61,7 +61,7 @@ async def test_letters_that_are_due_are_delivered_and_gone(spool: AsyncSpool) ->
     assert receiver.delivered == [b"%d" % number for number in (5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 10, 11)]
 
 
-async def test_a_letter_that_fails_stays_and_is_tried_when_it_is_due_again(spool: AsyncSpool) -> None:
+async def test_a_letter_that_fails_stays_and_is_redriven_when_due_again(spool: AsyncSpool) -> None:
     receiver = Receiver()
     receiver.answers[b"0"] = [failed(EXPIRED)] * 3
     queue = DeadLetterQueue(spool.spool, policy=RedrivePolicy(base_seconds=0.001), chance=lambda: 1.0)
@@ -74,7 +74,7 @@ async def test_a_letter_that_fails_stays_and_is_tried_when_it_is_due_again(spool
     assert receiver.answers[b"0"] == []
 
 
-async def test_a_letter_in_flight_is_not_sent_twice_though_it_is_due(spool: AsyncSpool) -> None:
+async def test_a_due_letter_in_flight_is_not_sent_twice(spool: AsyncSpool) -> None:
     receiver = Receiver()
     receiver.hold = True
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
@@ -90,7 +90,7 @@ async def test_a_letter_in_flight_is_not_sent_twice_though_it_is_due(spool: Asyn
     assert receiver.delivered == [b"0", b"1", b"2"]
 
 
-async def test_a_redrive_on_demand_sends_everything_that_matches_once_and_reports(spool: AsyncSpool) -> None:
+async def test_a_redrive_on_demand_sends_each_matching_letter_once(spool: AsyncSpool) -> None:
     receiver = Receiver()
     receiver.answers[b"3"] = [failed(EXPIRED)]
     receiver.answers[b"4"] = [InvalidUserRecord("no")]
@@ -109,7 +109,7 @@ async def test_a_redrive_on_demand_sends_everything_that_matches_once_and_report
     assert queue.depth == 0
 
 
-async def test_only_what_matches_is_redriven(spool: AsyncSpool) -> None:
+async def test_only_matching_letters_are_redriven(spool: AsyncSpool) -> None:
     receiver = Receiver()
     queue = DeadLetterQueue(spool.spool)
     await bury(spool, queue, range(3), "bulk")
@@ -118,7 +118,7 @@ async def test_only_what_matches_is_redriven(spool: AsyncSpool) -> None:
     assert (report.total, report.delivered, queue.depth) == (2, 2, 3)
 
 
-async def test_an_interrupted_redrive_is_run_again_and_delivers_the_rest(spool: AsyncSpool) -> None:
+async def test_an_interrupted_redrive_can_be_run_again(spool: AsyncSpool) -> None:
     receiver = Receiver()
     receiver.hold = True
     queue = DeadLetterQueue(spool.spool)
@@ -139,7 +139,7 @@ async def test_an_interrupted_redrive_is_run_again_and_delivers_the_rest(spool: 
     assert sorted(receiver.delivered) == sorted(b"%d" % number for number in range(100))
 
 
-async def test_a_producer_without_room_is_asked_again(spool: AsyncSpool) -> None:
+async def test_a_letter_is_retried_when_the_buffer_is_full(spool: AsyncSpool) -> None:
     receiver = Receiver()
     full = BufferFull("full", outstanding_records=1, outstanding_bytes=1)
     receiver.answers[b"0"] = [full, full]
@@ -150,7 +150,7 @@ async def test_a_producer_without_room_is_asked_again(spool: AsyncSpool) -> None
     assert receiver.delivered == [b"0", b"1"]
 
 
-async def test_a_closed_producer_ends_the_redrive_and_the_letters_stay(spool: AsyncSpool) -> None:
+async def test_a_closed_producer_ends_the_redrive_and_keeps_the_letters(spool: AsyncSpool) -> None:
     receiver = Receiver()
     receiver.answers[b"0"] = [ProducerClosed("closed")]
     queue = DeadLetterQueue(spool.spool)
@@ -160,7 +160,7 @@ async def test_a_closed_producer_ends_the_redrive_and_the_letters_stay(spool: As
     assert queue.depth == 2
 
 
-async def test_a_damaged_letter_is_counted_and_left(options: SpoolOptions) -> None:
+async def test_a_damaged_letter_is_counted_and_kept(options: SpoolOptions) -> None:
     receiver = Receiver()
     async with AsyncSpool(Spool(options)) as spool:
         queue = DeadLetterQueue(spool.spool)
@@ -179,7 +179,7 @@ async def test_a_damaged_letter_is_counted_and_left(options: SpoolOptions) -> No
     assert receiver.delivered == [b"whole"]
 
 
-async def test_a_result_that_comes_after_the_spool_was_closed_harms_nobody(options: SpoolOptions) -> None:
+async def test_a_result_after_the_spool_is_closed_is_ignored(options: SpoolOptions) -> None:
     receiver = Receiver()
     receiver.hold = True
     async with AsyncSpool(Spool(options)) as spool:
@@ -194,7 +194,7 @@ async def test_a_result_that_comes_after_the_spool_was_closed_harms_nobody(optio
         assert again.statistics().letters == 2
 
 
-async def test_letters_that_are_due_are_read_a_page_at_a_time_and_not_at_every_result(spool: AsyncSpool) -> None:
+async def test_due_letters_are_read_in_pages_and_not_at_every_result(spool: AsyncSpool) -> None:
     receiver = Receiver()
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
     await bury(spool, queue, range(5_000), "bulk")
@@ -212,11 +212,11 @@ async def test_letters_that_are_due_are_read_a_page_at_a_time_and_not_at_every_r
         await until(lambda: queue.depth == 0)
         tasks.cancel_scope.cancel()
     assert receiver.delivered == [b"%d" % number for number in range(5_000)]
-    # Ten pages; more only for what was in flight while the last of them was sent.
+    # Ten pages; more only for letters that were in flight while the last page was sent.
     assert asked < 100
 
 
-async def test_a_critical_letter_overtakes_what_the_producer_has_no_room_for(spool: AsyncSpool) -> None:
+async def test_a_critical_letter_overtakes_letters_that_found_a_full_buffer(spool: AsyncSpool) -> None:
     receiver = Receiver()
     full = BufferFull("full", outstanding_records=1, outstanding_bytes=1)
     receiver.answers[b"0"] = [full] * 3
@@ -235,7 +235,7 @@ async def test_a_critical_letter_overtakes_what_the_producer_has_no_room_for(spo
     assert len(receiver.delivered) == 410
 
 
-async def test_a_letter_that_lands_while_a_page_is_on_its_way_is_not_sent_again(spool: AsyncSpool) -> None:
+async def test_a_letter_delivered_while_a_page_is_read_is_not_sent_again(spool: AsyncSpool) -> None:
     receiver = Receiver()
     receiver.hold = True
     queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
@@ -256,7 +256,7 @@ async def test_a_letter_that_lands_while_a_page_is_on_its_way_is_not_sent_again(
         await until(lambda: bool(pages) and pages[0][0].done())
         receiver.deliver_held()
         await until(lambda: queue.depth == 1)
-        # A commit after theirs: now the redriver knows that they are gone.
+        # A later commit: now the redriver knows that they are deleted.
         await spool.mailbox.wait_for(queue.remove([]))
         queue.due_nowait = ask  # type: ignore[method-assign]
         for read, shown in pages:

@@ -1,4 +1,4 @@
-"""Other places for dead letters: what they store, what they refuse, and that nothing is silent."""
+"""Dead-letter sinks: what they store, what they refuse, and that no letter is dropped silently."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def letter(number: int, data: bytes | None = None) -> DeadLetter:
 LETTERS = [letter(number) for number in range(25)]
 
 
-async def test_a_function_gets_every_letter() -> None:
+async def test_a_function_receives_every_letter() -> None:
     taken: list[DeadLetter] = []
     sink: DeadLetterSink = CallableSink(taken.append)
     assert await sink.send(LETTERS) == SinkReport(25, ())
@@ -56,7 +56,7 @@ async def test_a_coroutine_function_is_awaited() -> None:
 async def test_a_letter_for_which_the_function_raises_is_refused_and_the_others_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The whole bundle counted as failed, also those that the function had taken."""
+    """The whole batch counted as failed, including letters that the function had accepted."""
     taken: list[DeadLetter] = []
 
     def take(each: DeadLetter) -> None:
@@ -72,7 +72,7 @@ async def test_a_letter_for_which_the_function_raises_is_refused_and_the_others_
     assert LETTERS[3].id in caplog.text
 
 
-async def test_the_queue_as_a_sink_stores_all_or_refuses_all(tmp_path: Path) -> None:
+async def test_the_queue_sink_stores_all_letters_or_refuses_all(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0, max_dead_letter_bytes=1024 * 1024)
     async with AsyncSpool(Spool(options)) as spool:
         queue = DeadLetterQueue(spool.spool)
@@ -87,7 +87,7 @@ async def test_the_queue_as_a_sink_stores_all_or_refuses_all(tmp_path: Path) -> 
         assert "max_dead_letter_bytes" in report.refused[0].why
 
 
-async def test_lines_of_json_are_appended_for_their_owner_only(tmp_path: Path) -> None:
+async def test_json_lines_are_appended_to_a_file_that_only_its_owner_can_read(tmp_path: Path) -> None:
     path = tmp_path / "letters.jsonl"
     sink: DeadLetterSink = JsonLinesSink(path)
     assert await sink.send(LETTERS[:2]) == SinkReport(2, ())
@@ -97,7 +97,7 @@ async def test_lines_of_json_are_appended_for_their_owner_only(tmp_path: Path) -
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_the_letters_of_a_process_that_changes_its_folder_stay_together(
+async def test_the_file_stays_the_same_when_the_working_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,14 +108,14 @@ async def test_the_letters_of_a_process_that_changes_its_folder_stay_together(
     assert len((tmp_path / "letters.jsonl").read_text().splitlines()) == 2
 
 
-async def test_a_file_that_cannot_be_written_refuses_all_and_is_left_as_it_was(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_is_unchanged_and_all_are_refused(tmp_path: Path) -> None:
     report = await JsonLinesSink(tmp_path / "missing" / "letters.jsonl").send(LETTERS)
     assert report.stored == 0
     assert len(report.refused) == 25
     assert "No such file or directory" in report.refused[0].why
 
 
-async def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partial_write_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "letters.jsonl"
     sink = JsonLinesSink(path)
     await sink.send(LETTERS[:1])
@@ -129,7 +129,7 @@ async def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert path.read_bytes() == before
 
 
-async def test_half_a_line_of_a_power_cut_costs_none_of_the_next(tmp_path: Path) -> None:
+async def test_half_a_line_after_a_power_failure_does_not_corrupt_the_next(tmp_path: Path) -> None:
     path = tmp_path / "letters.jsonl"
     path.write_bytes(b'{"id":"whole"}\n{"id":"ha')
     assert await JsonLinesSink(path).send(LETTERS[:2]) == SinkReport(2, ())
@@ -138,8 +138,8 @@ async def test_half_a_line_of_a_power_cut_costs_none_of_the_next(tmp_path: Path)
     assert [json.loads(line)["id"] for line in lines[2:]] == [each.id for each in LETTERS[:2]]
 
 
-async def test_the_name_of_a_new_file_is_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without that a power cut takes the whole file, letters reported as stored and all."""
+async def test_the_folder_of_a_new_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that a power failure loses the whole file, including letters reported as stored."""
     synced: list[bool] = []
     fsync = os.fsync
 
@@ -156,7 +156,7 @@ async def test_the_name_of_a_new_file_is_on_the_disk_too(tmp_path: Path, monkeyp
 
 
 class FakeSqs:
-    """Takes messages as SQS does, as far as the sink can notice."""
+    """Accepts messages as SQS does, as far as the sink can notice."""
 
     def __init__(self, *, limit: int | None = 262_144, failing: tuple[str, ...] = ()) -> None:
         self.limit = limit
@@ -182,7 +182,7 @@ class FakeSqs:
         }
 
 
-async def test_sqs_gets_ten_messages_a_request() -> None:
+async def test_sqs_receives_ten_messages_per_request() -> None:
     client = FakeSqs()
     assert await SqsSink(client, "http://sqs/queue").send(LETTERS) == SinkReport(25, ())
     assert [len(request) for request in client.requests] == [10, 10, 5]
@@ -191,7 +191,7 @@ async def test_sqs_gets_ten_messages_a_request() -> None:
     ]
 
 
-async def test_a_letter_above_the_queues_limit_is_refused_clearly_and_the_others_go() -> None:
+async def test_a_letter_above_the_queues_limit_is_refused_and_the_others_are_sent() -> None:
     client = FakeSqs(limit=1_024)
     large = letter(99, bytes(5_000))
     report = await SqsSink(client, "http://sqs/queue").send([LETTERS[0], large, LETTERS[1]])
@@ -201,7 +201,7 @@ async def test_a_letter_above_the_queues_limit_is_refused_clearly_and_the_others
     assert "as a message and the SQS queue allows 1,024; send letters of this stream to S3" in why
 
 
-async def test_a_request_holds_no_more_bytes_than_the_limit() -> None:
+async def test_a_request_never_exceeds_the_byte_limit() -> None:
     client = FakeSqs(limit=2_048)
     await SqsSink(client, "http://sqs/queue").send([letter(number, bytes(500)) for number in range(4)])
     for request in client.requests:
@@ -209,14 +209,14 @@ async def test_a_request_holds_no_more_bytes_than_the_limit() -> None:
     assert len(client.requests) > 1
 
 
-async def test_what_sqs_refuses_of_a_request_is_refused_by_name() -> None:
+async def test_messages_that_sqs_rejects_are_refused_with_its_error() -> None:
     client = FakeSqs(limit=None, failing=(LETTERS[3].id,))
     report = await SqsSink(client, "http://sqs/queue").send(LETTERS[:5])
     assert report == SinkReport(4, (RefusedLetter(LETTERS[3], "SQS refused it: InternalError again"),))
 
 
-async def test_an_sqs_that_says_nothing_of_a_letter_has_not_stored_it() -> None:
-    """An answer in which everything is missing, as a proxy's page is read by botocore, counted as success."""
+async def test_a_letter_missing_from_the_answer_of_sqs_is_refused() -> None:
+    """botocore parses a proxy's error page as an answer without fields; it counted as success."""
 
     class Silent(FakeSqs):
         async def send_message_batch(self, **_: Any) -> Mapping[str, Any]:
@@ -227,7 +227,7 @@ async def test_an_sqs_that_says_nothing_of_a_letter_has_not_stored_it() -> None:
     assert "the answer of SQS does not mention it" in report.refused[0].why
 
 
-async def test_an_sqs_that_does_not_answer_refuses_the_whole_request() -> None:
+async def test_without_an_answer_of_sqs_the_whole_request_is_refused() -> None:
     client = FakeSqs()
     client.down = True
     report = await SqsSink(client, "http://sqs/queue").send(LETTERS)
@@ -235,7 +235,7 @@ async def test_an_sqs_that_does_not_answer_refuses_the_whole_request() -> None:
     assert "Could not connect to the endpoint URL" in report.refused[0].why
 
 
-async def test_a_fifo_queue_gets_groups_and_deduplication() -> None:
+async def test_a_fifo_queue_receives_group_and_deduplication_ids() -> None:
     client = FakeSqs()
     await SqsSink(client, "http://sqs/queue.fifo").send([letter(1), letter(2)])
     first, second = client.requests[0]
@@ -257,7 +257,7 @@ class FakeS3:
         return {}
 
 
-async def test_s3_gets_one_object_with_a_line_for_each_letter() -> None:
+async def test_s3_receives_one_object_with_one_line_per_letter() -> None:
     client = FakeS3()
     assert await S3Sink(client, "bucket").send(LETTERS) == SinkReport(25, ())
     ((key, body),) = client.objects.items()
@@ -265,13 +265,13 @@ async def test_s3_gets_one_object_with_a_line_for_each_letter() -> None:
     assert [json.loads(line)["id"] for line in body.splitlines()] == [each.id for each in LETTERS]
 
 
-async def test_nothing_to_send_is_no_object() -> None:
+async def test_an_empty_send_writes_no_object() -> None:
     client = FakeS3()
     assert await S3Sink(client, "bucket").send([]) == SinkReport(0, ())
     assert not client.objects
 
 
-async def test_an_s3_that_refuses_is_reported() -> None:
+async def test_letters_that_s3_rejects_are_refused() -> None:
     client = FakeS3()
     client.down = True
     report = await S3Sink(client, "bucket").send(LETTERS[:2])

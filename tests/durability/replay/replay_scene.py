@@ -1,4 +1,4 @@
-"""A replay in virtual time: the backlog in memory, the streams of a producer, a service in memory."""
+"""A replay in virtual time, with the backlog, the streams of a producer and the service in memory."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -32,7 +32,7 @@ class _Mailbox:
 
 
 class MemorySpool:
-    """What the replayer asks of a spool, without a file and without a thread: virtual time waits for neither."""
+    """The part of a spool that the replayer uses, without a file or a thread, which virtual time cannot control."""
 
     def __init__(self, records: Iterable[SpooledRecord]) -> None:
         self._backlog = [Claimed(number, record) for number, record in enumerate(records, start=1)]
@@ -42,7 +42,7 @@ class MemorySpool:
         self.left = len(self._backlog)
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Nothing joins the backlog later."""
+        """Do nothing: the backlog never grows here."""
 
     async def claim_backlog(self, limit: int, *, max_bytes: int) -> list[Claimed]:
         taken: list[Claimed] = []
@@ -105,7 +105,7 @@ async def replaying(
 
 
 async def seconds_until_replayed(spool: MemorySpool, *, deadline: float = 3_600.0) -> float:
-    """Return how long it took, in virtual time."""
+    """Return the duration in virtual time."""
     started_at = anyio.current_time()
     with anyio.fail_after(deadline):
         while spool.left:  # noqa: ASYNC110 - the clock is virtual, and the spool has no event
@@ -114,7 +114,7 @@ async def seconds_until_replayed(spool: MemorySpool, *, deadline: float = 3_600.
 
 
 def backlog(count: int, *, keys: int, flow: str | None = "tenant", size: int = 0) -> list[SpooledRecord]:
-    """Records whose data is their number, their keys in turn."""
+    """Return records whose data is their number, with the keys in turn."""
     return [
         SpooledRecord(STREAM, f"key-{number % keys}", b"%d" % number + b" " * size, 1_700_000_000.0, flow=flow)
         for number in range(count)
@@ -122,7 +122,7 @@ def backlog(count: int, *, keys: int, flow: str | None = "tenant", size: int = 0
 
 
 def consumed(transport: FakeTransport) -> dict[str, list[int]]:
-    """What a consumer reads of each key, in the order of the shard."""
+    """Return what a consumer reads for each key, in shard order."""
     numbers: dict[str, list[int]] = {}
     for stored in transport.kinesis.records(STREAM):
         users = decode(stored.data)

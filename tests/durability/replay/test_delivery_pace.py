@@ -1,4 +1,4 @@
-"""Rate, what is in flight, and pauses, in literal times."""
+"""Rate, records in flight and pauses, with literal times."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def pace(
     )
 
 
-def test_no_more_records_a_second_than_allowed_and_ready_at_says_when() -> None:
+def test_the_record_rate_is_limited_and_ready_at_says_when_to_continue() -> None:
     each = pace(records_per_second=10)
     assert each.try_send(1, 0.0)
     assert not each.try_send(1, 0.0)
@@ -34,14 +34,14 @@ def test_no_more_records_a_second_than_allowed_and_ready_at_says_when() -> None:
     assert each.try_send(1, each.ready_at(1, 0.0))
 
 
-def test_no_more_bytes_a_second_than_allowed() -> None:
+def test_the_byte_rate_is_limited() -> None:
     each = pace(bytes_per_second=1_000)
     assert each.try_send(500, 0.0)
     assert each.ready_at(100, 0.0) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("bound", [{"in_flight_records": 2}, {"in_flight_bytes": 20}])
-def test_what_is_in_flight_is_bounded_until_a_result_comes(bound: dict[str, int]) -> None:
+def test_records_in_flight_are_bounded_until_a_result_arrives(bound: dict[str, int]) -> None:
     each = pace(**bound)  # type: ignore[arg-type]
     assert each.try_send(10, 0.0)
     assert each.try_send(10, 0.0)
@@ -51,13 +51,13 @@ def test_what_is_in_flight_is_bounded_until_a_result_comes(bound: dict[str, int]
     assert each.try_send(10, 0.0)
 
 
-def test_a_record_above_every_bound_goes_alone() -> None:
+def test_a_record_larger_than_every_bound_is_sent_alone() -> None:
     each = pace(in_flight_bytes=20)
     assert each.try_send(500, 0.0)
     assert not each.try_send(1, 0.0)
 
 
-def test_pauses_double_up_to_five_seconds_and_a_success_ends_the_row() -> None:
+def test_pauses_double_up_to_five_seconds_until_a_success() -> None:
     each = pace()
     now, pauses = 0.0, []
     for _ in range(9):
@@ -74,7 +74,7 @@ def test_pauses_double_up_to_five_seconds_and_a_success_ends_the_row() -> None:
     assert each.ready_at(1, now) == now + 0.5
 
 
-def test_failures_within_a_pause_count_once() -> None:
+def test_failures_during_a_pause_count_once() -> None:
     each = pace()
     for _ in range(3):
         each.try_send(1, 0.0)
@@ -87,7 +87,7 @@ def test_failures_within_a_pause_count_once() -> None:
     sizes=st.lists(st.integers(0, 100_000), max_size=60),
     waits=st.lists(st.floats(0, 1), min_size=60, max_size=60),
 )
-def test_rate_and_flight_bounds_hold_together(sizes: list[int], waits: list[float]) -> None:
+def test_rate_and_in_flight_bounds_hold_together(sizes: list[int], waits: list[float]) -> None:
     each = pace(records_per_second=50, bytes_per_second=1_000_000, in_flight_records=3, in_flight_bytes=150_000)
     now, flying, sent = 0.0, list[int](), 0
     for size, wait in zip(sizes, waits, strict=False):

@@ -1,4 +1,4 @@
-"""Order per key, whatever fails."""
+"""Records are replayed in key order despite failures."""
 
 import random
 from collections import Counter, deque
@@ -25,27 +25,27 @@ def take_all(order: ReplayOrder) -> list[int]:
     return taken
 
 
-def test_records_leave_oldest_first_one_for_each_key() -> None:
+def test_records_are_sent_oldest_first_one_per_key() -> None:
     order = offered("abacb")
     assert take_all(order) == [1, 2, 4]
     assert order.waiting == 2
 
 
-def test_the_next_record_of_a_key_leaves_when_the_one_before_was_delivered() -> None:
+def test_the_next_record_of_a_key_waits_for_the_one_before() -> None:
     order = offered("aab")
     assert take_all(order) == [1, 3]
     order.succeeded(1)
     assert take_all(order) == [2]
 
 
-def test_a_failed_record_goes_again_before_the_younger_ones_of_its_key() -> None:
+def test_a_failed_record_is_sent_before_younger_ones_of_its_key() -> None:
     order = offered("aab")
     take_all(order)
     order.failed(1)
     assert take_all(order) == [1]
 
 
-def test_with_more_in_flight_a_failure_holds_its_key_until_all_results_are_in() -> None:
+def test_after_a_failure_a_key_waits_for_all_its_results() -> None:
     order = offered("aaaab", in_flight_per_key=3)
     assert take_all(order) == [1, 2, 3, 5]
     order.failed(1)
@@ -55,7 +55,7 @@ def test_with_more_in_flight_a_failure_holds_its_key_until_all_results_are_in() 
     assert take_all(order) == [1, 2, 4]
 
 
-def test_who_shares_the_fate_of_the_one_before_leaves_beside_it() -> None:
+def test_a_record_that_shares_the_fate_of_the_one_before_is_sent_with_it() -> None:
     order = offered("aaab", may_share=True)
     assert order.take().id == 1
     following = order.peek()
@@ -73,7 +73,7 @@ def test_who_shares_the_fate_of_the_one_before_leaves_beside_it() -> None:
     assert (alone.id, order.companion_of(alone)) == (3, None)
 
 
-def test_nobody_joins_those_of_whom_one_has_failed() -> None:
+def test_no_record_joins_a_group_with_a_failure() -> None:
     order = offered("aaa", may_share=True)
     assert (order.take().id, order.take().id) == (1, 2)
     order.failed(1)
@@ -89,14 +89,14 @@ def test_streams_do_not_share_keys() -> None:
     assert take_all(order) == [1, 2]
 
 
-def test_an_older_record_that_comes_later_goes_first() -> None:
+def test_an_older_record_offered_later_is_sent_first() -> None:
     order = ReplayOrder(in_flight_per_key=1)
     order.offer(Claimed(7, spooled(key="a")))
     order.offer(Claimed(3, spooled(key="a")))
     assert take_all(order) == [3]
 
 
-def test_what_waits_can_be_taken_back_and_what_flies_lands_later() -> None:
+def test_waiting_records_can_be_taken_back_while_others_are_in_flight() -> None:
     order = offered("aab")
     order.take()
     assert sorted(order.take_waiting()) == [2, 3]
@@ -107,7 +107,7 @@ def test_what_waits_can_be_taken_back_and_what_flies_lands_later() -> None:
 
 @given(keys=st.text("abcd", min_size=1, max_size=40), in_flight_per_key=st.integers(1, 4), seed=st.integers())
 @settings(max_examples=150)
-def test_every_record_is_delivered_once_and_in_order_of_its_key(keys: str, in_flight_per_key: int, seed: int) -> None:
+def test_every_record_is_delivered_once_and_in_key_order(keys: str, in_flight_per_key: int, seed: int) -> None:
     chance = random.Random(seed)
     order = ReplayOrder(in_flight_per_key=in_flight_per_key)
     coming = deque(enumerate(keys, start=1))
@@ -138,8 +138,8 @@ def test_every_record_is_delivered_once_and_in_order_of_its_key(keys: str, in_fl
 
 @given(keys=st.text("abc", min_size=1, max_size=40), seed=st.integers())
 @settings(max_examples=150)
-def test_groups_that_share_a_fate_keep_the_order_of_each_key(keys: str, seed: int) -> None:
-    """Groups as aggregated records: whoever joins one is delivered with it, or fails with it, at any later time."""
+def test_groups_that_share_a_fate_keep_key_order(keys: str, seed: int) -> None:
+    """Groups as aggregated records: all records of a group are delivered or fail together, at any later time."""
     chance = random.Random(seed)
     order = offered(keys, may_share=True)
     group_of: dict[int, int] = {}
@@ -157,7 +157,7 @@ def test_groups_that_share_a_fate_keep_the_order_of_each_key(keys: str, seed: in
             group_of[claimed.id] = opened
             groups.setdefault(opened, []).append(claimed.id)
         elif groups:
-            # Nobody joins a group that was sent.
+            # No record joins a group that was sent.
             sent = groups.pop(chance.choice(list(groups)))
             opened += 1
             if chance.random() < 0.3:

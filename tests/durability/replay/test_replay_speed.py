@@ -1,4 +1,4 @@
-"""A backlog uses what capacity is free, however few keys it has, in order, and at nobody's cost. In virtual time."""
+"""A replay uses all free capacity, with any number of keys, in order, and delays no fresh record. In virtual time."""
 
 from typing import Any
 
@@ -34,24 +34,24 @@ def service(shards: int = 4, **options: Any) -> FakeTransport:
 
 
 @pytest.mark.parametrize("keys", [1, 50, 5_000])
-async def test_five_thousand_records_take_little_longer_than_the_rate_of_the_replay_asks(keys: int) -> None:
+async def test_five_thousand_records_are_replayed_at_nearly_the_configured_rate(keys: int) -> None:
     spool = MemorySpool(backlog(5_000, keys=keys))
     transport = service()
     async with replaying(spool, transport):
         seconds = await seconds_until_replayed(spool)
-    # 5,000 a second are allowed, and half a thousand at once.
+    # 5,000 a second are allowed, with a burst of 500.
     assert 0.9 <= seconds <= 1.3
     assert consumed(transport) == {f"key-{key}": list(range(key, 5_000, keys)) for key in range(keys)}
 
 
-async def test_one_by_one_a_key_would_get_ten_records_a_second() -> None:
-    """The weakness that sharing a fate is for."""
+async def test_without_shared_fate_a_key_is_limited_to_ten_records_a_second() -> None:
+    """The weakness that `SharedPut` removes."""
     spool = MemorySpool(backlog(50, keys=1))
     async with replaying(spool, service(), apart=True):
         assert await seconds_until_replayed(spool) > 5.0
 
 
-async def test_the_order_of_each_key_holds_through_refusals_failures_and_expiry() -> None:
+async def test_key_order_holds_through_throttling_failures_and_expiry() -> None:
     spool = MemorySpool(backlog(3_000, keys=20, size=400))
     transport = service(shards=2)
     transport.kinesis.faults.add(RecordError(), When(probability=0.3))
@@ -63,8 +63,8 @@ async def test_the_order_of_each_key_holds_through_refusals_failures_and_expiry(
     assert sum(map(len, consumed(transport).values())) == 3_000
 
 
-async def test_fresh_records_of_other_tenants_wait_no_longer_because_of_a_replay() -> None:
-    """One shard at its limit by the replay alone: whoever comes beside it has its turn at once."""
+async def test_a_replay_does_not_delay_fresh_records_of_other_tenants() -> None:
+    """The replay alone saturates one shard; a fresh record of another tenant still goes at once."""
 
     async def longest_wait(spool: MemorySpool) -> tuple[float, float]:
         waits: list[float] = []
@@ -82,11 +82,11 @@ async def test_fresh_records_of_other_tenants_wait_no_longer_because_of_a_replay
     alone, _ = await longest_wait(MemorySpool([]))
     beside, replayed_per_second = await longest_wait(MemorySpool(backlog(30_000, keys=3, size=2_000)))
     assert beside <= 2 * alone + 0.025
-    # 2,004 bytes each: 520 a second are all that the shard takes.
+    # 2,004 bytes each, so the shard accepts 520 a second.
     assert replayed_per_second >= 450
 
 
-async def test_a_fate_is_shared_by_what_travels_in_one_aggregated_record_and_by_nothing_else() -> None:
+async def test_only_records_of_one_aggregated_record_share_a_fate() -> None:
     spool = MemorySpool([])
     async with replaying(spool, service(shards=1)) as (pipeline, fresh):
         await anyio.sleep(0.1)
@@ -102,7 +102,7 @@ async def test_a_fate_is_shared_by_what_travels_in_one_aggregated_record_and_by_
 
 
 @pytest.mark.parametrize("fairness", [None, FairnessPolicy()], ids=["in a line", "fair"])
-async def test_what_a_producer_before_us_has_aggregated_is_not_aggregated_again(
+async def test_a_record_aggregated_by_another_producer_is_not_aggregated_again(
     fairness: FairnessPolicy | None,
 ) -> None:
     ready_made = [
@@ -124,7 +124,7 @@ class _OneWithoutAggregation(FairnessPolicy):
         return flow != "plain"
 
 
-async def test_a_flow_without_aggregation_is_replayed_without_it() -> None:
+async def test_a_flow_without_aggregation_is_replayed_without_aggregation() -> None:
     mixed = [*backlog(30, keys=3, flow="plain"), *backlog(30, keys=3)]
     transport = service(shards=1)
     spool = MemorySpool(mixed)

@@ -1,4 +1,4 @@
-"""The backlog goes back to the producer: in order, not too fast, and only once it was confirmed it is gone."""
+"""The backlog goes back to the producer: in order, at a limited pace, and removed only after Kinesis confirmed it."""
 
 import threading
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def replaying(
         tasks.cancel_scope.cancel()
 
 
-async def test_the_backlog_is_delivered_in_order_of_each_key_and_leaves_the_file(options: SpoolOptions) -> None:
+async def test_the_backlog_is_delivered_in_key_order_and_deleted(options: SpoolOptions) -> None:
     receiver = Receiver()
     async with AsyncSpool(Spool(options)) as spool:
         await spool.append([spooled(n, key=f"key-{n % 3}") for n in range(2_000)], claim=False)
@@ -55,7 +55,7 @@ async def test_the_backlog_is_delivered_in_order_of_each_key_and_leaves_the_file
         assert of_key == sorted(of_key)
 
 
-async def test_what_joins_the_backlog_later_is_delivered_too(options: SpoolOptions) -> None:
+async def test_records_that_join_the_backlog_later_are_delivered_too(options: SpoolOptions) -> None:
     receiver = Receiver()
     async with AsyncSpool(Spool(options)) as spool, replaying(spool, receiver, options):
         for number in range(3):
@@ -67,7 +67,7 @@ async def test_what_joins_the_backlog_later_is_delivered_too(options: SpoolOptio
     assert receiver.delivered == [b"0", b"1", b"2"]
 
 
-async def test_a_failed_record_is_tried_again_before_the_next_of_its_key(options: SpoolOptions) -> None:
+async def test_a_failed_record_is_retried_before_the_next_of_its_key(options: SpoolOptions) -> None:
     receiver = Receiver()
     receiver.answers[b"0"] = [failed(THROTTLED, EXPIRED)] * 3
     async with AsyncSpool(Spool(options)) as spool:
@@ -77,8 +77,8 @@ async def test_a_failed_record_is_tried_again_before_the_next_of_its_key(options
     assert receiver.delivered == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_a_result_that_comes_through_the_mailbox_needs_no_task_around_it(options: SpoolOptions) -> None:
-    """As where the disk decides: a thread has the loop call, and there is no task in sight."""
+async def test_a_result_may_arrive_outside_any_task(options: SpoolOptions) -> None:
+    """The writer thread posts the call to the loop, so no task is current."""
     receiver = Receiver()
     receiver.hold = True
     async with AsyncSpool(Spool(options)) as spool:
@@ -92,7 +92,7 @@ async def test_a_result_that_comes_through_the_mailbox_needs_no_task_around_it(o
             post.join()
 
 
-async def test_a_producer_without_room_is_asked_again(options: SpoolOptions) -> None:
+async def test_a_record_is_retried_when_the_buffer_is_full(options: SpoolOptions) -> None:
     receiver = Receiver()
     full = BufferFull("full", outstanding_records=1, outstanding_bytes=1)
     receiver.answers[b"0"] = [full, full]
@@ -104,7 +104,7 @@ async def test_a_producer_without_room_is_asked_again(options: SpoolOptions) -> 
 
 
 @pytest.mark.parametrize("answer", [failed(INVALID), InvalidUserRecord("too large")], ids=["result", "exception"])
-async def test_what_can_never_be_delivered_moves_to_the_dead_letters(
+async def test_a_record_that_can_never_be_delivered_becomes_a_dead_letter(
     options: SpoolOptions, answer: RecordResult | Exception
 ) -> None:
     receiver = Receiver()
@@ -121,13 +121,13 @@ async def test_what_can_never_be_delivered_moves_to_the_dead_letters(
     assert (stored.letter.data, stored.letter.reason) == (b"1", "invalid")
 
 
-async def test_with_the_dead_letters_full_an_undeliverable_record_stays_in_the_spool(
+async def test_an_undeliverable_record_stays_in_the_spool_while_the_dead_letters_are_full(
     tmp_path: Path,
 ) -> None:
     receiver = Receiver()
     poison = bytes(2_000)
     receiver.answers[poison] = [failed(INVALID)] * 100_000
-    # No rate and no pause: the replay has nothing to wait for, and must let others run all the same.
+    # Without a rate limit and a pause the replay has nothing to wait for, and must still let other tasks run.
     small = SpoolOptions(
         path=tmp_path / "small.db",
         commit_interval_ms=0.0,
@@ -147,7 +147,7 @@ async def test_with_the_dead_letters_full_an_undeliverable_record_stays_in_the_s
         assert spool.statistics().backlog_records == 1
 
 
-async def test_no_more_is_in_flight_than_allowed(tmp_path: Path) -> None:
+async def test_records_in_flight_stay_within_the_bound(tmp_path: Path) -> None:
     receiver = Receiver()
     receiver.hold = True
     few = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0, replay_in_flight_records=10)
@@ -161,7 +161,7 @@ async def test_no_more_is_in_flight_than_allowed(tmp_path: Path) -> None:
     assert receiver.most_held <= 10
 
 
-async def test_on_the_way_out_what_waits_is_released_and_what_flies_is_marked_when_it_lands(
+async def test_cancelling_releases_waiting_records_and_confirms_those_in_flight(
     tmp_path: Path,
 ) -> None:
     receiver = Receiver()
@@ -180,7 +180,7 @@ async def test_on_the_way_out_what_waits_is_released_and_what_flies_is_marked_wh
         assert (spool.statistics().claimed_records, spool.statistics().backlog_records) == (0, 4)
 
 
-async def test_a_closed_producer_ends_the_replay_and_loses_nothing(options: SpoolOptions) -> None:
+async def test_a_closed_producer_ends_the_replay_without_losing_records(options: SpoolOptions) -> None:
     receiver = Receiver()
     receiver.answers[b"0"] = [ProducerClosed("closed")]
     async with AsyncSpool(Spool(options)) as spool:
@@ -191,7 +191,7 @@ async def test_a_closed_producer_ends_the_replay_and_loses_nothing(options: Spoo
         assert spool.statistics().backlog_records == 1
 
 
-async def test_a_result_that_comes_after_the_spool_was_closed_harms_nobody(options: SpoolOptions) -> None:
+async def test_a_result_after_the_spool_is_closed_is_ignored(options: SpoolOptions) -> None:
     receiver = Receiver()
     receiver.hold = True
     async with AsyncSpool(Spool(options)) as spool:
@@ -205,7 +205,7 @@ async def test_a_result_that_comes_after_the_spool_was_closed_harms_nobody(optio
         assert again.statistics().records == 2
 
 
-async def test_what_was_to_be_buried_is_released_when_the_replay_ends_before(options: SpoolOptions) -> None:
+async def test_undeliverable_records_are_released_when_the_replay_ends_first(options: SpoolOptions) -> None:
     receiver = Receiver()
     receiver.answers[b"0"] = [failed(INVALID)]
     receiver.answers[b"1"] = [ProducerClosed("closed")]

@@ -1,4 +1,4 @@
-"""A producer as the spool sees it, under the test's control."""
+"""A fake producer for the spool's tests, controlled by the test."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ class Receiver:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread brings about, the spool's."""
+    """Wait until the spool's writer thread has done its work."""
     with anyio.fail_after(20.0):
-        while not condition():  # noqa: ASYNC110 - no event crosses from there to here for every condition
+        while not condition():  # noqa: ASYNC110 - the writer thread sets no event for these conditions
             await anyio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Records and results that the spool's tests speak of."""
+"""Records and results for the spool's tests."""
 
 from kpl_core.durability.spool import SpooledRecord
 from kpl_core.records.record_result import Attempt, RecordResult

@@ -1,8 +1,8 @@
-"""A process that spools until it is killed, and says on its output what it was promised.
+"""A process that spools records until it is killed, and prints each acknowledgement.
 
 Usage: python -m tests.durability.spool.spooling_process FILE FIRST_NUMBER. Each record's data is a number.
 Lines: `a FIRST COUNT` after the commit of COUNT records from FIRST on was acknowledged, `c FIRST
-COUNT` after they were confirmed (before their mark is on the disk).
+COUNT` after they were confirmed (before that is on the disk).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The spool under an event loop, on asyncio and trio: awaited, cancelled, closed."""
+"""The spool on an event loop (asyncio and trio): awaited, cancelled, closed."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ async def spool(tmp_path: Path) -> AsyncIterator[AsyncSpool]:
         yield each
 
 
-async def test_many_tasks_append_and_each_gets_its_own_ids(spool: AsyncSpool) -> None:
+async def test_concurrent_appends_each_get_their_own_ids(spool: AsyncSpool) -> None:
     ids: list[int] = []
 
     async def append(number: int) -> None:
@@ -39,7 +39,7 @@ async def test_many_tasks_append_and_each_gets_its_own_ids(spool: AsyncSpool) ->
     assert spool.statistics().commits < 50
 
 
-async def test_a_refusal_is_raised_where_it_is_awaited(spool: AsyncSpool) -> None:
+async def test_a_full_spool_raises_in_the_awaiting_task(spool: AsyncSpool) -> None:
     with pytest.raises(SpoolFull):
         await spool.append([spooled(data=bytes(1024 * 1024))], claim=True)
 
@@ -52,8 +52,8 @@ async def test_a_confirmed_record_is_not_in_the_backlog_and_a_released_one_is(sp
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_call_that_raises_keeps_no_other_from_being_made() -> None:
-    # Under trio it ends the loop, and there is nobody left to wait.
+async def test_a_posted_call_that_raises_does_not_stop_the_others() -> None:
+    # On trio the exception ends the loop, and no task waits any more.
     made: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: made.append(type(context["exception"]).__name__))
@@ -82,9 +82,7 @@ class Gate:
         monkeypatch.setattr(SpoolStore, "commit", wait_and_commit)
 
 
-async def test_an_append_that_nobody_waits_for_any_more_joins_the_backlog(
-    spool: AsyncSpool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_append_joins_the_backlog(spool: AsyncSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: spool.append([spooled(7)], claim=True))
@@ -97,7 +95,7 @@ async def test_an_append_that_nobody_waits_for_any_more_joins_the_backlog(
     assert claimed[0].record.data == b"7"
 
 
-async def test_a_claim_that_nobody_waits_for_any_more_goes_back(spool: AsyncSpool) -> None:
+async def test_a_cancelled_claim_returns_to_the_backlog(spool: AsyncSpool) -> None:
     await spool.append([spooled()], claim=False)
     asked, go_on = threading.Event(), threading.Event()
 
@@ -130,17 +128,17 @@ async def test_a_listener_is_called_on_the_loop(spool: AsyncSpool) -> None:
     assert threads == [threading.get_ident()]
 
 
-async def test_after_the_block_the_spool_is_closed(tmp_path: Path) -> None:
+async def test_the_spool_is_closed_after_the_async_with_block(tmp_path: Path) -> None:
     async with AsyncSpool(Spool(SpoolOptions(path=tmp_path / "spool.db"))) as spool:
         pass
     with pytest.raises(SpoolClosed):
         await spool.append([spooled()], claim=True)
 
 
-async def test_all_futures_of_one_moment_wake_the_loop_once() -> None:
+async def test_futures_that_complete_together_wake_the_loop_once() -> None:
     mailbox = LoopMailbox()
     wakes: list[object] = []
-    wake = mailbox._wake  # noqa: SLF001 - how often it is called is the point
+    wake = mailbox._wake  # noqa: SLF001 - the test counts its calls
 
     def count_and_wake(call: Callable[[], None]) -> None:
         wakes.append(call)
@@ -166,7 +164,7 @@ async def test_all_futures_of_one_moment_wake_the_loop_once() -> None:
     assert len(wakes) == 1
 
 
-async def test_a_future_that_is_done_already_gives_its_result_or_its_exception() -> None:
+async def test_a_completed_future_returns_its_result_or_raises_at_once() -> None:
     mailbox = LoopMailbox()
     done: Future[int] = Future()
     done.set_result(5)
@@ -177,7 +175,7 @@ async def test_a_future_that_is_done_already_gives_its_result_or_its_exception()
         await mailbox.wait_for(failed)
 
 
-def test_a_loop_that_has_ended_is_told_nothing_and_harms_nobody() -> None:
+def test_a_post_to_a_closed_loop_is_ignored() -> None:
     async def make() -> LoopMailbox:
         return LoopMailbox()
 

@@ -1,4 +1,4 @@
-"""Every record and byte is in one place, whatever happens to it."""
+"""Every stored record and byte is counted in exactly one state."""
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -11,12 +11,12 @@ from kpl_core.durability.spool.store import SpoolTotals
 EMPTY = SpoolTotals(0, 0, 0, 0, 0, 0)
 
 
-def ledger(*, max_bytes: int = 1_000_000, totals: SpoolTotals = EMPTY) -> ClaimTable:
+def claims(*, max_bytes: int = 1_000_000, totals: SpoolTotals = EMPTY) -> ClaimTable:
     return ClaimTable(totals, max_bytes=max_bytes, max_letter_bytes=10_000)
 
 
-def test_a_full_spool_takes_nothing_more_and_says_how_much_it_holds() -> None:
-    each = ledger(max_bytes=400)
+def test_a_full_spool_rejects_records_and_names_the_limit() -> None:
+    each = claims(max_bytes=400)
     assert each.reserve([100, 100], claim=True) == range(1, 3)
     with pytest.raises(SpoolFull, match="holds 264 bytes and 182 more would exceed its max_bytes of 400") as full:
         each.reserve([100, 18], claim=True)
@@ -24,16 +24,16 @@ def test_a_full_spool_takes_nothing_more_and_says_how_much_it_holds() -> None:
     assert (each.records, each.claimed) == (2, 2)
 
 
-def test_what_was_never_stored_leaves_no_trace_but_its_ids() -> None:
-    each = ledger()
+def test_a_cancelled_reservation_frees_its_bytes_but_not_its_ids() -> None:
+    each = claims()
     ids = each.reserve([10, 20], claim=True)
     each.cancel_reservation(ids, [10, 20])
     assert (each.records, each.record_bytes, each.claimed, each.backlog) == (0, 0, 0, 0)
     assert each.reserve([1], claim=False) == range(3, 4)
 
 
-def test_confirming_what_nobody_claimed_does_nothing() -> None:
-    each = ledger()
+def test_confirming_an_unclaimed_record_does_nothing() -> None:
+    each = claims()
     ids = each.reserve([10, 10], claim=True)
     assert each.confirm([ids[0], 99]) == [ids[0]]
     assert each.confirm(ids) == [ids[1]]
@@ -41,8 +41,8 @@ def test_confirming_what_nobody_claimed_does_nothing() -> None:
     assert each.release(ids) == 0
 
 
-def test_a_released_record_is_asked_for_again_only_if_the_cursor_passed_it() -> None:
-    each = ledger()
+def test_a_released_record_is_queried_by_id_only_behind_the_cursor() -> None:
+    each = claims()
     ids = each.reserve([10] * 4, claim=True)
     each.move_cursor(ids[1])
     each.release(ids)
@@ -52,28 +52,28 @@ def test_a_released_record_is_asked_for_again_only_if_the_cursor_passed_it() -> 
     assert each.backlog_query(1) == ([1], 2)
 
 
-def test_a_ledger_goes_on_where_the_file_stands() -> None:
-    each = ledger(totals=SpoolTotals(5, 500, 17, 2, 80, 9))
+def test_the_counts_start_from_the_totals_of_the_file() -> None:
+    each = claims(totals=SpoolTotals(5, 500, 17, 2, 80, 9))
     assert each.backlog == 5
     assert each.record_bytes == 500 + 5 * 32
     assert each.reserve([1], claim=True) == range(18, 19)
     assert each.reserve_letters([1]) == range(10, 11)
 
 
-def test_a_full_dead_letter_queue_takes_nothing_more() -> None:
-    each = ledger()
+def test_a_full_dead_letter_queue_rejects_letters() -> None:
+    each = claims()
     with pytest.raises(SpoolFull, match="max_dead_letter_bytes of 10,000"):
         each.reserve_letters([20_000])
     assert (each.letters, each.letter_bytes) == (0, 0)
 
 
 class AnyLedger(RuleBasedStateMachine):
-    """The ledger beside a dictionary of what is on the disk and who holds it."""
+    """The claim table compared with a dictionary of the stored records and their states."""
 
     @initialize()
     def start(self) -> None:
-        self.ledger = ledger(max_bytes=2_000)
-        # Of each id its size and its place.
+        self.claims = claims(max_bytes=2_000)
+        # id: (size, state).
         self.model: dict[int, tuple[int, str]] = {}
         self.cursor = 0
 
@@ -85,16 +85,16 @@ class AnyLedger(RuleBasedStateMachine):
         room = 2_000 - sum(size + 32 for size, _ in self.model.values())
         if sum(sizes) + 32 * len(sizes) > room:
             with pytest.raises(SpoolFull):
-                self.ledger.reserve(sizes, claim=claim)
+                self.claims.reserve(sizes, claim=claim)
             return
-        ids = self.ledger.reserve(sizes, claim=claim)
+        ids = self.claims.reserve(sizes, claim=claim)
         for record_id, size in zip(ids, sizes, strict=True):
             self.model[record_id] = (size, "claimed" if claim else "backlog")
 
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.model)), unique=True)) if self.model else []
-        left = self.ledger.confirm(chosen)
+        left = self.claims.confirm(chosen)
         assert set(left) == set(chosen) & set(self.ids("claimed"))
         for record_id in left:
             self.model[record_id] = (self.model[record_id][0], "leaving")
@@ -104,11 +104,11 @@ class AnyLedger(RuleBasedStateMachine):
     def commit(self, works: bool) -> None:
         leaving = self.ids("leaving")
         if works:
-            self.ledger.deleted(leaving)
+            self.claims.deleted(leaving)
             for record_id in leaving:
                 del self.model[record_id]
         else:
-            self.ledger.restore_claims(leaving)
+            self.claims.restore_claims(leaving)
             for record_id in leaving:
                 self.model[record_id] = (self.model[record_id][0], "claimed")
 
@@ -116,42 +116,42 @@ class AnyLedger(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.model)), unique=True)) if self.model else []
         claimed = set(chosen) & set(self.ids("claimed"))
-        assert self.ledger.release(chosen) == len(claimed)
+        assert self.claims.release(chosen) == len(claimed)
         for record_id in claimed:
             self.model[record_id] = (self.model[record_id][0], "backlog")
 
     @rule(limit=st.integers(1, 5))
     def read_backlog(self, limit: int) -> None:
-        query = self.ledger.backlog_query(limit)
+        query = self.claims.backlog_query(limit)
         after = sorted(record_id for record_id in self.model if record_id > query.after_id)[: max(0, limit)]
         for record_id in [*query.released_ids, *after]:
-            claimed = self.ledger.claim(record_id, self.model[record_id][0])
+            claimed = self.claims.claim(record_id, self.model[record_id][0])
             assert claimed is (self.model[record_id][1] == "backlog")
             if claimed:
                 self.model[record_id] = (self.model[record_id][0], "claimed")
         if after:
-            self.ledger.move_cursor(after[-1])
+            self.claims.move_cursor(after[-1])
 
     @rule()
     def reading_on_finds_every_record_nobody_holds(self) -> None:
         while True:
-            query = self.ledger.backlog_query(100)
+            query = self.claims.backlog_query(100)
             after = sorted(record_id for record_id in self.model if record_id > query.after_id)
             if not query.released_ids and not after:
                 break
             for record_id in [*query.released_ids, *after]:
-                if self.ledger.claim(record_id, self.model[record_id][0]):
+                if self.claims.claim(record_id, self.model[record_id][0]):
                     self.model[record_id] = (self.model[record_id][0], "claimed")
             if after:
-                self.ledger.move_cursor(after[-1])
+                self.claims.move_cursor(after[-1])
         assert not self.ids("backlog")
 
     @invariant()
     def nothing_is_counted_twice_or_forgotten(self) -> None:
-        assert self.ledger.records == len(self.model)
-        assert self.ledger.record_bytes == sum(size + 32 for size, _ in self.model.values())
-        assert self.ledger.claimed == len(self.ids("claimed"))
-        assert self.ledger.backlog == len(self.ids("backlog"))
+        assert self.claims.records == len(self.model)
+        assert self.claims.record_bytes == sum(size + 32 for size, _ in self.model.values())
+        assert self.claims.claimed == len(self.ids("claimed"))
+        assert self.claims.backlog == len(self.ids("backlog"))
 
 
 TestAnyLedger = AnyLedger.TestCase

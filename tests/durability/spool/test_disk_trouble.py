@@ -37,7 +37,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(spool: Spool) -> list[int]:
-    """Append until the disk refuses; return the ids acknowledged."""
+    """Append until the disk rejects a write; return the acknowledged ids."""
     acknowledged: list[int] = []
     record = spooled(data=os.urandom(20_000))
     while (refusal := (stored := spool.append_nowait([record], claim=True)).exception(SECONDS)) is None:
@@ -52,7 +52,7 @@ def ids_in(options: SpoolOptions) -> list[int]:
         return [each.id for each in spool.claim_backlog_nowait(10_000, max_bytes=1 << 30).result(SECONDS)]
 
 
-def test_a_full_disk_acknowledges_nothing_and_is_used_again_when_there_is_room(small_disk: Path) -> None:
+def test_a_full_disk_acknowledges_nothing_and_works_again_once_space_is_freed(small_disk: Path) -> None:
     options = SpoolOptions(path=small_disk / "spool.db", commit_interval_ms=0.0)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(1_000_000))
@@ -65,7 +65,7 @@ def test_a_full_disk_acknowledges_nothing_and_is_used_again_when_there_is_room(s
     assert ids_in(options) == acknowledged
 
 
-def test_marks_made_on_a_full_disk_are_kept_until_there_is_room(small_disk: Path) -> None:
+def test_confirmations_on_a_full_disk_are_committed_once_space_is_freed(small_disk: Path) -> None:
     options = SpoolOptions(path=small_disk / "spool.db", commit_interval_ms=0.0)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(1_000_000))
@@ -78,13 +78,13 @@ def test_marks_made_on_a_full_disk_are_kept_until_there_is_room(small_disk: Path
     assert ids_in(options)[: len(acknowledged) - 3] == acknowledged[3:]
 
 
-def test_a_disk_too_full_to_start_on_is_named(small_disk: Path) -> None:
+def test_opening_a_spool_on_a_full_disk_names_the_cause(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(bytes(2 * 1024 * 1024 - 8_192))
     with pytest.raises(SpoolUnavailable, match="is full"):
         Spool(SpoolOptions(path=small_disk / "spool.db")).open()
 
 
-def test_a_read_only_file_system_is_named(small_disk: Path) -> None:
+def test_opening_a_spool_on_a_read_only_file_system_names_the_cause(small_disk: Path) -> None:
     options = SpoolOptions(path=small_disk / "spool.db")
     with Spool(options) as spool:
         spool.append_nowait([spooled()], claim=True).result(SECONDS)
@@ -94,7 +94,7 @@ def test_a_read_only_file_system_is_named(small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["folder", "/dev/null"])
-def test_a_folder_or_a_device_is_no_spool_and_nothing_is_made_beside_it(tmp_path: Path, place: str) -> None:
+def test_a_folder_or_a_device_is_rejected_and_no_file_is_created_beside_it(tmp_path: Path, place: str) -> None:
     path = tmp_path / place  # an absolute place stays itself
     if place == "folder":
         path.mkdir()
@@ -103,7 +103,7 @@ def test_a_folder_or_a_device_is_no_spool_and_nothing_is_made_beside_it(tmp_path
     assert not path.with_name(f"{path.name}.lock").exists()
 
 
-def test_sqlites_own_page_limit_is_a_full_disk_too(tmp_path: Path) -> None:
+def test_the_page_limit_of_sqlite_is_reported_as_a_full_disk(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=0.0)
 
     def limit_pages(store: SpoolStore) -> None:
@@ -124,8 +124,8 @@ def open_folder() -> Iterator[Path]:
         yield folder
 
 
-def test_a_file_that_may_not_be_written_is_named(open_folder: Path) -> None:
-    """In a process without root's rights, if this one has them."""
+def test_a_file_without_write_permission_names_the_cause(open_folder: Path) -> None:
+    """Runs in a process without root permissions if the tests run as root."""
     options = SpoolOptions(path=open_folder / "spool.db")
     with Spool(options) as spool:
         spool.append_nowait([spooled()], claim=True).result(SECONDS)
@@ -153,7 +153,7 @@ def test_a_file_that_may_not_be_written_is_named(open_folder: Path) -> None:
     assert "is read-only (SQLite: attempt to write a readonly database)" in finished.stdout
 
 
-def test_a_locked_file_is_told_from_a_broken_one(tmp_path: Path) -> None:
+def test_a_file_locked_by_another_program_is_not_reported_as_damaged(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db", busy_timeout_ms=0.0, commit_interval_ms=0.0)
     with Spool(options) as spool:
         other = sqlite3.connect(options.path, isolation_level=None)

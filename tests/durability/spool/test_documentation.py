@@ -1,4 +1,4 @@
-"""The how-to's programs run as they stand, and its tables say what the code says."""
+"""The programs of the how-to page run unchanged, and its tables agree with the code."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["spool", "dead letters"])
-def test_each_program_runs(
+def test_each_documented_program_runs(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -22,11 +22,11 @@ def test_each_program_runs(
     assert capsys.readouterr().out in {"1 record to replay\n", "{'rate_limited': 1}\n"}
 
 
-def test_the_table_of_reasons_is_the_codes() -> None:
+def test_the_documented_reasons_are_those_of_the_code() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (yes|no) \|$", TEXT, re.MULTILINE))
     assert rows == {reason: "yes" if by_itself else "no" for reason, by_itself in REDRIVEN_AUTOMATICALLY.items()}
 
 
-def test_every_field_of_the_envelope_is_named() -> None:
+def test_every_field_of_the_envelope_is_documented() -> None:
     for field in DeadLetter.__struct_fields__:
         assert f"`{field}`" in TEXT

@@ -1,4 +1,4 @@
-"""What is written is what is read, whatever the caller noted; and anything else is noticed."""
+"""What is read is what was written, whatever the metadata contains; any other bytes are detected."""
 
 import json
 import zlib
@@ -17,8 +17,7 @@ from kpl_core.durability.spool.envelope import (
     dead_letter_of,
     decode_letter,
     decode_record,
-    encode_letter,
-    encode_record,
+    encode,
     letter_id,
     letter_to_json,
     reason_of,
@@ -43,25 +42,25 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_a_record_is_read_as_it_was_written(record: SpooledRecord) -> None:
-    assert decode_record(*encode_record(record)) == record
+def test_a_decoded_record_equals_the_encoded_one(record: SpooledRecord) -> None:
+    assert decode_record(*encode(record)) == record
 
 
 @given(RECORDS, st.data())
-def test_a_flipped_bit_anywhere_is_noticed(record: SpooledRecord, data: st.DataObject) -> None:
-    checksum, envelope = encode_record(record)
+def test_any_flipped_bit_is_detected(record: SpooledRecord, data: st.DataObject) -> None:
+    checksum, envelope = encode(record)
     bit = data.draw(st.integers(0, len(envelope) * 8 - 1))
     flipped = bytearray(envelope)
     flipped[bit // 8] ^= 1 << bit % 8
     assert decode_record(checksum, bytes(flipped)) is None
 
 
-def test_bytes_of_another_shape_are_no_record_even_with_a_right_checksum() -> None:
+def test_bytes_of_another_type_are_rejected_even_with_a_valid_checksum() -> None:
     envelope = msgspec.msgpack.encode({"not": "a record"})
     assert decode_record(zlib.crc32(envelope), envelope) is None
 
 
-def test_a_row_of_an_older_program_gets_the_defaults_and_one_of_a_newer_is_read_without_its_news() -> None:
+def test_rows_of_older_and_newer_versions_are_readable() -> None:
     old = msgspec.msgpack.encode(["orders", "key", b"data", 1.0])
     new = msgspec.msgpack.encode(["orders", "key", b"data", 1.0, None, "flow", "bulk", None, "a field of tomorrow"])
     assert decode_record(zlib.crc32(old), old) == SpooledRecord("orders", "key", b"data", 1.0)
@@ -69,7 +68,7 @@ def test_a_row_of_an_older_program_gets_the_defaults_and_one_of_a_newer_is_read_
 
 
 class Text(str):
-    """A str of somebody's own, like numpy's."""
+    """A subclass of str, like numpy's."""
 
     __slots__ = ()
 
@@ -78,25 +77,25 @@ class Text(str):
 
 
 class Bytes(bytes):
-    """Bytes of somebody's own."""
+    """A subclass of bytes."""
 
     def __repr__(self) -> str:
         return "something else"
 
 
-def test_what_only_derives_from_str_or_bytes_is_kept_as_what_it_is() -> None:
-    """It was kept as its `repr`: a key became another key, and a record with such data was never read again."""
+def test_subclasses_of_str_and_bytes_are_stored_as_str_and_bytes() -> None:
+    """They were stored as their `repr`: the key changed, and such data could not be decoded again."""
     record = SpooledRecord(
         Text("orders"), Text("key"), Bytes(b"data"), 1.0, metadata={"note": [Text("n"), Bytes(b"b")]}
     )
-    read = decode_record(*encode_record(record))
+    read = decode_record(*encode(record))
     assert read == SpooledRecord("orders", "key", b"data", 1.0, metadata={"note": ["n", b"b"]})
     letter = json.loads(letter_to_json(dead_letter_of(record, id="1", reason="ttl", producer_version="1")))
     assert (letter["partition_key"], letter["data"], letter["metadata"]) == ("key", "ZGF0YQ==", {"note": ["n", "Yg=="]})
 
 
-def test_metadata_nested_deeper_than_our_stack_is_a_damaged_record_and_no_error() -> None:
-    """It ended the spool's thread, and that of each process that opened the file after."""
+def test_metadata_nested_too_deeply_is_a_damaged_record() -> None:
+    """It ended the spool's thread, and that of every process that opened the file later."""
     nested = b"\x98\xa1s\xa1k\xc4\x01d\xcb" + bytes(8) + b"\xc0\xc0\xa6normal" + b"\x81\xa1a" * 100_000 + b"\xc0"
     assert decode_record(zlib.crc32(nested), nested) is None
 
@@ -114,9 +113,9 @@ class Odd:
         (datetime(2026, 11, 20, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)),
     ],
 )
-def test_what_messagepack_does_not_know_is_kept_as_text(note: object, kept: object) -> None:
+def test_values_that_messagepack_does_not_support_are_stored_as_text(note: object, kept: object) -> None:
     record = msgspec.structs.replace(spooled(), metadata={"note": note})
-    read = decode_record(*encode_record(record))
+    read = decode_record(*encode(record))
     assert read is not None
     assert read.metadata == {"note": kept}
 
@@ -128,16 +127,16 @@ def cycle() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("note", [2**70, "\ud800", cycle()], ids=["70 bits", "a surrogate", "a cycle"])
-def test_a_note_that_cannot_be_written_is_given_up_and_the_record_stays(note: object) -> None:
+def test_metadata_that_cannot_be_encoded_is_dropped_and_the_record_is_kept(note: object) -> None:
     record = msgspec.structs.replace(spooled(7), metadata={"note": note})
-    read = decode_record(*encode_record(record))
+    read = decode_record(*encode(record))
     assert read is not None
     assert read.data == b"7"
     assert read.metadata is not None
     assert "unserialisable" in read.metadata
 
 
-def test_a_record_copies_the_callers_notes() -> None:
+def test_a_record_copies_the_callers_metadata() -> None:
     notes = {"severity": "major"}
     record = spooled_record_of("orders", "key", b"data", accepted_at=1.0, metadata=notes)
     notes.clear()
@@ -151,13 +150,13 @@ def test_the_code_of_the_last_attempt_gives_the_reason(code: str, reason: str) -
     assert reason in REASONS
 
 
-def test_expiry_tells_waiting_from_exhausted_retries() -> None:
+def test_expiry_while_waiting_and_after_retries_have_different_reasons() -> None:
     assert reason_of(failed(EXPIRED)) == "ttl"
     assert reason_of(failed(THROTTLED, EXPIRED)) == "retries_exhausted"
     assert reason_of(failed(Attempt(False, "InternalFailure", "", 1.0, 2.0))) == "retries_exhausted"
 
 
-def test_a_dead_letter_keeps_the_source_timestamp_and_severity_untouched() -> None:
+def test_a_dead_letter_keeps_the_source_timestamp_and_severity_unchanged() -> None:
     record = spooled_record_of(
         "orders",
         "key",
@@ -199,13 +198,13 @@ def test_a_dead_letter_keeps_the_source_timestamp_and_severity_untouched() -> No
     assert letter.as_record() == record
 
 
-def test_a_letter_without_an_attempt_says_so() -> None:
+def test_a_letter_without_an_attempt_has_no_last_attempt() -> None:
     letter = dead_letter_of(spooled(), id="id", reason="rate_limited", producer_version="1")
     assert (letter.attempts, letter.last_attempt, letter.error_code) == (0, None, None)
     assert letter.as_record() == spooled()
 
 
-def test_notes_of_odd_types_become_text_in_a_letter() -> None:
+def test_unsupported_metadata_types_become_text_in_a_letter() -> None:
     record = msgspec.structs.replace(
         spooled(), metadata={"timestamp": datetime(2026, 11, 20, tzinfo=UTC), "severity": Odd(), "traceparent": 5}
     )
@@ -214,7 +213,7 @@ def test_notes_of_odd_types_become_text_in_a_letter() -> None:
 
 
 class Detached:
-    """An object of somebody's that cannot even be shown."""
+    """An object whose `repr` and `str` raise."""
 
     def __repr__(self) -> str:
         message = "there is no session any more"
@@ -222,7 +221,7 @@ class Detached:
 
 
 class Shy(dict[str, Any]):
-    """A mapping that cannot be read."""
+    """A mapping that raises when it is read."""
 
     def keys(self) -> Any:
         message = "no"
@@ -244,32 +243,32 @@ IN_ITSELF["again"] = IN_ITSELF
         Shy(a=1),
     ],
 )
-def test_no_note_whatever_it_is_keeps_a_record_from_being_kept(metadata: Any) -> None:
+def test_no_metadata_prevents_a_record_from_being_stored(metadata: Any) -> None:
     record = spooled_record_of("orders", "k", b"x", accepted_at=1.0, metadata=metadata)
-    assert decode_record(*encode_record(record)) is not None
+    assert decode_record(*encode(record)) is not None
     letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1")
-    read = decode_letter(*encode_letter(letter))
+    read = decode_letter(*encode(letter))
     assert read is not None
     assert read.data == b"x"
     assert json.loads(letter_to_json(letter))["data"] == "eA=="
 
 
-def test_an_error_message_that_no_utf8_can_carry_is_kept_readable() -> None:
+def test_an_error_message_with_lone_surrogates_stays_readable() -> None:
     result = failed(Attempt(False, "Odd\ud800", "said \ud800", 1.0, 2.0))
     letter = dead_letter_of(spooled(), id="id", reason="ttl", producer_version="1", result=result)
-    read = decode_letter(*encode_letter(letter))
+    read = decode_letter(*encode(letter))
     assert read is not None
     assert (read.error_code, read.error_message) == ("Odd\\ud800", "said \\ud800")
 
 
 @given(RECORDS)
-def test_a_letter_is_read_as_it_was_written_and_gives_its_record_back(record: SpooledRecord) -> None:
+def test_a_decoded_letter_equals_the_encoded_one_and_returns_its_record(record: SpooledRecord) -> None:
     letter = dead_letter_of(record, id="id", reason="ttl", producer_version="1", result=failed(EXPIRED))
-    assert decode_letter(*encode_letter(letter)) == letter
+    assert decode_letter(*encode(letter)) == letter
     assert letter.as_record().data == record.data
 
 
-def test_a_letter_in_json_has_the_envelopes_names() -> None:
+def test_a_letter_in_json_uses_the_envelopes_field_names() -> None:
     letter = dead_letter_of(spooled(data=b"\x00\xff"), id="id", reason="ttl", producer_version="1")
     read = json.loads(letter_to_json(letter))
     assert set(read) == set(DeadLetter.__struct_fields__)
@@ -282,6 +281,6 @@ def test_ids_sort_by_time() -> None:
     assert len(ids[0]) == 16
 
 
-def test_an_unwritable_record_without_notes_is_the_callers_mistake() -> None:
+def test_a_record_that_cannot_be_encoded_without_metadata_raises() -> None:
     with pytest.raises(UnicodeEncodeError):
-        encode_record(spooled(key="\ud800"))
+        encode(spooled(key="\ud800"))

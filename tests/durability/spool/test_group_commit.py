@@ -1,4 +1,4 @@
-"""When a group commits, in literal times."""
+"""When a group commits, with literal times."""
 
 import math
 
@@ -11,11 +11,11 @@ def group() -> GroupCommit:
     return GroupCommit(interval=0.004, max_records=100, max_bytes=1_000)
 
 
-def test_without_work_there_is_nothing_to_wait_for() -> None:
+def test_without_work_no_commit_is_due() -> None:
     assert group().due_at() == math.inf
 
 
-def test_the_first_append_waits_the_interval_and_later_ones_do_not_prolong_it() -> None:
+def test_later_appends_do_not_extend_the_interval_of_the_first() -> None:
     each = group()
     each.add(records=1, size_bytes=10, now=5.0)
     each.add(records=1, size_bytes=10, now=5.003)
@@ -29,7 +29,7 @@ def test_enough_records_or_bytes_commit_at_once() -> None:
         assert each.due_at() == -math.inf
 
 
-def test_work_kept_for_later_does_not_delay_new_work() -> None:
+def test_work_scheduled_for_later_does_not_delay_new_work() -> None:
     each = group()
     each.add(records=0, size_bytes=0, now=6.0)
     assert each.due_at() == 6.004
@@ -37,7 +37,7 @@ def test_work_kept_for_later_does_not_delay_new_work() -> None:
     assert each.due_at() == 5.004
 
 
-def test_after_a_commit_the_next_group_starts() -> None:
+def test_a_new_group_starts_after_a_commit() -> None:
     each = group()
     each.add(records=100, size_bytes=0, now=5.0)
     each.committed()

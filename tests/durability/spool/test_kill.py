@@ -44,7 +44,7 @@ def spool_and_kill(path: Path, first: int, *, after: float) -> tuple[set[int], s
 
 
 @pytest.mark.long
-def test_nothing_acknowledged_is_missing_after_any_kill(tmp_path: Path) -> None:
+def test_no_acknowledged_record_is_lost_after_any_kill(tmp_path: Path) -> None:
     path = tmp_path / "spool.db"
     chance = random.Random(os.environ.get("SPOOL_KILL_SEED"))
     acknowledged: set[int] = set()
@@ -61,7 +61,7 @@ def test_nothing_acknowledged_is_missing_after_any_kill(tmp_path: Path) -> None:
         assert acknowledged - confirmed <= set(present)
         assert len(present) == len(set(present))
         assert present == sorted(present)
-        # Confirmed, but killed before the mark: no more than the spool commits at once.
+        # Confirmed, but killed before the confirmation was committed: at most one commit's worth.
         assert len(confirmed & set(present)) <= KILLS * 2_000
     assert len(acknowledged) > KILLS * 7
 
@@ -69,7 +69,7 @@ def test_nothing_acknowledged_is_missing_after_any_kill(tmp_path: Path) -> None:
 def test_a_spool_killed_while_it_commits_opens_again_without_repair(tmp_path: Path) -> None:
     path = tmp_path / "spool.db"
     first_acknowledged, first_confirmed, _ = spool_and_kill(path, 0, after=0.05)
-    # Killed again before its write-ahead log was ever merged.
+    # Killed again before its write-ahead log was ever checkpointed.
     acknowledged, confirmed, _ = spool_and_kill(path, 1_000_000, after=0.0)
     with Spool(SpoolOptions(path=path)) as spool:
         claimed = spool.claim_backlog_nowait(1_000_000, max_bytes=1 << 30).result(30.0)

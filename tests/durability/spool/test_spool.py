@@ -1,4 +1,4 @@
-"""The spool and its thread: what is acknowledged is on the disk, and everything is somewhere."""
+"""The spool and its thread: an acknowledged record is on the disk, and every record is in one state."""
 
 import logging
 import os
@@ -58,7 +58,7 @@ def test_the_future_of_an_append_completes_when_the_records_are_in_the_file(
     assert stored_ids(options.path) == [1, 2]
 
 
-def test_a_confirmed_record_leaves_the_file(spool: Spool, options: SpoolOptions) -> None:
+def test_a_confirmed_record_is_deleted_from_the_file(spool: Spool, options: SpoolOptions) -> None:
     ids = spool.append_nowait([spooled(1), spooled(2)], claim=True).result(SECONDS)
     spool.confirm([ids[0]]).result(SECONDS)
     spool.confirm([ids[0]]).result(SECONDS)
@@ -68,7 +68,7 @@ def test_a_confirmed_record_leaves_the_file(spool: Spool, options: SpoolOptions)
     assert (statistics.appended_records, statistics.confirmed_records) == (2, 1)
 
 
-def test_what_was_not_confirmed_is_backlog_after_a_restart(options: SpoolOptions) -> None:
+def test_unconfirmed_records_are_backlog_after_a_restart(options: SpoolOptions) -> None:
     with Spool(options) as first:
         ids = first.append_nowait([spooled(number) for number in range(5)], claim=True).result(SECONDS)
         first.confirm([ids[1]]).result(SECONDS)
@@ -78,7 +78,7 @@ def test_what_was_not_confirmed_is_backlog_after_a_restart(options: SpoolOptions
         assert second.append_nowait([spooled()], claim=True).result(SECONDS) == range(6, 7)
 
 
-def test_the_backlog_is_what_nobody_holds_oldest_first(spool: Spool) -> None:
+def test_the_backlog_is_the_unclaimed_records_oldest_first(spool: Spool) -> None:
     held = spool.append_nowait([spooled(1)], claim=True).result(SECONDS)
     spool.append_nowait([spooled(2), spooled(3)], claim=False).result(SECONDS)
     assert spool.statistics().backlog_records == 2
@@ -89,18 +89,18 @@ def test_the_backlog_is_what_nobody_holds_oldest_first(spool: Spool) -> None:
     assert spool.claim_backlog_nowait(5).result(SECONDS) == []
 
 
-def test_what_was_released_comes_back_no_more_bytes_at_a_time_than_asked_for(spool: Spool) -> None:
+def test_released_records_are_claimed_within_the_byte_limit(spool: Spool) -> None:
     records = [spooled(data=bytes(10_000)) for _ in range(9)]
     spool.release(spool.append_nowait(records, claim=True).result(SECONDS))
     portions = [spool.claim_backlog_nowait(100, max_bytes=25_000).result(SECONDS)]
-    # Read once, and released behind the cursor.
+    # Read once, then released behind the cursor.
     spool.release([each.id for each in portions.pop()])
     while claimed := spool.claim_backlog_nowait(100, max_bytes=25_000).result(SECONDS):
         portions.append(claimed)
     assert [[each.id for each in portion] for portion in portions] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
-def test_listeners_hear_of_a_growing_backlog_and_of_nothing_else(spool: Spool) -> None:
+def test_listeners_are_called_only_when_the_backlog_grows(spool: Spool) -> None:
     heard = []
     spool.listen(lambda: heard.append(1))
     ids = spool.append_nowait([spooled()], claim=True).result(SECONDS)
@@ -112,7 +112,7 @@ def test_listeners_hear_of_a_growing_backlog_and_of_nothing_else(spool: Spool) -
     assert len(heard) == 2
 
 
-def test_a_full_spool_refuses_and_takes_again_when_something_left(tmp_path: Path) -> None:
+def test_a_full_spool_rejects_records_until_some_are_confirmed(tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=tmp_path / "spool.db", max_bytes=1024 * 1024, commit_interval_ms=0.0)) as spool:
         record = spooled(data=bytes(100_000))
         ids = [spool.append_nowait([record], claim=True).result(SECONDS)[0] for _ in range(10)]
@@ -123,7 +123,7 @@ def test_a_full_spool_refuses_and_takes_again_when_something_left(tmp_path: Path
         assert spool.statistics().records == 10
 
 
-def test_appends_of_many_threads_share_commits(tmp_path: Path) -> None:
+def test_appends_from_many_threads_share_commits(tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=10.0)) as spool:
         barrier = threading.Barrier(8)
         futures: list[Future[range]] = []
@@ -143,13 +143,13 @@ def test_appends_of_many_threads_share_commits(tmp_path: Path) -> None:
         assert spool.statistics().commits < 100
 
 
-def test_nothing_can_cancel_an_append(spool: Spool) -> None:
+def test_an_append_cannot_be_cancelled(spool: Spool) -> None:
     stored = spool.append_nowait([spooled()], claim=True)
     assert not stored.cancel()
     assert stored.result(SECONDS) == range(1, 2)
 
 
-def test_closing_commits_what_was_submitted(options: SpoolOptions) -> None:
+def test_close_commits_submitted_records(options: SpoolOptions) -> None:
     slow = msgspec.structs.replace(options, commit_interval_ms=1_000.0)
     spool = Spool(slow).open()
     stored = spool.append_nowait([spooled()], claim=True)
@@ -158,7 +158,7 @@ def test_closing_commits_what_was_submitted(options: SpoolOptions) -> None:
     assert stored_ids(options.path) == [1]
 
 
-def test_a_closed_spool_says_so(options: SpoolOptions) -> None:
+def test_a_closed_spool_raises_spool_closed(options: SpoolOptions) -> None:
     spool = Spool(options)
     with pytest.raises(SpoolClosed, match="is not open"):
         spool.append_nowait([spooled()], claim=True)
@@ -175,7 +175,7 @@ def test_a_closed_spool_says_so(options: SpoolOptions) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_is_told_to_open_its_own(spool: Spool) -> None:
+def test_a_forked_child_must_open_its_own_spool(spool: Spool) -> None:
     says, child_says = os.pipe()
     child = os.fork()
     if child == 0:
@@ -192,7 +192,7 @@ def test_a_forked_child_is_told_to_open_its_own(spool: Spool) -> None:
     assert spool.append_nowait([spooled()], claim=True).result(SECONDS) == range(1, 2)
 
 
-def test_a_damaged_record_is_not_given_out_and_not_dropped(options: SpoolOptions) -> None:
+def test_a_damaged_record_is_not_claimed_and_stays_in_the_file(options: SpoolOptions) -> None:
     with Spool(options) as spool:
         spool.append_nowait([spooled(data=b"first"), spooled(data=b"second"), spooled(data=b"third")], claim=True)
     text = options.path.read_bytes()
@@ -220,7 +220,7 @@ def fail_commits(monkeypatch: pytest.MonkeyPatch, *codes: int) -> None:
     monkeypatch.setattr(SpoolStore, "commit", commit)
 
 
-def test_a_commit_that_fails_for_now_fails_its_appends_and_the_next_one_works(
+def test_a_temporary_commit_failure_fails_its_appends_and_the_next_commit_works(
     spool: Spool, options: SpoolOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -231,13 +231,13 @@ def test_a_commit_that_fails_for_now_fails_its_appends_and_the_next_one_works(
     assert (spool.statistics().records, spool.statistics().record_bytes) == (0, 0)
     assert spool.append_nowait([spooled()], claim=True).result(SECONDS) == range(3, 4)
     assert stored_ids(options.path) == [3]
-    # Told when it begins and when it ends, not at each commit between.
+    # Logged when the failure begins and when it ends, not at each commit in between.
     failed, works = caplog.messages
     assert "the disk that holds it is full" in failed
     assert "accepts records again" in works
 
 
-def test_a_mark_whose_commit_failed_is_made_by_the_next_one(
+def test_a_confirmation_is_retried_after_a_failed_commit(
     spool: Spool, options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = spool.append_nowait([spooled()], claim=True).result(SECONDS)
@@ -257,7 +257,7 @@ def test_a_mark_whose_commit_failed_is_made_by_the_next_one(
         (sqlite3.SQLITE_MISUSE, SpoolUnavailable),
     ],
 )
-def test_after_an_error_that_does_not_pass_nothing_is_acknowledged_any_more(
+def test_after_a_permanent_error_nothing_is_acknowledged(
     options: SpoolOptions, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[SpoolError]
 ) -> None:
     with Spool(options) as spool:
@@ -276,7 +276,9 @@ def test_after_an_error_that_does_not_pass_nothing_is_acknowledged_any_more(
     assert stored_ids(options.path) == [1]
 
 
-def test_a_bug_in_the_thread_leaves_nobody_waiting(options: SpoolOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_of_the_thread_fails_all_pending_futures(
+    options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     spool = Spool(options).open()
     monkeypatch.setattr(SpoolStore, "commit", lambda *_: 1 / 0)
@@ -288,7 +290,7 @@ def test_a_bug_in_the_thread_leaves_nobody_waiting(options: SpoolOptions, monkey
     assert spool.close(SECONDS)
 
 
-def test_closing_gives_up_on_a_disk_that_hangs(options: SpoolOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_times_out_when_the_disk_hangs(options: SpoolOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = threading.Event()
     commit = SpoolStore.commit
 
@@ -306,12 +308,12 @@ def test_closing_gives_up_on_a_disk_that_hangs(options: SpoolOptions, monkeypatc
     assert stored.result(0) == range(1, 2)
 
 
-def test_a_spool_shows_its_path_and_contents(spool: Spool, options: SpoolOptions) -> None:
+def test_the_repr_shows_path_and_counts(spool: Spool, options: SpoolOptions) -> None:
     spool.append_nowait([spooled()], claim=True).result(SECONDS)
     assert repr(spool) == f"Spool('{options.path}', records=1, letters=0)"
 
 
-def test_a_file_removed_under_the_spool_acknowledges_nothing_more(spool: Spool, options: SpoolOptions) -> None:
+def test_nothing_is_acknowledged_after_the_file_is_removed(spool: Spool, options: SpoolOptions) -> None:
     options.path.unlink()
     with pytest.raises(SpoolUnavailable, match="removed or replaced"):
         spool.append_nowait([spooled()], claim=True).result(SECONDS)
@@ -319,9 +321,7 @@ def test_a_file_removed_under_the_spool_acknowledges_nothing_more(spool: Spool, 
         spool.append_nowait([spooled()], claim=True)
 
 
-def test_a_question_that_the_disk_cannot_answer_is_asked_again_later(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_that_fails_on_the_disk_can_be_repeated(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = spool.append_nowait([spooled(1), spooled(2)], claim=False).result(SECONDS)
     claimed = spool.claim_backlog_nowait(10).result(SECONDS)
     spool.release(each.id for each in claimed)
@@ -338,7 +338,7 @@ def test_a_question_that_the_disk_cannot_answer_is_asked_again_later(
     assert [each.id for each in spool.claim_backlog_nowait(10).result(SECONDS)] == list(ids)
 
 
-def test_a_refusal_inside_a_question_reaches_who_asked(spool: Spool) -> None:
+def test_a_spool_error_in_a_question_is_raised_to_its_caller(spool: Spool) -> None:
     def refuse(_: SpoolStore) -> None:
         message = "not now"
         raise SpoolFull(message, stored_bytes=1, max_bytes=1)
@@ -348,7 +348,7 @@ def test_a_refusal_inside_a_question_reaches_who_asked(spool: Spool) -> None:
     assert spool.append_nowait([spooled()], claim=True).result(SECONDS) == range(1, 2)
 
 
-def test_a_bug_in_a_question_harms_nobody_but_who_asked(spool: Spool) -> None:
+def test_an_exception_in_a_question_is_raised_only_to_its_caller(spool: Spool) -> None:
     with pytest.raises(ZeroDivisionError):
         spool.ask(lambda _: 1 / 0).result(SECONDS)
     with pytest.raises(UnicodeEncodeError):
@@ -356,7 +356,7 @@ def test_a_bug_in_a_question_harms_nobody_but_who_asked(spool: Spool) -> None:
     assert spool.append_nowait([spooled()], claim=True).result(SECONDS) == range(1, 2)
 
 
-def test_marks_on_a_closed_spool_are_refused_and_change_nothing(options: SpoolOptions) -> None:
+def test_confirmations_on_a_closed_spool_are_rejected(options: SpoolOptions) -> None:
     with Spool(options) as spool:
         ids = spool.append_nowait([spooled()], claim=True).result(SECONDS)
     with pytest.raises(SpoolClosed):

@@ -1,4 +1,4 @@
-"""The file: its schema, its migrations, its lock, and what is not a spool."""
+"""The file: its schema, its migrations, its lock, and files that are not a spool."""
 
 import os
 import resource
@@ -27,7 +27,7 @@ def rows(*ids: int) -> list[RecordRow]:
     return [RecordRow(record_id, 0, b"%d" % record_id) for record_id in ids]
 
 
-def test_what_was_committed_is_there_when_the_file_is_opened_again(options: SpoolOptions) -> None:
+def test_committed_rows_survive_reopening_the_file(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     assert store.open() == SpoolTotals(0, 0, 0, 0, 0, 0)
     assert store.commit(Changes(records=rows(1, 2, 30))) == Removed(0, 0)
@@ -40,7 +40,7 @@ def test_what_was_committed_is_there_when_the_file_is_opened_again(options: Spoo
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 511, 512, 513, 1_500])
-def test_any_number_of_rows_is_written_and_deleted(options: SpoolOptions, count: int) -> None:
+def test_any_number_of_rows_can_be_written_and_deleted(options: SpoolOptions, count: int) -> None:
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=rows(*range(1, count + 1))))
@@ -50,7 +50,7 @@ def test_any_number_of_rows_is_written_and_deleted(options: SpoolOptions, count:
     store.close()
 
 
-def test_reading_stops_at_the_row_that_passes_the_bytes(options: SpoolOptions) -> None:
+def test_reading_stops_after_the_row_that_exceeds_the_byte_limit(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=[RecordRow(record_id, 0, b"x" * 100) for record_id in range(1, 10)]))
@@ -61,7 +61,7 @@ def test_reading_stops_at_the_row_that_passes_the_bytes(options: SpoolOptions) -
     store.close()
 
 
-def test_a_transaction_that_fails_changes_nothing(options: SpoolOptions) -> None:
+def test_a_failed_transaction_changes_nothing(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=rows(1)))
@@ -72,7 +72,7 @@ def test_a_transaction_that_fails_changes_nothing(options: SpoolOptions) -> None
     store.close()
 
 
-def test_only_its_owner_may_read_the_file(options: SpoolOptions) -> None:
+def test_only_the_owner_can_read_the_file(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=rows(1)))
@@ -81,7 +81,7 @@ def test_only_its_owner_may_read_the_file(options: SpoolOptions) -> None:
     store.close()
 
 
-def test_a_second_spool_on_the_same_file_is_refused_and_told_who_owns_it(options: SpoolOptions) -> None:
+def test_a_second_spool_on_the_same_file_is_rejected_with_the_owners_pid(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     with pytest.raises(SpoolLocked, match=f"process {os.getpid()} owns this spool"):
@@ -103,7 +103,7 @@ def test_two_names_of_one_file_are_one_spool(options: SpoolOptions) -> None:
     second.close()
 
 
-def test_a_second_process_is_refused_until_the_first_ends(options: SpoolOptions) -> None:
+def test_a_second_process_is_rejected_until_the_first_ends(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     program = (
@@ -125,7 +125,7 @@ def test_a_second_process_is_refused_until_the_first_ends(options: SpoolOptions)
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
-    """The parent dies without a word (its descriptor is closed), the child lives on."""
+    """The parent dies without unlocking (its descriptor is closed), the child keeps running."""
     lock = ProcessLock(tmp_path / "spool.lock").acquire()
     child_hears, say = os.pipe()
     hear, child_says = os.pipe()
@@ -146,7 +146,7 @@ def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_released_lock_is_free_though_a_child_was_forked_meanwhile(tmp_path: Path) -> None:
+def test_a_released_lock_is_free_even_after_a_fork(tmp_path: Path) -> None:
     lock = ProcessLock(tmp_path / "spool.lock").acquire()
     child_hears, say = os.pipe()
     child = os.fork()
@@ -163,19 +163,19 @@ def test_a_released_lock_is_free_though_a_child_was_forked_meanwhile(tmp_path: P
         os.close(say)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(SpoolUnavailable, match="No such file or directory; create its folder"):
         SpoolStore(SpoolOptions(path=tmp_path / "missing" / "spool.db")).open()
 
 
-def test_a_file_that_is_no_database_is_left_alone(options: SpoolOptions) -> None:
+def test_a_file_that_is_not_a_database_is_not_changed(options: SpoolOptions) -> None:
     options.path.write_bytes(b"dear diary, " * 1_000)
     with pytest.raises(SpoolCorrupt, match="not an SQLite database"):
         SpoolStore(options).open()
     assert options.path.read_bytes() == b"dear diary, " * 1_000
 
 
-def test_another_applications_database_is_left_alone(options: SpoolOptions) -> None:
+def test_a_database_of_another_application_is_not_changed(options: SpoolOptions) -> None:
     other = sqlite3.connect(options.path)
     other.execute("CREATE TABLE invoices (id INTEGER)")
     other.commit()
@@ -184,7 +184,7 @@ def test_another_applications_database_is_left_alone(options: SpoolOptions) -> N
         SpoolStore(options).open()
 
 
-def test_a_file_of_a_later_version_is_refused(options: SpoolOptions) -> None:
+def test_a_file_of_a_later_version_is_rejected(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     store.connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
@@ -203,11 +203,11 @@ def test_a_damaged_page_is_found_when_the_file_is_opened(options: SpoolOptions) 
         file.write(b"\x5a" * 16_384)
     with pytest.raises(SpoolCorrupt, match="damaged"):
         store.open()
-    # Refused, but not locked for whoever repairs it.
+    # Rejected, but not left locked for the repair.
     ProcessLock(options.path.with_name("spool.db.lock")).acquire().release()
 
 
-def test_an_older_file_is_migrated_and_keeps_its_rows(tmp_path: Path) -> None:
+def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
     migrate(connection, name="old")
     connection.execute("INSERT INTO spooled VALUES (1, 2, x'03')")
@@ -220,7 +220,7 @@ def test_an_older_file_is_migrated_and_keeps_its_rows(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
+def test_a_failed_migration_keeps_the_old_version(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
     migrate(connection, name="old")
     broken = (*MIGRATIONS, ("ALTER TABLE spooled ADD COLUMN note TEXT", "ALTER TABLE nothing ADD COLUMN note TEXT"))
@@ -231,7 +231,7 @@ def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_a_file_removed_while_in_use_acknowledges_nothing_more(options: SpoolOptions) -> None:
+def test_a_commit_fails_after_the_file_is_removed(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     options.path.unlink()
@@ -240,7 +240,7 @@ def test_a_file_removed_while_in_use_acknowledges_nothing_more(options: SpoolOpt
     store.close()
 
 
-def test_a_process_may_go_to_another_folder_as_a_daemon_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_survives_a_change_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = SpoolStore(SpoolOptions(path=Path("spool.db")))
     store.open()
@@ -253,13 +253,13 @@ def test_a_process_may_go_to_another_folder_as_a_daemon_does(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("left", [None, b""])
-def test_a_log_whose_file_was_moved_or_emptied_is_not_thrown_away(
+def test_a_log_whose_main_file_was_moved_or_emptied_is_kept(
     options: SpoolOptions, tmp_path: Path, left: bytes | None
 ) -> None:
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=rows(1, 2, 3)))
-    # As kill -9 leaves them: what was committed since the last checkpoint is in the log alone.
+    # The files after a kill -9: rows committed since the last checkpoint are only in the log.
     killed = tmp_path / "killed.db"
     log = tmp_path / "killed.db-wal"
     log.write_bytes(options.path.with_name("spool.db-wal").read_bytes())
@@ -275,9 +275,7 @@ def test_a_log_whose_file_was_moved_or_emptied_is_not_thrown_away(
     again.close()
 
 
-def test_a_disk_without_room_to_give_back_the_rest_keeps_no_spool_from_opening(
-    options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spool_opens_even_without_room_for_a_vacuum(options: SpoolOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_RECLAIM_BYTES", MIB)
     store = SpoolStore(options)
     store.open()
@@ -285,7 +283,7 @@ def test_a_disk_without_room_to_give_back_the_rest_keeps_no_spool_from_opening(
     store.commit(Changes(records=large))
     store.commit(Changes(confirmed_ids=list(range(1, 38))))
     store.close()
-    # Nine tenths of the file are free, and no file may grow to what the last tenth needs.
+    # 90 % of the file is free, and no file may grow to the size that the remaining 10 % need.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, hard))
     try:
@@ -300,7 +298,7 @@ def test_a_disk_without_room_to_give_back_the_rest_keeps_no_spool_from_opening(
     assert options.path.stat().st_size < before / 5
 
 
-def test_an_emptied_file_gives_the_disk_back_when_it_is_opened(options: SpoolOptions) -> None:
+def test_an_almost_empty_file_shrinks_when_it_is_opened(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     large = [RecordRow(record_id, 0, bytes(MIB)) for record_id in range(1, 71)]
@@ -331,7 +329,7 @@ MIB = 1024 * 1024
     ],
     ids=str,
 )
-def test_options_out_of_bounds_are_refused_by_name(tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_options_out_of_bounds_are_rejected_by_name(tmp_path: Path, wrong: dict[str, object]) -> None:
     (name,) = wrong
     with pytest.raises(ConfigError, match=f"{name} is .*; it must be"):
         SpoolOptions(**{"path": tmp_path / "spool.db", **wrong})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Spool, replay and redrive with the real producer, against a service that refuses and fails at random."""
+"""Spool, replay and redrive with the real producer, against a service that throttles and fails at random."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -76,7 +76,7 @@ async def producer(kinesis: FakeKinesis) -> AsyncIterator[Producer]:
 
 
 def consumed(kinesis: FakeKinesis) -> dict[str, list[int]]:
-    """Return what a consumer reads of each key, in the order of the shard."""
+    """Return what a consumer reads for each key, in shard order."""
     numbers: dict[str, list[int]] = {}
     for stored in kinesis.records("orders"):
         user_records = decode(stored.data)
@@ -90,7 +90,7 @@ def consumed(kinesis: FakeKinesis) -> dict[str, list[int]]:
     return numbers
 
 
-async def test_a_backlog_reaches_the_consumer_in_order_of_each_key_through_faults(
+async def test_a_backlog_is_delivered_in_key_order_despite_faults(
     options: SpoolOptions, kinesis: FakeKinesis, producer: Producer
 ) -> None:
     kinesis.faults.add(RecordError(), When(probability=0.2))
@@ -107,7 +107,7 @@ async def test_a_backlog_reaches_the_consumer_in_order_of_each_key_through_fault
         assert numbers[f"key-{key}"] == list(range(key, 600, 50))
 
 
-async def test_an_outage_leaves_everything_in_the_spool_and_its_end_empties_it(
+async def test_records_stay_in_the_spool_during_an_outage_and_leave_after_it(
     options: SpoolOptions, kinesis: FakeKinesis, producer: Producer
 ) -> None:
     outage = kinesis.faults.add(RecordError())
@@ -126,7 +126,7 @@ async def test_an_outage_leaves_everything_in_the_spool_and_its_end_empties_it(
     assert sorted(number for numbers in consumed(kinesis).values() for number in numbers) == list(range(100))
 
 
-async def test_dead_letters_are_redriven_to_empty_critical_first(
+async def test_all_dead_letters_are_redriven_critical_first(
     options: SpoolOptions, kinesis: FakeKinesis, producer: Producer
 ) -> None:
     pace = DeliveryPace(
@@ -141,5 +141,5 @@ async def test_dead_letters_are_redriven_to_empty_critical_first(
         assert (report.total, report.delivered, queue.depth) == (150, 150, 0)
     numbers = consumed(kinesis)["key"]
     assert sorted(numbers) == list(range(150))
-    # Ten may be in flight together, so an order among the tenth before and after a border is not promised.
+    # Ten may be in flight together, so the order within ten at a tier's boundary is not guaranteed.
     assert set(numbers[:40]) <= set(range(100, 150))

@@ -1,4 +1,4 @@
-"""The gateway's tests run in virtual time on both backends; those with sockets say otherwise."""
+"""These tests run in virtual time on both backends. Tests with sockets override the fixture."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tenants from a file: who gets in, what a bad file costs, and that no secret is ever shown."""
+"""Tenants from a file: authentication, invalid files, reloads, and no secret in any message."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 def written(path: Path, text: str) -> Path:
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
-    # Two writes within one tick of the file system's clock are told apart by nobody.
+    # Two writes within one tick of the file system's clock would have the same modification time.
     os.utime(path, ns=(before + 10**9, before + 10**9))
     return path
 
@@ -58,17 +58,17 @@ def test_a_tenant_is_found_by_its_key_and_by_its_id(path):
     ids=["no-header", "empty", "no-key", "blank-key", "another-key", "no-scheme", "basic", "cut-key", "not-ascii",
          "100000-characters", "stored-key"],
 )  # fmt: skip
-def test_nobody_else_gets_in(path, authorization):
+def test_other_credentials_are_rejected(path, authorization):
     assert FileTenants(written(path, one())).authenticate(authorization) is None
 
 
-def test_everybody_without_credentials_is_one_tenant_if_the_file_says_so(path):
+def test_requests_without_credentials_belong_to_the_unknown_tenant_of_the_file(path):
     tenants = FileTenants(written(path, one(more="[unknown]\nrecords_per_second = 5")))
     assert tenants.authenticate(None) == Tenant(id="unknown", records_per_second=5)
     assert tenants.authenticate(f"Bearer {OTHER_KEY}") is None
 
 
-def test_streams_of_signals_are_the_gateways_where_a_tenant_names_none(path):
+def test_the_gateways_otlp_streams_are_the_default_of_a_tenants(path):
     tenants = FileTenants(written(path, one(more='[tenant.otlp]\nlogs = "mine"\n[otlp]\nlogs = "all"\ntraces = "t"')))
     tenant = tenants.by_id("a")
     assert tenant is not None
@@ -91,50 +91,50 @@ def test_secrets_come_from_the_environment_or_a_private_file(path, tmp_path):
     assert tenants.access_key("K3") is None
 
 
-# What is wrong with a file, and the words that say so.
+# An invalid file, and part of its error message.
 FAULTS: list[tuple[str, str]] = [
-    ("", "lets nobody in"),
-    ("[[tenant]]\nid = 'a'", "lets nobody in"),
+    ("", "no client could authenticate"),
+    ("[[tenant]]\nid = 'a'", "no client could authenticate"),
     ("tenant = 3", r"Expected `array`"),
-    ("[[tenant]", "no TOML"),
-    ("x = " + "9" * 5_000, "no TOML"),
+    ("[[tenant]", "not TOML"),
+    ("x = " + "9" * 5_000, "not TOML"),
     ("x = " + "[" * 100_000, "too deep"),
     ("x = 1", "unknown field `x`"),
     (one(more="wieght = 3"), r"unknown field `wieght`"),
     (one(more="weight = 0"), "weight of tenant a"),
     (one(more="tier = 'gold'"), "tier"),
-    (one() + one(OTHER_KEY), "there twice"),
+    (one() + one(OTHER_KEY), "repeated"),
     (one() + one().replace('"a"', '"b"'), "same API key"),
     (one().replace('"a"', '"unknown"'), "reserved"),
     (f"[[tenant]]\nid = 'a'\napi_keys = ['{KEY}']", "never store the key itself"),
     (one(more=f"[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret = '{SECRET}'"), "unknown field `secret`"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'"), "name one of them"),
-    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'NONE'"), "NONE holds nothing"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'NONE'"), "NONE has no value"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'none'"), "No such file"),
-    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '.'"), "is no file|Is a directory"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '.'"), "not a regular file|Is a directory"),
     (one(more='[[tenant.sigv4]]\naccess_key_id = "K"\nsecret_file = "\\u0000"'), "null byte"),
-    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'open'"), "mode 0640, which others may read"),
-    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2), "there twice"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'open'"), "mode 0640 lets other users read it"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2), "repeated"),
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), FAULTS, ids=[f"{row}-{said}" for row, (_, said) in enumerate(FAULTS)])
-def test_a_file_that_cannot_be_used_says_why_and_shows_no_secret(path, tmp_path, text, said):
+@pytest.mark.parametrize(("text", "words"), FAULTS, ids=[f"{row}-{words}" for row, (_, words) in enumerate(FAULTS)])
+def test_an_invalid_file_raises_an_error_with_the_reason_and_without_secrets(path, tmp_path, text, words):
     (tmp_path / "open").write_text(SECRET)
     (tmp_path / "open").chmod(0o640)
-    with pytest.raises(ConfigError, match=said) as raised:
+    with pytest.raises(ConfigError, match=words) as raised:
         FileTenants(written(path, text), environment={"S": SECRET})
     assert KEY not in str(raised.value)
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
 
 
-def test_a_file_that_is_not_there_says_so(path):
+def test_a_missing_file_is_named(path):
     with pytest.raises(ConfigError, match="No such file"):
         FileTenants(path)
 
 
-def test_a_changed_file_holds_from_the_next_look_on(path):
+def test_a_changed_file_takes_effect_at_the_next_reload(path):
     tenants = FileTenants(written(path, one()))
     assert not tenants.reload_if_changed()
     written(path, one(OTHER_KEY))
@@ -145,7 +145,7 @@ def test_a_changed_file_holds_from_the_next_look_on(path):
     assert tenants.authenticate(f"Bearer {OTHER_KEY}") is not None
 
 
-def test_a_changed_secret_holds_too(path, tmp_path):
+def test_a_changed_secret_file_takes_effect_at_the_next_reload(path, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("one")
     secret.chmod(0o600)
@@ -157,7 +157,7 @@ def test_a_changed_secret_holds_too(path, tmp_path):
     assert key.secret == "another"
 
 
-def test_a_bad_file_keeps_the_tenants_says_why_once_and_is_forgiven(path, caplog):
+def test_an_invalid_file_keeps_the_tenants_and_is_logged_once_until_it_is_corrected(path, caplog):
     tenants = FileTenants(written(path, one()))
     with caplog.at_level(logging.WARNING):
         written(path, one(more="weight = 0"))
@@ -166,7 +166,7 @@ def test_a_bad_file_keeps_the_tenants_says_why_once_and_is_forgiven(path, caplog
         path.unlink()
         assert not tenants.reload_if_changed()
         assert not tenants.reload_if_changed()
-    assert [record.getMessage().count("the tenants stay as they are") for record in caplog.records] == [1, 1]
+    assert [record.getMessage().count("the gateway keeps the current tenants") for record in caplog.records] == [1, 1]
     assert tenants.problem is not None
     assert tenants.authenticate(f"Bearer {KEY}") is not None
     written(path, one(OTHER_KEY))
@@ -174,7 +174,7 @@ def test_a_bad_file_keeps_the_tenants_says_why_once_and_is_forgiven(path, caplog
     assert tenants.problem is None
 
 
-def test_no_secret_is_in_what_anything_shows_of_itself(path):
+def test_no_repr_contains_a_secret(path):
     text = one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\nsession_token_env = 'T'")
     tenants = FileTenants(written(path, text), environment={"S": SECRET, "T": "the-token"})
     shown = f"{tenants!r} {tenants.access_key('K')!r} {tenants.access_key('K')} {tenants.by_id('a')!r}"
@@ -182,7 +182,7 @@ def test_no_secret_is_in_what_anything_shows_of_itself(path):
         assert secret not in shown
 
 
-def test_ten_thousand_tenants_are_read_and_each_is_found(path):
+def test_ten_thousand_tenants_are_loaded_and_each_is_found(path):
     count = 10_000
     keys = [f"key-{index}" for index in range(count)]
     text = "".join(f'[[tenant]]\nid = "t{i}"\napi_keys = ["{stored_key(key)}"]\n' for i, key in enumerate(keys))
@@ -191,7 +191,7 @@ def test_ten_thousand_tenants_are_read_and_each_is_found(path):
         tenant = tenants.authenticate(f"Bearer {keys[index]}")
         assert tenant is not None
         assert tenant.id == f"t{index}"
-    # One hash and one lookup: 10,000 answers take the time of a few reads of the list, not of 10,000.
+    # Each takes one hash and one lookup, independent of the number of tenants.
     started = time.thread_time()
     for key in keys:
         tenants.authenticate(f"Bearer {key}")
@@ -206,7 +206,7 @@ def test_a_key_is_256_random_bits():
     assert all(len(key) == len("kpl_") + 43 for key in keys)
 
 
-def test_a_function_of_the_application_decides():
+def test_a_function_of_the_application_identifies_the_tenant():
     ada = Tenant(id="ada")
     made = Tenant(id="made")
     answers: dict[str, Tenant | str | None] = {"known": "ada", "made": made, "stranger": "nobody", "wrong": None}
@@ -220,7 +220,7 @@ def test_a_function_of_the_application_decides():
     assert CallableTenants(lambda _: "nobody").authenticate("x") is None
 
 
-def test_open_doors_make_one_tenant_of_everybody():
+def test_without_credentials_all_requests_belong_to_one_tenant():
     tenant = Tenant(id="local")
     directory: TenantDirectory = OpenTenants(tenant)
     assert directory.authenticate(None) is directory.authenticate("Bearer x") is tenant

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from kpl_integrations.ingest.tenants import QuotaState, Tenant, TenantQuota
 
 
-def test_a_tenant_without_rates_is_never_held_up():
+def test_a_tenant_without_rates_is_never_limited():
     quota = TenantQuota(Tenant(id="a"))
     assert quota.try_take(10**9, 10**12, 0.0) is None
     assert quota.states(1, 1, 0.0) == ()
@@ -16,30 +16,30 @@ def test_records_and_bytes_are_taken_together_or_not_at_all():
     quota = TenantQuota(Tenant(id="a", records_per_second=10, bytes_per_second=100))
     assert quota.try_take(1, 100, 0.0) is None
     assert quota.try_take(1, 50, 0.0) == pytest.approx(0.5)
-    # Nothing was taken: the nine records that are left can go without bytes when the bytes allow.
+    # The rejected request took no records: nine are left, and they need no bytes.
     assert quota.try_take(9, 0, 0.0) is None
     assert quota.try_take(1, 0, 0.0) == pytest.approx(0.1)
 
 
-def test_the_burst_is_so_many_seconds_of_the_rate():
+def test_the_burst_is_burst_seconds_times_the_rate():
     quota = TenantQuota(Tenant(id="a", records_per_second=10, burst_seconds=3))
     assert quota.try_take(30, 0, 0.0) is None
     assert quota.try_take(1, 0, 0.0) == pytest.approx(0.1)
 
 
-def test_a_request_above_the_burst_passes_when_nothing_was_used_and_is_paid_for_after():
+def test_a_request_above_the_burst_passes_at_a_full_quota_and_leaves_a_debt():
     quota = TenantQuota(Tenant(id="a", records_per_second=10))
     assert quota.try_take(50, 0, 0.0) is None
     assert quota.try_take(1, 0, 0.0) == pytest.approx(4.1)
 
 
-def test_a_rate_below_one_record_a_second_still_lets_one_through():
+def test_a_rate_below_one_record_a_second_still_admits_one_record():
     quota = TenantQuota(Tenant(id="a", records_per_second=0.1))
     assert quota.try_take(1, 0, 0.0) is None
     assert quota.try_take(1, 0, 0.0) == pytest.approx(10.0)
 
 
-def test_states_say_what_the_header_fields_need():
+def test_states_have_the_values_of_the_header_fields():
     quota = TenantQuota(Tenant(id="a", records_per_second=10, bytes_per_second=1000, burst_seconds=2))
     assert quota.try_take(15, 1000, 0.0) is None
     assert quota.states(1, 1, 0.0) == (QuotaState("records", 20, 2, 5, 0), QuotaState("bytes", 2000, 2, 1000, 0))
@@ -51,14 +51,14 @@ def test_states_say_what_the_header_fields_need():
     st.floats(0.1, 10),
     st.lists(st.tuples(st.integers(1, 100), st.floats(0, 5)), min_size=1, max_size=50),
 )
-def test_a_tenant_gets_no_more_than_its_burst_and_its_rate_and_is_admitted_when_it_was_told(rate, burst, requests):
+def test_a_tenant_gets_at_most_its_burst_and_rate_and_is_admitted_after_the_returned_wait(rate, burst, requests):
     quota = TenantQuota(Tenant(id="a", records_per_second=rate, burst_seconds=burst))
     now = taken = largest = 0.0
     for records, pause in requests:
         now += pause
         wait = quota.try_take(records, 0, now)
         if wait is not None:
-            # A clock's last digit may be lost when a wait is added to it.
+            # Adding a wait to a large instant may lose its last digit.
             now += wait + 1e-9 * (1 + now)
             assert quota.try_take(records, 0, now) is None
         taken += records

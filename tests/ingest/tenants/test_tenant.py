@@ -22,7 +22,7 @@ ALLOWED: list[tuple[tuple[str, ...], str, bool]] = [
 
 
 @pytest.mark.parametrize(("globs", "stream", "allowed"), ALLOWED)
-def test_globs_say_which_streams_a_tenant_may_write_to(globs, stream, allowed):
+def test_globs_select_the_streams_that_a_tenant_may_write_to(globs, stream, allowed):
     assert Tenant(id="a", streams=globs).allows(stream) is allowed
 
 
@@ -45,12 +45,12 @@ FAULTS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_value_out_of_its_range_is_refused_with_its_bound(fault):
+def test_a_value_out_of_its_range_is_rejected_with_its_bound(fault):
     with pytest.raises(ConfigError, match=r"must|weight"):
         Tenant(**{"id": "a", **fault})
 
 
-def test_a_tenant_cannot_be_changed_and_equals_what_says_the_same():
+def test_a_tenant_is_immutable_and_equals_a_tenant_with_the_same_settings():
     tenant = Tenant(id="a", otlp_streams={"logs": "l"})
     assert tenant == Tenant(id="a", otlp_streams={"logs": "l"})
     assert hash(tenant) == hash(Tenant(id="a", otlp_streams={"logs": "l"}))
@@ -58,6 +58,6 @@ def test_a_tenant_cannot_be_changed_and_equals_what_says_the_same():
         tenant.otlp_streams["logs"] = "x"  # type: ignore[index]
 
 
-def test_the_words_of_an_acknowledgement_and_of_a_signal():
+def test_the_values_of_ack_and_of_signal():
     assert ACKS == ("queued", "spooled", "delivered")
     assert SIGNALS == ("logs", "traces", "metrics")

@@ -1,7 +1,7 @@
-"""The Java Kinesis Client Library 3.1.3, run by its MultiLangDaemon, leases kept in a DynamoDB emulator.
+"""The Java Kinesis Client Library 3.1.3, run by its MultiLangDaemon, with its leases in a DynamoDB emulator.
 
-It de-aggregates by the rule the producer has to respect: one user record outside the shard's range
-of hash keys, and the whole aggregated record is dropped. It hands out neither explicit hash keys nor
+It de-aggregates by the rule that the producer must respect: if one user record is outside the shard's range
+of hash keys, the whole aggregated record is dropped. It returns neither explicit hash keys nor
 whether a user record was aggregated.
 """
 
@@ -36,8 +36,8 @@ class KinesisClientLibrary:
     def read(self) -> list[ReadUserRecord]:
         """Return every user record put before this call and not returned by an earlier one.
 
-        A stock record is put into each open shard and waited for: the KCL keeps a shard's order, and
-        begins with a shard's children only after its end, so all that was put before has come by then.
+        It puts a stock record into each open shard and waits for it: the KCL keeps a shard's order, and
+        reads a shard's children only after its end, so all earlier records have arrived by then.
         """
         barrier = f"barrier-{uuid.uuid4()}"
         shards = self.stream.open_shards()
@@ -61,9 +61,9 @@ class KinesisClientLibrary:
         return {(row["shard_id"], row["partition_key"]) for row in self._handed_out().values()}
 
     def _handed_out(self) -> dict[tuple[str, str, str], dict[str, str]]:
-        """Return what was handed out by shard, sequence and sub-sequence number.
+        """Return the records by shard, sequence and sub-sequence number.
 
-        A lease taken again starts again from the beginning, so that is one user record's identity.
+        A lease that is taken again starts from the beginning, so these three identify one user record.
         """
         return {
             (row["shard_id"], row["sequence_number"], row["sub_sequence_number"]): row
@@ -73,7 +73,7 @@ class KinesisClientLibrary:
 
     def _rows(self) -> Iterator[dict[str, str]]:
         for path in sorted(self._records.glob("*.jsonl")):
-            # The last line may still be in the writing.
+            # The last line may be incomplete.
             whole_lines, _, _ = path.read_text().rpartition("\n")
             yield from (json.loads(line) for line in whole_lines.split("\n") if line)
 

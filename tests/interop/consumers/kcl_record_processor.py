@@ -1,6 +1,6 @@
 """The record processor the KCL starts once for each shard it leases; run in the KCL's own environment.
 
-Appends what it is given to `$INTEROP_RECORDS/<process id>.jsonl`, one JSON object per line:
+Appends each record to `$INTEROP_RECORDS/<process id>.jsonl`, one JSON object per line:
 `{shard_id, partition_key, sequence_number, sub_sequence_number, data (base64)}` for a user record,
 `{shard_id, event}` for what happens to the shard.
 """
@@ -15,7 +15,7 @@ from amazon_kclpy.v3.processor import RecordProcessorBase  # type: ignore[import
 
 
 class RecordingProcessor(RecordProcessorBase):  # type: ignore[misc, unused-ignore]
-    """Write down every user record before the KCL is told that it was processed."""
+    """Writes every user record to a file before it is checkpointed."""
 
     def initialize(self, initialize_input: Any) -> None:
         self._shard_id = initialize_input.shard_id

@@ -1,8 +1,8 @@
 """npm's aws-kinesis-agg: how Lambda functions in JavaScript de-aggregate, run by node.
 
-Known wrong behaviour, never asserted as right: as its Python sister it gives the first explicit
-hash key of the table to a user record without one; and a raw record that merely begins like an
-aggregated one is refused with an error, where the KCL and its sister return it as it is.
+Known faults, never asserted as right: like the Python package, it returns the first explicit
+hash key of the table for a user record without one. It also rejects a raw record that merely begins like an
+aggregated one, where the KCL and the Python package return it unchanged.
 """
 
 import base64
@@ -22,9 +22,9 @@ def deaggregate(installed: Installed, records: Sequence[KinesisRecord]) -> list[
     """Return the user records of `records`, in their order.
 
     Raises:
-        ValueError: the package refused a record.
+        ValueError: the package rejected a record.
     """
-    # Escaped to ASCII: node's readline takes U+2028 for the end of a line.
+    # Escaped to ASCII, because node's readline treats U+2028 as the end of a line.
     lines = [
         json.dumps(
             {

@@ -1,7 +1,7 @@
 """PyPI's aws-kinesis-agg: how Lambda functions in Python de-aggregate.
 
-Known wrong behaviour, never asserted as right: a user record without an explicit hash key, in an
-aggregated record where another one has one, is given the first entry of that table.
+Known fault, never asserted as right: a user record without an explicit hash key, in an aggregated
+record in which another one has one, gets the first entry of that table.
 """
 
 import base64

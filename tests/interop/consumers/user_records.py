@@ -1,4 +1,4 @@
-"""What every consumer returns, and the rule by which one of them throws records away."""
+"""What every consumer returns, and the rule by which one of them drops records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from tests.interop.streams import KinesisRecord, Shard, hash_key
 
 @dataclass(frozen=True)
 class ReadUserRecord:
-    """A user record as a consumer handed it out.
+    """A user record as a consumer returned it.
 
     Attributes:
-        explicit_hash_key: None where there was none, or the consumer does not tell.
-        aggregated: it came out of an aggregated record; None where the consumer does not tell.
+        explicit_hash_key: None if there was none, or the consumer does not return it.
+        aggregated: whether it was in an aggregated record; None if the consumer does not say.
         shard_id: the shard it was read from.
         sequence_number: of the Kinesis record that carried it.
     """
@@ -35,7 +35,7 @@ Deaggregate = Callable[[Sequence[KinesisRecord]], list[ReadUserRecord]]
 def as_the_kcl_keeps_them(read: Iterable[ReadUserRecord], shards: Iterable[Shard]) -> list[ReadUserRecord]:
     """Drop every aggregated record with a user record outside the shard it was read from.
 
-    That is the rule of the KCL (`AggregatorUtil.deaggregate`), applied to what a consumer without
+    This is the rule of the KCL (`AggregatorUtil.deaggregate`), applied to what a consumer without
     it read; test_kcl.py shows the KCL itself doing so. Single records are always kept.
     """
     by_id: Mapping[str, Shard] = {shard.shard_id: shard for shard in shards}

@@ -1,0 +1,266 @@
+"""uvicorn's HTTP protocol with a fast path for requests that need no waiting (see `sync_answer.py`).
+
+A POST that arrives in one piece is held until its end and passed to `answerer`. If it is declined or incomplete, the
+application gets it as usual. uvicorn's objects for each request (a scope, a cycle, a task, a timer) are created only
+then.
+
+Most requests of a connection repeat the head of the one before. Those are not even parsed (see `HeadCache`).
+"""
+
+import asyncio
+import re
+from typing import Any, ClassVar, Final, Self
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, SyncAnswerer, encoded
+from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
+from kpl_integrations.ingest.http.request_head import RecordsHead
+
+__all__ = ["FastPathProtocol"]
+
+# The answer of uvicorn if an application fails.
+_FAILED: Final = encoded(
+    500,
+    [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"), (b"connection", b"close")],
+    b"Internal Server Error",
+)
+_INVALID: Final = "Invalid HTTP request received."
+
+
+# Every open connection may store one head.
+LONGEST_HEAD: Final = 4_096
+_MOST_DIGITS: Final = 10
+_END: Final = b"\r\n\r\n"
+_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)", re.IGNORECASE)
+
+
+class HeadCache:
+    """The bytes of a head before and after the digits of its Content-Length.
+
+    A client that keeps its connection open repeats the same target and header fields. Parsing them again costs more
+    than decoding and putting the record, and gives the same result. So a connection compares the received bytes with
+    its last head. Only the digits of Content-Length may differ.
+    """
+
+    __slots__ = ("_after", "_before", "_latest")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+        self._latest = len(before) + _MOST_DIGITS + len(after)
+
+    @classmethod
+    def of(cls, received: bytes, body_bytes: int) -> Self | None:
+        """Return the head of the one complete request in `received`, which the parser has accepted.
+
+        Returns None if other bytes follow it, if it has no Content-Length, or if it is long.
+        """
+        end = received.find(_END, 0, LONGEST_HEAD) + len(_END)
+        if end < len(_END) or len(received) - end != body_bytes:
+            return None
+        length = _CONTENT_LENGTH.search(received, 0, end)
+        return None if length is None else cls(received[: length.start(1)], received[length.end(1) : end])
+
+    def body_of(self, received: bytes) -> bytes | None:
+        """Return the body of a request with this head. None: the head differs, or the body has another length."""
+        before, after = self._before, self._after
+        if not received.startswith(before):
+            return None
+        start = len(before)
+        stop = received.find(after, start, self._latest)
+        digits = received[start:stop]
+        if stop <= start or not digits.isdigit():
+            return None
+        end = stop + len(after)
+        return received[end:] if int(digits) == len(received) - end else None
+
+
+class FastPathProtocol(BoundedProtocol):
+    """One connection. A subclass sets `answerer`."""
+
+    answerer: ClassVar[SyncAnswerer | None] = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
+        super().__init__(*args, **kwargs)
+        # The pieces of the body of a held request; None: no request is held.
+        self._held: list[bytes] | None = None
+        # The last head, as bytes and parsed, if its request took the fast path and no other bytes came since.
+        self._cached: tuple[HeadCache, RecordsHead] | None = None
+        # The piece that is being parsed.
+        self._received = b""
+        # The time of the last answer of the fast path, and the one timer that checks it.
+        self._answered_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def for_gateway(cls, answerer: SyncAnswerer) -> "type[FastPathProtocol]":
+        """Return a subclass that passes requests to `answerer`."""
+        return type(cls.__name__, (cls,), {"answerer": answerer})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the idle timer."""
+        timer, self._idle_timer = self._idle_timer, None
+        if timer is not None:
+            timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a request with the cached head. Otherwise feed the parser, and release an incomplete request."""
+        if self._cached is not None:
+            if self._answer_cached(*self._cached, data):
+                return
+            self._cached = None
+        self._received = data
+        super().data_received(data)
+        self._received = b""
+        if self._held is None:
+            return
+        try:
+            self._release()
+        except Exception:  # noqa: BLE001 - the parser converts every exception of its callbacks too
+            # As uvicorn does if the parser raises.
+            self.logger.warning(_INVALID)
+            self.send_400_response(_INVALID)
+
+    def _answer_cached(self, cached: HeadCache, head: RecordsHead, data: bytes) -> bool:
+        """Answer a request with the cached head. Return False if the head differs or the request may have to wait."""
+        if self.transport.is_closing() or not self._has_room():
+            return False
+        body = cached.body_of(data)
+        answer = None if body is None else self._answer_to(head, body)
+        if answer is None:
+            return False
+        self._write(answer)
+        return True
+
+    def on_message_begin(self) -> None:
+        """Start a request. Its scope is created when the application needs it."""
+        if self.answerer is None:
+            super().on_message_begin()
+            return
+        self._begin_head()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_headers_complete(self) -> None:
+        """Hold a request, or pass it to the application."""
+        if self.transport.is_closing():
+            # The client could not receive the answer and would send the request again.
+            return
+        if self.answerer is None or self.parser.should_upgrade():
+            super().on_headers_complete()
+        elif self._may_hold():
+            self._end_head()
+            self._held = []
+        else:
+            self._call_application()
+
+    def _may_hold(self) -> bool:
+        """Return True if the answer depends only on the target, the header fields and the body of the request."""
+        parser = self.parser
+        cycle: Any = self.cycle
+        return (
+            parser.get_method() == b"POST"
+            and parser.should_keep_alive()
+            and parser.get_http_version() == "1.1"
+            and not self.expect_100_continue
+            # No earlier request of this connection is in progress.
+            and (cycle is None or cycle.response_complete)
+            and not self.pipeline
+            and self._has_room()
+        )
+
+    def _has_room(self) -> bool:
+        """Return True if the write buffer is not full and the concurrency limit is not reached."""
+        limit = self.limit_concurrency
+        return not self.flow.write_paused and (
+            limit is None or (len(self.connections) < limit and len(self.tasks) < limit)
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """Handle a piece of a body."""
+        self._body_within = True
+        if self._held is not None:
+            self._held.append(body)
+        elif not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request, and answer it if that needs no waiting."""
+        is_first_and_whole = self._begins_within and not self._ends_within
+        self._ends_within = True
+        held = self._held
+        if held is None:
+            if not self.transport.is_closing():
+                super().on_message_complete()
+            return
+        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
+        body = held[0] if len(held) == 1 else b"".join(held)
+        head = self.answerer.sync_head(self.url, self.headers)
+        answer = None if head is None else self._answer_to(head, body)
+        if head is None or answer is None:
+            self._release()
+            super().on_message_complete()
+            return
+        self._held = None
+        if is_first_and_whole and (cached := HeadCache.of(self._received, len(body))) is not None:
+            self._cached = cached, head
+        self._write(answer)
+
+    def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
+        try:
+            return self.answerer.sync_answer(head, body)
+        except Exception:
+            self.logger.exception("Exception in the fast path")
+            return _FAILED
+
+    def _write(self, answer: SyncAnswer) -> None:
+        parts = [STATUS_LINE[answer.status]]
+        for name, value in self.server_state.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(answer.content)
+        self.transport.write(b"".join(parts))
+        self.server_state.total_requests += 1
+        if answer.closes:
+            self.transport.close()
+            return
+        self._answered_at = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        """Close an idle connection. One timer serves all requests of the connection."""
+        self._idle_timer = None
+        cycle: Any = self.cycle
+        if self.transport.is_closing() or self._in_head or not (cycle is None or cycle.response_complete):
+            # A request is in progress and has its own timer. The next answer of the fast path sets this one again.
+            return
+        if self.timeout_keep_alive_task is not None:
+            # uvicorn's own timer runs, which started with a later answer.
+            return
+        rest = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if rest > 0.0:
+            self._idle_timer = self.loop.call_later(rest, self._close_if_idle)
+        else:
+            self.timeout_keep_alive_handler()
+
+    def _release(self) -> None:
+        """Pass the received part of a held request to the application."""
+        held, self._held = self._held or [], None
+        if self.transport.is_closing():
+            # The rest of the request was not valid HTTP.
+            return
+        self._call_application()
+        for piece in held:
+            super().on_body(piece)
+
+    def _call_application(self) -> None:
+        """Make up for the skipped start of the request, and call the application."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        super().on_headers_complete()

@@ -1,0 +1,102 @@
+"""Answer a complete request in the call that receives its last byte, without a task or ASGI messages.
+
+Most requests are complete when their header fields are, and need no waiting. The work of ASGI for such a request (a
+task, an event, two messages in each direction) costs more than putting its records. So the server's protocol tries
+this first. A request that may have to wait goes through ASGI, and both ways end in the same route.
+
+The head and the body are handled separately, because most requests of a connection have the same head.
+"""
+
+from functools import lru_cache
+from typing import Final, NamedTuple, Protocol
+
+from kpl_integrations.ingest.admission.acknowledgement import Acknowledged
+from kpl_integrations.ingest.admission.refusals import Refused
+from kpl_integrations.ingest.http.answers import Headers, Tally, json_headers, problem_of, quota_headers
+from kpl_integrations.ingest.http.request_head import RecordsHead, records_head
+from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
+
+__all__ = ["SyncAnswer", "SyncAnswerer", "encoded", "sync_answer", "sync_head"]
+
+_PREFIX: Final = PREFIX.encode()
+_SUFFIX: Final = SUFFIX.encode()
+_LONGEST_TARGET: Final = 512
+# A target with one of these needs a parser.
+_NOT_PLAIN: Final = (b"%", b"#")
+# Answers up to this size say only how many records were accepted. They are encoded once for all requests.
+_SHORT_BYTES: Final = 64
+_CLOSE: Final = (b"connection", b"close")
+
+
+class SyncAnswer(NamedTuple):
+    """`content` follows the server's own header fields. `closes`: the connection is closed after this answer."""
+
+    status: int
+    content: bytes
+    closes: bool = False
+
+
+class SyncAnswerer(Protocol):
+    """What the server's protocol calls before it calls the application."""
+
+    def sync_head(self, target: bytes, headers: Headers) -> RecordsHead | None:
+        """Return the parsed head of a POST that may need no waiting, else None."""
+
+    def sync_answer(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+        """Return the answer to a complete request. None: it may have to wait, and nothing has happened."""
+
+
+def sync_head(target: bytes, headers: Headers) -> RecordsHead | None:
+    """Return the parsed head of a request for records, or None if the application has to handle the request."""
+    place = _place(target) if len(target) <= _LONGEST_TARGET else None
+    if place is None:
+        return None
+    fields = dict(headers)
+    if len(fields) != len(headers) or b"idempotency-key" in fields or b"content-length" not in fields:
+        return None
+    try:
+        return records_head(*place, fields)
+    except Refused:
+        # The application checks the credentials before it reports an invalid option.
+        return None
+
+
+def sync_answer(records: RecordsRoute, tally: Tally, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+    """Return and count the answer to a request that needs no waiting. None: nothing has happened."""
+    try:
+        answered = records.answer_sync(head, body)
+    except Refused as refused:
+        status, headers, problem = problem_of(refused)
+        tally.refusals[refused.refusal] += 1
+        tally.answers[status] += 1
+        return encoded(status, headers, problem)
+    if answered is None:
+        return None
+    answer, account = answered
+    tally.answers[answer.status] += 1
+    if account.quota is None and len(answer.body) <= _SHORT_BYTES:
+        return _without_quota(answer)
+    headers = [*json_headers(answer.body), *quota_headers(account, records.now())]
+    return encoded(answer.status, headers, answer.body)
+
+
+def encoded(status: int, headers: Headers, body: bytes) -> SyncAnswer:
+    """Return an answer as the bytes for the socket."""
+    fields = b"".join([b"%b: %b\r\n" % field for field in headers])
+    return SyncAnswer(status, b"%b\r\n%b" % (fields, body), _CLOSE in headers)
+
+
+@lru_cache(maxsize=256)
+def _without_quota(answer: Acknowledged) -> SyncAnswer:
+    return encoded(answer.status, json_headers(answer.body), answer.body)
+
+
+@lru_cache(maxsize=1_024)
+def _place(target: bytes) -> tuple[str, bytes] | None:
+    """Return the stream and the query of a target in its plain form, without percent-encoding."""
+    path, _, query = target.partition(b"?")
+    if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX) and path.isascii()):
+        return None
+    if len(path) <= len(_PREFIX) + len(_SUFFIX) or any(part in target for part in _NOT_PLAIN):
+        return None
+    return path[len(_PREFIX) : -len(_SUFFIX)].decode(), query

@@ -1,0 +1,133 @@
+"""Answers to requests: JSON, problem documents (RFC 9457), and their counts. Slow readers time out."""
+
+from collections import Counter
+from http import HTTPStatus
+from typing import Annotated, Final
+
+import anyio
+import msgspec
+
+from kpl_integrations.asgi.protocol import Send
+from kpl_integrations.ingest.admission.acknowledgement import RecordAnswer, RejectedRecord
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
+from kpl_integrations.ingest.admission.retry_after import QUEUE_SHARE, rate_limit_headers, refusal_headers
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+
+__all__ = [
+    "LARGE_ANSWER_BYTES",
+    "PROBLEM_JSON",
+    "REGISTERED_TYPES",
+    "Headers",
+    "Problem",
+    "Tally",
+    "json_headers",
+    "problem_of",
+    "quota_headers",
+    "send_answer",
+    "send_refusal",
+]
+
+PROBLEM_JSON: Final = b"application/problem+json"
+REGISTERED_TYPES: Final = frozenset({"quota-exceeded", "temporary-reduced-capacity"})
+LARGE_ANSWER_BYTES: Final = 32_768
+_REGISTRY: Final = "https://iana.org/assignments/http-problem-types#"
+# A client that reads a large answer more slowly than this gets only what the server has buffered by then.
+_SEND_SECONDS: Final = 30.0
+_JSON: Final = (b"content-type", b"application/json")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Tally:
+    """Count answers and refusals of all routes, from the construction of a gateway on."""
+
+    __slots__ = ("answers", "refusals")
+
+    def __init__(self) -> None:
+        # By HTTP status.
+        self.answers: Counter[int] = Counter()
+        self.refusals: Counter[Refusal] = Counter()
+
+
+class Problem(
+    msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, rename={"violated_policies": "violated-policies"}
+):
+    """The body of a rejection (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    field: Annotated[str, msgspec.Meta(description="the parameter or member in question")] | None = None
+    index: Annotated[int, msgspec.Meta(description="the index of the record in question, from 0")] | None = None
+    errors: (
+        Annotated[list[RejectedRecord], msgspec.Meta(description="of bad-records: the first hundred problems")] | None
+    ) = None
+    error_count: Annotated[int, msgspec.Meta(description="the number of all problems")] | None = None
+    records: (
+        Annotated[list[RecordAnswer], msgspec.Meta(description="if no record was delivered: the result of each record")]
+        | None
+    ) = None
+    violated_policies: (
+        Annotated[
+            list[Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["records", "bytes", QUEUE_SHARE]})]],
+            msgspec.Meta(description="of quota-exceeded: the exhausted rates of the tenant, or its share of the queue"),
+        ]
+        | None
+    ) = None
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def problem_of(refused: Refused) -> tuple[int, Headers, bytes]:
+    """Return status, header fields and body of the answer to a rejected request."""
+    answer = REFUSALS[refused.refusal]
+    is_registered = answer.code in REGISTERED_TYPES
+    body = _encode(
+        Problem(
+            type=_REGISTRY + answer.code if is_registered else "about:blank",
+            title=answer.title if is_registered else HTTPStatus(answer.status).phrase,
+            status=answer.status,
+            detail=refused.detail,
+            code=refused.code or answer.code,
+            **(refused.extensions or {}),
+        )
+    )
+    headers = [(b"content-type", PROBLEM_JSON), (b"content-length", b"%d" % len(body)), *refusal_headers(refused)]
+    if answer.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b'Bearer realm="kpl-ingest"'))
+    if answer.closes:
+        headers.append((b"connection", b"close"))
+    return answer.status, headers, body
+
+
+def json_headers(body: bytes) -> Headers:
+    """Return the header fields of every JSON answer."""
+    return [_JSON, (b"content-length", b"%d" % len(body))]
+
+
+def quota_headers(account: TenantAccount, now: float) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the RateLimit fields of a tenant's quotas; none if it has no quota."""
+    return () if account.quota is None else rate_limit_headers(account.quota.states(1, 0, now))
+
+
+async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send one answer; `headers` includes its length."""
+    start = {"type": "http.response.start", "status": status, "headers": headers}
+    if len(body) < LARGE_ANSWER_BYTES:
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+        return
+    with anyio.move_on_after(_SEND_SECONDS):
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+
+
+async def send_refusal(send: Send, refused: Refused, tally: Tally) -> None:
+    """Count a rejected request and send its answer."""
+    status, headers, body = problem_of(refused)
+    tally.refusals[refused.refusal] += 1
+    tally.answers[status] += 1
+    await send_answer(send, status, headers, body)

@@ -1,0 +1,184 @@
+"""uvicorn's HTTP protocol with bounds on the time and size of a request's head.
+
+uvicorn has no such bounds. A client that sends its header fields one byte at a time would keep its connection
+without a limit, and a client that never stops sending them would fill the memory. Both are checked only if a head
+does not arrive in one piece, so a usual request costs nothing. (`bodies.py` bounds the body.)
+
+Trailer fields of a chunked body are bounded too and then ignored: they must not replace fields of the head
+(RFC 9110, section 6.5.1). No connection is upgraded: a request for an upgrade is answered as if it had not asked.
+"""
+
+import asyncio
+import sys
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["BoundedProtocol"]
+
+_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
+_TOO_SLOW: Final = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A subclass sets how long and how large a head may be."""
+
+    header_seconds: ClassVar[float] = 10.0
+    max_header_bytes: ClassVar[int] = 32_768
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0
+        # Whether the current piece contains the end of a request. Then the size of the next head's part in it is
+        # unknown and not counted.
+        self._ends_within = False
+        # Whether it contains the start of a request.
+        self._begins_within = False
+        # Whether it contains a part of a body.
+        self._body_within = False
+        # Whether the request asks for an upgrade, and the position in its piece at which the parser then stopped.
+        self._asks_upgrade = False
+        self._stopped_at: int | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def with_bounds(cls, *, header_seconds: float, max_header_bytes: int) -> "type[BoundedProtocol]":
+        """Return a subclass with these bounds, because uvicorn creates the protocol itself."""
+        bounds = {"header_seconds": header_seconds, "max_header_bytes": max_header_bytes}
+        return type(cls.__name__, (cls,), bounds)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        """Start the timer of the first head."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the timer."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, then check the bounds of an unfinished head."""
+        self._ends_within = self._begins_within = self._body_within = False
+        idle = self.timeout_keep_alive_task
+        super().data_received(data)
+        while self._stopped_at is not None:
+            data = self._without_upgrade(data[self._stopped_at :])
+            super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
+            # Neither head nor body: trailer fields, or bytes between chunks.
+            is_beside = not (self._body_within or self._begins_within or self._ends_within)
+            self._head_bytes = self._head_bytes + len(data) if is_beside else 0
+            if self._head_bytes > self.max_header_bytes:
+                self._refuse(_TOO_LARGE)
+                return
+            if idle is not None and not self._begins_within:
+                self._stay_idle(idle.when())
+            return
+        if not self._ends_within:
+            self._head_bytes += len(data)
+        if self._head_bytes > self.max_header_bytes:
+            self._refuse(_TOO_LARGE)
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def on_message_begin(self) -> None:
+        """Start a head."""
+        self._begin_head()
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a field of a head, and ignore trailer fields."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """End the head."""
+        self._end_head()
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._asks_upgrade = True
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Handle a piece of a body."""
+        self._body_within = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request, unless it asks for an upgrade: then it has not started."""
+        self._ends_within = True
+        if not self._asks_upgrade:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Remember where the parser stopped. uvicorn calls this while it handles HttpParserUpgrade."""
+        stopped = sys.exc_info()[1]
+        if self._asks_upgrade and stopped is not None:
+            self._stopped_at = stopped.args[0]
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """Return the bytes of the same request without its upgrade field, for a new parser.
+
+        The parser treats such a request as one without a body, and its body as data that is not HTTP. A server may
+        ignore the request for an upgrade (RFC 9110, section 7.8). Java's HTTP client sends one with its first request.
+        """
+        version = self.parser.get_http_version().encode()
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
+        self._asks_upgrade, self._stopped_at = False, None
+        self.parser = type(self.parser)(self)
+        return head + rest
+
+    def _stay_idle(self, until: float) -> None:
+        """Restart the keep-alive timer: the received bytes belong to no request that is still to be answered.
+
+        They are the rest of an unread body, or empty lines. uvicorn stops its timer for all bytes and starts it again
+        only with the next answer.
+        """
+        if self.timeout_keep_alive_task is None and not self._is_answering():
+            self.timeout_keep_alive_task = self.loop.call_at(until, self.timeout_keep_alive_handler)
+
+    def _is_answering(self) -> bool:
+        """Return True if an answer is pending. A client would take bytes written before it for the answer."""
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _begin_head(self) -> None:
+        self._in_head = self._begins_within = True
+        self._head_bytes = 0
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        timer, self._head_timer = self._head_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self._in_head or self.transport.is_closing():
+            return
+        if self._is_answering():
+            self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+        else:
+            self._refuse(_TOO_SLOW)
+
+    def _refuse(self, answer: bytes) -> None:
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        if not self._is_answering():
+            self.transport.write(answer)
+        self.transport.close()

@@ -1,0 +1,162 @@
+"""The head of a request: header fields by name, and the options `ack` and `partial`."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.tenants import ACKS, Ack
+
+__all__ = [
+    "ACK_HEADER",
+    "PLAIN_CONTENT_TYPES",
+    "FieldsByName",
+    "RecordsHead",
+    "RequestOptions",
+    "header_fields",
+    "records_head",
+    "request_options",
+]
+
+ACK_HEADER: Final = b"x-ack"
+# Content types for which no other header field is read, in the spelling of nearly all clients.
+PLAIN_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
+_PLAIN_TYPES: Final = {name.encode(): name for name in PLAIN_CONTENT_TYPES}
+# The fields that the gateway reads and that are not lists; attributes of CloudEvents belong to them too.
+_ONCE: Final = frozenset(
+    {
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"idempotency-key",
+        b"x-ack",
+        b"x-amz-date",
+        b"x-amz-security-token",
+        b"x-amz-target",
+        b"x-explicit-hash-key",
+        b"x-partition-key",
+    }
+)
+_ATTRIBUTE: Final = b"ce-"
+_LONGEST_NAME: Final = 100
+_FLAGS: Final = {"true": True, "1": True, "": True, "false": False, "0": False}
+_MOST_PARAMETERS: Final = 8
+_MOST_QUERY_BYTES: Final = 256
+
+FieldsByName = Mapping[bytes, bytes]
+
+
+class RequestOptions(NamedTuple):
+    """`ack` None: the tenant's default. `partial`: accept the valid records and name the others."""
+
+    ack: Ack | None = None
+    partial: bool = False
+
+
+_NO_OPTIONS: Final = RequestOptions()
+
+
+class RecordsHead(msgspec.Struct, frozen=True, gc=False):
+    """The head of a request for records. It depends neither on the tenant nor on the body."""
+
+    stream: str
+    options: RequestOptions
+    authorization: str | None
+    # One of `PLAIN_CONTENT_TYPES` if no other field determines the format of the body, else None.
+    plain_type: str | None
+    headers: FieldsByName
+
+    def __repr__(self) -> str:
+        """Leave out the credentials."""
+        return f"<RecordsHead of {self.stream!r}, {self.options}>"
+
+
+def header_fields(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the fields by name (lower case, as the server passes them).
+
+    Repeated fields are joined to one list (RFC 9110, section 5.3). A field that is not a list must not be
+    repeated with another value: a proxy in front may have used the other one.
+
+    Raises:
+        Refused: a field that is not a list has two values.
+    """
+    fields = dict(headers)
+    return fields if len(fields) == len(headers) else _joined(headers)
+
+
+def _joined(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    fields: dict[bytes, bytes] = {}
+    for name, value in headers:
+        first = fields.get(name)
+        if first is None:
+            fields[name] = value
+        elif name not in _ONCE and not name.startswith(_ATTRIBUTE):
+            fields[name] = b"%b, %b" % (first, value)
+        elif value != first:
+            # A name is a token and safe in a log line. The values may be secrets, so they are not repeated.
+            printed = name.decode("latin-1")[:_LONGEST_NAME]
+            detail = f"the header field {printed} is repeated with different values; send it once"
+            raise Refused(Refusal.BAD_PARAMETER, detail, extensions={"field": printed})
+    return fields
+
+
+def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHead:
+    """Parse the head of a request for records.
+
+    Raises:
+        Refused: the query or X-Ack is invalid.
+    """
+    authorization = headers.get(b"authorization")
+    is_plain = b"content-encoding" not in headers and b"ce-specversion" not in headers
+    return RecordsHead(
+        stream,
+        _options(query, headers.get(ACK_HEADER)) if query or ACK_HEADER in headers else _NO_OPTIONS,
+        None if authorization is None else authorization.decode("latin-1"),
+        _PLAIN_TYPES.get(headers.get(b"content-type", b"")) if is_plain else None,
+        headers,
+    )
+
+
+def _options(query: bytes, ack: bytes | None) -> RequestOptions:
+    if len(query) + len(ack or b"") > _MOST_QUERY_BYTES:
+        detail = f"query and X-Ack have more than {_MOST_QUERY_BYTES} bytes; they may contain ack and partial"
+        raise Refused(Refusal.BAD_PARAMETER, detail)
+    return request_options(query, ack)
+
+
+@lru_cache(maxsize=256)
+def request_options(query: bytes, ack_header: bytes | None) -> RequestOptions:
+    """Return the options; the query has precedence over the header.
+
+    Raises:
+        Refused: a parameter is unknown or has an invalid value.
+    """
+    ack: str | None = None if ack_header is None else ack_header.decode("latin-1").strip().lower()
+    field, partial = "X-Ack", False
+    try:
+        parameters = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
+    except ValueError:
+        detail = "the query cannot be parsed; it may contain ack and partial"
+        raise Refused(Refusal.BAD_PARAMETER, detail) from None
+    for name, value in parameters:
+        if name == "ack":
+            ack, field = value, "ack"
+        elif name == "partial" and value.lower() in _FLAGS:
+            partial = _FLAGS[value.lower()]
+        elif name == "partial":
+            raise _invalid(name, "true or false")
+        else:
+            detail = "the query has an unknown parameter; it may contain ack and partial"
+            raise Refused(Refusal.BAD_PARAMETER, detail)
+    if ack is not None and ack not in ACKS:
+        raise _invalid(field, ", ".join(ACKS))
+    return RequestOptions(ack, partial)
+
+
+def _invalid(field: str, allowed: str) -> Refused:
+    # The value is not repeated, because it may be a secret.
+    return Refused(Refusal.BAD_PARAMETER, f"{field} must be one of {allowed}", extensions={"field": field})

@@ -1,1 +1,0 @@
-"""The gateway's description (OpenAPI 3.1)."""

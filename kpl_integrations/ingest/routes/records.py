@@ -1,0 +1,231 @@
+"""POST /v1/streams/{stream}/records.
+
+`RecordsRoute.answer` handles a request in one method, in this order: authenticate, decode, admit, acknowledge. Until
+the records are put nothing has happened. After that, nothing that the client does can undo it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from kpl_core import Delivery, InvalidUserRecord
+from kpl_core.records.user_record import require_stream
+from kpl_integrations.asgi.protocol import Receive, Scope
+from kpl_integrations.ingest.admission.acknowledgement import (
+    Acknowledged,
+    RejectedRecord,
+    answer_delivered,
+    answer_queued,
+    answer_spooled,
+)
+from kpl_integrations.ingest.admission.idempotency import StoredAnswer, fingerprint, parse_key
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.decoding import Decoded, DecodeRefusal, decode, decode_plain, inflate
+from kpl_integrations.ingest.http.bodies import require_length, require_size
+from kpl_integrations.ingest.http.request_head import (
+    PLAIN_CONTENT_TYPES,
+    FieldsByName,
+    RecordsHead,
+    header_fields,
+    records_head,
+)
+from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.tenants import Ack
+
+__all__ = ["PREFIX", "SUFFIX", "RecordsRoute"]
+
+PREFIX: Final = "/v1/streams/"
+SUFFIX: Final = "/records"
+# The first problems are enough to find the mistake. The answer must not be larger than the request.
+_MOST_PROBLEMS: Final = 100
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+# The fields that change the records of a body, besides the attributes of a CloudEvent.
+_DECODING_FIELDS: Final = frozenset({b"content-type", b"content-encoding", b"x-partition-key", b"x-explicit-hash-key"})
+
+
+class RecordsRoute:
+    """Accept records for one stream. All requests share this object."""
+
+    def __init__(self, gateway: OpenGateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._limits = gateway.settings.decode_limits()
+        self._streams = gateway.streams
+        self._admission = gateway.admission
+
+    async def answer(self, scope: Scope, receive: Receive, stream: str) -> tuple[Acknowledged, TenantAccount]:
+        """Put the request's records. Return the answer and the tenant's account.
+
+        Raises:
+            Refused: the request is rejected, or none of its records was delivered.
+            ClientGone: the client disconnected.
+        """
+        settings = self._settings
+        self._admission.require_open()
+        headers: FieldsByName = header_fields(scope["headers"])
+        account = self._gateway.account_of(headers)
+        account.requests += 1
+        try:
+            query: bytes = scope["query_string"]
+            head = records_head(stream, query, headers)
+            ack: Ack = head.options.ack or account.tenant.default_ack
+            if ack == "spooled" and settings.spool is None:
+                raise _no_spool()
+            if stream not in self._streams.known or not account.tenant.allows(stream):
+                stream = await self._require_stream(account, stream)
+            most = settings.max_body_bytes
+            require_length(headers.get(b"content-length"), most)
+            body = await self._gateway.read_body(
+                receive, most_bytes=most, seconds=settings.body_seconds, budget=self._gateway.body_budget
+            )
+            key_header = headers.get(b"idempotency-key")
+            if key_header is not None:
+                parts = (stream.encode(), query, ack.encode(), *_decoding_fields(headers), body)
+                key, request = parse_key(key_header), fingerprint(*parts)
+                return await self._once(key, request, head, body, ack, account, stream), account
+            if ack == "queued":
+                return self._queue(head, body, account, stream), account
+            decoded = self._decoded(headers, body)
+            deliveries = self._put(decoded, head, account, stream)
+            return await self._acknowledge(ack, deliveries, decoded), account
+        except Refused as refused:
+            account.refused[refused.refusal] += 1
+            raise
+
+    def answer_sync(self, head: RecordsHead, body: bytes) -> tuple[Acknowledged, TenantAccount] | None:
+        """Answer a complete request without waiting. Return None if it may have to wait: then call `answer`.
+
+        Nothing is counted or put before it is clear that the request needs no waiting.
+
+        Raises:
+            Refused: as `answer`.
+        """
+        self._admission.require_open()
+        account = self._gateway.account_shown(head.authorization)
+        tenant, stream = account.tenant, head.stream
+        if (head.options.ack or tenant.default_ack) != "queued":
+            return None
+        if stream not in self._streams.known or not tenant.allows(stream):
+            return None
+        account.requests += 1
+        try:
+            require_size(len(body), self._settings.max_body_bytes)
+            return self._queue(head, body, account, stream), account
+        except Refused as refused:
+            account.refused[refused.refusal] += 1
+            raise
+
+    def now(self) -> float:
+        """Return the time on the producer's clock."""
+        return self._admission.now()
+
+    def _queue(self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str) -> Acknowledged:
+        """Put the records of a request with ack=queued."""
+        plain_type = head.plain_type if account.puts_pairs else None
+        if plain_type is not None:
+            try:
+                pairs = decode_plain(plain_type, body, self._limits)
+            except DecodeRefusal as refusal:
+                raise refused_decoding(refusal) from None
+            if pairs is not None:
+                self._admission.put_pairs(account, stream, pairs)
+                return answer_queued(len(pairs), ())
+        decoded = self._decoded(head.headers, body, is_plain=plain_type is None)
+        deliveries = self._put(decoded, head, account, stream)
+        return answer_queued(len(deliveries), decoded.problems)
+
+    async def _once(
+        self,
+        key: str,
+        request: bytes,
+        head: RecordsHead,
+        body: bytes,
+        ack: Ack,
+        account: TenantAccount,
+        stream: str,
+    ) -> Acknowledged:
+        """Put the records of a request with an idempotency key, or return its earlier answer."""
+        stored = account.keys.begin(key, request, self._admission.now())
+        if stored is not None:
+            return Acknowledged(stored.status, stored.body)
+        try:
+            decoded = self._decoded(head.headers, body)
+            deliveries = self._put(decoded, head, account, stream)
+            acknowledged = await self._acknowledge(ack, deliveries, decoded)
+        except BaseException:
+            account.keys.forget(key)
+            raise
+        account.keys.finish(key, StoredAnswer(*acknowledged), self._admission.now())
+        return acknowledged
+
+    def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> list[Delivery]:
+        if decoded.problems and not (head.options.partial and decoded.records):
+            raise _bad_records(decoded)
+        return self._admission.put_records(account, stream, decoded.records, aggregate=not decoded.holds_aggregates)
+
+    async def _acknowledge(self, ack: Ack, deliveries: Sequence[Delivery], decoded: Decoded) -> Acknowledged:
+        """Wait until `ack` is true, then return the answer."""
+        problems = decoded.problems
+        if ack == "queued":
+            return answer_queued(len(deliveries), problems)
+        if ack == "spooled":
+            return await answer_spooled(self._gateway.producer, deliveries, problems)
+        return await answer_delivered(deliveries, problems, decoded.positions() if problems else ())
+
+    async def _require_stream(self, account: TenantAccount, stream: str) -> str:
+        """Check name, permission and existence, in this order, and return the canonical name of the stream.
+
+        A tenant without permission does not learn whether the stream exists.
+        """
+        try:
+            require_stream(stream)
+        except InvalidUserRecord:
+            detail = (
+                "this is not a stream name; send 1 to 128 ASCII letters, digits, underscores, dots and hyphens, or an "
+                "ARN"
+            )
+            raise Refused(Refusal.UNKNOWN_STREAM, detail) from None
+        name = await self._streams.admit(stream, account.tenant.allows)
+        if name is None:
+            detail = f"tenant {account.tenant.id} may not write to stream {stream}"
+            raise Refused(Refusal.FORBIDDEN, detail)
+        return name
+
+    def _decoded(self, headers: FieldsByName, body: bytes, *, is_plain: bool = True) -> Decoded:
+        try:
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                most = self._settings.max_inflated_bytes
+                body = inflate(encoding.decode("latin-1"), body, max_inflated_bytes=most)
+            content_type = headers.get(b"content-type", b"").decode("latin-1")
+            if content_type in PLAIN_CONTENT_TYPES and b"ce-specversion" not in headers:
+                return decode(content_type, body, limits=self._limits, headers=_NO_HEADERS, is_plain=is_plain)
+            texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+            return decode(content_type, body, limits=self._limits, headers=texts)
+        except DecodeRefusal as refusal:
+            raise refused_decoding(refusal) from None
+
+
+def _decoding_fields(headers: FieldsByName) -> Iterable[bytes]:
+    """Return names and values of the fields that change the records of a body."""
+    for name in sorted(headers):
+        if name in _DECODING_FIELDS or name.startswith(b"ce-"):
+            yield name
+            yield headers[name]
+
+
+def _no_spool() -> Refused:
+    detail = "ack=spooled needs a spool, and this gateway has none; ask for queued or delivered"
+    return Refused(Refusal.BAD_PARAMETER, detail, extensions={"field": "ack"})
+
+
+def _bad_records(decoded: Decoded) -> Refused:
+    problems = decoded.problems
+    total = len(decoded.records) + len({problem.index for problem in problems})
+    first = problems[0]
+    detail = (
+        f"{len(problems):,} of {total:,} records are invalid, so none was accepted; the first is "
+        f"records[{first.index}]: {first.detail}"
+    )
+    errors = [RejectedRecord(each.index, each.field, each.detail) for each in problems[:_MOST_PROBLEMS]]
+    return Refused(Refusal.BAD_RECORDS, detail, extensions={"errors": errors, "error_count": len(problems)})

@@ -1,0 +1,66 @@
+"""The resources for GET: health, metrics, statistics and the OpenAPI description. None of them calls AWS."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from kpl_core import Producer
+from kpl_integrations.asgi.health import ProducerHealth, ReadinessAnswer, readiness_body
+from kpl_integrations.asgi.protocol import Scope
+from kpl_integrations.ingest.http.answers import Headers
+from kpl_integrations.ingest.http.request_head import header_fields
+from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.stats.metrics import EXPOSITION_TYPE, exposition
+from kpl_integrations.ingest.stats.totals import GatewayStats
+
+__all__ = ["Resource", "Resources"]
+
+Resource = Callable[[Scope], Awaitable[tuple[int, Headers, bytes]]]
+
+_JSON: Final = (b"content-type", b"application/json")
+
+
+class Resources:
+    """The handlers of one open gateway, by path. `description` is its OpenAPI document in JSON."""
+
+    def __init__(self, opened: OpenGateway, stats: GatewayStats, description: bytes) -> None:
+        self._opened = opened
+        self._stats = stats
+        self._description = description
+        self.health = ProducerHealth(opened.producer, checks={"door": self._is_open})
+        self.by_path: dict[str, Resource] = {
+            "/livez": self._livez,
+            "/readyz": self._readyz,
+            "/metrics": self._metrics,
+            "/v1/stats": self._statistics,
+            "/openapi.json": self._openapi,
+        }
+
+    async def _livez(self, _scope: Scope) -> tuple[int, Headers, bytes]:
+        return 200, [_JSON], b'{"status":"alive"}'
+
+    async def _readyz(self, _scope: Scope) -> tuple[int, Headers, bytes]:
+        status, document = readiness_body(self.health.readiness())
+        return status, [_JSON], msgspec.json.encode(document)
+
+    def _is_open(self, _producer: Producer) -> ReadinessAnswer:
+        state = self._opened.admission.state
+        return ReadinessAnswer(state == "open", state)
+
+    async def _metrics(self, _scope: Scope) -> tuple[int, Headers, bytes]:
+        totals = await self._stats.totals()
+        return 200, [(b"content-type", EXPOSITION_TYPE.encode())], exposition(totals.families)
+
+    async def _statistics(self, scope: Scope) -> tuple[int, Headers, bytes]:
+        opened = self._opened
+        headers = header_fields(scope["headers"])
+        if opened.admin_key.is_shown(headers) or not opened.directory.verifies:
+            document = (await self._stats.totals()).stats.document()
+        else:
+            account = opened.account_of(headers)
+            document = (await self._stats.tenant_stats(account)).document_for(account.tenant.id)
+        return 200, [_JSON, (b"cache-control", b"no-store")], msgspec.json.encode(document)
+
+    async def _openapi(self, _scope: Scope) -> tuple[int, Headers, bytes]:
+        return 200, [_JSON], self._description

@@ -1,0 +1,32 @@
+"""The Python on the adapters' pages runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs.running_program import environment
+
+PAGES = Path(__file__).parents[2] / "docs" / "howto"
+BLOCKS = [
+    pytest.param(match[1], id=f"{page}:{number}")
+    for page in ("asgi.md", "fastapi.md", "logging.md", "process-end.md")
+    for number, match in enumerate(
+        re.finditer(r"^```python\n(.*?)^```$", (PAGES / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_the_code_on_a_page_runs(code: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

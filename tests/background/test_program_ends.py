@@ -1,0 +1,84 @@
+"""Programs that end without closing their producer, each a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kpl_core
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.faults.kcl_consumer import read_stream
+
+PROGRAM = """
+import sys, threading
+from kpl_core import BlockingProducer, Config
+
+producer = BlockingProducer(Config(endpoint_url=sys.argv[1], region="us-east-1"))
+producer.__enter__()
+
+def put(name):
+    for number in range(100):
+        producer.put("orders", partition_key=str(number), data=f"{name}-{number}".encode())
+
+def put_late(main_thread=threading.main_thread()):
+    main_thread.join()
+    put("late")
+
+if "late" in sys.argv:
+    threading.Thread(target=put_late).start()
+put("early")
+if "raises" in sys.argv:
+    raise SystemExit(3)
+"""
+
+FORGOTTEN = """
+import asyncio, sys
+from kpl_core import Config, Producer
+
+async def main():
+    producer = await Producer(Config(endpoint_url=sys.argv[1], region="us-east-1")).__aenter__()
+    for number in range(100):
+        producer.put_nowait("orders", partition_key=str(number), data=b"forgotten")
+
+asyncio.run(main())
+"""
+
+
+def end_of(endpoint_url: str, *arguments: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+    local = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_PROXY": "127.0.0.1"}
+    packages = str(Path(next(iter(kpl_core.__path__))).parent)
+    return subprocess.run(
+        [sys.executable, "-c", program, endpoint_url, *arguments],
+        env={**os.environ, **local, "PYTHONPATH": packages},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "names"),
+    [((), 0, {"early"}), (("raises",), 3, {"early"}), (("late",), 0, {"early", "late"})],
+    ids=["runs off its end", "exits with a status", "a thread outlives the main one"],
+)
+def test_records_are_delivered_when_the_program_never_closes_the_producer(
+    how: tuple[str, ...], status: int, names: set[str]
+) -> None:
+    with ThreadedLocalKinesis(LocalKinesis({"orders": 2}, enforce_limits=False)) as local:
+        ended = end_of(local.endpoint_url, *how)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "")
+        kept = local.call(lambda fake, now: read_stream(fake, "orders", now=now).kept)
+    wanted = {f"{name}-{number}".encode() for name in names for number in range(100)}
+    assert {data for _key, data in kept} == wanted
+
+
+def test_a_loop_that_ends_with_records_outstanding_logs_a_warning() -> None:
+    with ThreadedLocalKinesis(LocalKinesis({"orders": 2}, enforce_limits=False)) as local:
+        ended = end_of(local.endpoint_url, program=FORGOTTEN)
+    said = ended.stderr
+    assert ended.returncode == 0
+    assert "the event loop ended before its producer was closed, with 100 records outstanding" in said
+    assert "Traceback" not in said

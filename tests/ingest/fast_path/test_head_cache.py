@@ -1,0 +1,146 @@
+"""The head cache agrees with the parser: it recognises only heads that the parser would parse the same."""
+
+from typing import Any, NamedTuple, cast
+
+import httptools
+import pytest
+from hypothesis import example, given, strategies as st
+
+from kpl_integrations.ingest.fast_path.protocol import LONGEST_HEAD, HeadCache
+
+START = b"POST /v1/streams/orders/records HTTP/1.1\r\n"
+Field = tuple[bytes, bytes]
+
+
+class Parsed(NamedTuple):
+    """The result of a parser: complete messages with target, header fields and body, and whether it failed."""
+
+    messages: list[tuple[bytes, list[Field], bytes]]
+    begun: int
+    failed: bool
+
+
+def parsed(received: bytes) -> Parsed:
+    messages: list[tuple[bytes, list[Field], bytes]] = []
+    now: dict[str, Any] = {"begun": 0}
+
+    class Callbacks:
+        def on_message_begin(self) -> None:
+            now.update(begun=now["begun"] + 1, url=b"", fields=[], body=b"")
+
+        def on_url(self, url: bytes) -> None:
+            now["url"] += url
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            now["fields"].append((name.lower(), value))
+
+        def on_body(self, body: bytes) -> None:
+            now["body"] += body
+
+        def on_message_complete(self) -> None:
+            messages.append((now["url"], now["fields"], now["body"]))
+
+    parser = httptools.HttpRequestParser(Callbacks())
+    try:
+        parser.feed_data(received)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        return Parsed(messages, now["begun"], failed=True)
+    return Parsed(messages, now["begun"], failed=False)
+
+
+def the_only_one(received: bytes) -> tuple[bytes, list[Field], bytes] | None:
+    found = parsed(received)
+    return found.messages[0] if len(found.messages) == found.begun == 1 and not found.failed else None
+
+
+def request(body: bytes, *fields: bytes, length: bytes | None = None, name: bytes = b"Content-Length") -> bytes:
+    said = b"%d" % len(body) if length is None else length
+    return START + b"".join(b"%b\r\n" % field for field in (*fields, name + b": " + said)) + b"\r\n" + body
+
+
+NAMES = st.sampled_from([b"content-length", b"Content-Length", b"CONTENT-LENGTH", b"x-content-length", b"content-type"])
+SPACES = st.sampled_from([b"", b" ", b"  ", b"\t", b" \t "])
+LENGTHS = st.sampled_from([b"0", b"1", b"2", b"10", b"02", b"+2", b"2a", b"\xb2", b"1 0", b"", b"99999999999999999999"])
+BODIES = st.sampled_from([b"", b"a", b"ab", b"0123456789", b"\r\n", b"\r\n\r\n", START, START + b"\r\n"])
+OTHERS = st.sampled_from([b"host: x", b"transfer-encoding: chunked", b"x: content-length: 1", b" content-length: 2"])
+
+
+@st.composite
+def received(draw: st.DrawFn) -> bytes:
+    """Bytes that resemble a request: mostly valid, with the changes that an attacker would make."""
+    line = draw(NAMES) + b":" + draw(SPACES) + draw(LENGTHS) + draw(SPACES)
+    fields = [*draw(st.lists(OTHERS, max_size=2)), line, *draw(st.lists(OTHERS, max_size=1))]
+    before = draw(st.sampled_from([b"", b"", b"", b"\r\n", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"]))
+    behind = draw(st.sampled_from([b"", b"", b"", b"a", b"\r\n", START]))
+    return before + START + b"".join(b"%b\r\n" % field for field in fields) + b"\r\n" + draw(BODIES) + behind
+
+
+@given(received(), received())
+@example(request(b"ab"), request(b"0123456789"))
+@example(request(b"ab", b"host: x"), request(b"", b"host: x"))
+def test_a_cached_head_means_what_the_parser_returns(first: bytes, second: bytes):
+    known = the_only_one(first)
+    # Only heads that the parser accepted are cached.
+    remembered = None if known is None else HeadCache.of(first, len(known[2]))
+    body = None if remembered is None else remembered.body_of(second)
+    if body is None:
+        return
+    target, fields, its_body = cast("Any", the_only_one(second))
+    assert known is not None
+    assert (target, its_body) == (known[0], body)
+    assert len(fields) == len(known[1])
+    assert all(
+        a == b or (a[0] == b[0] == b"content-length" and int(a[1]) == len(body))
+        for a, b in zip(fields, known[1], strict=True)
+    )
+
+
+@pytest.mark.parametrize("behind", [(), (b"x: y",)])
+@pytest.mark.parametrize("body", [b"", b"x", b"0123456789", b"x" * 70_000, b"\r\n\r\n"])
+def test_another_length_is_the_same_head(body, behind):
+    def asked(body: bytes) -> bytes:
+        length = b"content-length:  %d " % len(body)
+        return START + b"".join(b"%b\r\n" % field for field in (b"host: x", length, *behind)) + b"\r\n" + body
+
+    head = HeadCache.of(asked(b"abc"), 3)
+    assert head is not None
+    assert head.body_of(asked(body)) == body
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request(b"abc").replace(b"orders", b"others"),
+        request(b"abc", b"host: x"),
+        request(b"abc").replace(b"1.1", b"1.0"),
+        request(b"abc")[:-1],
+        request(b"abc") + b"d",
+        request(b"abc") + request(b"abc"),
+        request(b"abc")[1:],
+        request(b"abc", length=b""),
+        request(b"abc", length=b"-3"),
+        request(b"abc", length=b"0x3"),
+        request(b"abc", length="٣".encode()),
+        request(b"abc", length=b"3\r\nx: y"),
+        request(b"abc", length=b"00000000003"),
+        b"",
+    ],
+)
+def test_a_head_that_differs_in_more_than_its_length_is_not_the_cached_one(other):
+    head = HeadCache.of(request(b"ab"), 2)
+    assert head is not None
+    assert head.body_of(other) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "body_bytes"),
+    [
+        (request(b"ab") + b"GET", 2),
+        (request(b"ab") + request(b"ab"), 2),
+        (request(b"", name=b"x-length"), 0),
+        (request(b"ab", b"x: " + b"y" * LONGEST_HEAD), 2),
+    ],
+    ids=["a part of the next", "two", "no length", "long"],
+)
+def test_only_a_single_complete_request_of_usual_size_is_cached(first, body_bytes):
+    assert HeadCache.of(first, body_bytes) is None

@@ -1,0 +1,180 @@
+"""The fast path on a socket: a request in any form and in any pieces is answered once and in order."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from kpl_integrations.ingest import IngestGateway
+from tests.ingest.app.scene import JSON, STREAM, gateway_of, kinesis
+from tests.ingest.app.test_serving import served, spoken
+from tests.producer.scene import stored
+
+pytestmark = pytest.mark.anyio
+PATH = f"/v1/streams/{STREAM}/records"
+ONE = b'{"partition_key":"k","data":"x"}'
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Sockets, in real time."""
+    return "asyncio"
+
+
+def request(body: bytes = ONE, *fields: str, target: str = PATH, version: str = "1.1") -> bytes:
+    head = [
+        f"POST {target} HTTP/{version}",
+        "host: x",
+        f"content-type: {JSON}",
+        f"content-length: {len(body)}",
+        *fields,
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+LAST = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+
+
+def count_of(gateway: IngestGateway) -> Callable[[], int]:
+    """Count the requests that reach the application."""
+    called = 0
+    application = type(gateway).__call__
+
+    class Counted(type(gateway)):  # type: ignore[misc] # a class that is an argument's
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            nonlocal called
+            called += 1
+            await application(self, scope, receive, send)
+
+    gateway.__class__ = Counted
+    return lambda: called
+
+
+async def test_many_requests_in_one_piece_are_answered_in_order():
+    gateway = gateway_of(kinesis())
+    async with served(gateway) as server:
+        await spoken(server, request(), LAST)
+        bad = request(b"{")
+        slow = request(target=PATH + "?ack=delivered")
+        said = await spoken(server, request() + bad + request() + slow + request() + bad + LAST)
+        assert [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)] == [
+            b"202", b"400", b"202", b"200", b"202", b"400", b"200"]  # fmt: skip
+    assert gateway.answers[202] == 4
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "calls"),
+    [
+        (request(), 1),
+        (request(ONE, "connection: close"), 1),
+        (request(ONE, "expect: 100-continue"), 2),
+        (request(version="1.0"), 1),
+        (request().replace(b"content-length: 32", b"transfer-encoding: chunked")[: -len(ONE)]
+         + b"20\r\n" + ONE + b"\r\n0\r\n\r\n", 2),
+    ],
+    ids=["plain", "close", "expect", "1.0", "chunked"],
+)  # fmt: skip
+async def test_a_request_in_any_form_is_accepted_once(asked_for, calls):
+    transport = kinesis()
+    gateway = gateway_of(transport)
+    async with served(gateway) as server, httpx.AsyncClient() as client:
+        assert (await client.post(server.url + PATH, json=json.loads(ONE))).status_code == 202
+        reached = count_of(gateway)
+        assert b" 202 " in await spoken(server, asked_for, LAST, pause=0.05)
+        assert reached() <= calls
+    assert len(stored(transport, STREAM)) == 2
+
+
+@pytest.mark.parametrize("cut", [1, 10, 40, -32, -31, -1])
+async def test_a_request_in_two_pieces_is_accepted_once_wherever_it_is_split(cut):
+    transport = kinesis()
+    async with served(gateway_of(transport)) as server, httpx.AsyncClient() as client:
+        assert (await client.post(server.url + PATH, json=json.loads(ONE))).status_code == 202
+        whole = request()
+        said = await spoken(server, whole[:cut], whole[cut:] + LAST, pause=0.05)
+        assert said.startswith(b"HTTP/1.1 202")
+        assert said.count(b"HTTP/1.1 ") == 2
+    assert len(stored(transport, STREAM)) == 2
+
+
+async def test_a_request_that_is_not_http_after_its_head_is_not_accepted():
+    transport = kinesis()
+    head = request()[: -len(ONE)].replace(b"content-length: 32", b"transfer-encoding: chunked")
+    async with served(gateway_of(transport)) as server:
+        await spoken(server, request(), LAST)
+        assert b"HTTP/1.1 400" in await spoken(server, head + b"no length\r\n")
+    assert len(stored(transport, STREAM)) == 1
+
+
+async def test_an_idle_connection_of_the_fast_path_is_closed():
+    async with served(gateway_of(kinesis(), keep_alive_seconds=1)) as server:
+        await spoken(server, request(), LAST)
+        started = asyncio.get_running_loop().time()
+        # The client sends nothing more, and the server closes the connection.
+        said = await spoken(server, request(), request(), pause=0.3)
+        assert said.count(b"HTTP/1.1 202") == 2
+        assert asyncio.get_running_loop().time() - started >= 1.2
+
+
+async def test_an_exception_is_answered_500_and_logged_once(caplog):
+    gateway = gateway_of(kinesis())
+    async with served(gateway) as server:
+        gateway.sync_answer = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
+        with caplog.at_level(logging.ERROR, "uvicorn.error"):
+            said = await spoken(server, request())
+    assert said.startswith(b"HTTP/1.1 500")
+    assert b"connection: close" in said
+    said_by_the_server = [each.message for each in caplog.records if each.name == "uvicorn.error"]
+    assert said_by_the_server == ["Exception in the fast path"]
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\n\r\n"], ids=["alone", "after another"])
+async def test_requests_behind_an_answer_that_closes_are_not_accepted(before):
+    transport = kinesis()
+    gateway = gateway_of(transport)
+    async with served(gateway) as server:
+        gateway.sync_answer = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
+        said = await spoken(server, before, request() + request() + request(), pause=0.1)
+        assert [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)] == (
+            [b"200", b"500"] if before else [b"500"]
+        )
+    assert stored(transport, STREAM) == []
+
+
+@pytest.mark.parametrize(
+    "target", ["http://host", "http://host:70000/", "/" + "x" * 65_536], ids=["no path", "no port", "too long"]
+)
+async def test_an_invalid_target_is_answered_400_with_and_without_its_body(target, caplog):
+    async with served(gateway_of(kinesis(), max_header_bytes=1_048_576)) as server:
+        whole = request(target=target)
+        with caplog.at_level(logging.WARNING, "uvicorn.error"):
+            for asked_for in (whole, whole[: -len(ONE)]):
+                assert (await spoken(server, asked_for)).startswith(b"HTTP/1.1 400")
+        said_by_the_server = {each.getMessage() for each in caplog.records if each.name == "uvicorn.error"}
+        assert said_by_the_server == {"Invalid HTTP request received."}
+
+
+def _fails(*_: object) -> None:
+    message = "on purpose"
+    raise RuntimeError(message)
+
+
+async def test_a_client_that_does_not_read_its_answers_is_paused():
+    gateway = gateway_of(kinesis())
+    async with served(gateway) as server:
+        await spoken(server, request(), LAST)
+        host, _, port = server.url.rpartition("/")[2].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1_024)
+        try:
+            writer.write(request(b"{") * 150_000)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(writer.drain(), 1.0)
+            # The buffers of both sockets and of the server take some answers. The other requests are not read.
+            assert gateway.answers[400] < 150_000
+            assert await reader.read(12) == b"HTTP/1.1 400"
+        finally:
+            writer.transport.abort()

@@ -1,0 +1,208 @@
+"""A connection with a cached head answers exactly like one without, for requests in any pieces."""
+
+import asyncio
+import itertools
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+import uvicorn
+from hypothesis import example, given, settings, strategies as st
+from uvicorn.server import ServerState
+
+from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol, HeadCache
+from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
+from tests.producer.scene import stored
+from tests.virtual_time import virtual_time_backend
+
+PATH = f"/v1/streams/{STREAM}/records"
+ONE = b'{"partition_key":"k","data":"x"}'
+
+
+def request(body: bytes, *fields: str, target: str = PATH, tenant: str = "plain") -> bytes:
+    head = [f"POST {target} HTTP/1.1", "host: x", f"authorization: Bearer {tenant}", *fields]
+    return "\r\n".join([*head, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+def chunked(body: bytes) -> bytes:
+    head = request(b"", f"content-type: {JSON}").replace(b"content-length: 0", b"transfer-encoding: chunked")
+    return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
+ASKED = {
+    "one": request(ONE, f"content-type: {JSON}"),
+    "a longer one": request(ONE.replace(b"x", b"y" * 200), f"content-type: {JSON}"),
+    "lines": request(ONE + b"\n" + ONE, f"content-type: {NDJSON}"),
+    "a bad one": request(b"{", f"content-type: {JSON}"),
+    "nothing": request(b"", f"content-type: {JSON}"),
+    "metered": request(ONE, f"content-type: {JSON}", tenant="metered"),
+    "alone": request(ONE, f"content-type: {JSON}", tenant="alone"),
+    "nobody": request(ONE, f"content-type: {JSON}", tenant="nobody"),
+    "of another stream": request(ONE, f"content-type: {JSON}", target="/v1/streams/absent/records"),
+    "the good of it": request(ONE + b"\n{}", f"content-type: {NDJSON}", target=PATH + "?partial=true"),
+    "with a key": request(ONE, f"content-type: {JSON}", "idempotency-key: k"),
+    "chunked": chunked(ONE),
+    "another path": b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n",
+    "the last": b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    "no HTTP": b"Nonsense\r\n\r\n",
+}
+ASKED["the rest of one"] = ASKED["one"][20:]
+
+
+class Wire(asyncio.Transport):
+    """Records the bytes of a server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.said += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Line(NamedTuple):
+    """One connection."""
+
+    wire: Wire
+    protocol: FastPathProtocol
+
+    async def hear(self, piece: bytes) -> None:
+        if not self.wire.closed:
+            self.protocol.data_received(piece)
+        # Requests that wait need only a few turns of the event loop.
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def line_to(gateway: IngestGateway, **options: Any) -> Line:
+    kind = FastPathProtocol.for_gateway(gateway).with_bounds(header_seconds=10.0, max_header_bytes=10_000)
+    config = uvicorn.Config(gateway, http=kind, lifespan="off", ws="none", log_config=None, access_log=False, **options)
+    config.load()
+    wire, made = Wire(), kind(config, ServerState(), {})
+    made.connection_made(wire)
+    assert isinstance(made, FastPathProtocol)
+    return Line(wire, made)
+
+
+def tenants() -> KnownTenants:
+    return KnownTenants(
+        Tenant(id="plain"), Tenant(id="metered", records_per_second=3), Tenant(id="alone", aggregation=False)
+    )
+
+
+async def what_happens(pieces: list[bytes]) -> tuple[Any, ...]:
+    """Return the answers and effects of a new gateway that receives these pieces on one connection."""
+    transport = kinesis()
+    async with gateway_of(transport, tenants()) as gateway:
+        assert (await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})).status == 202
+        line = line_to(gateway)
+        for piece in pieces:
+            await line.hear(piece)
+        accounts = sorted((one.tenant.id, one.requests, one.accepted_records) for one in gateway.opened.accounts)
+        tally = dict(gateway.answers), dict(gateway.refusals)
+        line.protocol.connection_lost(None)
+    return line.wire.said, line.wire.closed, accounts, tally, sorted(data for _, data in stored(transport, STREAM))
+
+
+@given(
+    st.lists(st.sampled_from(sorted(ASKED)), min_size=1, max_size=8),
+    st.lists(st.integers(0, 3_000), max_size=6),
+    st.booleans(),
+)
+@example(["one", "one", "a longer one", "a bad one", "one"], [], True)
+@example(["one", "another path", "one", "one", "nobody"], [], True)
+@example(["one", "the rest of one"], [20], True)
+@settings(max_examples=60, deadline=None)
+def test_answers_and_effects_are_those_of_parsing_every_request(names: list[str], cuts: list[int], apart: bool):
+    asked = [ASKED[name] for name in names]
+    whole = b"".join(asked)
+    ends = {sum(len(each) for each in asked[:count]) for count in range(len(asked) + 1)} if apart else {0, len(whole)}
+    places = sorted(ends | {cut % (len(whole) + 1) for cut in cuts})
+    pieces = [whole[start:end] for start, end in itertools.pairwise(places)]
+
+    async def main() -> None:
+        remembering = await what_happens(pieces)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HeadCache, "of", lambda *_: None)
+            assert remembering == await what_happens(pieces)
+
+    backend, options = virtual_time_backend("asyncio")
+    anyio.run(main, backend=backend, backend_options=options)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+class TestOneConnection:
+    """State that changes between two requests with the same head."""
+
+    async def test_requests_with_the_cached_head_are_not_parsed(self):
+        async with gateway_of(kinesis(), tenants()) as gateway:
+            await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
+            line = line_to(gateway)
+            await line.hear(ASKED["one"])
+            line.protocol.parser = None  # type: ignore[assignment] # it is not needed any more
+            for name in ("one", "a longer one", "a bad one", "one"):
+                await line.hear(ASKED[name])
+            assert gateway.answers == {202: 5, 400: 1}
+
+    async def test_the_tenant_is_looked_up_for_each_request(self):
+        directory = tenants()
+        async with gateway_of(kinesis(), directory) as gateway:
+            await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
+            line = line_to(gateway)
+            await line.hear(ASKED["one"])
+            directory.change(Tenant(id="plain", records_per_second=1))
+            await line.hear(ASKED["one"])
+            await line.hear(ASKED["one"])
+            assert line.wire.said.count(b"HTTP/1.1 429") == 1
+            directory.change(Tenant(id="plain", streams=("others",)))
+            await line.hear(ASKED["one"])
+            assert line.wire.said.count(b"HTTP/1.1 403") == 1
+
+    async def test_a_closed_gateway_answers_503_and_closes_the_connection(self):
+        async with gateway_of(kinesis(), tenants()) as gateway:
+            await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
+            line = line_to(gateway)
+            await line.hear(ASKED["one"])
+            await gateway.close()
+            await line.hear(ASKED["one"])
+            assert b"HTTP/1.1 503" in line.wire.said
+            assert line.wire.closed
+            await line.hear(ASKED["one"])
+            assert line.wire.said.count(b"HTTP/1.1 ") == 2
+
+    async def test_connections_above_the_limit_get_503(self):
+        async with gateway_of(kinesis(), tenants()) as gateway:
+            await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
+            line = line_to(gateway, limit_concurrency=2)
+            await line.hear(ASKED["one"])
+            line.protocol.connections.add(line_to(gateway).protocol)
+            await line.hear(ASKED["one"])
+            assert line.wire.said.count(b"HTTP/1.1 503") == 1
+
+    async def test_a_client_that_does_not_read_its_answers_waits_until_it_does(self):
+        async with gateway_of(kinesis(), tenants()) as gateway:
+            await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
+            line = line_to(gateway)
+            await line.hear(ASKED["one"])
+            line.protocol.pause_writing()
+            await line.hear(ASKED["one"])
+            assert line.wire.said.count(b"HTTP/1.1 202") == 1
+            line.protocol.resume_writing()
+            await line.hear(ASKED["one"])
+            assert line.wire.said.count(b"HTTP/1.1 202") == 3

@@ -1,0 +1,127 @@
+"""The fast path answers and does exactly what the application would."""
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.admission.refusals import Refusal
+from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis, records
+from tests.producer.scene import stored
+
+pytestmark = pytest.mark.anyio
+PATH = f"/v1/streams/{STREAM}/records"
+ONE = b'{"partition_key":"k","data":"x"}'
+LINES = b"\n".join(json.dumps(each).encode() for each in records(100))
+BAD = b'{"records":[{"partition_key":"k","data":"x"},{"data":null}]}'
+
+
+def directory() -> KnownTenants:
+    return KnownTenants(
+        Tenant(id="plain"),
+        Tenant(id="metered", records_per_second=150, bytes_per_second=1_000_000),
+        Tenant(id="small", bytes_per_second=1_000),
+        Tenant(id="alone", aggregation=False),
+        Tenant(id="critical", tier="critical"),
+        Tenant(id="sure", default_ack="delivered"),
+        Tenant(id="other", streams=("else*",)),
+    )
+
+
+# A request: target, body, further header fields, and whether the fast path answers it.
+Asked = tuple[str, bytes, dict[str, str], bool]
+ASKED: dict[str, Asked] = {
+    "one": (PATH, ONE, {}, True),
+    "lines": (PATH, LINES, {"content-type": NDJSON}, True),
+    "a value that is no text": (PATH, b'{"partition_key":"k","data":[1]}', {}, True),
+    "no key": (PATH, b'{"data":"x"}', {}, True),
+    "with a charset": (PATH, ONE, {"content-type": "application/json; charset=utf-8"}, True),
+    "bytes": (PATH, b"\x00", {"content-type": "application/octet-stream"}, True),
+    "a cloud event": (PATH, b"{}", {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t"}, True),
+    "packed": (PATH, gzip.compress(ONE), {"content-encoding": "gzip"}, True),
+    "ack in the query": (PATH + "?ack=queued", ONE, {}, True),
+    "the good of it": (PATH + "?partial=true", BAD, {}, True),
+    "metered": (PATH, LINES, {"content-type": NDJSON, "authorization": "metered"}, True),
+    "more than it may send": (PATH, LINES, {"content-type": NDJSON, "authorization": "small"}, True),
+    "each alone": (PATH, ONE, {"authorization": "alone"}, True),
+    "critical": (PATH, ONE, {"authorization": "critical"}, True),
+    "a bad one": (PATH, BAD, {}, True),
+    "no JSON": (PATH, b"{", {}, True),
+    "nothing": (PATH, b"", {}, True),
+    "another type": (PATH, ONE, {"content-type": "text/html"}, True),
+    "another encoding": (PATH, ONE, {"content-encoding": "br"}, True),
+    "too large": (PATH, b"x" * 20_000, {}, True),
+    "no credentials": (PATH, ONE, {"authorization": ""}, True),
+    "bad credentials": (PATH, ONE, {"authorization": "nobody"}, True),
+    "delivered": (PATH + "?ack=delivered", ONE, {}, False),
+    "delivered by default": (PATH, ONE, {"authorization": "sure"}, False),
+    "a key": (PATH, ONE, {"idempotency-key": "k"}, False),
+    "a bad parameter": (PATH + "?ack=never", ONE, {}, False),
+    "an unknown parameter": (PATH + "?a=b", ONE, {}, False),
+    "a header": (PATH, ONE, {"x-ack": "spooled"}, False),
+    "another's stream": (PATH, ONE, {"authorization": "other"}, False),
+    "no such stream": ("/v1/streams/absent/records", ONE, {}, False),
+    "no name of a stream": ("/v1/streams/a%20b/records", ONE, {}, False),
+    "no stream": ("/v1/streams//records", ONE, {}, False),
+    "another path": ("/v1/logs", ONE, {}, False),
+}
+
+
+async def asked(gateway: IngestGateway, each: Asked, *, at_once: bool) -> tuple[int, dict[str, str], bytes] | None:
+    target, body, fields, _ = each
+    fields = {"content-type": JSON, "content-length": str(len(body)), "authorization": "plain", **fields}
+    if not fields["authorization"]:
+        del fields["authorization"]
+    if not at_once:
+        answer = await Client(gateway).call("POST", target, body, headers=fields)
+        return answer.status, answer.headers, answer.body
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    head = gateway.sync_head(target.encode(), headers)
+    answered = None if head is None else gateway.sync_answer(head, body)
+    if answered is None:
+        return None
+    lines, _, content = answered.content.partition(b"\r\n\r\n")
+    named = dict(line.split(": ", 1) for line in lines.decode().split("\r\n"))
+    assert answered.closes == (named.get("connection") == "close")
+    return answered.status, named, content
+
+
+async def what_it_did(each: Asked, *, at_once: bool) -> tuple[Any, ...]:
+    transport = kinesis()
+    async with gateway_of(transport, directory(), max_body_bytes=10_000) as gateway:
+        known = await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
+        assert known.status == 202
+        # For some, the first request uses up the quota of the second.
+        answers = [await asked(gateway, each, at_once=at_once) for _ in range(2)]
+        accounts = sorted((one.tenant.id, one.requests, one.accepted_records) for one in gateway.opened.accounts)
+        refused = {one.tenant.id: dict(one.refused) for one in gateway.opened.accounts if one.refused}
+        tally = dict(gateway.answers), dict(gateway.refusals)
+    return answers, accounts, refused, tally, sorted(data for _, data in stored(transport, STREAM))
+
+
+@pytest.mark.parametrize("name", [name for name, each in ASKED.items() if each[3]])
+async def test_the_fast_path_answers_like_the_application(name):
+    assert await what_it_did(ASKED[name], at_once=True) == await what_it_did(ASKED[name], at_once=False)
+
+
+@pytest.mark.parametrize("name", [name for name, each in ASKED.items() if not each[3]])
+async def test_a_request_that_may_wait_is_left_to_the_application_without_effects(name):
+    answers, accounts, refused, tally, _ = await what_it_did(ASKED[name], at_once=True)
+    assert answers == [None, None]
+    assert ("plain", 1, 1) in accounts
+    assert all(requests == 0 for tenant, requests, _ in accounts if tenant != "plain")
+    assert (refused, tally) == ({}, ({202: 1}, {}))
+
+
+async def test_a_closed_gateway_rejects_in_the_fast_path_and_closes_the_connection():
+    async with gateway_of(kinesis()) as gateway:
+        await Client(gateway).post({"partition_key": "k", "data": "x"})
+        await gateway.close()
+        answer = await asked(gateway, ASKED["one"], at_once=True)
+        assert answer is not None
+        assert answer[0] == 503
+        assert answer[1]["connection"] == "close"
+        assert gateway.refusals[Refusal.DRAINING] == 1

@@ -1,0 +1,118 @@
+"""The bounds of one body and of all bodies together are the same on every route."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.ingest.http.bodies import BodyBudget
+from kpl_integrations.ingest.tenants import OpenTenants, Tenant
+from tests.ingest.app.scene import JSON, STREAM, Client, kinesis, open_gateway
+
+pytestmark = pytest.mark.anyio
+
+AMZ = {"content-type": "application/x-amz-json-1.1", "x-amz-target": "Kinesis_20131202.PutRecord"}
+ROUTES = {
+    "native": (f"/v1/streams/{STREAM}/records", {"content-type": JSON}),
+    "kinesis": ("/", AMZ),
+    "otlp": ("/v1/logs", {"content-type": JSON}),
+}
+DIRECTORY = OpenTenants(Tenant(id="local", otlp_streams={"logs": STREAM}))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_body_above_the_bound_is_too_large_on_every_route(route: str, is_declared: bool) -> None:
+    path, headers = ROUTES[route]
+    async with open_gateway(directory=DIRECTORY, max_body_bytes=2_048) as gateway:
+        length = {} if is_declared else {"content-length": "10"}
+        answer = await Client(gateway).call("POST", path, b" " * 2_049, headers={**headers, **length})
+        assert answer.status == 413
+        assert b"2,048" in answer.body
+
+
+class Slow:
+    """Sends the start of a body, and the rest after `go_on` is set."""
+
+    def __init__(self, gateway: IngestGateway, route: str, body: bytes) -> None:
+        self._gateway = gateway
+        self._path, self._headers = ROUTES[route]
+        self._pieces = [body[:-1], body[-1:]]
+        self.go_on = anyio.Event()
+        self.status = 0
+        self.headers: dict[str, str] = {}
+
+    async def receive(self) -> Any:
+        if len(self._pieces) == 1:
+            await self.go_on.wait()
+        return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+
+    async def run(self) -> None:
+        fields = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        scope = {"type": "http", "method": "POST", "path": self._path, "query_string": b"", "headers": fields}
+        await self._gateway(scope, self.receive, self.send)
+
+
+@asynccontextmanager
+async def gateway_with_little_room() -> AsyncIterator[IngestGateway]:
+    async with open_gateway(
+        kinesis(), DIRECTORY, max_body_bytes=4_096, max_reading_bytes=8_192, body_seconds=5
+    ) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_slow_bodies_share_one_budget_and_complete_bodies_do_not_use_it(route: str) -> None:
+    body = json.dumps({"partition_key": "k", "data": "x" * 3_000}).encode()
+    async with gateway_with_little_room() as gateway, anyio.create_task_group() as tasks:
+        slow = [Slow(gateway, "native", body) for _ in range(2)]
+        for each in slow:
+            tasks.start_soon(each.run)
+        await anyio.sleep(1.0)
+        refused = Slow(gateway, route, body)
+        await refused.run()
+        # The Kinesis API's error code.
+        assert refused.status == (400 if route == "kinesis" else 503)
+        if route != "kinesis":
+            assert int(refused.headers["retry-after"]) >= 1
+        assert (await Client(gateway).post({"partition_key": "k", "data": "whole"})).status == 202
+        for each in slow:
+            each.go_on.set()
+        await anyio.sleep(1.0)
+        assert [each.status for each in slow] == [202, 202]
+        assert gateway.opened.body_budget.used_bytes == 0
+
+
+async def test_slow_and_disconnected_clients_release_their_part_of_the_budget() -> None:
+    async with gateway_with_little_room() as gateway, anyio.create_task_group() as tasks:
+        late = Slow(gateway, "native", b" " * 3_000)
+        tasks.start_soon(late.run)
+        gone = Slow(gateway, "native", b" " * 3_000)
+        with anyio.move_on_after(2.0):
+            await gone.run()
+        assert gateway.opened.body_budget.used_bytes == 2_999
+        await anyio.sleep(4.0)
+        assert late.status == 408
+        assert gateway.opened.body_budget.used_bytes == 0
+
+
+def test_a_single_body_always_gets_its_bytes() -> None:
+    room = BodyBudget(10)
+    assert room.try_take(100)
+    assert not room.try_take(1)
+    room.release(100)
+    assert room.try_take(1)
+
+
+def test_a_budget_below_the_bound_of_one_body_is_rejected() -> None:
+    with pytest.raises(ValueError, match="max_reading_bytes is 2,048, below max_body_bytes, 4,096"):
+        load_settings(max_body_bytes=4_096, max_reading_bytes=2_048)

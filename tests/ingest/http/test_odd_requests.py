@@ -1,0 +1,112 @@
+"""Rare HTTP: trailer fields behind a body, and requests for an upgrade."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kpl_integrations.ingest.serving import GatewayServer
+from kpl_integrations.ingest.tenants import CallableTenants, Tenant
+from tests.ingest.app.scene import JSON, STREAM, gateway_of, kinesis
+from tests.ingest.app.test_serving import served, spoken
+
+pytestmark = pytest.mark.anyio
+PATH = f"/v1/streams/{STREAM}/records"
+ONE = b'{"partition_key":"k","data":"x"}'
+ASKS = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAAAAMAAAAA")
+LAST = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Sockets, in real time."""
+    return "asyncio"
+
+
+def head(*fields: str, method: str = "POST") -> bytes:
+    return "\r\n".join([f"{method} {PATH} HTTP/1.1", "host: x", f"content-type: {JSON}", *fields, "", ""]).encode()
+
+
+def chunks(body: bytes, *trailers: str) -> bytes:
+    return b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(body), body, "".join(f"{each}\r\n" for each in trailers).encode())
+
+
+def two_tenants() -> CallableTenants:
+    both = {f"Bearer {name}": Tenant(id=name) for name in ("a", "b")}
+    return CallableTenants(lambda shown: both.get(shown or ""), tenants=both.values())
+
+
+@pytest.mark.parametrize(
+    "trailer", ["authorization: Bearer b", "x-ack: delivered", "content-type: text/plain", "expect: 100-continue"]
+)
+async def test_a_trailer_field_replaces_no_field_of_the_head(trailer):
+    gateway = gateway_of(kinesis(), two_tenants())
+    async with served(gateway) as server:
+        whole = head("authorization: Bearer a", "transfer-encoding: chunked") + chunks(ONE, trailer)
+        answers = await spoken(server, whole + LAST)
+        assert answers.count(b"HTTP/1.1 202") == 1
+        assert {each.tenant.id: each.accepted_records for each in gateway.opened.accounts} == {"a": 1}
+
+
+@pytest.mark.parametrize("flood", [b"x: " + b"a" * 80 + b"\r\n", b"a" * 80], ids=["many", "one without an end"])
+@pytest.mark.parametrize("key", ["a", "nobody's"])
+async def test_endless_trailer_fields_end_the_connection(flood, key):
+    gateway = gateway_of(kinesis(), two_tenants(), max_header_bytes=2_048, body_seconds=600, keep_alive_seconds=600)
+    async with served(gateway) as server:
+        start = head(f"authorization: Bearer {key}", "transfer-encoding: chunked") + b"1\r\na\r\n0\r\nx: "
+        with pytest.raises(ConnectionError):
+            await poured(server, start, flood)
+
+
+async def poured(server: GatewayServer, start: bytes, flood: bytes) -> None:
+    """Send far more than socket buffers take; raises `ConnectionError` if the server closes the connection."""
+    host, _, port = server.url.rpartition("/")[2].partition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(start)
+        for _ in range(1_000):
+            writer.write(flood * 1_000)
+            await asyncio.wait_for(writer.drain(), 30)
+    finally:
+        writer.close()
+
+
+def pieces_of(whole: bytes, at: int) -> tuple[bytes, ...]:
+    return (whole[:at], whole[at:]) if at else (whole,)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("cut", ["nowhere", "in the head", "before the body", "in the body"])
+async def test_a_request_for_an_upgrade_is_answered_as_a_normal_request(is_chunked, cut):
+    gateway = gateway_of(kinesis())
+    async with served(gateway) as server:
+        length = "transfer-encoding: chunked" if is_chunked else f"content-length: {len(ONE)}"
+        first = head(*ASKS, length)
+        at = {"nowhere": 0, "in the head": 20, "before the body": len(first), "in the body": len(first) + 9}[cut]
+        whole = first + (chunks(ONE) if is_chunked else ONE)
+        answers = await spoken(server, *pieces_of(whole, at), whole + whole, LAST, pause=0.02)
+        assert answers.count(b"HTTP/1.1 202") == 3
+        assert answers.count(b"HTTP/1.1 200") == 1
+        assert gateway.producer.report().accepted == 3
+
+
+async def test_the_body_of_a_request_for_an_upgrade_is_never_a_request():
+    gateway = gateway_of(kinesis(), two_tenants())
+    async with served(gateway) as server:
+        inner = head("authorization: Bearer b", f"content-length: {len(ONE)}") + ONE
+        outer = head("authorization: Bearer a", *ASKS, f"content-length: {len(inner)}")
+        answers = await spoken(server, outer, inner, LAST, pause=0.05)
+        assert [answers.count(b"HTTP/1.1 %d" % status) for status in (202, 400, 200)] == [0, 1, 1]
+        assert gateway.opened.accounts.find("b") is None
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+    ],
+)
+async def test_a_connect_request_is_rejected(what: Any):
+    async with served(gateway_of(kinesis())) as server:
+        assert (await spoken(server, what)).startswith(b"HTTP/1.1 400")

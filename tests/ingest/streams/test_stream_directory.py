@@ -1,0 +1,139 @@
+"""A stream has one pipeline for its name and its ARN, and tenants cannot write to forbidden streams."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError, ParamValidationError
+
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.streams.stream_directory import ABSENT_SECONDS, StreamDirectory, ask_arn
+from kpl_integrations.ingest.tenants import Tenant
+
+pytestmark = pytest.mark.anyio
+
+OWN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
+FOREIGN = "arn:aws:kinesis:us-east-1:111111111111:stream/orders"
+ELSEWHERE = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders"
+
+
+class Scene:
+    """A directory whose account has one stream. It counts the lookups of its ARN."""
+
+    def __init__(self, arn: str | None = OWN) -> None:
+        self.arn = arn
+        self.asked: list[str] = []
+        self.now = 0.0
+        self.directory = StreamDirectory(
+            FakeTransport(FakeKinesis({"orders": 1})), clock=lambda: self.now, arn_of=self._arn_of
+        )
+
+    async def _arn_of(self, name: str) -> str | None:
+        self.asked.append(name)
+        return self.arn if name == "orders" else None
+
+
+def globs(*streams: str) -> Callable[[str], bool]:
+    return Tenant(id="t", streams=streams).allows
+
+
+# The tenant's globs, the requested stream, and its canonical name (None: 403).
+ROWS = [
+    (("orders",), "orders", "orders"),
+    (("*",), OWN, "orders"),
+    (("orders",), OWN, "orders"),
+    (("arn:*",), OWN, "orders"),
+    ((OWN,), OWN, "orders"),
+    (("orders",), FOREIGN, None),
+    (("*",), FOREIGN, None),
+    (("orders",), ELSEWHERE, None),
+    (("payments",), OWN, None),
+    (("payments",), "orders", None),
+]
+
+
+@pytest.mark.parametrize(("allowed", "asked", "known_as"), ROWS)
+async def test_an_arn_of_the_account_is_the_stream_s_name_and_another_account_s_is_not(allowed, asked, known_as):
+    scene = Scene()
+    assert await scene.directory.admit(asked, globs(*allowed)) == known_as
+    assert scene.directory.known == ({known_as} if known_as else set())
+
+
+async def test_a_tenant_without_permission_causes_no_lookup():
+    scene = Scene()
+    assert await scene.directory.admit(OWN, globs("payments")) is None
+    assert scene.asked == []
+
+
+async def test_many_invented_arns_cause_one_lookup():
+    scene = Scene()
+    for number in range(50):
+        invented = f"arn:aws:kinesis:us-east-1:{number:012}:stream/orders"
+        assert await scene.directory.admit(invented, globs("orders")) == ("orders" if number == 0 else None)
+    assert scene.asked == ["orders"]
+
+
+async def test_an_unresolved_arn_stays_unchanged_and_is_looked_up_again_later():
+    scene = Scene(arn=None)
+    assert await scene.directory.admit(OWN, globs("orders")) is None
+    assert await scene.directory.admit(OWN, globs("orders")) is None
+    assert scene.asked == ["orders"]
+    scene.arn, scene.now = OWN, ABSENT_SECONDS + 1
+    assert await scene.directory.admit(OWN, globs("orders")) == "orders"
+
+
+class FailingClient:
+    """Fails to describe a stream until it is repaired."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure: Exception | None = failure
+
+    async def describe_stream_summary(self, **_: str) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return {"StreamDescriptionSummary": {"StreamARN": OWN}}
+
+
+def of_kinesis(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code}}, "DescribeStreamSummary")
+
+
+# An exception of the lookup, and whether it means that the stream has no ARN.
+FAILURES = [
+    (of_kinesis("AccessDeniedException"), True),
+    (of_kinesis("AccessDenied"), True),
+    (of_kinesis("ResourceNotFoundException"), True),
+    (of_kinesis("ValidationException"), True),
+    (ParamValidationError(report="too short"), True),
+    (of_kinesis("LimitExceededException"), False),
+    (of_kinesis("ThrottlingException"), False),
+    (of_kinesis("InternalFailure"), False),
+    (of_kinesis("ExpiredTokenException"), False),
+    (EndpointConnectionError(endpoint_url="https://kinesis"), False),
+    (BotoCoreError(), False),
+    (TimeoutError(), False),
+    (ConnectionResetError(), False),
+    # From the application's own credential provider, and from an empty answer.
+    (LookupError("the vault is away"), False),
+    (KeyError("StreamDescriptionSummary"), False),
+]
+
+
+@pytest.mark.parametrize(("failure", "says"), FAILURES, ids=lambda value: repr(value)[:60])
+async def test_a_transient_failure_creates_no_second_pipeline(failure, says):
+    client = FailingClient(failure)
+    directory = StreamDirectory(
+        FakeTransport(FakeKinesis({"orders": 1})), clock=lambda: 0.0, arn_of=lambda name: ask_arn(client, name)
+    )
+    if says:
+        assert await ask_arn(client, "orders") is None
+        return
+    with pytest.raises(Refused) as refused:
+        await directory.admit(OWN, globs("*"))
+    assert refused.value.refusal is Refusal.STREAM_UNCERTAIN
+    assert refused.value.retry_after == 2.0
+    assert directory.known == set()
+    client.failure = None
+    assert await directory.admit(OWN, globs("*")) == "orders"

@@ -1,0 +1,152 @@
+"""Forwarded operations: the answer of Kinesis is returned, without details of the gateway."""
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from kpl_integrations.ingest.streams.upstream import AiobotocoreUpstream
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
+from kpl_integrations.kinesis_protocol.wire import JsonWire
+from tests.virtual_time import Backend
+
+
+@pytest.fixture
+def anyio_backend(virtual_time_backend: Backend) -> Backend:
+    return virtual_time_backend
+
+
+class Client:
+    """A fake aiobotocore client that answers or raises."""
+
+    def __init__(self, answer: Mapping[str, Any] | Exception) -> None:
+        self.answer = answer
+        self.asked: list[dict[str, Any]] = []
+
+    async def list_shards(self, **arguments: Any) -> Mapping[str, Any]:
+        self.asked.append(arguments)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def error(code: str, message: str, status: int) -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
+        "ListShards",
+    )
+
+
+async def refusal(upstream: AiobotocoreUpstream) -> RequestRefused:
+    with pytest.raises(RequestRefused) as raised:
+        await upstream.call("ListShards", {}, tenant="ada")
+    return raised.value
+
+
+@pytest.mark.anyio
+async def test_an_answer_is_returned_without_botocores_additions_and_with_timestamps_as_numbers():
+    at = datetime(2026, 11, 20, 12, 0, 0, 250_000, tzinfo=UTC)
+    client = Client({"Shards": [{"ShardId": "s", "At": at}], "ResponseMetadata": {"HTTPStatusCode": 200}})
+    answer = await AiobotocoreUpstream(lambda: client).call("ListShards", {"StreamName": "orders"}, tenant="ada")
+    assert client.asked == [{"StreamName": "orders"}]
+    assert JsonWire().encode(answer) == b'{"Shards":[{"ShardId":"s","At":1795176000.25}]}'
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("raised", "code", "status"),
+    [
+        (error("ResourceNotFoundException", "no such stream", 400), "ResourceNotFoundException", 400),
+        (
+            error("AccessDeniedException", "User: arn:aws:sts::1:role/gateway may not", 400),
+            "AccessDeniedException",
+            400,
+        ),
+        (error("ExpiredTokenException", "The token of role/gateway is expired", 400), "ServiceUnavailable", 503),
+        (error("UnrecognizedClientException", "role/gateway is unknown", 400), "ServiceUnavailable", 503),
+        (EndpointConnectionError(endpoint_url="http://inside.example"), "ServiceUnavailable", 503),
+        (TimeoutError(), "ServiceUnavailable", 503),
+        (ConnectionResetError(), "ServiceUnavailable", 503),
+        (LookupError("the vault of role/gateway is away"), "ServiceUnavailable", 503),
+    ],
+)
+async def test_a_failure_has_a_code_of_kinesis_and_no_details_of_the_gateway(raised, code, status):
+    refused = await refusal(AiobotocoreUpstream(lambda: Client(raised)))
+    assert (refused.code, refused.status) == (code, status)
+    assert "role/gateway" not in str(refused)
+    assert "inside.example" not in str(refused)
+
+
+@pytest.mark.anyio
+async def test_tenants_cannot_use_up_the_account_s_calls():
+    client = Client({})
+    upstream = AiobotocoreUpstream(lambda: client)
+    started_at = anyio.current_time()
+    for _ in range(16):
+        await upstream.call("ListShards", {}, tenant="ada")
+    assert anyio.current_time() == started_at
+    for _ in range(8):
+        await upstream.call("ListShards", {}, tenant="ada")
+    assert anyio.current_time() == pytest.approx(started_at + 1.0)
+
+
+@pytest.mark.anyio
+async def test_a_tenant_with_endless_calls_does_not_delay_others():
+    client = Client({})
+    upstream = AiobotocoreUpstream(lambda: client)
+    answered: Counter[str] = Counter()
+    refused: Counter[tuple[str, str]] = Counter()
+    waits: list[float] = []
+
+    async def greedy(tenant: str) -> None:
+        while True:
+            try:
+                await upstream.call("ListShards", {}, tenant=tenant)
+                answered[tenant] += 1
+            except RequestRefused as refusal:
+                refused[tenant, refusal.code] += 1
+                await anyio.sleep(0.01)
+
+    async with anyio.create_task_group() as tasks:
+        for tenant in ("noisy", "loud"):
+            for _ in range(20):
+                tasks.start_soon(greedy, tenant)
+        await anyio.sleep(5.0)
+        before = Counter(answered)
+        for _ in range(20):
+            asked_at = anyio.current_time()
+            await upstream.call("ListShards", {}, tenant="quiet")
+            waits.append(anyio.current_time() - asked_at)
+            await anyio.sleep(0.5)
+        tasks.cancel_scope.cancel()
+    # One round: its own turn, behind one call of each of the others.
+    assert max(waits) <= 3 / 8 + 1e-6
+    assert set(refused) == {("noisy", "LimitExceededException"), ("loud", "LimitExceededException")}
+    served = answered - before
+    assert abs(served["noisy"] - served["loud"]) <= 1
+
+
+@pytest.mark.anyio
+async def test_a_client_that_disconnects_while_waiting_takes_no_turn():
+    upstream = AiobotocoreUpstream(lambda: Client({}))
+    for _ in range(16):
+        await upstream.call("ListShards", {}, tenant="ada")
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(partial(upstream.call, "ListShards", {}, tenant="gone"))
+        await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    started_at = anyio.current_time()
+    await upstream.call("ListShards", {}, tenant="ada")
+    assert anyio.current_time() - started_at == pytest.approx(1 / 8)
+
+
+@pytest.mark.anyio
+async def test_without_an_aws_client_nothing_is_forwarded():
+    assert (await refusal(AiobotocoreUpstream(lambda: None))).code == "UnknownOperationException"

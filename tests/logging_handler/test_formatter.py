@@ -1,0 +1,222 @@
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
+
+from kpl_core import ConfigError
+from kpl_integrations.logging_handler import JsonFormatter
+from kpl_integrations.logging_handler.entry import oversize_data
+
+
+def record(message="hello %s", *args, level=logging.INFO, **attributes):
+    made = logging.LogRecord("orders", level, "/app/orders.py", 7, message, args, None, "place")
+    made.created, made.msecs = 1_763_640_000.25, 250.0
+    made.__dict__.update(attributes)
+    return made
+
+
+def encoded(json_format, made):
+    return json.loads(JsonFormatter(json_format).encode(made))
+
+
+def test_plain_has_time_level_logger_and_message():
+    assert encoded("plain", record("hello %s", "world")) == {
+        "time": 1763640000.25,
+        "level": "INFO",
+        "logger": "orders",
+        "message": "hello world",
+    }
+
+
+def test_ecs_uses_the_field_names_of_the_schema():
+    fields = encoded("ecs", record("hello"))
+    assert fields["@timestamp"] == "2025-11-20T12:00:00.250Z"
+    assert (fields["log.level"], fields["log.logger"], fields["message"]) == ("info", "orders", "hello")
+    assert (fields["ecs.version"], fields["log.origin.file.line"]) == ("8.11.0", 7)
+
+
+@pytest.mark.parametrize(
+    ("level", "number"),
+    [(5, 1), (logging.DEBUG, 5), (logging.INFO, 9), (25, 9), (logging.WARNING, 13), (logging.ERROR, 17), (60, 21)],
+)
+def test_otel_uses_the_names_and_numbers_of_the_data_model(level, number):
+    fields = encoded("otel", record("hello", level=level, order=42))
+    assert fields["Timestamp"] == "1763640000250000000"
+    assert fields["SeverityNumber"] == number
+    assert (fields["Body"], fields["InstrumentationScope"]) == ("hello", {"Name": "orders"})
+    assert fields["Attributes"]["order"] == 42
+    assert fields["Attributes"]["code.line.number"] == 7
+
+
+def test_extra_fields_are_added_and_cannot_replace_the_level():
+    fields = encoded("plain", record("hello", order=42, level_of_trust=object, logger="mine"))
+    assert fields["order"] == 42
+    assert fields["level_of_trust"] == "<class 'object'>"
+    assert (fields["logger"], fields["extra.logger"]) == ("orders", "mine")
+
+
+def test_attributes_of_other_formatters_are_not_extra_fields():
+    made = record("hello")
+    logging.Formatter("%(asctime)s %(message)s").format(made)
+    assert set(encoded("plain", made)) == {"time", "level", "logger", "message"}
+
+
+def test_an_exception_is_formatted_with_its_traceback():
+    with pytest.raises(ZeroDivisionError) as raised:
+        1 / 0  # noqa: B018
+    fields = encoded("ecs", record("failed", exc_info=(raised.type, raised.value, raised.tb)))
+    assert (fields["error.type"], fields["error.message"]) == ("ZeroDivisionError", "division by zero")
+    assert fields["error.stack_trace"].startswith("Traceback")
+
+
+def test_a_structured_message_becomes_fields():
+    fields = encoded("plain", record({"event": "placed", "order": 42}))
+    assert (fields["message"], fields["order"]) == ("placed", 42)
+
+
+@pytest.mark.parametrize(
+    ("json_format", "names"),
+    [("plain", ("trace_id", "span_id")), ("ecs", ("trace.id", "span.id")), ("otel", ("TraceId", "SpanId"))],
+)
+def test_the_current_span_is_named(json_format, names):
+    span = NonRecordingSpan(SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=TraceFlags(1)))
+    with use_span(span):
+        fields = encoded(json_format, record("hello"))
+    assert [fields[name] for name in names] == [f"{0xABC:032x}", f"{0xDEF:016x}"]
+    assert names[0] not in encoded(json_format, record("hello"))
+
+
+def test_a_lone_surrogate_is_escaped():
+    assert encoded("plain", record("bad \udc80"))["message"] == "bad \\udc80"
+
+
+def test_a_lone_surrogate_in_the_text_of_an_object_is_escaped():
+    assert encoded("plain", record("hello", file=PurePath("bad \udc80")))["file"] == "bad \\udc80"
+
+
+class Mute(Exception):  # noqa: N818 - also an extra field
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@dataclass
+class Held:
+    it: object
+
+
+def cycle_of(kind: type[Any]) -> Any:
+    made = kind()
+    if kind is dict:
+        made["me"] = made
+    else:
+        made.append(made)
+    return made
+
+
+def nested(depth: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+def all_to_all(count: int) -> dict[str, Any]:
+    made: list[dict[str, Any]] = [{} for _ in range(count)]
+    for each in made:
+        each.update({str(name): other for name, other in enumerate(made)})
+    return made[0]
+
+
+# What JSON cannot say, and what is said.
+UNSAYABLE: list[tuple[str, object, object]] = [
+    ("a dictionary inside itself", cycle_of(dict), {"me": "..."}),
+    ("a list inside itself", cycle_of(list), ["..."]),
+    ("an object that holds one", Held(cycle_of(dict)), "Held(it={'me': {...}})"),
+    ("an object without words", Mute(), "<Mute whose str() fails>"),
+    ("a key without words", {Mute(): 1}, {"<Mute whose str() fails>": 1}),
+    ("a lone surrogate in a set", {"bad \udc80"}, ["bad \\udc80"]),
+    ("a lone surrogate in an object", Held("bad \udc80"), "Held(it='bad \\udc80')"),
+    ("a key in pieces", {(1, 2): "\udc80"}, {"(1, 2)": "\\udc80"}),
+]
+
+
+@pytest.mark.parametrize("json_format", ["plain", "ecs", "otel"])
+@pytest.mark.parametrize(("value", "said"), [row[1:] for row in UNSAYABLE], ids=[row[0] for row in UNSAYABLE])
+def test_no_line_is_lost_for_one_of_its_fields(json_format, value, said):
+    fields = encoded(json_format, record("hello", value=value, held=Held(7), order=42))
+    fields = fields["Attributes"] if json_format == "otel" else fields
+    assert (fields["value"], fields["held"], fields["order"]) == (said, {"it": 7}, 42)
+
+
+@pytest.mark.parametrize("value", [nested(5_000), all_to_all(40)], ids=["depth", "all to all"])
+def test_endless_nesting_is_cut_at_a_bound(value):
+    data = JsonFormatter().encode(record("hello", value=value))
+    assert b'"..."' in data
+    assert len(data) < 200_000
+    assert json.loads(data)["message"] == "hello"
+
+
+def test_an_exception_without_a_message_is_formatted_with_its_traceback():
+    with pytest.raises(Mute) as raised:
+        raise Mute
+    fields = encoded("plain", record("failed", exc_info=(raised.type, raised.value, raised.tb)))
+    assert fields["error_message"] == "<Mute whose str() fails>"
+    assert fields["traceback"].startswith("Traceback")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.builds(Mute),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner) | st.builds(Held, inner)
+    ),
+)
+
+
+@given(st.dictionaries(st.text(min_size=1), VALUES), st.sampled_from(["plain", "ecs", "otel"]))
+def test_every_extra_field_gives_one_json_object(extra, json_format):
+    message = encoded(json_format, record("hello", **{f"x_{name}": value for name, value in extra.items()}))
+    assert message["Body" if json_format == "otel" else "message"] == "hello"
+
+
+def test_an_unknown_format_raises():
+    with pytest.raises(ConfigError, match="'plain', 'ecs', 'otel'"):
+        JsonFormatter("xml")  # type: ignore[arg-type]
+
+
+@given(st.text(min_size=1, max_size=3_000), st.sampled_from(["plain", "ecs", "otel"]))
+def test_a_truncated_record_fits_and_is_marked(text, json_format):
+    data = oversize_data(record(), bytes(9_999), text, JsonFormatter(json_format), rule="truncate", max_bytes=700)
+    assert isinstance(data, bytes)
+    fields = json.loads(data)
+    marks = fields["Attributes"] if json_format == "otel" else fields
+    assert (marks["truncated"], marks["original_bytes"]) == (True, 9_999)
+    assert len(data) <= 700
+    message = fields["Body"] if json_format == "otel" else fields["message"]
+    assert text.encode(errors="backslashreplace").decode().startswith(message)
+
+
+def test_extra_fields_that_are_too_large_are_removed():
+    data = oversize_data(
+        record("hello", blob="x" * 5_000), bytes(5_100), "hello", JsonFormatter(), rule="truncate", max_bytes=700
+    )
+    assert isinstance(data, bytes)
+    assert len(data) <= 700
+    assert json.loads(data)["message"] == "hello"
+
+
+@given(st.text(min_size=1, max_size=3_000), st.sampled_from(["plain", "ecs", "otel"]))
+def test_the_pieces_of_a_split_record_fit_and_make_the_whole(text, json_format):
+    pieces = oversize_data(record(), b"", text, JsonFormatter(json_format), rule="split", max_bytes=700)
+    assert isinstance(pieces, tuple)
+    assert all(len(piece) <= 700 for piece in pieces)
+    fields = [json.loads(piece) for piece in pieces]
+    key = "Body" if json_format == "otel" else "message"
+    marks = [(each["Attributes"] if json_format == "otel" else each)["split"] for each in fields]
+    assert "".join(each[key] for each in fields) == text.encode(errors="backslashreplace").decode()
+    assert [(mark["index"], mark["count"]) for mark in marks] == [(n, len(pieces)) for n in range(len(pieces))]
+    assert len({mark["id"] for mark in marks}) == 1
