@@ -15,7 +15,7 @@ Where we differ: probes are counted in records rather than calls, critical recor
 reserved capacity while it is open, and what was sent before the half-open state began says
 nothing about it.
 
-A failure is whatever says "not now" about the service: throttled, internal failure,
+A failure is an answer that means "not now": throttled, internal failure,
 unavailable, timed out. What is the caller's mistake (no rights, no such stream, a malformed
 record) is neither success nor failure and must not be reported.
 """

@@ -2,8 +2,8 @@
 
 Each shard has a gate. It is open while records that pass it would travel on at once: nothing of the shard waits for
 tokens or for its next attempt, and little of it is sent and not answered. Then a user record goes straight to its lane.
-Behind a closed gate it waits in its flow (`fair_shards.py`). Whatever opens the gate lets user records in, in fair
-order, until it closes again.
+Behind a closed gate it waits in its flow (`fair_shards.py`). When the gate opens, user records enter in fair
+order until it closes again.
 """
 
 import math

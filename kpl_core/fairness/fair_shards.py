@@ -6,7 +6,7 @@ weighted fair order by bytes. So behind the queue there is never more than a
 moment's worth of the shard's capacity, and a flow that floods a shard delays
 itself.
 
-How much one flow may hold here follows the room that is left for all: at most
+How much one flow may queue here follows the room that is left for all: at most
 `weight / default weight` times as many records and bytes as are still free
 (dynamic thresholds: Choudhury and Hahne, 1998). One flood takes at most half of
 the room, a second at most half of the rest, and a quiet flow always finds some.
@@ -25,7 +25,7 @@ from kpl_core.records.user_record import Tier
 
 __all__ = ["FairShards"]
 
-# Who expires at one instant may be all there is, and a loop that serves others must not stop for it.
+# User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
 EXPIRED_AT_ONCE: Final = 500
 
 Flow = Hashable
@@ -39,31 +39,31 @@ class FairShards:
         self._buffer_limit = buffer_limit
         self._ttl_seconds = ttl_seconds
         self._queues: dict[str | None, FairQueue[DetachedUserRecord]] = {}
-        # By flow: user records and bytes that wait, in front of whatever shard.
+        # By flow: the user records and bytes that wait, over all shards.
         self._held: dict[Flow, list[int]] = {}
         # Never later than the earliest expiration in here.
         self._earliest_expiration = math.inf
 
     def __bool__(self) -> bool:
-        """Say whether anything waits, for whatever shard."""
+        """Return True if a user record waits, for any shard."""
         return bool(self._queues)
 
     def is_waiting(self, shard_id: str | None) -> bool:
-        """Say whether anything waits for this shard."""
+        """Return True if a user record waits for this shard."""
         return shard_id in self._queues
 
     @property
     def waiting_shards(self) -> list[str | None]:
-        """Return the shards that something waits for."""
+        """Return the shards for which user records wait."""
         return list(self._queues)
 
     def require_share(self, flow: Flow, size_bytes: int, *, records: int = 1, tier: Tier = "normal") -> None:
-        """Check that the flow may hold `records` more user records, of `size_bytes` together.
+        """Check that the flow may queue `records` more user records, of `size_bytes` together.
 
-        A flow that holds nothing may bring whatever there is room for.
+        A flow with nothing queued may put as much as there is room for.
 
         Raises:
-            BufferFull: it holds its share of the room; the others still have theirs.
+            BufferFull: it has used up its share of the room; other flows still have theirs.
         """
         held = self._held.get(flow)
         if held is None:
@@ -84,7 +84,7 @@ class FairShards:
         )
 
     def put(self, shard_id: str | None, waiting: DetachedUserRecord, size_bytes: int) -> None:
-        """Let a user record wait behind the others of its flow."""
+        """Enqueue a user record behind the others of its flow."""
         queue = self._queues.get(shard_id)
         if queue is None:
             queue = self._queues[shard_id] = FairQueue(weight_of=self._policy.weight_of)
@@ -113,7 +113,7 @@ class FairShards:
             del self._held[flow]
 
     def take_expired(self, now: float) -> list[DetachedUserRecord]:
-        """Remove and return user records whose time to live is over; if there are more, `next_wakeup` says at once."""
+        """Remove and return up to 500 expired user records; if there are more, `next_wakeup` stays in the past."""
         if self._earliest_expiration > now:
             return []
         expired: list[DetachedUserRecord] = []
@@ -126,7 +126,7 @@ class FairShards:
 
         for shard_id, queue in list(self._queues.items()):
             for flow in list(queue.flows()):
-                # The oldest of a flow expire first, so the rest of it needs no look.
+                # The oldest of a flow expire first, so the rest of the flow needs no check.
                 queue.remove(flow, expires, heads_only=True)
                 if len(expired) >= EXPIRED_AT_ONCE:
                     break
@@ -158,7 +158,7 @@ class FairShards:
         return self._earliest_expiration if self._queues else math.inf
 
     def oldest_by_flow(self) -> dict[Flow, float]:
-        """Return when the oldest user record of each flow arrived that waits here, in front of whatever shard."""
+        """Return when the oldest waiting user record of each flow arrived, over all shards."""
         oldest: dict[Flow, float] = {}
         for queue in self._queues.values():
             for flow in queue.flows():

@@ -1,6 +1,6 @@
 """The puts that wait for room in a full buffer, in line.
 
-The longest waiting put is served first, whatever its size. Only the first in the line tries, and each put that leaves
+The longest waiting put is served first, large or small. Only the first in the line tries, and each put that leaves
 the line, served, refused or cancelled, lets the next one try. As many puts as may find room are called at once and run
 in their order, so that a long line does not move by one put for each turn of the loop.
 """

@@ -326,7 +326,7 @@ class DurableStore:
                 return
             except SpoolError:
                 # New records still travel. Each that must be stored will fail with its own error.
-                _log.exception("the %s has stopped until this producer is made anew", what)
+                _log.exception("the %s has stopped; make a new producer to start it again", what)
 
     # The end
 

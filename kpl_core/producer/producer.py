@@ -158,9 +158,10 @@ class Producer:
     ) -> list[Delivery]:
         """Accept all user records of one flow and tier now, or none of them; needs `Config.fairness`.
 
-        `flow` and `tier` hold for all, whatever each says. Without `aggregate` each travels in a Kinesis record
-        of its own. Nothing overflows into a spool: where there is no room, the caller hears of it. Without `keep`
-        what is not delivered has failed, spool and dead letters or not: for a caller who then puts it again.
+        `flow` and `tier` hold for all; those of the records do not count. Without `aggregate` each travels in a
+        Kinesis record of its own. They do not spill to a spool: without room the call raises. Without
+        `keep` a record that is not delivered has failed, and no spool or dead letters store it: for a caller that then
+        puts it again.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.
@@ -187,7 +188,7 @@ class Producer:
     ) -> None:
         """Accept all pairs of partition key (str) and data (bytes) of one flow now, or none of them; no deliveries.
 
-        For callers who answer for a whole request at once, and leave the rest to hooks and `report`. Half the price
+        For a caller that answers a whole request at once, and leaves the rest to hooks and `report`. Half the cost
         of `put_together_nowait`, which raises the same.
         """
         pipeline = self._open.get(stream)
@@ -296,7 +297,7 @@ class Producer:
             raise NotSpooled(result.error_message)
 
     async def _put_in_turn(self, stream: str, record: UserRecord) -> Delivery:
-        # Nobody waits only to be refused in the end.
+        # Check first: a put must not wait for room only to be refused.
         check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
         with self._waiters.wait_in_line(record.tier, record.flow) as place:
             while True:
@@ -328,7 +329,7 @@ class Producer:
     async def _put_chunk(
         self, stream: str, chunk: Sequence[tuple[str, bytes] | UserRecord], deliveries: list[Delivery]
     ) -> None:
-        """Put a chunk at one instant, as far as there is room and nobody waits for it; the rest waits in line."""
+        """Put a chunk at one instant, as far as there is room and no other put waits for it; the rest waits in line."""
         rest = iter(chunk)
         while True:
             pipeline = self._life.pipeline(stream)
