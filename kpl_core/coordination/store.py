@@ -3,8 +3,8 @@
 A store has four calls. Each answer carries the store's own clock, so that workers with different clocks agree on the
 age of a report. A version is an opaque string that changes with every write of the object.
 
-`MemoryStore` is the store inside one process. The others are in `stores/`: one file each, and one line in
-`stores/__init__.py` for the URL.
+`MemoryStore` is the store inside one process. The others are in `stores/`, one file each; `stores/__init__.py` opens
+them by URL.
 """
 
 import itertools

@@ -1,4 +1,6 @@
-"""Opens the store that the URL in `CoordinationOptions.store` names. A new store: one file, one case in `open_store`.
+"""Opens the store that the URL in `CoordinationOptions.store` names.
+
+To add a store: one file here, one case in `open_store`, and its scheme in `options/coordination_options.py`.
 
     memory://name
     file:///run/kpl/orders

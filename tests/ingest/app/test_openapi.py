@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings as hypothesis_settings
 
 from kpl_integrations.ingest import REFUSALS, Refusal, decoding, load_settings
-from kpl_integrations.ingest.openapi import FINER_CODES, openapi_document
+from kpl_integrations.ingest.decoding.cloud_events import CloudEvent
+from kpl_integrations.ingest.decoding.json_records import WireRecord
+from kpl_integrations.ingest.openapi import FINER_CODES, STRUCTS, openapi_document
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.running_gateway import RunningGateway, running_gateway
 
@@ -51,6 +54,24 @@ def test_every_code_of_a_decoder_is_described():
     answers = DOCUMENT["paths"]["/v1/streams/{stream}/records"]["post"]["responses"]
     for status, codes in described.items():
         assert set(re.findall(r"[a-z-]+", answers[str(status)]["description"])) >= codes
+
+
+@pytest.mark.parametrize("struct", [each for each in STRUCTS if each not in {WireRecord, CloudEvent}])
+def test_the_schema_of_an_answer_has_the_members_of_its_struct(struct):
+    schema = DOCUMENT["components"]["schemas"][struct.__name__]
+    fields = msgspec.structs.fields(struct)
+    assert set(schema["properties"]) == {field.encode_name for field in fields}
+    assert set(schema["required"]) == {field.encode_name for field in fields if field.required}
+
+
+def test_a_record_is_described_with_data_or_with_data_base64():
+    members = {field.encode_name for field in msgspec.structs.fields(WireRecord)}
+    described = [set(each["properties"]) for each in DOCUMENT["components"]["schemas"]["Record"]["oneOf"]]
+    assert described == [members - {"data_base64"}, members - {"data"}]
+
+
+def test_optional_members_are_left_out_and_never_null():
+    assert '"null"' not in json.dumps(DOCUMENT["components"]["schemas"]).replace('"not": {"type": "null"}', "")
 
 
 @SCHEMA.parametrize()
