@@ -19,11 +19,10 @@ from kpl_core.hooks import RecordsFinished
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.ledger import Ledger
-from kpl_core.records.failure_reason import INCURABLE, Reason, reason_of_code
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin
 from kpl_core.records.put_records import PutRecordsEntry
-from kpl_core.records.record_result import NOT_SPOOLED, SHUTDOWN, Attempt, Place
+from kpl_core.records.record_result import INCURABLE, NOT_SPOOLED, SHUTDOWN, Attempt, Place, Reason, reason_of_code
 from kpl_core.records.user_record import Tier, UserRecord
 
 __all__ = [

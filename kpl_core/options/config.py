@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, Self, get_args, get_type_hints
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import CoordinationOptions
-from kpl_core.options.endpoint_url import require_endpoint_url
 from kpl_core.options.kinesis_limits import (
     BYTES_PER_SECOND_PER_SHARD,
     DEFAULT_MAX_RECORD_BYTES,
@@ -29,6 +28,7 @@ from kpl_core.options.validation import (
     FrozenMapping,
     require_bounds,
     require_choice,
+    require_endpoint_url,
     require_flag,
     require_order,
 )

@@ -1,7 +1,7 @@
-"""Quotas of Amazon Kinesis Data Streams, each with the page that states it.
+"""Quotas of Amazon Kinesis Data Streams, each with the AWS page that states it.
 
-Sources: AWS, "Quotas and limits" and the API pages of PutRecords, ListShards
-and UpdateMaxRecordSize (2025: records up to 10 MiB, requests up to 10 MiB).
+The sources are "Quotas and limits" and the API pages of PutRecords, ListShards and UpdateMaxRecordSize (2025:
+records up to 10 MiB, requests up to 10 MiB).
 """
 
 from typing import Final
@@ -16,11 +16,11 @@ PARTITION_KEY_CHARACTERS: Final = 256
 HASH_KEY_BITS: Final = 128
 MAX_HASH_KEY: Final = (1 << HASH_KEY_BITS) - 1
 
-# "Quotas and limits": what a stream accepts until UpdateMaxRecordSize raises it, and the ceiling
+# "Quotas and limits": the largest record of a new stream, and the largest that UpdateMaxRecordSize can allow
 DEFAULT_MAX_RECORD_BYTES: Final = 1 * MIB
 MAX_RECORD_BYTES: Final = 10 * MIB
 
-# "Quotas and limits": one shard's write capacity
+# "Quotas and limits": the write capacity of one shard
 RECORDS_PER_SECOND_PER_SHARD: Final = 1_000.0
 BYTES_PER_SECOND_PER_SHARD: Final = 1_048_576.0
 

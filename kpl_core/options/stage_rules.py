@@ -1,6 +1,6 @@
-"""What `Config` means for each stage, in the stage's own terms: seconds, bytes, counts.
+"""The options of `Config` as rules for each stage of the pipeline, in seconds, bytes and counts.
 
-A stage gets the numbers it needs, never the configuration.
+A stage gets only the numbers that it needs, never the whole configuration.
 """
 
 from typing import Final
@@ -29,7 +29,7 @@ COMPANY_SHARE: Final = 0.5
 
 
 class AggregationRules(msgspec.Struct, frozen=True, kw_only=True):
-    """When an aggregated record closes; times are seconds. No `count_limit`: as many as fit."""
+    """When an aggregated record closes. Without a `count_limit` it takes as many user records as fit."""
 
     enabled: bool = True
     size_limit: int
@@ -38,26 +38,26 @@ class AggregationRules(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: float
     # The partition key of an aggregated record: the KPL's literal "a", or its first user record's.
     first_partition_key: bool = False
-    # Single user records go on so many together, or after so long.
+    # User records that are sent singly leave the stage in runs of this many, or after this time.
     run_count: int = 1
     run_seconds: float = 0.0
-    # With so much of its time left, or less, an open aggregated record goes along with a request that leaves anyway.
+    # An open aggregated record with at most this much of its time left joins the next outgoing request.
     company_seconds: float = 0.0
 
 
 class ShardRules(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard's limits. A rested shard may take `burst_seconds` of its rates at once."""
+    """The limits of one shard. An idle shard accepts `burst_seconds` of its rates at once."""
 
     records_per_second: float
     bytes_per_second: float
     burst_seconds: float
     adaptive: bool = False
-    # Arrival order: one Kinesis record in flight, the next when its result is final.
+    # Keep the order of arrival: one Kinesis record in flight, and the next when its result is final.
     in_order: bool = False
 
 
 class CollectionRules(msgspec.Struct, frozen=True, kw_only=True):
-    """When a request is full; `buffered_seconds` is the user records' own patience."""
+    """When a request is full. `buffered_seconds` is how long a user record may wait in the buffer."""
 
     count_limit: int
     size_limit: int
@@ -65,17 +65,17 @@ class CollectionRules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def extension_seconds(self) -> float:
-        """Return how long a Kinesis record may wait for company past its deadline."""
+        """Return how long a Kinesis record may wait past its deadline for others to share its request."""
         return min(LONGEST_EXTENSION_SECONDS, EXTENSION_SHARE * self.buffered_seconds)
 
 
 def aggregation_rules(config: Config) -> AggregationRules:
     """Return when an aggregated record closes."""
-    # The longest partition key must fit beside the aggregated record, in UTF-8 at its widest.
+    # Leave room for the longest partition key, at four bytes of UTF-8 for each character.
     room = config.known_max_record_size - 4 * PARTITION_KEY_CHARACTERS
-    # Who waits for company until his time to live is over is never sent: half of it is for the way.
+    # A record that waits in the buffer until its TTL ends is never sent, so half of the TTL is left for sending.
     buffered_seconds = min(config.record_max_buffered_time_ms, config.record_ttl_ms * PATIENT_SHARE) / 1000
-    # One by one where the next may only go when the last is through, or when it is its flow's turn.
+    # No runs if a record must wait for the result of the one before, or for the turn of its flow.
     one_by_one = config.ordering == "per_key" or config.fairness is not None
     return AggregationRules(
         enabled=config.aggregation_enabled and config.aggregation_max_count != 1,
@@ -86,13 +86,13 @@ def aggregation_rules(config: Config) -> AggregationRules:
         first_partition_key=config.aggregate_partition_key == "first",
         run_count=1 if one_by_one else config.collection_max_count,
         run_seconds=min(LONGEST_RUN_SECONDS, RUN_SHARE * buffered_seconds),
-        # In arrival order only one Kinesis record of a shard travels at a time, so it had better be a large one.
+        # With ordering "per_key" a shard has only one Kinesis record in flight, so a large one is better.
         company_seconds=0.0 if config.ordering == "per_key" else COMPANY_SHARE * buffered_seconds,
     )
 
 
 def shard_rules(config: Config) -> ShardRules:
-    """Return one shard's limits; where others share them, what may be used before the first word from them."""
+    """Return one shard's limits. With coordination, they are the share to use before the first sync."""
     shared = config.coordination
     part, burst_seconds = 1.0, config.burst_seconds
     if shared is not None and not shared.shadow:

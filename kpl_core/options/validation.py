@@ -6,9 +6,11 @@ whether a value came from Python, from `dictConfig` or from the environment.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from kpl_core.errors import ConfigError
 
@@ -18,10 +20,12 @@ __all__ = [
     "FrozenMapping",
     "require_bounds",
     "require_choice",
+    "require_endpoint_url",
     "require_flag",
     "require_number",
     "require_order",
     "require_path",
+    "without_passwords",
 ]
 
 K = TypeVar("K")
@@ -42,6 +46,9 @@ class Bound(NamedTuple):
     optional: bool = False
     above: bool = False
 
+
+# "user:password@" of any URL in a text. An unescaped @ in a password belongs to the password.
+_USER: Final = re.compile(r"(?<=://)[^/?#\s\"']*@")
 
 # A finite number above 0 of any unit.
 ABOVE_ZERO: Final = Bound(0.0, math.inf, "", above=True)
@@ -133,6 +140,43 @@ def require_order(options: object, smaller: str, larger: str) -> None:
     if high < low:
         message = f"{larger} is {high:g}, below {smaller}, {low:g}; raise {larger} or lower {smaller}"
         raise ConfigError(message)
+
+
+def without_passwords(text: str) -> str:
+    """Return `text` with "***" in place of the user and password of every URL in it."""
+    return _USER.sub("***@", text)
+
+
+def require_endpoint_url(name: str, url: str) -> None:
+    """Check that requests can be sent to `url`, the value of the option `name`.
+
+    Raises:
+        ConfigError: its scheme is neither http nor https; it has no host or an invalid port; or it has a user or a
+            password, which botocore would send in the header that carries the signature.
+    """
+    parts = _http_parts(url)
+    if parts is None:
+        message = (
+            f"{name} is {without_passwords(url)!r}; it must be http:// or https://, a host, and optionally a port, "
+            f"as in 'http://127.0.0.1:4567'"
+        )
+        raise ConfigError(message)
+    if parts.username is not None or parts.password is not None:
+        message = (
+            f"{name} is {without_passwords(url)!r}; it must not have a user or a password, which a signed request "
+            f"cannot carry, so remove them"
+        )
+        raise ConfigError(message)
+
+
+def _http_parts(url: str) -> SplitResult | None:
+    """Return the parts of an HTTP URL, or None if requests cannot be sent to it."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if is_valid else None
 
 
 class FrozenMapping(dict[K, V]):

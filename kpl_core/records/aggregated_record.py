@@ -1,4 +1,4 @@
-"""The KPL's aggregated record: many user records in the data of one Kinesis record.
+"""The KPL's aggregated record: many user records in the data of one Kinesis record, and its encoder and decoder.
 
     F3 89 9A C2 | protobuf AggregatedRecord | MD5 of the protobuf (16 bytes)
 
@@ -9,13 +9,12 @@
     }                                              repeated Tag tags = 4;
                                               }
 
-Both tables hold each entry once, in the order of first use; index 0 and empty
-data are written out. A single user record is never wrapped: its data is the
-Kinesis record's data. (Source: awslabs/amazon-kinesis-producer, aggregation-format.md.)
+Both tables list each entry once, in the order of first use. Index 0 and empty data are written out. The producer
+never wraps a single user record: its data is the Kinesis record's data. (Source: awslabs/amazon-kinesis-producer,
+aggregation-format.md.)
 
-The encoder works by hand, because a protobuf library costs more per user
-record than everything else in this project together. Where the aggregator
-appends a user record it uses the tables below; the arithmetic of sizes is exact.
+The encoder is written by hand, because a protobuf library costs more per user record than everything else in this
+project together. The aggregator appends user records with the tables below. All sizes are computed exactly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,22 +48,22 @@ def varint(number: int) -> bytes:
 
 
 def partition_key_entry(key: bytes) -> bytes:
-    """Return the partition key table's entry for a UTF-8 encoded key (1 to 1,024 bytes)."""
+    """Return the entry of the partition key table for a UTF-8 encoded key (1 to 1,024 bytes)."""
     return PARTITION_KEY_HEAD[len(key)] + key
 
 
-# By length: 256 characters of up to four bytes.
+# Indexed by the length of the key: 256 characters of up to four bytes.
 PARTITION_KEY_HEAD: Final[list[bytes]] = [b"\x0a" + varint(size) for size in range(4 * PARTITION_KEY_CHARACTERS + 1)]
 
 
 def explicit_hash_key_entry(explicit_hash_key: str) -> bytes:
-    """Return the explicit hash key table's entry."""
+    """Return the entry of the explicit hash key table."""
     encoded = explicit_hash_key.encode("ascii")
     return b"\x12" + varint(len(encoded)) + encoded
 
 
 def record_head(key_index: int, explicit_hash_key_index: int | None, data_bytes: int) -> bytes:
-    """Return everything of a record's protobuf before its data."""
+    """Return the part of a record's protobuf before its data."""
     if explicit_hash_key_index is None and data_bytes < PREPARED_DATA_BYTES and key_index < PREPARED_KEY_INDICES:
         _, head, length = (HEADS if key_index < SHORT_KEY_INDICES else HEADS_LONG)[data_bytes]
         return head + KEY_INDEX[key_index] + length
@@ -75,10 +74,10 @@ def record_head(key_index: int, explicit_hash_key_index: int | None, data_bytes:
     return b"\x1a" + varint(len(fields) + data_bytes) + fields
 
 
-# What most user records need: small data, one of the first keys, no explicit hash key. Their head is put
-# together from prepared pieces: HEADS[data size] has the bytes of the whole record, what is before the key
-# index, and the data's length; KEY_INDEX[key index] stands between the two. A key index of two varint bytes
-# makes the head longer, hence the second table.
+# Most user records have small data, one of the first keys, and no explicit hash key. Their head is assembled from
+# prepared pieces. HEADS[data size] is the length of the whole record, the bytes before the key index, and the
+# encoded length of the data. KEY_INDEX[key index] belongs between those two pieces. HEADS_LONG is for a key index
+# of two varint bytes, which makes the head longer.
 PREPARED_DATA_BYTES: Final = 4096
 SHORT_KEY_INDICES: Final = 128
 PREPARED_KEY_INDICES: Final = 2048
@@ -101,8 +100,8 @@ HEADS_LONG: Final = _heads(2)
 
 
 def seal(*protobuf: bytes) -> bytes:
-    """Return the aggregated record around the pieces of its protobuf: magic, protobuf, MD5."""
-    # OpenSSL's starts slower than the one for short keys, and is a tenth faster from 4 KiB on.
+    """Return the aggregated record with this protobuf, given in pieces: magic, protobuf, MD5."""
+    # OpenSSL's MD5 starts slower than the one for short keys, but is a tenth faster from 4 KiB on.
     digest = bulk_md5(usedforsecurity=False)
     for piece in protobuf:
         digest.update(piece)
@@ -112,7 +111,7 @@ def seal(*protobuf: bytes) -> bytes:
 def encode(user_records: Sequence[UserRecord]) -> bytes:
     """Return the aggregated record of one or more user records, in their order.
 
-    Always wraps, also a single user record; the producer sends that one raw.
+    It also wraps a single user record. The producer sends a single one unwrapped.
     """
     return seal(b"".join(_pieces(user_records)))
 
@@ -138,14 +137,13 @@ def _pieces(user_records: Sequence[UserRecord]) -> list[bytes]:
 
 
 def decode(data: bytes) -> tuple[UserRecord, ...] | None:
-    """Return the user records in the data of a Kinesis record; None if it is no aggregated record.
+    """Return the user records in the data of a Kinesis record, or None if it is not an aggregated record.
 
-    Data without the magic, or with another MD5 at its end, is a raw record that only looks
-    similar (the KCL decides the same way).
+    Data without the magic, or with a wrong MD5 at its end, is a plain record. The KCL decides in the same way.
 
     Raises:
-        MalformedAggregatedRecord: magic and MD5 are right but the protobuf is not, or an index
-            points outside its table.
+        MalformedAggregatedRecord: magic and MD5 are right, but the protobuf is malformed or an index is outside its
+            table.
     """
     if len(data) < ENVELOPE_BYTES or not data.startswith(MAGIC):
         return None
@@ -193,7 +191,7 @@ def _decode_record(record: bytes, keys: list[str], explicit_hash_keys: list[str]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) of a protobuf message; unknown fields too, so that they can be skipped."""
+    """Yield (field number, value) of a protobuf message, including unknown fields, which the caller skips."""
     position = 0
     while position < len(message):
         tag, position = _read_varint(message, position)

@@ -1,11 +1,9 @@
-"""From a partition key to the 128-bit hash key that chooses the shard.
+"""The 128-bit hash key of a record, which chooses its shard.
 
-Kinesis hashes the UTF-8 bytes of the partition key with MD5 and reads the
-digest as one big-endian integer; an explicit hash key replaces that integer.
-(AWS, "Kinesis Data Streams terminology"; KPL, `user_record.cc`.)
+Kinesis hashes the UTF-8 bytes of the partition key with MD5 and reads the digest as one big-endian integer. An
+explicit hash key replaces that integer. (AWS, "Kinesis Data Streams terminology"; KPL, `user_record.cc`.)
 
-Digests are kept as 16 bytes, because big-endian bytes sort like the integers
-and a digest needs no conversion to be compared.
+Digests stay 16 bytes: big-endian bytes sort like the integers, so they can be compared without conversion.
 """
 
 import re
@@ -14,9 +12,9 @@ from kpl_core.errors import InvalidUserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 
 try:
-    # 139 ns instead of hashlib's 259 ns for a short key; private, so hashlib stands by.
+    # 139 ns instead of hashlib's 259 ns for a short key. The module is private, so hashlib is the fallback.
     from _md5 import md5
-except ImportError:  # pragma: no cover - an interpreter built without it
+except ImportError:  # pragma: no cover - an interpreter without this module
     from functools import partial
     from hashlib import md5 as hashlib_md5
 
@@ -30,7 +28,7 @@ __all__ = [
     "parse_explicit_hash_key",
 ]
 
-# The service's own pattern: canonical decimal, no sign, no leading zero.
+# The service's pattern: canonical decimal, no sign, no leading zero.
 _CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,38}")
 
 
@@ -53,9 +51,9 @@ def parse_explicit_hash_key(explicit_hash_key: object) -> int:
     """Return the integer of a canonical decimal explicit hash key.
 
     Raises:
-        TypeError: it is no string.
-        InvalidUserRecord: it is not canonical decimal, or above 2**128 - 1. (The KPL
-            repairs "+5" and "007"; the service refuses them, and so do we.)
+        TypeError: it is not a string.
+        InvalidUserRecord: it is not canonical decimal, or above 2**128 - 1. (The KPL corrects "+5" and "007". The
+            service rejects them, and so does this function.)
     """
     if not isinstance(explicit_hash_key, str):
         message = f"explicit_hash_key must be a str of decimal digits or None, not {type(explicit_hash_key).__name__}"

@@ -1,25 +1,36 @@
-"""What became of one user record: its result and every attempt made on the way."""
+"""The result of one user record: success or failure, its attempts, and the reason of a failure.
 
-from typing import Final, Literal, NamedTuple
+The reasons are a closed set, which dead letters, replay and metrics share.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 __all__ = [
     "BREAKER_OPEN",
     "EXPIRED",
+    "INCURABLE",
     "INTERNAL",
     "NOT_SPOOLED",
     "RATE_LIMITED",
+    "REASONS",
+    "REASON_BY_ERROR_CODE",
     "RECORD_COUNT_MISMATCH",
     "SHUTDOWN",
     "UNKNOWN",
     "WRONG_SHARD",
     "Attempt",
     "Place",
+    "Reason",
     "RecordResult",
+    "reason_of",
+    "reason_of_code",
 ]
 
-# Codes the service never sends: ours, in the KPL's words.
+# Error codes of the producer, which the service never sends. The names are the KPL's where it has one.
 EXPIRED: Final = "Expired"
 INTERNAL: Final = "Internal"
 WRONG_SHARD: Final = "Wrong Shard"
@@ -27,22 +38,21 @@ RECORD_COUNT_MISMATCH: Final = "RecordCountMismatch"
 SHUTDOWN: Final = "Shutdown"
 UNKNOWN: Final = "Unknown"
 BREAKER_OPEN: Final = "BreakerOpen"
-# Bulk beyond its share of the room.
+# A bulk record beyond the bulk tier's share of the buffer.
 RATE_LIMITED: Final = "RateLimited"
-# The spool, full or broken, did not take what must be in it before it is acknowledged.
+# The spool is full or failed, and the record must be in the spool before it is acknowledged.
 NOT_SPOOLED: Final = "NotSpooled"
 
-# Where a user record is kept that was not delivered.
+# Where a user record is stored that was not delivered.
 Place = Literal["spooled", "dead_lettered"]
 
 
 class Attempt(NamedTuple):
-    """One pass through send and classify.
+    """One attempt to deliver a user record.
 
-    `started_at` and `ended_at` are seconds on the producer's monotonic clock (the event
-    loop's). The codes are Kinesis' own, or one of ours: `Expired`, `Internal`,
-    `Wrong Shard`, `RecordCountMismatch`, `Shutdown`, `Unknown` (sent, never answered), `BreakerOpen`,
-    `RateLimited`, `NotSpooled`.
+    `started_at` and `ended_at` are seconds of the event loop's monotonic clock. `error_code` is a code of Kinesis or
+    one of the producer's: `Expired`, `Internal`, `Wrong Shard`, `RecordCountMismatch`, `Shutdown`, `Unknown` (sent,
+    but never answered), `BreakerOpen`, `RateLimited`, `NotSpooled`.
     """
 
     success: bool
@@ -53,10 +63,9 @@ class Attempt(NamedTuple):
 
 
 class RecordResult(msgspec.Struct, frozen=True, gc=False):
-    """The final word on one user record. A failed put is this value, never an exception.
+    """The final result of one user record. A failed put returns this value; it never raises an exception.
 
-    `kept` says that it was not delivered but is not lost: "spooled" (it will be delivered later), or
-    "dead_lettered".
+    If the record failed but is not lost, `kept` is "spooled" (it will be delivered later) or "dead_lettered".
     """
 
     successful: bool
@@ -67,10 +76,58 @@ class RecordResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def error_code(self) -> str | None:
-        """Return the code of the attempt that ended it, None for a success."""
+        """Return the error code of the last attempt, or None after a success."""
         return self.attempts[-1].error_code if self.attempts else None
 
     @property
     def error_message(self) -> str | None:
-        """Return the message of the attempt that ended it, None for a success."""
+        """Return the error message of the last attempt, or None after a success."""
         return self.attempts[-1].error_message if self.attempts else None
+
+
+Reason = Literal[
+    "rate_limited",
+    "ttl",
+    "retries_exhausted",
+    "throttled",
+    "invalid",
+    "oversize",
+    "breaker_open",
+    "shutdown",
+    "unserialisable",
+]
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+
+# The error code of the last attempt -> the reason. `reason_of_code` handles "Expired".
+REASON_BY_ERROR_CODE: Final[Mapping[str, Reason]] = MappingProxyType(
+    {
+        "ProvisionedThroughputExceededException": "throttled",
+        "LimitExceededException": "throttled",
+        "KMSThrottlingException": "throttled",
+        "ValidationException": "invalid",
+        "InvalidArgumentException": "invalid",
+        BREAKER_OPEN: "breaker_open",
+        RATE_LIMITED: "rate_limited",
+        SHUTDOWN: "shutdown",
+        UNKNOWN: "shutdown",
+    }
+)
+
+# Records that failed for one of these reasons would fail on every retry.
+INCURABLE: Final[frozenset[Reason]] = frozenset({"invalid", "oversize", "unserialisable"})
+
+
+def reason_of_code(code: str, *, attempts: int) -> Reason:
+    """Return why a user record failed after this number of attempts, the last of which has this error code.
+
+    The expiration is itself an attempt. So a record that expired with one attempt was never sent: its reason is
+    "ttl". With more attempts the reason is "retries_exhausted".
+    """
+    if code == EXPIRED:
+        return "ttl" if attempts == 1 else "retries_exhausted"
+    return REASON_BY_ERROR_CODE.get(code, "retries_exhausted")
+
+
+def reason_of(result: RecordResult) -> Reason:
+    """Return the reason of a failed result."""
+    return reason_of_code(result.error_code or "", attempts=len(result.attempts))

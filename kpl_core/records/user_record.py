@@ -1,10 +1,9 @@
-"""What the caller puts: one user record, and the rules it must meet.
+"""The user record that a caller puts, and the checks of its fields.
 
-The rules are the service's (API_PutRecords): a partition key of 1 to 256
-Unicode code points, an explicit hash key of 0 .. 2**128 - 1 in canonical
-decimal, and key + data within the stream's maximum record size. The KPL counts
-UTF-16 units and ignores the key's bytes; then the service refuses the record
-and the KPL retries it until it expires.
+The rules are those of the service (API_PutRecords): a partition key of 1 to 256 Unicode code points, an explicit
+hash key of 0 .. 2**128 - 1 in canonical decimal, and key and data within the stream's maximum record size. The KPL
+counts UTF-16 units and ignores the key's bytes. Then the service rejects the record, and the KPL retries it until
+it expires.
 """
 
 import re
@@ -37,15 +36,15 @@ _STREAM: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:aws.*:kinesis:.*:\d{12}:
 Tier = Literal["critical", "normal", "bulk"]
 TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
 
-# What a put takes as data; it is bytes from then on, so the caller may fill its buffer anew.
+# The types of data that a put accepts. It copies them to bytes, so the caller may reuse its buffer.
 BytesLike = bytes | bytearray | memoryview
 
 
 class UserRecord(msgspec.Struct, frozen=True, gc=False):
-    """One record as the caller sees it.
+    """One record as the caller puts it.
 
-    `flow` names who competes with whom for a hot shard (a tenant); `tier` says what is
-    given up last. `metadata` is never sent: it travels to hooks and dead letters.
+    `flow` is the group of records, such as a tenant, that competes with others for a hot shard. `tier` is the
+    priority: bulk is evicted first, critical last. `metadata` is not sent; hooks and dead letters get it.
     """
 
     partition_key: str
@@ -60,33 +59,33 @@ def encode_partition_key(partition_key: str) -> bytes:
     """Return the UTF-8 bytes of a valid partition key.
 
     Raises:
-        TypeError: it is no string.
-        InvalidUserRecord: it is empty, longer than 256 code points, or no valid Unicode.
+        TypeError: it is not a string.
+        InvalidUserRecord: it is empty, longer than 256 code points, or not valid Unicode.
     """
     if not isinstance(partition_key, str):
         message = f"partition_key must be a str of 1 to 256 characters, not {type(partition_key).__name__}"
         raise TypeError(message)
     if not 1 <= len(partition_key) <= PARTITION_KEY_CHARACTERS:
         message = (
-            f"partition_key has {len(partition_key)} characters; Kinesis takes 1 to {PARTITION_KEY_CHARACTERS}, "
-            f"so shorten it or put a hash of it"
+            f"partition_key has {len(partition_key)} characters; Kinesis accepts 1 to {PARTITION_KEY_CHARACTERS}, "
+            f"so shorten it or use a hash of it"
         )
         raise InvalidUserRecord(message)
     try:
         return partition_key.encode()
     except UnicodeEncodeError as error:
         message = (
-            f"partition_key has a lone surrogate at character {error.start}, which no UTF-8 can carry; "
+            f"partition_key has a lone surrogate at character {error.start}, which UTF-8 cannot encode; "
             f"decode the key's source with errors='replace'"
         )
         raise InvalidUserRecord(message) from error
 
 
 def as_bytes(data: object) -> bytes:
-    """Return bytes-like `data` as bytes themselves: encoders refuse what only derives from them, as numpy's do.
+    """Return bytes-like `data` as an object of type bytes. Encoders reject subclasses, such as numpy's.
 
     Raises:
-        TypeError: it is not bytes-like (a str has no one encoding: encode it).
+        TypeError: it is not bytes-like. A str must be encoded first.
     """
     if type(data) is bytes:
         return data
@@ -99,12 +98,12 @@ def as_bytes(data: object) -> bytes:
 def require_stream(stream: str) -> None:
     """Check that `stream` can be the name or the ARN of a stream.
 
-    Asked of the service, a name like "my stream" fails each request as invalid, and each would be
-    bisected in search of the guilty record.
+    With a name like "my stream" the service would reject every request as invalid, and the retrier would bisect
+    each one to find an invalid record.
 
     Raises:
-        TypeError: it is no string.
-        InvalidUserRecord: no stream has such a name.
+        TypeError: it is not a string.
+        InvalidUserRecord: no stream can have this name.
     """
     if not isinstance(stream, str):
         message = f"stream must be a str, the name or the ARN of a stream, not {type(stream).__name__}"
@@ -124,7 +123,7 @@ def require_tier(tier: str) -> None:
     """Check that `tier` is one of `TIERS`.
 
     Raises:
-        InvalidUserRecord: it is another word.
+        InvalidUserRecord: it is not.
     """
     if tier not in TIERS:
         message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
@@ -132,21 +131,21 @@ def require_tier(tier: str) -> None:
 
 
 def require_notes(flow: object, metadata: object) -> None:
-    """Check what is noted about a user record; a disk that must keep it all would be the wrong place to find out.
+    """Check the fields that are not sent, before the spool has to write them.
 
     Raises:
-        TypeError: `flow` is no str, or `metadata` no mapping.
-        InvalidUserRecord: `flow` is no valid Unicode.
+        TypeError: `flow` is not a str, or `metadata` is not a mapping.
+        InvalidUserRecord: `flow` is not valid Unicode.
     """
     if flow is not None:
         if not isinstance(flow, str):
-            message = f"flow must be a str, who competes with whom, not {type(flow).__name__}"
+            message = f"flow must be a str, such as the name of a tenant, not {type(flow).__name__}"
             raise TypeError(message)
         try:
             flow.encode()
         except UnicodeEncodeError as error:
             message = (
-                f"flow has a lone surrogate at character {error.start}, which no UTF-8 can carry; "
+                f"flow has a lone surrogate at character {error.start}, which UTF-8 cannot encode; "
                 f"decode its source with errors='replace'"
             )
             raise InvalidUserRecord(message) from error
@@ -163,26 +162,26 @@ def require_size(key_bytes: int, data_bytes: int, *, max_record_bytes: int) -> N
     """
     if key_bytes + data_bytes > max_record_bytes:
         message = (
-            f"partition_key and data have {key_bytes + data_bytes:,} bytes together; the stream takes "
-            f"{max_record_bytes:,} a record, so split the data or raise the stream's limit (UpdateMaxRecordSize)"
+            f"partition_key and data have {key_bytes + data_bytes:,} bytes together; the stream accepts at most "
+            f"{max_record_bytes:,}, so split the data or raise the stream's limit (UpdateMaxRecordSize)"
         )
         raise InvalidUserRecord(message)
 
 
 def with_bytes(record: UserRecord) -> UserRecord:
-    """Return a user record whose data is bytes themselves; raises like `as_bytes`.
+    """Return a user record whose data is of type bytes. It raises the errors of `as_bytes`.
 
-    Not for compiled code: from a record that says it holds bytes, that reads nothing else.
+    This module must not be compiled: mypyc trusts the annotation, and fails to read data of another type.
     """
     return record if type(record.data) is bytes else msgspec.structs.replace(record, data=as_bytes(record.data))
 
 
 def check_user_record(record: UserRecord, *, max_record_bytes: int) -> int:
-    """Check everything a put checks; return the bytes of key and data.
+    """Do all the checks of a put. Return the number of bytes of key and data.
 
     Raises:
-        TypeError: a field is of a wrong type.
-        InvalidUserRecord: Kinesis would never take the record.
+        TypeError: a field has a wrong type.
+        InvalidUserRecord: Kinesis would never accept the record.
     """
     key = encode_partition_key(record.partition_key)
     if record.explicit_hash_key is not None:

@@ -22,8 +22,8 @@ from msgspec import MsgspecError
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
-from kpl_core.options.endpoint_url import without_passwords
 from kpl_core.options.kinesis_limits import KIB, SHARDS_PER_PAGE
+from kpl_core.options.validation import without_passwords
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL

@@ -3,7 +3,7 @@
 import pytest
 
 from kpl_core.durability.durable_ledger import DurableRules, fallback_destinations
-from kpl_core.records.failure_reason import INCURABLE, REASONS
+from kpl_core.records.record_result import INCURABLE, REASONS
 
 BOTH = DurableRules(spool=True, dead_letters=True)
 SPOOL = DurableRules(spool=True)

@@ -22,7 +22,7 @@ def pop_all(queue: FairQueue[str]) -> str:
     return " ".join(queue.pop() for _ in range(len(queue)))
 
 
-def test_a_flood_does_not_delay_a_quiet_flow():
+def test_a_flow_with_many_items_does_not_delay_a_flow_with_few():
     queue = queue_of()
     push_all(queue, "flood", 10_000)
     queue.push("quiet0", "quiet", 1)
@@ -39,14 +39,14 @@ def test_flows_take_turns():
     assert pop_all(queue) == "a0 b0 a1 b1 a2 b2"
 
 
-def test_within_a_flow_the_first_comes_first():
+def test_a_flow_is_served_in_order_of_arrival():
     queue = queue_of()
     push_all(queue, "a", 5)
 
     assert pop_all(queue) == "a0 a1 a2 a3 a4"
 
 
-def test_cost_counts_not_the_number_of_items():
+def test_flows_share_by_cost_and_not_by_the_number_of_items():
     queue = queue_of()
     push_all(queue, "big", 2, cost=300)
     push_all(queue, "small", 6, cost=100)
@@ -72,7 +72,7 @@ def test_an_idle_flow_earns_no_credit():
     assert Counter(queue.pop()[:4] for _ in range(100)) == {"busy": 50, "late": 50}
 
 
-def test_leaving_and_coming_back_gains_nothing():
+def test_a_flow_that_leaves_and_comes_back_has_no_advantage():
     queue = queue_of()
     push_all(queue, "busy", 300)
     served: Counter[str] = Counter()
@@ -84,7 +84,7 @@ def test_leaving_and_coming_back_gains_nothing():
     assert served["h"] <= 101
 
 
-def test_a_debt_outlives_an_empty_queue_of_the_flow():
+def test_a_finish_tag_is_kept_while_the_flow_has_no_items():
     queue = queue_of()
     push_all(queue, "b", 10)
     queue.push("a0", "a", 5)
@@ -96,7 +96,7 @@ def test_a_debt_outlives_an_empty_queue_of_the_flow():
     assert pop_all(queue) == "b1 b2 b3 b4 b5 a1 b6 b7 b8 b9"
 
 
-def test_ties_go_to_declared_flows_in_their_order():
+def test_ties_go_to_declared_flows_in_declared_order():
     queue: FairQueue[str] = FairQueue(flows=["x", "y", "z"])
     for flow in ("other", "z", "y", "x"):
         push_all(queue, flow, 2)
@@ -113,7 +113,7 @@ def test_a_declared_flow_keeps_its_place_when_it_comes_back():
         assert pop_all(queue) == "x0 y0 other0"
 
 
-def test_ten_tenths_are_one():
+def test_ten_steps_of_one_tenth_add_up_to_one():
     # 0.1 is no binary fraction: ten floats of it are not 1.0, and the tie would be lost.
     queue: FairQueue[str] = FairQueue(weight_of={"tenth": 0.1, "one": 1}.__getitem__, flows=["tenth", "one"])
     push_all(queue, "tenth", 3)
@@ -124,7 +124,7 @@ def test_ten_tenths_are_one():
     assert [turns.index(f"tenth{number}") for number in range(3)] == [0, 11, 22]
 
 
-def test_peek_names_what_pop_returns():
+def test_peek_returns_the_item_that_pop_returns_next():
     queue = queue_of({"b": 5})
     push_all(queue, "a", 3)
     push_all(queue, "b", 3)
@@ -135,7 +135,7 @@ def test_peek_names_what_pop_returns():
         assert queue.pop() == head
 
 
-def test_peek_passes_idle_flows():
+def test_peek_skips_idle_flows():
     queue = queue_of()
     queue.push("a0", "a", 1)
     push_all(queue, "b", 2, cost=5)
@@ -146,7 +146,7 @@ def test_peek_passes_idle_flows():
     assert list(queue.flows()) == ["b"]
 
 
-def test_an_empty_queue_has_no_turn():
+def test_an_empty_queue_has_no_next_item():
     queue = queue_of()
 
     for ask in (queue.pop, queue.peek, queue.next_flow):
@@ -159,7 +159,7 @@ def test_an_empty_queue_has_no_turn():
     assert queue.longest_flow() is None
 
 
-def test_length_and_truth_follow_what_is_queued():
+def test_len_and_bool_reflect_the_queued_items():
     queue = queue_of()
     push_all(queue, "a", 2)
     push_all(queue, "b", 1)
@@ -172,7 +172,7 @@ def test_length_and_truth_follow_what_is_queued():
     assert lengths == [3, 2, 1]
 
 
-def test_an_idle_flow_is_forgotten_once_virtual_time_has_passed_it():
+def test_an_idle_flow_is_forgotten_once_virtual_time_passes_it():
     queue = queue_of()
     push_all(queue, "busy", 1_000)
     for number in range(500):
@@ -183,7 +183,7 @@ def test_an_idle_flow_is_forgotten_once_virtual_time_has_passed_it():
     assert queue.statistics().remembered_flows <= 3
 
 
-def test_flows_whose_items_expire_are_forgotten_though_nothing_is_served():
+def test_flows_whose_items_expire_are_forgotten_even_if_no_item_is_served():
     queue = queue_of()
     push_all(queue, "stuck", 2)
     queue.pop()
@@ -195,7 +195,7 @@ def test_flows_whose_items_expire_are_forgotten_though_nothing_is_served():
     assert queue.drain() == ["stuck1"]
 
 
-def test_a_flow_that_was_served_is_remembered_although_others_expire():
+def test_a_served_flow_is_remembered_while_others_expire():
     queue = queue_of()
     push_all(queue, "b", 10)
     queue.push("a0", "a", 5)
@@ -208,7 +208,7 @@ def test_a_flow_that_was_served_is_remembered_although_others_expire():
     assert pop_all(queue) == "b1 b2 b3 b4 b5 a1 b6 b7 b8 b9"
 
 
-def test_an_empty_queue_remembers_nobody():
+def test_an_empty_queue_remembers_no_flow():
     queue = queue_of()
     for number in range(100):
         queue.push("x", number, 10)
@@ -217,7 +217,7 @@ def test_an_empty_queue_remembers_nobody():
     assert queue.statistics().remembered_flows == 0
 
 
-def test_tags_start_again_when_everybody_was_idle():
+def test_tags_start_at_zero_after_all_flows_were_idle():
     queue = queue_of()
     push_all(queue, "a", 10, cost=10**6)
     pop_all(queue)
@@ -227,7 +227,7 @@ def test_tags_start_again_when_everybody_was_idle():
     assert pop_all(queue) == "a0 b0 a1 b1"
 
 
-def test_within_a_flow_the_higher_tier_goes_first():
+def test_a_flow_serves_its_higher_tier_first():
     queue = queue_of()
     for tier in ("bulk", "normal", "critical"):
         queue.push(f"{tier}0", "a", 1, tier)
@@ -236,7 +236,7 @@ def test_within_a_flow_the_higher_tier_goes_first():
     assert pop_all(queue) == "critical0 critical1 normal0 normal1 bulk0 bulk1"
 
 
-def test_a_flow_that_calls_everything_critical_takes_nothing_from_others():
+def test_a_flow_of_only_critical_items_does_not_reduce_the_share_of_others():
     queue = queue_of()
     for number in range(100):
         queue.push(f"liar{number}", "liar", 1, "critical")
@@ -245,7 +245,7 @@ def test_a_flow_that_calls_everything_critical_takes_nothing_from_others():
     assert Counter(queue.pop()[:4] for _ in range(100)) == {"liar": 50, "hone": 50}
 
 
-def test_a_critical_item_overtakes_the_bulk_of_its_own_flow_at_any_time():
+def test_a_critical_item_is_served_before_the_bulk_of_its_own_flow():
     queue = queue_of()
     for number in range(3):
         queue.push(f"bulk{number}", "a", 1, "bulk")
@@ -256,7 +256,7 @@ def test_a_critical_item_overtakes_the_bulk_of_its_own_flow_at_any_time():
     assert pop_all(queue) == "note bulk1 bulk2"
 
 
-def test_expired_heads_leave_without_being_charged():
+def test_removed_heads_are_not_charged():
     queue = queue_of()
     push_all(queue, "a", 4, cost=100)
     push_all(queue, "b", 4, cost=100)
@@ -265,7 +265,7 @@ def test_expired_heads_leave_without_being_charged():
     assert pop_all(queue) == "a2 b0 a3 b1 b2 b3"
 
 
-def test_matching_items_leave_from_anywhere_in_all_tiers():
+def test_matching_items_are_removed_from_all_tiers_and_positions():
     queue = queue_of()
     for number in range(6):
         queue.push(f"{number}", "a", 1, "bulk" if number % 3 else "critical")
@@ -284,7 +284,7 @@ def test_removing_the_last_item_empties_the_queue():
     assert queue.statistics().removed == 3
 
 
-def test_a_predicate_that_raises_loses_nothing():
+def test_a_predicate_that_raises_loses_no_item():
     queue = queue_of()
     push_all(queue, "a", 3)
 
@@ -303,7 +303,7 @@ def test_removing_from_an_unknown_flow_removes_nothing():
     assert queue_of().remove("nobody", lambda _: True) == []
 
 
-def test_draining_keeps_the_order_of_turns():
+def test_drain_returns_the_items_in_the_order_of_service():
     queue = queue_of({"a": 2})
     push_all(queue, "a", 4)
     push_all(queue, "b", 2)
@@ -315,7 +315,7 @@ def test_draining_keeps_the_order_of_turns():
     )
 
 
-def test_a_flow_can_be_looked_at():
+def test_the_backlog_of_a_flow_can_be_read():
     queue = queue_of({"a": 2})
     push_all(queue, "a", 3, cost=10)
     queue.push("alarm", "a", 5, "critical")
@@ -352,7 +352,7 @@ def test_a_cost_must_be_a_whole_number_above_zero(cost):
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_an_unknown_tier_is_refused(known):
+def test_an_unknown_tier_is_rejected(known):
     queue = queue_of()
     if known:
         queue.push("a0", "a", 1)
@@ -368,7 +368,7 @@ def test_an_unknown_tier_is_refused(known):
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), -float("inf"), 1e-7, 1e7, True, "3", None])
-def test_a_weight_out_of_range_is_refused_and_nothing_is_queued(weight):
+def test_a_weight_outside_the_bounds_is_rejected_and_nothing_is_queued(weight):
     queue: FairQueue[str] = FairQueue(weight_of=lambda _: weight)
 
     with pytest.raises(ConfigError, match="weight is"):

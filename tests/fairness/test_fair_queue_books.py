@@ -29,7 +29,7 @@ steps = st.lists(
         critical_share=st.sampled_from([0.0, 0.25, 0.5]),
     ),
 )
-def test_whatever_happens_nothing_is_lost_doubled_or_beyond_its_bound(steps, bounds):  # noqa: C901 - one case for each operation
+def test_no_item_is_lost_or_duplicated_and_no_bound_is_exceeded(steps, bounds):  # noqa: C901 - one case for each operation
     weights = dict(zip("abcde", (1, 2, 3, 0.1, 7), strict=True))
     queue: FairQueue[int] = FairQueue(weight_of=lambda flow: weights[str(flow)], bounds=bounds)
     held: dict[int, tuple[str, int, Tier]] = {}

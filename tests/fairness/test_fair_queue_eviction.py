@@ -12,7 +12,7 @@ def push_all(queue: FairQueue[str], flow: str, count: int, tier: Tier = "normal"
     return [queue.push(f"{flow}{number}", flow, cost, tier) for number in range(count)]
 
 
-def test_a_flow_holds_no_more_items_than_its_bound():
+def test_a_flow_cannot_exceed_its_bound_on_items():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=2))
 
     assert push_all(queue, "a", 3) == [True, True, False]
@@ -22,7 +22,7 @@ def test_a_flow_holds_no_more_items_than_its_bound():
     assert queue.exceeded_bound("a", 1) is None
 
 
-def test_a_flow_holds_no_more_cost_than_its_bound():
+def test_a_flow_cannot_exceed_its_bound_on_cost():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=100))
 
     assert push_all(queue, "a", 3, cost=50) == [True, True, False]
@@ -30,7 +30,7 @@ def test_a_flow_holds_no_more_cost_than_its_bound():
     assert queue.exceeded_bound("b", 100) is None
 
 
-def test_all_flows_together_hold_no_more_than_the_queues_bound():
+def test_all_flows_together_cannot_exceed_the_bound_of_the_queue():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=3, max_cost=10))
 
     assert push_all(queue, "a", 2, cost=3) == [True, True]
@@ -39,7 +39,7 @@ def test_all_flows_together_hold_no_more_than_the_queues_bound():
     assert queue.exceeded_bound("c", 1) == "queue_full"
 
 
-def test_the_bound_of_a_flow_is_named_before_that_of_the_queue():
+def test_the_bound_of_the_flow_is_reported_before_that_of_the_queue():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=1, max_items=1))
     push_all(queue, "a", 1)
 
@@ -47,7 +47,7 @@ def test_the_bound_of_a_flow_is_named_before_that_of_the_queue():
     assert queue.exceeded_bound("b", 1) == "queue_full"
 
 
-def test_room_for_many_is_asked_at_once():
+def test_room_can_be_checked_for_several_items_at_once():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=4, max_items=6))
     push_all(queue, "a", 2)
 
@@ -64,7 +64,7 @@ def test_without_bounds_there_is_always_room():
     assert queue.exceeded_bound("a", 10**12) is None
 
 
-def test_what_is_larger_than_a_cost_bound_enters_where_nothing_waits():
+def test_an_item_above_a_cost_bound_enters_an_empty_flow_or_queue():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=10, max_cost=20))
 
     assert queue.push("huge", "a", 1_000)
@@ -74,7 +74,7 @@ def test_what_is_larger_than_a_cost_bound_enters_where_nothing_waits():
     assert queue.push("more", "b", 1)
 
 
-def test_a_refused_stranger_is_not_remembered():
+def test_a_rejected_new_flow_is_not_remembered():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=1))
     push_all(queue, "a", 1)
     for number in range(100):
@@ -84,7 +84,7 @@ def test_a_refused_stranger_is_not_remembered():
     assert queue.statistics().refused == 100
 
 
-def test_reserved_room_is_for_the_critical_tier_alone():
+def test_reserved_room_is_only_for_the_critical_tier():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=10, critical_share=0.3))
 
     assert push_all(queue, "a", 5, "bulk") == [True] * 5
@@ -93,14 +93,14 @@ def test_reserved_room_is_for_the_critical_tier_alone():
     assert push_all(queue, "c", 4, "critical") == [True, True, True, False]
 
 
-def test_critical_items_beyond_their_reserve_use_common_room():
+def test_critical_items_beyond_their_reserve_use_the_common_room():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_cost=100, critical_share=0.2))
 
     assert push_all(queue, "a", 5, "critical", cost=10) == [True] * 5
     assert push_all(queue, "b", 6, "bulk", cost=10) == [True] * 5 + [False]
 
 
-def test_reserved_room_comes_back_when_items_leave():
+def test_reserved_room_is_free_again_when_items_leave():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=4, critical_share=0.5))
     push_all(queue, "a", 2, "bulk")
     push_all(queue, "a", 2, "critical")
@@ -112,7 +112,7 @@ def test_reserved_room_comes_back_when_items_leave():
     assert push_all(queue, "a", 3, "bulk") == [True, True, False]
 
 
-def test_the_longest_flow_for_its_weight_is_named():
+def test_the_longest_flow_is_the_one_with_the_most_cost_for_its_weight():
     weights = {"heavy": 10, "light": 1}
     queue: FairQueue[str] = FairQueue(weight_of=lambda flow: weights[str(flow)])
     push_all(queue, "heavy", 50)
@@ -123,7 +123,7 @@ def test_the_longest_flow_for_its_weight_is_named():
     assert queue.longest_flow() == FlowBacklog("heavy", "normal", 10, 65, 65)
 
 
-def test_the_longest_flow_is_known_after_it_shrinks():
+def test_the_longest_flow_is_right_after_a_flow_shrinks():
     queue: FairQueue[str] = FairQueue()
     push_all(queue, "a", 10)
     push_all(queue, "b", 8)
@@ -135,7 +135,7 @@ def test_the_longest_flow_is_known_after_it_shrinks():
     assert longest == ["a", "b"]
 
 
-def test_eviction_starts_at_the_lowest_tier_wherever_it_is():
+def test_eviction_starts_with_the_lowest_tier_of_any_flow():
     queue: FairQueue[str] = FairQueue()
     push_all(queue, "long", 100, "normal")
     push_all(queue, "alarm", 10, "critical")
@@ -144,7 +144,7 @@ def test_eviction_starts_at_the_lowest_tier_wherever_it_is():
     assert [queue.evict() for _ in range(4)] == ["short1", "short0", "long99", "long98"]
 
 
-def test_an_item_evicts_nothing_of_a_higher_tier():
+def test_an_item_never_evicts_items_of_a_higher_tier():
     queue: FairQueue[str] = FairQueue()
     push_all(queue, "a", 2, "critical")
     push_all(queue, "b", 1, "normal")
@@ -173,7 +173,7 @@ def test_evicting_the_last_item_empties_the_queue():
     assert push_all(queue, "a", 1) == [True]
 
 
-def test_a_full_house_never_costs_a_quiet_flow():
+def test_a_full_queue_never_evicts_from_a_short_flow():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=100))
     for number in range(1_000):
         queue.push_evicting(f"noisy{number}", "noisy", 1)
@@ -184,7 +184,7 @@ def test_a_full_house_never_costs_a_quiet_flow():
     assert len(list(queue.items("noisy"))) == 80
 
 
-def test_the_longest_flow_refuses_itself():
+def test_a_new_item_of_the_longest_flow_is_rejected():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=3))
     push_all(queue, "a", 3)
 
@@ -194,7 +194,7 @@ def test_the_longest_flow_refuses_itself():
     assert queue.push_evicting("b1", "b", 1) is None
 
 
-def test_a_critical_item_makes_room_at_the_cost_of_bulk():
+def test_a_critical_item_evicts_bulk_items():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_cost=100))
     push_all(queue, "a", 10, "bulk", cost=10)
 
@@ -202,7 +202,7 @@ def test_a_critical_item_makes_room_at_the_cost_of_bulk():
     assert queue.statistics().cost == 95
 
 
-def test_in_a_full_flow_its_own_lower_tiers_give_way():
+def test_a_full_flow_evicts_from_its_own_lower_tiers():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_items=3))
     push_all(queue, "a", 2, "bulk")
     push_all(queue, "a", 1, "normal")
@@ -215,7 +215,7 @@ def test_in_a_full_flow_its_own_lower_tiers_give_way():
     assert queue.push_evicting("alarm", "a", 1, "critical") == ["note"]
 
 
-def test_an_item_that_is_refused_after_all_changes_nothing():
+def test_a_rejected_item_restores_the_evicted_items():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_cost=100))
     push_all(queue, "a", 2, "bulk", cost=10)
     push_all(queue, "b", 4, "critical", cost=20)
@@ -232,7 +232,7 @@ def test_an_item_that_is_refused_after_all_changes_nothing():
     assert queue.drain() == ["a0", "b0", "a1", "b1", "b2", "b3"]
 
 
-def test_an_item_too_large_for_its_flow_evicts_none_of_it():
+def test_an_item_too_large_for_its_flow_evicts_no_item():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=100))
     push_all(queue, "a", 1, "bulk", cost=10)
     push_all(queue, "a", 1, "critical", cost=90)
@@ -242,7 +242,7 @@ def test_an_item_too_large_for_its_flow_evicts_none_of_it():
     assert queue.statistics().evicted == 0
 
 
-def test_a_bad_weight_of_a_newcomer_evicts_nobody():
+def test_an_invalid_weight_of_a_new_flow_evicts_no_item():
     queue: FairQueue[str] = FairQueue(
         weight_of=lambda flow: {"a": 1.0, "bad": 0.0}[str(flow)], bounds=QueueBounds(max_items=2)
     )
@@ -262,12 +262,12 @@ def test_a_bound_must_be_a_whole_number_above_zero(field, bound):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2, float("nan")])
-def test_a_reserve_leaves_something_to_the_others(share):
+def test_the_critical_share_must_be_below_one(share):
     with pytest.raises(ConfigError, match="critical_share is"):
         QueueBounds(critical_share=share)
 
 
-def test_the_ranking_forgets_what_it_no_longer_needs_and_stays_right():
+def test_the_ranking_drops_outdated_listings_and_stays_right():
     queue: FairQueue[int] = FairQueue()
     held = dict.fromkeys("abcde", 0)
     for number in range(1, 2_001):
@@ -287,7 +287,7 @@ def test_the_ranking_forgets_what_it_no_longer_needs_and_stays_right():
             assert max(map(len, queue._ranking._listings)) <= 64 + 4 * 5
 
 
-def test_a_question_after_long_silence_lists_nobody_who_has_left():
+def test_the_ranking_lists_no_flow_that_has_left():
     queue: FairQueue[str] = FairQueue()
     push_all(queue, "stays", 1)
     queue.longest_flow()

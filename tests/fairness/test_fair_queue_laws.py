@@ -337,7 +337,7 @@ BREAKS: list[tuple[str, Law, Callable[[], QueueClass]]] = [
 
 
 @pytest.mark.parametrize(("law", "break_it"), [pytest.param(law, break_it, id=name) for name, law, break_it in BREAKS])
-def test_a_law_notices_when_the_queue_is_broken(law, break_it):
+def test_a_law_fails_on_a_broken_queue(law, break_it):
     broken = break_it()
     # The same examples each time, so that what is noticed once is noticed always.
     profile = settings(
@@ -358,5 +358,5 @@ def test_a_law_notices_when_the_queue_is_broken(law, break_it):
         settings.load_profile(before)
 
 
-def test_every_law_is_broken_once():
+def test_every_law_has_a_broken_case():
     assert {law for _, law, _ in BREAKS} == set(LAWS)

@@ -31,7 +31,7 @@ def gates(pipeline: StreamPipeline) -> FairIntake:
     return pipeline.fair
 
 
-def test_a_gate_is_closed_while_a_quarter_of_a_second_of_its_shard_is_unanswered(pipeline: StreamPipeline) -> None:
+def test_a_gate_is_closed_while_a_quarter_second_of_capacity_is_unanswered(pipeline: StreamPipeline) -> None:
     _ = pipeline.put("k", bytes(BYTES_PER_SECOND // 4), 0.0)
     pipeline.flush(0.2)
     assert gates(pipeline).all_let_pass()
@@ -44,7 +44,7 @@ def test_a_gate_is_closed_while_a_quarter_of_a_second_of_its_shard_is_unanswered
     assert gates(pipeline).lets_pass(SHARD.shard_id)
 
 
-def test_what_would_wait_in_front_of_a_gate_shares_no_fate_with_what_has_passed_it(
+def test_records_in_front_of_a_closed_gate_do_not_join_a_record_behind_it(
     pipeline: StreamPipeline,
 ) -> None:
     _ = pipeline.put("k", bytes(BYTES_PER_SECOND // 4), 0.0)

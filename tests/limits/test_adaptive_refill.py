@@ -17,7 +17,7 @@ def refill(**references: float) -> tuple[TokenBucketLimiter, AdaptiveRefill]:
     return limiter, AdaptiveRefill(limiter, **(given_references | references))
 
 
-def test_where_everything_is_as_it_should_be_the_rate_is_the_base():
+def test_without_pressure_the_rate_is_the_base_rate():
     limiter, adaptive = refill()
 
     assert adaptive.pressure == 1.0
@@ -39,7 +39,7 @@ def test_where_everything_is_as_it_should_be_the_rate_is_the_base():
         (0.1, 0.075, 1_200, 90.0),  # the largest decides
     ],
 )
-def test_the_largest_sign_of_pressure_decides(latency, refused, depth, rate):
+def test_the_largest_signal_of_pressure_decides(latency, refused, depth, rate):
     _, adaptive = refill()
 
     assert adaptive.update(latency, refused, depth) == pytest.approx(rate)
@@ -54,7 +54,7 @@ def test_reports_are_smoothed():
     assert adaptive.update(0.4, False, 0) == pytest.approx(92.8)
 
 
-def test_refusals_are_averaged_to_a_share():
+def test_rejections_are_averaged_to_a_share():
     _, adaptive = refill()
     for number in range(200):
         adaptive.update(0.0, number % 20 == 0, 0)
@@ -70,7 +70,7 @@ signs = st.tuples(st.floats(0, 10), st.floats(0, 1), st.floats(0, 10_000))
 
 
 @given(signs, st.integers(0, 2), signs)
-def test_a_step_of_a_sign_is_followed_in_ten_reports_without_overshoot(before, which, other):
+def test_a_step_of_a_signal_is_followed_in_ten_reports_without_overshoot(before, which, other):
     after = tuple(other[sign] if sign == which else before[sign] for sign in range(3))
     _, adaptive = refill()
     start = [adaptive.update(*before) for _ in range(100)][-1]
@@ -84,7 +84,7 @@ def test_a_step_of_a_sign_is_followed_in_ten_reports_without_overshoot(before, w
 
 
 @given(signs, signs)
-def test_when_one_sign_takes_over_from_another_pressure_dips_to_no_less_than_half(before, after):
+def test_pressure_falls_to_no_less_than_half_when_another_signal_becomes_the_largest(before, after):
     # A known weakness of smoothing each sign before the largest is taken: the one falls while the other rises.
     _, adaptive = refill()
     for _ in range(100):
@@ -97,7 +97,7 @@ def test_when_one_sign_takes_over_from_another_pressure_dips_to_no_less_than_hal
 
 
 @given(st.floats(0, 10), st.floats(0, 10))
-def test_one_sign_alone_approaches_from_one_side(before, after):
+def test_one_signal_alone_approaches_its_value_from_one_side(before, after):
     _, adaptive = refill()
     for _ in range(100):
         adaptive.update(before, False, 0)
@@ -107,7 +107,7 @@ def test_one_sign_alone_approaches_from_one_side(before, after):
     assert all(step >= -1e-9 for step in steps) or all(step <= 1e-9 for step in steps)
 
 
-def test_one_answer_that_took_a_minute_is_soon_forgiven():
+def test_one_answer_of_a_minute_affects_the_rate_only_briefly():
     _, adaptive = refill()
     for _ in range(50):
         adaptive.update(0.2, False, 0)
@@ -124,7 +124,7 @@ def test_references_must_be_finite_and_positive(name, bad):
 
 
 @pytest.mark.parametrize("report", [(-1, 0, 0), (math.nan, 0, 0), (0, 1.5, 0), (0, -0.1, 0), (0, 0, math.inf)])
-def test_a_bad_report_changes_nothing(report):
+def test_an_invalid_report_changes_nothing(report):
     limiter, adaptive = refill()
     adaptive.update(0.3, False, 0)
 

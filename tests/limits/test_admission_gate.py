@@ -55,7 +55,7 @@ def work(payload: Any = "x", tier: Any = "normal", **fields: Any) -> Work:
 
 @pytest.mark.parametrize("overflow", get_args(Overflow))
 @pytest.mark.parametrize("tier", TIERS)
-def test_while_there_are_tokens_work_is_admitted(overflow, tier):
+def test_work_is_admitted_while_there_are_tokens(overflow, tier):
     storm = Storm(overflow=overflow)
 
     assert storm.gate.submit(work(tier=tier)) == "admitted"
@@ -76,11 +76,11 @@ def test_without_tokens_the_table_decides(choice, outcome):
     assert storm.gate.release() == ([] if waits_in is None else [submitted])
 
 
-def test_the_table_has_a_row_for_every_choice_and_tier():
+def test_the_table_has_a_row_for_every_policy_and_tier():
     assert set(OVERFLOW) == {(overflow, tier) for overflow in get_args(Overflow) for tier in TIERS}
 
 
-def test_refused_work_keeps_its_own_time_and_severity():
+def test_rejected_work_keeps_its_own_time_and_severity():
     storm = Storm(overflow="downgrade")
     storm.empty()
     alarm = work("link down", "bulk", source_timestamp=1_763_632_800.25, severity=3)
@@ -108,7 +108,7 @@ def test_the_higher_tier_is_released_first():
     assert storm.gate.release_in() == math.inf
 
 
-def test_nobody_overtakes_what_waits_in_its_tier_or_above():
+def test_new_work_does_not_overtake_waiting_work_of_its_tier_or_above():
     storm = Storm()
     storm.empty()
     storm.gate.submit(work("first", "normal"))
@@ -119,7 +119,7 @@ def test_nobody_overtakes_what_waits_in_its_tier_or_above():
     assert storm.gate.submit(work("alarm", "critical")) == "admitted"
 
 
-def test_downgraded_work_waits_behind_what_was_there():
+def test_downgraded_work_waits_behind_the_work_of_its_new_tier():
     storm = Storm(overflow="downgrade", capacity=4)
     storm.empty()
     assert storm.gate.submit(work("note", "normal")) == "downgraded"
@@ -150,7 +150,7 @@ def test_reserved_capacity_lets_alarms_pass_while_counters_wait():
     assert alarms == ["admitted"] * 3
 
 
-def test_a_full_waiting_room_evicts_the_newest_of_the_lowest_tier():
+def test_a_full_queue_evicts_the_newest_of_the_lowest_tier():
     storm = Storm(max_waiting=3)
     storm.empty()
     for payload, tier in [("b0", "bulk"), ("b1", "bulk"), ("n0", "normal")]:
@@ -167,7 +167,7 @@ def test_a_full_waiting_room_evicts_the_newest_of_the_lowest_tier():
     }  # fmt: skip
 
 
-def test_in_a_storm_that_lasts_normal_work_counts_as_bulk():
+def test_normal_work_counts_as_bulk_in_a_long_overload():
     breaker = CircuitBreaker(BreakerPolicy(minimum_records=10))
     storm = Storm(overflow="downgrade", capacity=10, breaker=breaker)
     storm.empty()
@@ -179,7 +179,7 @@ def test_in_a_storm_that_lasts_normal_work_counts_as_bulk():
     assert storm.gate.submit(work(tier="critical")) == "downgraded"
 
 
-def test_when_the_storm_is_over_normal_work_is_normal_again():
+def test_normal_work_is_normal_again_after_the_overload():
     policy = BreakerPolicy(minimum_records=10, open_seconds=1.0, probe_records=5)
     storm = Storm(overflow="downgrade", capacity=100, rate=100, breaker=CircuitBreaker(policy))
     storm.empty()
@@ -194,7 +194,7 @@ def test_when_the_storm_is_over_normal_work_is_normal_again():
     assert storm.gate.submit(work(tier="normal")) == "downgraded"
 
 
-def test_the_monitor_hears_of_every_decision_about_new_work_and_may_call_the_gate():
+def test_the_monitor_is_called_for_every_new_work_and_may_call_the_gate():
     seen: list[int] = []
     storm = Storm(
         monitor=(monitor := RejectionMonitor(on_change=lambda _: seen.append(storm.gate.statistics()["queued"])))
@@ -210,7 +210,7 @@ def test_the_monitor_hears_of_every_decision_about_new_work_and_may_call_the_gat
     assert storm.limiter.get_metrics()["total_rejections"] == 2
 
 
-def test_what_was_evicted_is_handed_over_although_the_monitors_callback_raises():
+def test_evicted_work_is_returned_even_if_the_callback_of_the_monitor_raises():
     def raises(_is_raised: bool) -> None:
         raise ZeroDivisionError
 
@@ -239,7 +239,7 @@ def test_handlers_may_call_the_gate():
     assert verdicts == ["diverted"]
 
 
-def test_work_that_can_never_be_granted_is_an_error_and_leaves_no_trace():
+def test_work_that_can_never_be_granted_is_an_error_and_changes_nothing():
     storm = Storm(capacity=10, critical_share=0.5)
 
     for cost, tier in [(11, "critical"), (6, "bulk"), (0, "normal"), (math.nan, "normal"), (1, "urgent")]:
@@ -248,7 +248,7 @@ def test_work_that_can_never_be_granted_is_an_error_and_leaves_no_trace():
     assert set(storm.gate.statistics().values()) == {0}
 
 
-def test_critical_work_too_large_for_a_lower_tier_is_refused_rather_than_kept_for_ever():
+def test_critical_work_too_large_for_a_lower_tier_is_rejected_and_not_kept_without_end():
     storm = Storm(overflow="downgrade", capacity=10, critical_share=0.5)
     storm.empty()
 
@@ -265,7 +265,7 @@ def test_critical_work_too_large_for_a_lower_tier_is_refused_rather_than_kept_fo
         ({"overflow": "queue", "max_waiting": 0}, "max_waiting is 0"),
     ],
 )
-def test_a_gate_that_makes_no_sense_is_refused(options, words):
+def test_invalid_options_of_a_gate_are_rejected(options, words):
     with pytest.raises(ConfigError, match=words):
         AdmissionGate(TokenBucketLimiter(1, 1), on_refused=print, **options)
 
@@ -274,7 +274,7 @@ steps = st.lists(st.tuples(st.sampled_from(TIERS), st.integers(1, 4), st.floats(
 
 
 @given(steps, st.sampled_from(get_args(Overflow)), st.integers(1, 5))
-def test_all_work_is_accounted_for_once(steps, overflow, max_waiting):
+def test_each_work_is_accounted_for_exactly_once(steps, overflow, max_waiting):
     storm = Storm(overflow=overflow, capacity=8, rate=2, critical_share=0.25, max_waiting=max_waiting)
     admitted: list[int] = []
     for number, (tier, cost, wait, releases) in enumerate(steps):
@@ -292,7 +292,7 @@ def test_all_work_is_accounted_for_once(steps, overflow, max_waiting):
     assert sum(steps[number][1] for number in admitted) <= 8 + 2 * storm.now + 1e-6
 
 
-def test_many_threads_lose_nothing():
+def test_many_threads_lose_no_work():
     refused: list[RefusedWork] = []
     gate = AdmissionGate(TokenBucketLimiter(100, 1_000), overflow="queue", on_refused=refused.append, max_waiting=300)
     done: list[Any] = []

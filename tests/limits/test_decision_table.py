@@ -41,7 +41,7 @@ def test_the_table_has_the_four_rows():
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("row", EXAMPLE.TABLE, ids=lambda row: row.scenario)
-def test_a_row_does_what_it_promises(row, backend):
+def test_a_row_of_the_table_holds(row, backend):
     expected, seconds = EXPECTED[row.needs_hard_rate_cap, row.has_competing_streams, row.policies]
 
     served, took = run_in_virtual_time(EXAMPLE.run, row, 400, backend=backend)

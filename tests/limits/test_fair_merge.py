@@ -35,7 +35,7 @@ async def test_three_to_one_holds_within_two_thousandths(buffer):
 
 
 @pytest.mark.parametrize("buffer", [1, 3, 16])
-async def test_when_all_are_ready_the_smallest_emitted_for_weight_is_next(buffer):
+async def test_when_all_are_ready_the_stream_with_the_smallest_emitted_for_weight_is_next(buffer):
     weights: dict[str | int, float] = {0: 3, 1: 1, 2: 7, 3: 2}
     policy = FairnessPolicy(weights=weights, max_buffer_per_flow=buffer)
 
@@ -60,7 +60,7 @@ async def test_an_unknown_flow_in_the_policy_changes_nothing():
     assert await collect_scoped(fair_merge([Source("ab"), Source("xy")], policy)) == list("axby")
 
 
-async def test_items_pass_through_untouched():
+async def test_items_pass_through_unchanged():
     items: list[Any] = [None, ValueError("as a value"), ("err", 1), StopAsyncIteration()]
 
     received = await collect_scoped(fair_merge([Source(items)]))
@@ -105,7 +105,7 @@ def refilled_in_turn(streams: list[Callable[[], AsyncIterator[Any]]], buffer: in
     return run
 
 
-async def test_beside_it_the_sequential_refill_delays_everybody_and_loses_the_end():
+async def test_a_sequential_refill_delays_all_streams_and_loses_the_last_items():
     def slow() -> Source:
         return Source("s" * 4, delay=60.0)
 
@@ -147,7 +147,7 @@ async def test_an_idle_stream_earns_no_credit():
     assert abs(received["late"] - 100) <= 2
 
 
-async def test_what_an_ended_stream_had_buffered_is_delivered():
+async def test_the_buffered_items_of_an_ended_stream_are_delivered():
     short, long = Source("abc"), Source(range(9))
 
     assert await collect_scoped(fair_merge([short, long], FairnessPolicy({1: 5}))) == [
@@ -156,7 +156,7 @@ async def test_what_an_ended_stream_had_buffered_is_delivered():
     assert (short.closed, long.closed) == (1, 1)
 
 
-async def test_a_stream_that_raises_ends_alone():
+async def test_a_stream_that_raises_does_not_end_the_others():
     broken, sound = Source("ab", error=LookupError("gone")), Source(range(5))
     received: list[Any] = []
 
@@ -170,7 +170,7 @@ async def test_a_stream_that_raises_ends_alone():
     assert (broken.closed, sound.closed) == (1, 1)
 
 
-async def test_all_failures_are_told_once():
+async def test_all_failures_are_raised_once():
     async with fair_merge([Source([], error=KeyError(1)), Source([], error=ValueError(2))])() as items:
         with pytest.raises(ExceptionGroup, match="2 of 2"):
             await anext(items)
@@ -179,7 +179,7 @@ async def test_all_failures_are_told_once():
 
 
 @pytest.mark.parametrize("bad", [lambda: 5, lambda: None, lambda: iter([1]), lambda: 1 / 0])
-async def test_a_description_that_starts_no_stream_is_such_a_failure(bad):
+async def test_a_description_that_starts_no_stream_is_a_failure_of_that_stream(bad):
     received: list[Any] = []
     with pytest.raises(ExceptionGroup) as raised:
         await collect_scoped(fair_merge([bad, Source("ab")]), into=received)
@@ -194,7 +194,7 @@ async def test_streams_that_end_at_once_end_the_merge_at_once():
     assert anyio.current_time() == 0.0
 
 
-async def test_no_more_is_held_than_the_buffers_allow():
+async def test_no_more_items_are_buffered_than_the_buffers_allow():
     sources = [Source(range(1_000)) for _ in range(5)]
 
     async with fair_merge(sources, FairnessPolicy(max_buffer_per_flow=3))() as items:
@@ -213,7 +213,7 @@ async def test_leaving_early_closes_every_source():
     assert anyio.current_time() < 1.0
 
 
-async def test_cancellation_closes_every_source_wherever_it_is():
+async def test_cancellation_closes_every_source_in_any_state():
     sources = [
         Source(range(100)),  # waits for a place in the buffer
         Source("s", delay=3_600.0),  # waits for its next item
@@ -227,7 +227,7 @@ async def test_cancellation_closes_every_source_wherever_it_is():
     assert anyio.current_time() == 5.0
 
 
-async def test_a_source_that_waits_for_its_place_may_await_while_it_closes():
+async def test_a_source_that_waits_for_buffer_space_may_await_while_it_closes():
     closed = []
 
     async def tidy() -> AsyncIterator[int]:
@@ -246,7 +246,7 @@ async def test_a_source_that_waits_for_its_place_may_await_while_it_closes():
     assert closed == [3.0]
 
 
-async def test_a_source_that_does_not_close_is_left_after_five_seconds():
+async def test_a_source_that_does_not_close_is_abandoned_after_five_seconds():
     async def clinging() -> AsyncIterator[int]:
         try:
             while True:
@@ -263,7 +263,7 @@ async def test_a_source_that_does_not_close_is_left_after_five_seconds():
 @pytest.mark.parametrize(
     "mine", [KeyError("mine"), SystemExit(3), KeyboardInterrupt(), ExceptionGroup("", [OSError()])]
 )
-async def test_what_the_consumer_raises_comes_out_as_it_is(mine):
+async def test_an_exception_of_the_consumer_is_raised_unchanged(mine):
     source = Source(range(100))
 
     async def consume() -> None:
@@ -277,7 +277,7 @@ async def test_what_the_consumer_raises_comes_out_as_it_is(mine):
     assert source.closed == 1
 
 
-async def test_a_generator_that_merges_is_closed_without_a_word():
+async def test_a_generator_that_merges_can_be_closed_without_errors():
     source = Source(range(100))
 
     async def merged() -> AsyncGenerator[int]:
@@ -291,7 +291,7 @@ async def test_a_generator_that_merges_is_closed_without_a_word():
     assert source.closed == 1
 
 
-async def test_after_the_block_there_is_nothing_to_iterate():
+async def test_iterating_after_the_block_is_an_error():
     async with fair_merge([Source("abc")])() as items:
         await anext(items)
 
@@ -313,7 +313,7 @@ async def test_several_consumers_share_one_merge():
     assert sorted(received) == list(range(100))
 
 
-async def test_a_description_can_be_run_again_and_starts_nothing_before():
+async def test_a_description_can_be_run_again_and_starts_nothing_before_it_runs():
     sources = [Source("ab"), Source("xy")]
     merged = fair_merge(sources)
     assert [source.started for source in sources] == [0, 0]
@@ -322,7 +322,7 @@ async def test_a_description_can_be_run_again_and_starts_nothing_before():
     assert [source.started for source in sources] == [2, 2]
 
 
-async def test_merges_nest():
+async def test_merges_can_be_nested():
     inner = fair_merge([Source("ab"), Source("cd")])
 
     received = await collect_scoped(fair_merge([inner, Source("xyz")]))
@@ -341,12 +341,12 @@ async def test_a_scoped_source_is_closed_by_its_scope():
 
 
 @pytest.mark.parametrize("bad", [None, 5, "ab"])
-def test_what_is_no_description_is_refused_at_once(bad):
+def test_an_argument_that_is_not_a_description_is_rejected_at_once(bad):
     with pytest.raises(TypeError, match="stream 1 is of type"):
         fair_merge([Source([]), bad])
 
 
-async def test_a_rate_limit_for_each_and_fairness_for_all():
+async def test_a_rate_limit_for_each_stream_combines_with_fairness_for_all():
     slow = rate_limited(endless("slow"), RateLimitPolicy(tokens_per_second=1.0, burst_tokens=1))
     fast = rate_limited(endless("fast"), RateLimitPolicy(tokens_per_second=4.0, burst_tokens=1))
 
@@ -360,7 +360,7 @@ async def test_a_rate_limit_for_each_and_fairness_for_all():
     assert Counter(received) == {"slow": 11, "fast": 41}
 
 
-async def test_the_order_of_policies_is_fairness_first_then_the_rate():
+async def test_fairness_applies_before_the_rate_limit():
     merged = fair_merge([endless("a"), endless("b")], FairnessPolicy({0: 3}))
 
     received = await collect_scoped(rate_limited(merged, RateLimitPolicy(tokens_per_second=100.0, burst_tokens=1)), 401)

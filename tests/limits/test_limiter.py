@@ -41,7 +41,7 @@ def records(count: int, *, shard: int = 0, expires_at: float = 1e9) -> list[Kine
     ]
 
 
-async def test_a_record_whose_tokens_are_there_passes_within_the_put():
+async def test_a_record_whose_tokens_are_available_passes_within_the_put():
     gate = Gate()
     async with gate.limiter as limiter:
         await limiter.put(*records(1))
@@ -68,7 +68,7 @@ async def test_shards_do_not_wait_for_each_other():
     assert sorted(gate.admitted_at) == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.1, 0.2, 0.2], abs=0.025)
 
 
-async def test_what_expires_while_it_waits_is_told_in_time_and_costs_nothing():
+async def test_a_record_that_expires_while_it_waits_is_reported_in_time_and_costs_no_tokens():
     gate = Gate()
     async with gate.limiter as limiter:
         for record in [*records(2), *records(1, expires_at=0.05), *records(1)]:
@@ -80,7 +80,7 @@ async def test_what_expires_while_it_waits_is_told_in_time_and_costs_nothing():
     assert gate.admitted_at == pytest.approx([0.0, 0.1, 0.2], abs=0.025)
 
 
-async def test_a_flush_admits_everything_at_once_that_is_not_expired():
+async def test_a_flush_admits_all_unexpired_records_at_once():
     gate = Gate()
     async with gate.limiter as limiter:
         for record in records(10):
@@ -104,7 +104,7 @@ async def test_closing_is_idempotent_and_ends_only_its_own_task():
     await gate.limiter.aclose()
 
 
-async def test_what_waits_when_it_closes_is_still_there_for_a_flush():
+async def test_records_that_wait_at_close_can_still_be_flushed():
     gate = Gate()
     async with gate.limiter as limiter:
         for record in records(5):
@@ -114,7 +114,7 @@ async def test_what_waits_when_it_closes_is_still_there_for_a_flush():
     assert len(gate.admitted) == 5
 
 
-async def test_closing_while_records_are_handed_on_loses_none_of_them():
+async def test_closing_while_records_are_passed_on_loses_none():
     """Those already out of their queue were gone with the task that carried them."""
     gate = Gate(Config(rate_limit_records_per_sec_per_shard=10.0, burst_seconds=1.0), slow_seconds=0.3)
     async with gate.limiter as limiter:
@@ -131,7 +131,7 @@ async def test_closing_while_records_are_handed_on_loses_none_of_them():
     assert len(gate.admitted) >= 14
 
 
-async def test_an_exception_of_the_block_leaves_as_it_came():
+async def test_an_exception_of_the_block_is_raised_unchanged():
     gate = Gate()
 
     async def fail() -> None:
@@ -143,7 +143,7 @@ async def test_an_exception_of_the_block_leaves_as_it_came():
         await fail()
 
 
-async def test_a_callback_that_fails_ends_the_block():
+async def test_a_callback_that_raises_ends_the_block():
     async def broken(record: KinesisRecord) -> None:
         message = "a bug"
         raise ZeroDivisionError(message)
@@ -158,14 +158,14 @@ async def test_a_callback_that_fails_ends_the_block():
             await anyio.sleep(10.0)
 
 
-async def test_a_limiter_never_entered_takes_nothing():
+async def test_a_limiter_that_was_not_entered_rejects_records():
     gate = Gate()
     with pytest.raises(ProducerClosed, match="put inside"):
         await gate.limiter.put(*records(1))
     await gate.limiter.aclose()
 
 
-async def test_the_defaults_are_a_shards_own_limits():
+async def test_the_defaults_are_the_limits_of_a_shard():
     gate = Gate(Config())
     async with gate.limiter as limiter:
         for record in records(1_500):

@@ -42,7 +42,7 @@ async def test_a_slow_stream_is_not_slowed_down_further():
     assert await instants(stream) == [1.0, 2.0, 3.0]
 
 
-async def test_tokens_gather_while_the_stream_is_idle_but_only_up_to_the_burst():
+async def test_tokens_accumulate_up_to_the_burst_while_the_stream_is_idle():
     async def bursts():
         for pause in (0.0, 100.0):
             await anyio.sleep(pause)
@@ -54,7 +54,7 @@ async def test_tokens_gather_while_the_stream_is_idle_but_only_up_to_the_burst()
     assert await instants(stream) == [0.0, 0.0, 1.0, 2.0, 102.0, 102.0, 103.0, 104.0]
 
 
-async def test_items_pass_through_untouched():
+async def test_items_pass_through_unchanged():
     items: list[Any] = [None, ValueError("as a value"), ("ok", 1), [], object()]
 
     received = await collect(rate_limited(Source(items), RateLimitPolicy()))
@@ -62,14 +62,14 @@ async def test_items_pass_through_untouched():
     assert all(got is sent for got, sent in zip(received, items, strict=True))
 
 
-async def test_each_item_may_cost_its_own():
+async def test_each_item_can_have_its_own_cost():
     stream = rate_limited(Source(["a", "bb", "cccc"]), RateLimitPolicy(tokens_per_second=1.0, burst_tokens=2), cost=len)
 
     # The third costs more than the bucket holds: it waits for a full one.
     assert await instants(stream) == [0.0, 1.0, 3.0]
 
 
-async def test_what_costs_nothing_waits_for_nothing():
+async def test_an_item_of_cost_zero_does_not_wait():
     stream = rate_limited(endless("x"), RateLimitPolicy(1e-3, 1), cost=lambda _: 0)
 
     assert len(await collect(stream, 1_000)) == 1_000
@@ -94,7 +94,7 @@ async def test_it_sleeps_exactly_the_minimum():
     assert anyio.current_time() == 0.0
 
 
-async def test_a_rate_that_no_float_divides_needs_one_nap_an_item():
+async def test_a_rate_that_floats_cannot_represent_needs_one_sleep_per_item():
     naps = 0
     now = 123_456.789
 
@@ -111,7 +111,7 @@ async def test_a_rate_that_no_float_divides_needs_one_nap_an_item():
     assert naps == 1_999
 
 
-async def test_a_sleeper_that_wakes_early_is_sent_back_to_sleep():
+async def test_a_sleep_that_ends_early_is_repeated():
     now = 0.0
 
     async def sleep(seconds: float) -> None:
@@ -146,7 +146,7 @@ async def test_building_a_description_starts_nothing():
     assert source.started == 0
 
 
-async def test_a_scoped_stream_stays_scoped():
+async def test_the_rate_limit_of_a_scoped_stream_is_scoped():
     merged = fair_merge([Source("ab"), Source("cd")])
 
     async with rate_limited(merged, RateLimitPolicy(tokens_per_second=1.0, burst_tokens=1))() as items:
@@ -195,7 +195,7 @@ async def test_a_source_that_ends_at_once_ends_at_once():
 
 
 @pytest.mark.parametrize("cost", [-1, math.nan, math.inf])
-async def test_a_bad_cost_ends_the_stream_and_closes_it(cost):
+async def test_an_invalid_cost_ends_and_closes_the_stream(cost):
     source = Source([1, 2])
 
     with pytest.raises(ValueError, match="cost is"):
@@ -203,7 +203,7 @@ async def test_a_bad_cost_ends_the_stream_and_closes_it(cost):
     assert source.closed == 1
 
 
-async def test_a_running_generator_is_no_description():
+async def test_a_running_generator_is_not_a_description():
     started = Source([])()
 
     with pytest.raises(TypeError, match="stream is of type async_generator; give the callable that starts the stream"):

@@ -9,7 +9,7 @@ from kpl_core.errors import ConfigError
 from kpl_core.limits import RejectionMonitor
 
 
-def test_exactly_five_percent_is_not_yet_too_much():
+def test_exactly_five_percent_is_not_backpressure():
     monitor = RejectionMonitor()
     for _ in range(95):
         monitor.record(True, 0.0)
@@ -19,7 +19,7 @@ def test_exactly_five_percent_is_not_yet_too_much():
     assert monitor.record(False, 0.0)
 
 
-def test_the_signal_is_told_once_when_it_begins_and_once_when_it_ends():
+def test_the_callback_is_called_once_at_the_start_and_once_at_the_end():
     told: list[bool] = []
     monitor = RejectionMonitor(on_change=told.append)
     for _ in range(90):
@@ -52,7 +52,7 @@ def test_between_the_thresholds_nothing_changes():
     assert told == [True]
 
 
-def test_what_is_older_than_a_minute_no_longer_counts():
+def test_decisions_older_than_a_minute_do_not_count():
     monitor = RejectionMonitor()
     for _ in range(10):
         monitor.record(False, 100.0)
@@ -62,7 +62,7 @@ def test_what_is_older_than_a_minute_no_longer_counts():
     assert monitor.rejected_share(161.0) == 0.0
 
 
-def test_the_signal_ends_by_time_alone_and_tells():
+def test_the_signal_ends_with_time_and_calls_the_callback():
     told: list[bool] = []
     monitor = RejectionMonitor(on_change=told.append)
     monitor.record(False, 0.0)
@@ -80,7 +80,7 @@ def test_an_instant_before_the_latest_counts_as_the_latest():
     assert monitor.rejected_share(0.0) == 0.5
 
 
-def test_memory_is_constant_whatever_the_rate():
+def test_memory_is_constant_at_any_rate():
     monitor = RejectionMonitor()
     for number in range(20_000):
         monitor.record(True, number / 100)

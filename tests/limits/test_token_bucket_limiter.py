@@ -31,7 +31,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_grant_says_how_much_remains(clock):
+def test_a_grant_states_the_remaining_tokens(clock):
     limiter = TokenBucketLimiter(3, 1, clock_ns=clock)
 
     assert [limiter.acquire() for _ in range(4)] == [(True, 2.0), (True, 1.0), (True, 0.0), (False, 0.0)]
@@ -55,7 +55,7 @@ def test_tokens_come_back_at_the_refill_rate_up_to_the_capacity(clock):
     assert limiter.get_metrics()["tokens_available"] == 10
 
 
-def test_it_says_how_long_to_wait(clock):
+def test_a_rejection_states_how_long_to_wait(clock):
     limiter = TokenBucketLimiter(10, 4, clock_ns=clock)
     assert limiter.wait_seconds(10) == 0.0
     limiter.acquire(10)
@@ -66,7 +66,7 @@ def test_it_says_how_long_to_wait(clock):
     assert limiter.acquire(1) == (True, 0.0)
 
 
-def test_a_clock_that_steps_back_gives_and_takes_nothing(clock):
+def test_a_clock_that_steps_back_changes_no_tokens(clock):
     limiter = TokenBucketLimiter(10, 1, clock_ns=clock)
     limiter.acquire(4)
     clock.advance(2)
@@ -79,7 +79,7 @@ def test_a_clock_that_steps_back_gives_and_takes_nothing(clock):
     assert limiter.acquire(8) == (True, 0.0)
 
 
-def test_a_part_of_the_capacity_is_kept_for_critical_work(clock):
+def test_a_part_of_the_capacity_is_reserved_for_critical_work(clock):
     limiter = TokenBucketLimiter(10, 1, critical_share=0.3, clock_ns=clock)
 
     assert [limiter.acquire(1, "bulk")[0] for _ in range(8)] == [True] * 7 + [False]
@@ -122,7 +122,7 @@ def test_metrics_are_exported_by_the_names_of_the_specification(clock):
     assert {key for _, key in METRIC_NAMES.values()} < limiter.get_metrics().keys()
 
 
-def test_a_new_rate_keeps_the_tokens_held(clock):
+def test_a_new_rate_keeps_the_current_tokens(clock):
     limiter = TokenBucketLimiter(10, 2, clock_ns=clock)
     limiter.acquire(10)
     clock.advance(2)
@@ -146,7 +146,7 @@ def test_capacity_and_rate_must_be_finite_and_positive(bad):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
-def test_the_reserved_share_must_leave_something(share):
+def test_the_critical_share_must_be_below_one_for_the_limiter(share):
     with pytest.raises(ValueError, match="critical_share is"):
         TokenBucketLimiter(1, 1, critical_share=share)
 
@@ -163,7 +163,7 @@ def test_the_reserved_share_must_leave_something(share):
         (1, "urgent", "tier is 'urgent'; it must be one of critical, normal, bulk"),
     ],
 )
-def test_what_can_never_be_granted_is_an_error_and_no_rejection(n, tier, words, clock):
+def test_a_request_that_can_never_be_granted_is_an_error_and_not_a_rejection(n, tier, words, clock):
     limiter = TokenBucketLimiter(10, 1, critical_share=0.3, clock_ns=clock)
     for ask in (limiter.acquire, limiter.wait_seconds, limiter.require_grantable):
         with pytest.raises(ValueError, match=words):
@@ -172,7 +172,7 @@ def test_what_can_never_be_granted_is_an_error_and_no_rejection(n, tier, words, 
     assert limiter.get_metrics() == TokenBucketLimiter(10, 1, clock_ns=clock).get_metrics()
 
 
-def test_the_repr_says_how_it_was_made():
+def test_the_repr_shows_the_options():
     assert repr(TokenBucketLimiter(10, 2.5)) == "TokenBucketLimiter(capacity=10, refill_rate=2.5)"
 
 
@@ -183,7 +183,7 @@ tries = st.lists(
 
 
 @given(tries, st.integers(20, 50), st.floats(0.1, 50), st.sampled_from([0.0, 0.25, 0.5]))
-def test_the_level_stays_within_its_bounds_and_windows_give_no_more_than_they_may(tries, capacity, rate, share):
+def test_the_level_stays_within_its_bounds_and_each_window_grants_at_most_its_limit(tries, capacity, rate, share):
     clock = Clock()
     limiter = TokenBucketLimiter(capacity, rate, critical_share=share, clock_ns=clock)
     level, last = float(capacity), clock.now
@@ -206,7 +206,7 @@ def test_the_level_stays_within_its_bounds_and_windows_give_no_more_than_they_ma
             limiter.set_refill_rate(rate := new_rate)
 
 
-def test_under_eight_threads_for_five_seconds_its_bounds_hold():
+def test_the_bounds_hold_under_eight_threads_for_five_seconds():
     # Five seconds of a clock that moves 10 us whenever it is read, from whichever thread.
     ticks = count()
     horizon = 5 * SECOND

@@ -98,7 +98,7 @@ def test_every_numeric_option_has_a_row_in_this_table():
 
 
 @pytest.mark.parametrize(("option", "smallest", "largest", "_below", "_above"), BOUNDS)
-def test_values_on_the_bounds_are_taken(option, smallest, largest, _below, _above):
+def test_values_on_the_bounds_are_accepted(option, smallest, largest, _below, _above):
     assert getattr(made(**{option: smallest}), option) == smallest
     assert getattr(made(**{option: largest}), option) == largest
 
@@ -107,20 +107,20 @@ def test_values_on_the_bounds_are_taken(option, smallest, largest, _below, _abov
     ("option", "value"),
     [(row[0], value) for row in BOUNDS for value in row[3:] if value is not None],
 )
-def test_values_beyond_the_bounds_are_refused_with_value_and_bound(option, value):
+def test_values_outside_the_bounds_are_rejected_with_value_and_bound(option, value):
     with pytest.raises(ConfigError, match=rf"^{option} is {value!r}; it must be (between|at least) "):
         made(**{option: value})
 
 
 @pytest.mark.parametrize("option", [row[0] for row in BOUNDS])
 @pytest.mark.parametrize("value", ["100", b"1", True, [1], math.nan])
-def test_a_number_is_neither_a_text_nor_a_truth_nor_nothing(option, value):
+def test_a_number_is_not_a_str_a_bool_or_none(option, value):
     with pytest.raises(ConfigError, match=rf"^{option} is "):
         made(**{option: value})
 
 
 @pytest.mark.parametrize("option", [row[0] for row in BOUNDS])
-def test_none_is_a_value_only_where_it_means_something(option):
+def test_none_is_accepted_only_by_optional_options(option):
     if DEFAULTS[option] is None:
         assert getattr(made(**{option: None}), option) is None
     else:
@@ -129,7 +129,7 @@ def test_none_is_a_value_only_where_it_means_something(option):
 
 
 @pytest.mark.parametrize("option", sorted(WHOLE_NUMBERS))
-def test_a_count_is_a_whole_number(option):
+def test_a_count_must_be_a_whole_number(option):
     with pytest.raises(ConfigError, match=f"{option} is 100000.5; it must be a whole number"):
         made(**{option: 100_000.5})
 
@@ -145,19 +145,19 @@ def test_a_count_is_a_whole_number(option):
         ("wire_path", "slow"),
     ],
 )
-def test_a_choice_is_one_of_its_words(option, value):
+def test_a_choice_must_be_one_of_the_allowed_values(option, value):
     with pytest.raises(ConfigError, match=rf"{option} is {value!r}; it must be one of '"):
         made(**{option: value})
 
 
 @pytest.mark.parametrize("option", ["aggregation_enabled", "fail_if_throttled", "adaptive_rate"])
 @pytest.mark.parametrize("value", [None, 0, 1, "yes"])
-def test_a_flag_is_true_or_false(option, value):
+def test_a_flag_must_be_true_or_false(option, value):
     with pytest.raises(ConfigError, match=f"{option} is {value!r}; it must be True or False"):
         made(**{option: value})
 
 
-def test_a_backoff_has_its_cap_above_its_base():
+def test_the_cap_of_a_backoff_must_not_be_below_its_base():
     with pytest.raises(ConfigError, match="retry_backoff_cap_ms is 10, below retry_backoff_base_ms, 50"):
         Config(retry_backoff_cap_ms=10)
 
@@ -167,7 +167,7 @@ def test_an_unknown_option_is_a_type_error():
         made(record_ttl=5)
 
 
-def test_it_cannot_be_changed():
+def test_a_config_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(Config(), "region", "elsewhere")  # noqa: B010 - what mypy refuses must fail when run, too
 
@@ -180,13 +180,13 @@ SECRETS: dict[str, Any] = {
 }
 
 
-def test_no_secret_is_shown():
+def test_the_repr_shows_no_secret():
     shown = repr(Config(region="us-east-1", **SECRETS)) + str(Config(**SECRETS))
     assert "us-east-1" in shown
     assert "SECRET" not in shown.upper()
 
 
-def test_no_secret_is_in_an_error():
+def test_errors_contain_no_secret():
     with pytest.raises(ConfigError) as refused:
         Config(record_ttl_ms=1, **SECRETS)
     assert "SECRET" not in str(refused.value).upper()
@@ -201,14 +201,14 @@ URLS_WITH_USERS = [
 
 
 @pytest.mark.parametrize(("url", "shown"), URLS_WITH_USERS)
-def test_an_endpoint_with_a_password_is_refused_without_telling_it(url, shown):
+def test_an_endpoint_with_a_password_is_rejected_without_showing_it(url, shown):
     with pytest.raises(ConfigError) as refused:
         Config(endpoint_url=url)
     assert str(refused.value).startswith(f"endpoint_url is {shown!r}")
 
 
 @pytest.mark.parametrize("url", ["https://example.org", "http://127.0.0.1:4567/", "HTTP://[::1]:80/a@b"])
-def test_an_endpoint_is_taken_as_it_stands(url):
+def test_an_endpoint_url_is_stored_unchanged(url):
     assert Config(endpoint_url=url).endpoint_url == url
 
 
@@ -216,12 +216,12 @@ def test_an_endpoint_is_taken_as_it_stands(url):
     "url",
     ["ftp://x", "127.0.0.1:4567", "localhost:4567", "", "https://", "http://a:x", "http://[", "http://:pass@", "//x"],
 )
-def test_an_endpoint_that_no_request_can_reach_is_refused(url):
+def test_an_endpoint_that_cannot_receive_requests_is_rejected(url):
     with pytest.raises(ConfigError, match=r"^endpoint_url is '.*'; it must be http:// or https://, a host"):
         Config(endpoint_url=url)
 
 
-def test_its_mappings_stay_as_they_were_checked():
+def test_the_mappings_of_a_config_cannot_be_changed():
     streams = {"orders": StreamConfig(record_ttl_ms=5_000)}
     config = Config(streams=streams, botocore={"user_agent_extra": "x"})
     streams["audit"] = StreamConfig()
@@ -236,12 +236,12 @@ def test_its_mappings_stay_as_they_were_checked():
     assert copy.deepcopy(config) == config
 
 
-def test_it_survives_pickling():
+def test_a_config_can_be_pickled():
     config = Config(region="eu-west-1", streams={"orders": StreamConfig(record_ttl_ms=5_000)}, **SECRETS)
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
 
 
-def test_a_stream_may_do_things_differently():
+def test_streams_can_override_options():
     config = Config(
         record_ttl_ms=10_000,
         streams={
@@ -263,22 +263,22 @@ def test_false_and_zero_are_overrides_too():
     assert config.for_stream("s").record_max_buffered_time_ms == 0
 
 
-def test_every_override_is_an_option_of_the_producer():
+def test_every_option_of_a_stream_is_an_option_of_the_producer():
     options = {option.name for option in dataclasses.fields(Config)}
     assert {option.name for option in dataclasses.fields(StreamConfig)} <= options
 
 
-def test_an_override_out_of_bounds_is_refused_at_once_and_names_its_stream():
+def test_an_override_outside_the_bounds_is_rejected_with_its_stream():
     with pytest.raises(ConfigError, match=r"streams\['orders'\]: record_ttl_ms is 5"):
         Config(streams={"orders": StreamConfig(record_ttl_ms=5)})
 
 
-def test_an_override_of_a_wrong_type_is_refused():
+def test_an_override_of_a_wrong_type_is_rejected():
     with pytest.raises(ConfigError, match=r"streams\['orders'\] is of type dict; it must be a StreamConfig"):
         made(streams={"orders": {"record_ttl_ms": 5_000}})
 
 
-def test_the_kpls_decisions_are_one_preset():
+def test_one_preset_has_the_decisions_of_the_kpl():
     preset = Config.kpl_compatible(region="us-east-1")
     assert preset.region == "us-east-1"
     assert preset.non_retryable_error_codes == frozenset()
@@ -312,28 +312,28 @@ def test_the_kpls_decisions_are_one_preset():
         ("ResourceNotFoundExceptional", True),
     ],
 )
-def test_codes_that_no_retry_cures(code, is_retryable):
+def test_the_default_codes_are_not_retryable(code, is_retryable):
     assert Config().is_retryable(code) == is_retryable
 
 
-def test_the_codes_can_be_chosen():
+def test_the_non_retryable_codes_can_be_configured():
     config = Config(non_retryable_error_codes=NON_RETRYABLE_ERROR_CODES - {"ResourceNotFoundException"} | {"Internal*"})
     assert config.is_retryable("ResourceNotFoundException")
     assert not config.is_retryable("InternalFailure")
 
 
-def test_a_retried_record_waits_half_of_the_retry_deadline():
+def test_the_retry_deadline_defaults_to_half():
     assert Config().retry_delay_seconds == 0.05
     assert Config(retry_deadline_ms=40).retry_delay_seconds == 0.02
     assert Config(record_max_buffered_time_ms=1_000).retry_delay_seconds == 0.5
 
 
-def test_the_largest_record_is_the_services_default_unless_told():
+def test_the_record_limit_defaults_to_that_of_the_service():
     assert Config().known_max_record_size == MIB
     assert Config(max_record_size=10 * MIB).known_max_record_size == 10 * MIB
 
 
-def test_the_longest_time_to_live_does_not_overflow():
+def test_the_longest_ttl_does_not_overflow():
     config = Config(record_ttl_ms=1e12)
     assert 1.0 + config.record_ttl_ms / 1000 > 1.0
     with pytest.raises(ConfigError, match=r"record_ttl_ms is 10000000000000\.0; it must be between"):
@@ -353,7 +353,7 @@ def test_the_longest_time_to_live_does_not_overflow():
         ("fairness", "weights"),
     ],
 )
-def test_an_option_of_a_wrong_type_is_named_and_its_value_is_not_repeated(name, value):
+def test_an_error_names_an_option_of_a_wrong_type_but_not_its_value(name, value):
     with pytest.raises(ConfigError, match=rf"^{name} is of type {type(value).__name__}; it must be ") as caught:
         Config(**{name: value})
     assert "hidden" not in str(caught.value)

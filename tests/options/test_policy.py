@@ -62,7 +62,7 @@ def test_an_unknown_flow_has_the_default_weight():
     assert (policy.weight_of("a"), policy.weight_of("b"), policy.weight_of(None), policy.weight_of(7)) == (3, 2, 2, 2)
 
 
-def test_a_position_is_found_under_its_number_and_under_its_text():
+def test_a_position_is_found_as_an_int_and_as_text():
     assert FairnessPolicy(weights={0: 3}).weight_of(0) == 3
     assert FairnessPolicy(weights={"0": 3}).weight_of(0) == 3
     assert FairnessPolicy(weights={0: 3}).weight_of("0") == 1
@@ -74,7 +74,7 @@ def test_a_policy_cannot_be_changed(policy):
         setattr(policy, dataclasses.fields(policy)[0].name, 1)
 
 
-def test_its_weights_cannot_be_changed_either():
+def test_the_weights_of_a_policy_cannot_be_changed():
     given_weights: dict[str | int, float] = {"a": 3}
     policy = FairnessPolicy(weights=given_weights)
     given_weights["a"] = 5
@@ -106,7 +106,7 @@ fairness = st.builds(
 
 
 @given(rate_limits | fairness)
-def test_a_policy_survives_being_written_down(policy):
+def test_a_policy_can_be_serialised_and_read_back(policy):
     table = dataclasses.asdict(policy)
 
     assert type(policy)(**json.loads(json.dumps(table))) == policy
@@ -116,7 +116,7 @@ def test_a_policy_survives_being_written_down(policy):
     assert hash(copy.copy(policy)) == hash(policy)
 
 
-def test_a_policy_is_read_from_toml():
+def test_a_policy_can_be_read_from_toml():
     tables = tomllib.loads("""
         [rate_limit]
         tokens_per_second = 8.0
@@ -130,6 +130,6 @@ def test_a_policy_is_read_from_toml():
     assert FairnessPolicy(**tables["fairness"]) == FairnessPolicy({"gold": 3, "trial": 0.5}, 1, 32)
 
 
-def test_a_bad_value_in_a_file_is_named():
+def test_an_invalid_value_in_a_file_is_named():
     with pytest.raises(msgspec.ValidationError, match="tokens_per_second is 0"):
         msgspec.json.decode(b'{"tokens_per_second": 0}', type=RateLimitPolicy)

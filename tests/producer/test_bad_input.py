@@ -33,7 +33,7 @@ BAD_RECORDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"data": None}, TypeError, r"data must be bytes.* not NoneType"),
     ({"data": {"a": 1}}, TypeError, r"data must be bytes.* not dict"),
     ({"data": 5}, TypeError, r"data must be bytes.* not int"),
-    ({"data": bytes(1_048_576)}, InvalidUserRecord, r"1,048,577 bytes together; the stream takes 1,048,576"),
+    ({"data": bytes(1_048_576)}, InvalidUserRecord, r"1,048,577 bytes together; the stream accepts at most 1,048,576"),
     ({"data": bytes(11_000_000)}, InvalidUserRecord, r"11,000,001 bytes together"),
     ({"tier": "urgent"}, InvalidUserRecord, r"tier is 'urgent'; it must be one of"),
     ({"flow": 5}, TypeError, r"flow must be a str.* not int"),
@@ -81,10 +81,10 @@ async def test_a_record_over_the_streams_own_limit_is_refused_once_the_limit_is_
     transport = service()
     transport.kinesis.update_max_record_size(STREAM, max_record_size_kib=2_048, now=0.0)
     async with producer(transport) as orders:
-        with pytest.raises(InvalidUserRecord, match="the stream takes 1,048,576"):
+        with pytest.raises(InvalidUserRecord, match="the stream accepts at most 1,048,576"):
             put(orders, 1, size=2_000_000)
         await anyio.sleep(0.1)
-        with pytest.raises(InvalidUserRecord, match="the stream takes 2,097,152"):
+        with pytest.raises(InvalidUserRecord, match="the stream accepts at most 2,097,152"):
             put(orders, 1, size=2_200_000)
         small = put(orders, 10)
         await anyio.sleep(0.2)

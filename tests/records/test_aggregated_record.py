@@ -48,7 +48,7 @@ RECORD = field(3, field(1, 0) + field(3, b"x"))
 
 
 @pytest.mark.parametrize(("records", "expected"), GOLDEN)
-def test_the_bytes_are_the_kpls(records, expected):
+def test_the_encoded_bytes_are_those_of_the_kpl(records, expected):
     assert encode(records).hex() == expected
     assert decode(bytes.fromhex(expected)) == tuple(records)
     assert encoded_size(records) == len(expected) // 2
@@ -58,18 +58,18 @@ def test_the_bytes_are_the_kpls(records, expected):
 @example([UserRecord("k", b"")])
 @example([UserRecord(f"key {index}", b"x") for index in range(300)])
 @example([UserRecord(f"{index % 7}", bytes(index), str(index % 3)) for index in range(200)])
-def test_decoding_gives_back_what_was_encoded_and_the_size_was_known(records):
+def test_decoding_returns_the_encoded_records_and_the_size_is_exact(records):
     encoded = encode(records)
     assert decode(encoded) == tuple(records)
     assert encoded_size(records) == len(encoded)
 
 
-def test_key_indices_of_one_two_and_three_bytes_are_told_apart():
+def test_key_indices_of_one_two_and_three_bytes_are_decoded():
     records = [UserRecord(f"key {index}", b"") for index in range(17_000)]
     assert decode(encode(records)) == tuple(records)
 
 
-def test_each_table_holds_each_entry_once_in_the_order_of_first_use():
+def test_each_table_lists_each_entry_once_in_the_order_of_first_use():
     encoded = encode([UserRecord("b", b"1", "7"), UserRecord("a", b"2"), UserRecord("b", b"3", "7")])
     tables = field(1, b"b") + field(1, b"a") + field(2, b"7")
     assert encoded[4:].startswith(tables)
@@ -81,13 +81,13 @@ def test_index_0_and_empty_data_are_written_out():
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_a_varint_carries_seven_bits_a_byte_lowest_first(number):
+def test_a_varint_has_seven_bits_per_byte_lowest_first(number):
     encoded = varint(number)
     assert sum((byte & 0x7F) << 7 * index for index, byte in enumerate(encoded)) == number
     assert [byte >= 0x80 for byte in encoded] == [True] * (len(encoded) - 1) + [False]
 
 
-def test_the_longest_partition_key_has_an_entry():
+def test_the_longest_partition_key_can_be_encoded():
     key = ("\U0010ffff" * 256).encode()
     assert partition_key_entry(key) == b"\x0a\x80\x08" + key
 
@@ -109,12 +109,12 @@ def test_the_longest_partition_key_has_an_entry():
         b"\x00" + sealed(KEY + RECORD),
     ],
 )
-def test_data_without_magic_or_with_another_md5_is_a_raw_record(raw):
+def test_data_without_the_magic_or_with_a_wrong_md5_is_a_plain_record(raw):
     assert decode(raw) is None
 
 
 @given(st.lists(user_records, min_size=1, max_size=3), st.data())
-def test_no_byte_can_be_changed_unnoticed(records, data):
+def test_a_change_of_any_byte_is_detected(records, data):
     encoded = bytearray(encode(records))
     position = data.draw(st.integers(0, len(encoded) - 1))
     encoded[position] ^= data.draw(st.integers(1, 255))
@@ -122,12 +122,12 @@ def test_no_byte_can_be_changed_unnoticed(records, data):
 
 
 @given(st.lists(user_records, min_size=1, max_size=3), st.data())
-def test_a_truncated_aggregated_record_is_a_raw_record(records, data):
+def test_a_truncated_aggregated_record_is_a_plain_record(records, data):
     encoded = encode(records)
     assert decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))]) is None
 
 
-def test_the_right_envelope_around_nothing_holds_no_user_record():
+def test_an_empty_aggregated_record_has_no_user_records():
     assert decode(sealed(b"")) == ()
 
 
@@ -149,7 +149,7 @@ def test_the_right_envelope_around_nothing_holds_no_user_record():
         field(3, field(3, b"x") + field(1, 0)) + KEY,
     ],
 )
-def test_fields_that_say_nothing_to_us_are_passed_over(protobuf):
+def test_unknown_fields_are_skipped(protobuf):
     assert decode(sealed(protobuf)) == (UserRecord("k", b"x"),)
 
 
@@ -171,12 +171,12 @@ def test_fields_that_say_nothing_to_us_are_passed_over(protobuf):
         (KEY + bytes((3 << 3 | 7,)), "wire type 7"),
     ],
 )
-def test_the_right_md5_around_an_unreadable_protobuf_is_an_error(protobuf, problem):
+def test_a_malformed_protobuf_with_the_right_md5_is_an_error(protobuf, problem):
     with pytest.raises(MalformedAggregatedRecord, match=problem):
         decode(sealed(protobuf))
 
 
 @given(st.binary(max_size=60))
-def test_whatever_is_sealed_is_read_or_refused_but_never_crashes(protobuf):
+def test_any_bytes_in_a_valid_envelope_are_decoded_or_rejected(protobuf):
     with suppress(MalformedAggregatedRecord):
         assert isinstance(decode(sealed(protobuf)), tuple)

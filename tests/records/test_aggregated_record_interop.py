@@ -48,7 +48,7 @@ def lots_of_aggregates(draw: st.DrawFn) -> list[list[UserRecord]]:
 @pytest.mark.long
 @settings(max_examples=LOTS)
 @given(lots_of_aggregates())
-def test_ten_thousand_aggregates_are_read_alike_by_aws_kinesis_agg(lot: list[list[UserRecord]]) -> None:
+def test_aws_kinesis_agg_decodes_ten_thousand_aggregated_records_in_the_same_way(lot: list[list[UserRecord]]) -> None:
     for user_records in lot:
         encoded = encode(user_records)
 
@@ -58,7 +58,7 @@ def test_ten_thousand_aggregates_are_read_alike_by_aws_kinesis_agg(lot: list[lis
 
 @settings(max_examples=LOTS)
 @given(lots_of_aggregates())
-def test_google_s_protobuf_writes_the_same_bytes(lot: list[list[UserRecord]]) -> None:
+def test_google_protobuf_encodes_to_the_same_bytes(lot: list[list[UserRecord]]) -> None:
     for user_records in lot:
         encoded = encode(user_records)
         parsed = AggregatedRecord.FromString(encoded[len(MAGIC) : -DIGEST_SIZE])
@@ -68,21 +68,21 @@ def test_google_s_protobuf_writes_the_same_bytes(lot: list[list[UserRecord]]) ->
 
 
 @pytest.mark.parametrize("size", EDGES)
-def test_data_at_the_edges_of_a_length_is_read_alike(size: int) -> None:
+def test_data_at_the_boundaries_of_a_length_is_decoded_in_the_same_way(size: int) -> None:
     user_records = [UserRecord("key", bytes(size)), UserRecord("other", b"\xff" * size, str(MAX_HASH_KEY))]
 
     _assert_read_alike(encode(user_records), user_records)
 
 
 @pytest.mark.parametrize("count", [127, 128, 129, 2047, 2048, 2049, 16_385])
-def test_keys_at_the_edges_of_an_index_are_read_alike(count: int) -> None:
+def test_keys_at_the_boundaries_of_an_index_are_decoded_in_the_same_way(count: int) -> None:
     user_records = [UserRecord(f"key-{number}", b"data", str(number)) for number in range(count)]
 
     _assert_read_alike(encode(user_records), user_records)
 
 
 @given(st.lists(st.builds(UserRecord, partition_keys, st.binary(), st.none() | explicit_hash_keys), min_size=1))
-def test_aws_kinesis_agg_aggregates_to_the_same_bytes(user_records: list[UserRecord]) -> None:
+def test_aws_kinesis_agg_encodes_to_the_same_bytes(user_records: list[UserRecord]) -> None:
     aggregator = RecordAggregator()
     for record in user_records:
         aggregator.add_user_record(record.partition_key, record.data, record.explicit_hash_key)

@@ -37,7 +37,7 @@ def test_a_canonical_decimal_is_an_explicit_hash_key(hash_key):
     "explicit_hash_key",
     ["-1", "-0", "+5", "007", "00", "", " 5", "5 ", "5\n", "abc", "0x10", "1e3", "1.0", "1_000", "٣", "9" * 40],
 )
-def test_what_the_service_refuses_is_refused_with_its_bound(explicit_hash_key):
+def test_a_hash_key_that_the_service_rejects_is_rejected_with_the_bound(explicit_hash_key):
     with pytest.raises(InvalidUserRecord, match=r"explicit_hash_key is .*2\*\*128 - 1"):
         parse_explicit_hash_key(explicit_hash_key)
 
@@ -48,13 +48,13 @@ def test_the_largest_explicit_hash_key_is_two_to_the_128_minus_one(hash_key):
         parse_explicit_hash_key(str(hash_key))
 
 
-def test_a_refusal_does_not_repeat_a_megabyte():
+def test_an_error_does_not_quote_a_whole_megabyte():
     with pytest.raises(InvalidUserRecord) as refused:
         parse_explicit_hash_key("x" * 1_000_000)
     assert len(str(refused.value)) < 300
 
 
 @pytest.mark.parametrize("value", [5, 5.0, b"5", ["5"], True])
-def test_an_explicit_hash_key_that_is_no_string_is_a_type_error(value):
+def test_an_explicit_hash_key_that_is_not_a_str_is_a_type_error(value):
     with pytest.raises(TypeError, match=f"explicit_hash_key must be a str .*{type(value).__name__}"):
         parse_explicit_hash_key(value)

@@ -21,7 +21,7 @@ def test_its_user_records_can_be_read_back_with_their_hash_keys(records):
     assert record.user_record_count == len(records)
 
 
-def test_taken_apart_each_user_record_keeps_its_past():
+def test_each_user_record_keeps_its_attempts_when_its_kinesis_record_is_taken_apart():
     record = kinesis_record(
         UserRecord("a", b"1"), UserRecord("b", b"2", "7"), arrivals=(3.0, 4.0), tier="bulk", generation=5
     )
@@ -35,7 +35,7 @@ def test_taken_apart_each_user_record_keeps_its_past():
         assert moving.history.to_tuple() == (FAILED,)
 
 
-def test_one_more_attempt_leaves_the_past_of_the_others_alone():
+def test_another_attempt_does_not_change_the_history_of_the_others():
     (moving,) = kinesis_record(UserRecord("a", b"1")).take_apart()
     later = moving.after(FAILED)
     assert later.history is not None
@@ -43,12 +43,12 @@ def test_one_more_attempt_leaves_the_past_of_the_others_alone():
     assert moving.history is None
 
 
-def test_it_shows_what_it_is():
+def test_the_repr_of_a_kinesis_record_shows_its_kind_and_size():
     single, many = kinesis_record(UserRecord("k", b"x")), kinesis_record(*[UserRecord("k", b"")] * 3)
     assert repr(single) == f"<KinesisRecord single, 1 user records, 2 bytes, {shard_id(0)}>"
     assert repr(many).startswith("<KinesisRecord aggregated, 3 user records, ")
     assert repr(PutRecordsRequest("s", [single], started_at=0.0)) == "<PutRecordsRequest 's', 1 records, 2 bytes>"
 
 
-def test_it_costs_the_garbage_collector_nothing():
+def test_a_kinesis_record_is_not_tracked_by_the_garbage_collector():
     assert not gc.is_tracked(kinesis_record())

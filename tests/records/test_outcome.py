@@ -33,7 +33,7 @@ def known(delivery: Delivery) -> RecordResult:
     return result
 
 
-def test_one_settlement_is_the_result_of_everybody():
+def test_one_settled_outcome_is_the_result_of_all_its_user_records():
     outcome = Outcome()
     deliveries = [Delivery(outcome, index) for index in range(3)]
     assert [delivery.done for delivery in deliveries] == [False] * 3
@@ -45,7 +45,7 @@ def test_one_settlement_is_the_result_of_everybody():
     assert deliveries[0].peek() is deliveries[2].peek()
 
 
-def test_a_settlement_without_a_sequence_number_is_a_failure():
+def test_an_outcome_without_a_sequence_number_is_a_failure():
     outcome = Outcome()
     outcome.attempted(failed("Expired"))
     outcome.settle()
@@ -54,13 +54,13 @@ def test_a_settlement_without_a_sequence_number_is_a_failure():
     assert (result.error_code, result.error_message) == ("Expired", "")
 
 
-def test_a_success_has_no_error_and_a_result_without_attempts_neither():
+def test_a_success_and_a_result_without_attempts_have_no_error():
     assert RecordResult(True, "s", "1", (SUCCESS,)).error_code is None
     assert RecordResult(False, None, None, ()).error_code is None
     assert RecordResult(False, None, None, ()).error_message is None
 
 
-def test_attempts_stand_in_the_order_they_were_made_in_an_immutable_tuple():
+def test_attempts_are_an_immutable_tuple_in_the_order_they_were_made():
     outcome = Outcome()
     for code in ("first", "second", "third"):
         outcome.attempted(failed(code))
@@ -70,7 +70,7 @@ def test_attempts_stand_in_the_order_they_were_made_in_an_immutable_tuple():
     assert [attempt.error_code for attempt in attempts] == ["first", "second", "third"]
 
 
-def test_whoever_waits_is_woken_once_by_the_settlement():
+def test_settling_wakes_each_waiter_once():
     outcome = Outcome()
     sleepers = [Sleeper(), Sleeper()]
     outcome.waiters = [*sleepers]
@@ -79,7 +79,7 @@ def test_whoever_waits_is_woken_once_by_the_settlement():
     assert [sleeper.woken for sleeper in sleepers] == [1, 1]
 
 
-def test_a_user_record_that_moved_has_the_result_of_where_it_went():
+def test_a_moved_user_record_has_the_result_of_its_new_outcome():
     parent, child = Outcome(), Outcome()
     stays, moves = Delivery(parent, 0), Delivery(parent, 1)
     parent.attempted(failed("Wrong Shard"))
@@ -97,7 +97,7 @@ def test_a_user_record_that_moved_has_the_result_of_where_it_went():
 
 
 @given(st.integers(1, 30))
-def test_a_delivery_follows_its_user_record_however_often_it_moves(moves):
+def test_a_delivery_follows_its_user_record_through_several_moves(moves):
     first = Outcome()
     delivery, outcome = Delivery(first, 0), first
     for step in range(moves):
@@ -113,7 +113,7 @@ def test_a_delivery_follows_its_user_record_however_often_it_moves(moves):
     assert delivery.outcome is outcome
 
 
-def test_the_past_alone_is_a_history_too():
+def test_earlier_attempts_alone_are_a_history():
     outcome = Outcome()
     assert outcome.history_of(0) is None
     earlier = History(failed("past"), None)
@@ -122,14 +122,14 @@ def test_the_past_alone_is_a_history_too():
     assert outcome.history_of(1) is None
 
 
-def test_metadata_stays_with_its_index():
+def test_metadata_belongs_to_its_index():
     outcome = Outcome()
     Delivery(outcome, 0).note({"severity": "INFO"})
     Delivery(outcome, 4).note({"severity": "ERROR"})
     assert outcome.metadata == {0: {"severity": "INFO"}, 4: {"severity": "ERROR"}}
 
 
-def test_a_very_long_history_can_be_read_and_forgotten():
+def test_a_very_long_history_can_be_read_and_freed():
     outcome = Outcome()
     for number in range(200_000):
         outcome.attempted(failed("InternalFailure", float(number)))

@@ -21,11 +21,11 @@ MIB = 1024 * 1024
 
 
 @given(partition_keys)
-def test_a_key_of_1_to_256_characters_is_valid_whatever_their_width(partition_key):
+def test_a_key_of_1_to_256_characters_of_any_width_is_valid(partition_key):
     assert encode_partition_key(partition_key) == partition_key.encode("utf-8")
 
 
-def test_characters_are_code_points_neither_bytes_nor_utf_16_units():
+def test_characters_are_counted_as_code_points():
     assert len(encode_partition_key("\U0001f600" * 256)) == 1_024
     with pytest.raises(InvalidUserRecord, match="257 characters"):
         encode_partition_key("\U0001f600" * 257)
@@ -34,19 +34,19 @@ def test_characters_are_code_points_neither_bytes_nor_utf_16_units():
 @pytest.mark.parametrize(
     ("partition_key", "problem"),
     [
-        ("", r"partition_key has 0 characters; Kinesis takes 1 to 256"),
-        ("x" * 257, r"partition_key has 257 characters; Kinesis takes 1 to 256"),
+        ("", r"partition_key has 0 characters; Kinesis accepts 1 to 256"),
+        ("x" * 257, r"partition_key has 257 characters; Kinesis accepts 1 to 256"),
         ("ok\ud800", r"partition_key has a lone surrogate at character 2"),
         ("\udfff", r"partition_key has a lone surrogate at character 0"),
     ],
 )
-def test_a_key_kinesis_would_refuse_is_refused_with_its_bound(partition_key, problem):
+def test_a_key_that_kinesis_would_reject_is_rejected_with_the_bound(partition_key, problem):
     with pytest.raises(InvalidUserRecord, match=problem):
         encode_partition_key(partition_key)
 
 
 @pytest.mark.parametrize("partition_key", [None, 5, b"k", ["k"], {"k": 1}, True])
-def test_a_key_that_is_no_string_is_a_type_error(partition_key):
+def test_a_key_that_is_not_a_str_is_a_type_error(partition_key):
     with pytest.raises(TypeError, match=f"partition_key must be a str .* not {type(partition_key).__name__}"):
         encode_partition_key(partition_key)
 
@@ -58,13 +58,13 @@ class Bytes(bytes):
 @pytest.mark.parametrize(
     "data", [b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"xabcx")[1:4], Bytes(b"abc")]
 )
-def test_data_is_anything_bytes_like(data):
+def test_data_can_be_any_bytes_like_object(data):
     assert as_bytes(data) == b"abc"
     # Not even a class of somebody's own that derives from it: encoders refuse those.
     assert type(as_bytes(data)) is bytes
 
 
-def test_a_buffer_that_changes_later_does_not_change_what_was_put():
+def test_a_later_change_of_the_buffer_does_not_change_the_record():
     buffer = bytearray(b"abc")
     data = as_bytes(buffer)
     buffer[0] = 0
@@ -72,18 +72,18 @@ def test_a_buffer_that_changes_later_does_not_change_what_was_put():
 
 
 @pytest.mark.parametrize("data", ["text", None, 5, [1, 2], {"a": 1}, object()])
-def test_data_of_another_type_is_a_type_error_that_says_what_to_do(data):
+def test_data_of_another_type_is_a_type_error_with_advice(data):
     with pytest.raises(TypeError, match=f"data must be bytes.* not {type(data).__name__}; encode it first"):
         as_bytes(data)
 
 
-def test_key_and_data_count_together_as_the_service_counts_them():
+def test_the_size_limit_covers_key_and_data_together():
     require_size(256, MIB - 256, max_record_bytes=MIB)
-    with pytest.raises(InvalidUserRecord, match=r"1,048,577 bytes together; the stream takes 1,048,576"):
+    with pytest.raises(InvalidUserRecord, match=r"1,048,577 bytes together; the stream accepts at most 1,048,576"):
         require_size(256, MIB - 255, max_record_bytes=MIB)
 
 
-def test_a_tier_is_one_of_three():
+def test_a_tier_must_be_one_of_three():
     assert TIERS == ("critical", "normal", "bulk")
     for tier in TIERS:
         require_tier(tier)
@@ -95,7 +95,7 @@ def made(*fields: Any, **others: Any) -> UserRecord:
     return UserRecord(*fields, **others)
 
 
-def test_a_check_looks_at_every_field_and_returns_the_bytes():
+def test_the_check_covers_every_field_and_returns_the_size():
     assert check_user_record(UserRecord("kü", b"abc"), max_record_bytes=6) == 6
     with pytest.raises(InvalidUserRecord, match="partition_key"):
         check_user_record(UserRecord("", b""), max_record_bytes=6)
@@ -110,13 +110,13 @@ def test_a_check_looks_at_every_field_and_returns_the_bytes():
 
 
 @given(partition_keys, st.none() | st.integers(0, 2**128 - 1))
-def test_the_hash_key_is_the_explicit_one_or_the_keys(partition_key, explicit):
+def test_the_hash_key_is_the_explicit_one_or_that_of_the_partition_key(partition_key, explicit):
     expected = hash_key(partition_key) if explicit is None else explicit
     text = None if explicit is None else str(explicit)
     assert user_record_digest(partition_key, text) == digest(expected)
 
 
-def test_fields_survive_intake():
+def test_the_fields_of_a_user_record_cannot_be_changed():
     record = UserRecord("k", b"d", "7", flow="tenant", tier="bulk", metadata={"severity": 5})
     assert (record.partition_key, record.data, record.explicit_hash_key) == ("k", b"d", "7")
     assert (record.flow, record.tier, record.metadata) == ("tenant", "bulk", {"severity": 5})

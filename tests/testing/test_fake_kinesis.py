@@ -28,7 +28,7 @@ def test_a_record_is_stored_where_its_partition_key_hashes_to() -> None:
     ]
 
 
-def test_hundred_keys_are_routed_by_md5() -> None:
+def test_one_hundred_keys_are_routed_by_their_md5() -> None:
     kinesis = FakeKinesis({"orders": 7})
     shards = {shard.shard_id: shard for shard in kinesis.open_shards("orders")}
     records: list[PutRecord] = [(f"key-{number}-äöü-🚀", None, b"") for number in range(100)]
@@ -45,7 +45,7 @@ def test_both_ends_of_a_shards_range_belong_to_it() -> None:
     assert [entry.shard_id for entry in entries] == [FIRST, FIRST, SECOND, SECOND]
 
 
-def test_an_arn_names_the_same_stream_as_the_name() -> None:
+def test_a_stream_is_found_by_its_arn_and_by_its_name() -> None:
     kinesis = FakeKinesis({"orders": 1})
     kinesis.put_records(kinesis.arn("orders"), [("a", None, b"1")], now=0.0)
     assert len(kinesis.records("orders")) == 1
@@ -53,7 +53,7 @@ def test_an_arn_names_the_same_stream_as_the_name() -> None:
         kinesis.put_records("arn:aws:kinesis:us-east-1:999999999999:stream/orders", [("a", None, b"1")], now=0.0)
 
 
-def test_sequence_numbers_look_like_the_services_and_rise() -> None:
+def test_sequence_numbers_have_the_format_of_the_service_and_rise() -> None:
     kinesis = FakeKinesis({"orders": 1}, epoch=1_700_000_000.0)
     numbers: list[str] = []
     for second in range(5):
@@ -145,7 +145,7 @@ REFUSED_PUTS: list[tuple[str, list[PutRecord], str, str]] = [
 
 
 @pytest.mark.parametrize(("records", "code", "words"), [pytest.param(*row[1:], id=row[0]) for row in REFUSED_PUTS])
-def test_an_invalid_record_refuses_the_whole_request(records: list[PutRecord], code: str, words: str) -> None:
+def test_an_invalid_record_fails_the_whole_request(records: list[PutRecord], code: str, words: str) -> None:
     kinesis = FakeKinesis({"orders": 1})
     path, constraint = words.split("|", 1)
     message = f"1 validation error detected: {path} failed to satisfy constraint: {constraint}"
@@ -171,7 +171,7 @@ def test_a_request_above_10_mib_with_its_keys_is_an_invalid_argument() -> None:
         kinesis.put_records("orders", TOO_MUCH, now=0.0)
 
 
-def test_a_key_of_256_characters_counts_with_its_bytes() -> None:
+def test_the_size_of_a_key_is_counted_in_bytes() -> None:
     kinesis = FakeKinesis({"orders": 1}, enforce_limits=False)
     key = "🚀" * 256
     kinesis.put_records("orders", [(key, None, bytes(MIB - 1024))], now=0.0)
@@ -180,13 +180,13 @@ def test_a_key_of_256_characters_counts_with_its_bytes() -> None:
         kinesis.put_records("orders", [(key, None, bytes(MIB - 1023))], now=0.0)
 
 
-def test_a_key_that_is_no_unicode_is_a_serialization_error() -> None:
+def test_a_key_that_is_not_valid_unicode_is_a_serialization_error() -> None:
     kinesis = FakeKinesis({"orders": 1})
     with pytest.raises(KinesisError, match="SerializationException"):
         kinesis.put_records("orders", [("\ud800", None, b"")], now=0.0)
 
 
-def test_put_record_spells_its_members_without_an_index_and_raises_its_throttle() -> None:
+def test_put_record_names_members_without_an_index_and_raises_when_throttled() -> None:
     kinesis = FakeKinesis({"orders": 1}, limits=ServiceLimits(records_per_second_per_shard=1.0))
     message = "1 validation error detected: Value '' at 'partitionKey' failed to satisfy constraint: "
     with pytest.raises(KinesisError, match=message):
@@ -197,7 +197,7 @@ def test_put_record_spells_its_members_without_an_index_and_raises_its_throttle(
         kinesis.put_record("orders", ("k", None, b""), now=0.0)
 
 
-def test_a_shard_takes_1000_records_at_once_and_1000_a_second() -> None:
+def test_a_shard_accepts_1000_records_at_once_and_1000_a_second() -> None:
     kinesis = FakeKinesis({"orders": 1})
     records: list[PutRecord] = [("k", None, b"")] * 500
 
@@ -209,7 +209,7 @@ def test_a_shard_takes_1000_records_at_once_and_1000_a_second() -> None:
     assert stored(100.0) + stored(100.0) + stored(100.0) == 1000
 
 
-def test_a_shard_counts_a_mebibyte_a_second_with_the_keys() -> None:
+def test_a_shard_accepts_one_mebibyte_of_keys_and_data_a_second() -> None:
     kinesis = FakeKinesis({"orders": 1})
     half: PutRecord = ("kkkk", None, bytes(MIB // 2 - 4))
     entries = kinesis.put_records("orders", [half, half, ("k", None, b""), half], now=0.0)
@@ -221,7 +221,7 @@ def test_a_shard_counts_a_mebibyte_a_second_with_the_keys() -> None:
     assert statistics.bytes_stored == 3 * MIB // 2
 
 
-def test_one_full_shard_throttles_no_other() -> None:
+def test_a_full_shard_does_not_throttle_another_shard() -> None:
     kinesis = FakeKinesis({"orders": 2}, limits=ServiceLimits(records_per_second_per_shard=2.0))
     first: PutRecord = ("k", "0", b"")
     second: PutRecord = ("k", str(2**128 - 1), b"")
@@ -245,7 +245,7 @@ def test_a_large_record_passes_a_full_shard_and_leaves_it_in_debt() -> None:
     assert stored(large, 6.0)
 
 
-def test_limits_can_be_switched_off_and_scaled() -> None:
+def test_limits_can_be_turned_off_and_scaled() -> None:
     records: list[PutRecord] = [("k", None, b"")] * 500
     kinesis = FakeKinesis({"orders": 1}, limits=ServiceLimits().scaled(0.1))
     assert sum(entry.error_code is None for entry in kinesis.put_records("orders", records, now=0.0)) == 100
@@ -280,18 +280,18 @@ def test_an_on_demand_stream_has_four_shards_and_is_not_split_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "with space", "a" * 129])
-def test_an_impossible_stream_name_is_refused(name: str) -> None:
+def test_an_invalid_stream_name_is_rejected(name: str) -> None:
     with pytest.raises(KinesisError, match="at 'streamName' failed to satisfy constraint"):
         FakeKinesis().create_stream(name, shard_count=1, now=0.0)
 
 
 @pytest.mark.parametrize("shards", [0, -1])
-def test_a_stream_without_a_shard_is_refused(shards: int) -> None:
+def test_a_stream_without_shards_is_rejected(shards: int) -> None:
     with pytest.raises(KinesisError, match="at 'shardCount' failed to satisfy constraint: Member must have value"):
         FakeKinesis({"orders": shards})
 
 
-def test_an_account_has_only_so_many_shards() -> None:
+def test_an_account_cannot_exceed_its_shard_quota() -> None:
     kinesis = FakeKinesis({"orders": 2}, limits=ServiceLimits(shards_per_account=3))
     with pytest.raises(KinesisError, match=r"Current shard count for the account: 2. Limit: 3."):
         kinesis.create_stream("other", shard_count=2, now=0.0)
@@ -302,7 +302,7 @@ def test_an_account_has_only_so_many_shards() -> None:
         kinesis.split_shard("orders", shard_id=SECOND, new_starting_hash_key=2**127 + 5, now=0.0)
 
 
-def test_the_shards_of_a_deleted_stream_count_no_more_although_nobody_asked_for_it_since() -> None:
+def test_the_shards_of_a_deleted_stream_do_not_count_against_the_quota() -> None:
     limits, durations = ServiceLimits(shards_per_account=3), ServiceDurations(deleting_seconds=2.0)
     kinesis = FakeKinesis({"orders": 2}, limits=limits, durations=durations)
     kinesis.delete_stream("orders", now=0.0)
@@ -312,7 +312,7 @@ def test_the_shards_of_a_deleted_stream_count_no_more_although_nobody_asked_for_
     assert [stream.stream_name for stream in kinesis.list_streams(now=2.0).streams] == ["other"]
 
 
-def test_changes_take_as_long_as_they_are_told_to() -> None:
+def test_changes_of_a_stream_take_the_configured_durations() -> None:
     durations = ServiceDurations(creating_seconds=1.0, updating_seconds=2.0, deleting_seconds=3.0)
     kinesis = FakeKinesis({"ready": 1}, durations=durations)
 
@@ -382,7 +382,7 @@ def test_calls_are_counted_by_operation() -> None:
     assert kinesis.statistics("orders").list_shards_requests == 2
 
 
-def test_old_records_are_trimmed_and_their_memory_given_back() -> None:
+def test_records_past_retention_are_trimmed_and_their_memory_is_freed() -> None:
     kinesis = FakeKinesis({"orders": 1}, enforce_limits=False, limits=ServiceLimits(retention_seconds=10.0))
     for second in range(100):
         kinesis.put_records("orders", [("k", None, b"%d" % second)] * 500, now=float(second))
@@ -392,6 +392,6 @@ def test_old_records_are_trimmed_and_their_memory_given_back() -> None:
     assert kinesis.get_records(iterator, limit=1, now=99.0).records[0].data == b"89"
 
 
-def test_a_repr_says_what_is_there() -> None:
+def test_the_repr_shows_the_streams_and_shards() -> None:
     kinesis = FakeKinesis({"orders": 2})
     assert repr(kinesis) == "<FakeKinesis <FakeStream orders ACTIVE 2 open shards>>"

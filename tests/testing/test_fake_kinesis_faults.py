@@ -50,7 +50,7 @@ SELECTIONS: list[tuple[When, list[int]]] = [
 
 
 @pytest.mark.parametrize(("when", "hanging"), SELECTIONS)
-def test_a_fault_meets_the_requests_it_was_armed_for(when: When, hanging: list[int]) -> None:
+def test_a_fault_applies_to_the_requests_it_was_armed_for(when: When, hanging: list[int]) -> None:
     faults = Faults()
     fault = faults.add(Hang(), when)
     assert met(faults, 6) == hanging
@@ -71,7 +71,7 @@ def test_chance_is_injected_and_seeded() -> None:
     assert 30 < len(runs[0]) < 70
 
 
-def test_a_removed_fault_meets_nothing_more() -> None:
+def test_a_removed_fault_applies_to_no_request() -> None:
     faults = Faults()
     first, second = faults.add(Hang()), faults.add(RecordError())
     assert len(faults) == 2
@@ -83,7 +83,7 @@ def test_a_removed_fault_meets_nothing_more() -> None:
     faults.remove(second)
 
 
-def test_a_plan_holds_all_effects_that_met_the_request() -> None:
+def test_a_plan_has_all_effects_that_apply_to_the_request() -> None:
     faults = Faults()
     effects: list[Effect] = [
         Latency(0.5),
@@ -110,7 +110,7 @@ def test_a_plan_holds_all_effects_that_met_the_request() -> None:
 
 
 @pytest.mark.parametrize("code", SERVICE_ERRORS)
-def test_an_error_answer_speaks_the_services_words_and_status(code: str) -> None:
+def test_an_error_answer_has_the_message_and_status_of_the_service(code: str) -> None:
     faults = Faults()
     faults.add(ErrorAnswer(code))
     error = faults.plan("PutRecords", stream="orders", now=0.0).error
@@ -118,7 +118,7 @@ def test_an_error_answer_speaks_the_services_words_and_status(code: str) -> None
     assert (error.status, error.message) == SERVICE_ERRORS[code]
 
 
-def test_an_error_answer_may_say_anything_else() -> None:
+def test_an_error_answer_can_have_another_message_and_status() -> None:
     faults = Faults()
     faults.add(ErrorAnswer("Strange", "never seen", 418))
     error = faults.plan("PutRecords", stream="orders", now=0.0).error
@@ -132,7 +132,7 @@ def put(kinesis: FakeKinesis, *data: bytes, key: str = "k") -> list[str | None]:
     return [entry.error_code for entry in kinesis.put_records("orders", records, now=0.0)]
 
 
-def test_every_fifth_record_fails_once_and_passes_when_it_comes_again() -> None:
+def test_every_fifth_record_fails_once_and_succeeds_on_retry() -> None:
     kinesis = FakeKinesis({"orders": 1})
     kinesis.faults.add(RecordError(), When(every=5, once_per_record=True))
     data = [b"%d" % number for number in range(10)]
@@ -143,7 +143,7 @@ def test_every_fifth_record_fails_once_and_passes_when_it_comes_again() -> None:
     assert kinesis.statistics("orders").records_faulted == 2
 
 
-def test_a_record_error_is_worded_like_the_services_or_as_told() -> None:
+def test_a_record_error_has_the_message_of_the_service_or_its_own() -> None:
     kinesis = FakeKinesis({"orders": 1})
     for effect, words in (
         (RecordError(), "Rate exceeded for shard shardId-000000000000 in stream orders under account 000000000000."),
@@ -157,7 +157,7 @@ def test_a_record_error_is_worded_like_the_services_or_as_told() -> None:
         kinesis.faults.remove(fault)
 
 
-def test_a_record_error_can_be_aimed_at_a_shard_a_stream_or_a_record() -> None:
+def test_a_record_error_can_be_limited_to_a_shard_a_stream_or_a_record() -> None:
     kinesis = FakeKinesis({"orders": 2, "other": 1})
     kinesis.faults.add(RecordError(), When(shard_id="shardId-000000000001", stream="orders"))
     kinesis.faults.add(RecordError("InternalFailure"), When(record=lambda key, data: (key, data) == ("x", b"bad")))
@@ -167,7 +167,7 @@ def test_a_record_error_can_be_aimed_at_a_shard_a_stream_or_a_record() -> None:
     assert [entry.error_code for entry in kinesis.put_records("other", records[2:], now=0.0)] == [None]
 
 
-def test_a_failed_record_takes_no_capacity() -> None:
+def test_a_failed_record_uses_no_capacity() -> None:
     kinesis = FakeKinesis({"orders": 1})
     fault = kinesis.faults.add(RecordError("InternalFailure"))
     assert put(kinesis, *[b""] * 500) == ["InternalFailure"] * 500
@@ -175,7 +175,7 @@ def test_a_failed_record_takes_no_capacity() -> None:
     assert put(kinesis, *[b""] * 500) + put(kinesis, *[b""] * 500) == [None] * 1000
 
 
-def test_a_split_during_a_request_halves_the_widest_shard_at_once() -> None:
+def test_a_split_fault_splits_the_widest_shard_during_the_request() -> None:
     kinesis = FakeKinesis({"orders": 1})
     kinesis.split_shard("orders", shard_id="shardId-0", new_starting_hash_key=100, now=0.0)
     kinesis.reshard("orders", SplitDuringRequest(), now=0.0)
@@ -184,7 +184,7 @@ def test_a_split_during_a_request_halves_the_widest_shard_at_once() -> None:
     assert [shard.starting_hash_key for shard in kinesis.open_shards("orders")][:2] == [0, 50]
 
 
-def test_a_merge_during_a_request_joins_neighbours_and_one_that_cannot_be_does_nothing() -> None:
+def test_a_merge_fault_merges_neighbours_and_does_nothing_without_a_neighbour() -> None:
     kinesis = FakeKinesis({"orders": 3})
     kinesis.reshard("orders", MergeDuringRequest(), now=0.0)
     assert [shard.shard_id[-1] for shard in kinesis.open_shards("orders")] == ["3", "2"]
@@ -197,7 +197,7 @@ def test_a_merge_during_a_request_joins_neighbours_and_one_that_cannot_be_does_n
     assert len(kinesis.open_shards("orders")) == 2
 
 
-def test_faults_and_errors_say_what_they_are() -> None:
+def test_faults_and_errors_have_a_readable_repr() -> None:
     faults = Faults()
     fault = faults.add(Hang())
     met(faults, 3)

@@ -56,7 +56,7 @@ def read_back(kinesis: FakeKinesis, now: float) -> dict[str, list[tuple[str, byt
 
 
 @given(steps, st.integers(1, 5))
-def test_what_was_answered_as_stored_is_read_exactly_once_and_nothing_else(steps: list[object], shards: int) -> None:
+def test_exactly_the_stored_records_are_read_and_each_once(steps: list[object], shards: int) -> None:
     kinesis = FakeKinesis({"s": shards}, limits=ServiceLimits(records_per_second_per_shard=10.0))
     kinesis.faults.add(RecordError("InternalFailure"), When(every=4))
     now = 0.0
@@ -104,7 +104,7 @@ def test_the_open_shards_always_partition_the_hash_keys(steps: list[object], sha
 
 
 @given(st.lists(reshards, max_size=30), st.integers(1, 9))
-def test_every_child_begins_and_ends_inside_its_parents(steps: list[object], shards: int) -> None:
+def test_the_range_of_a_child_is_inside_that_of_its_parents(steps: list[object], shards: int) -> None:
     kinesis = FakeKinesis({"s": shards})
     for step in steps:
         reshard(kinesis, step, 0.0)
@@ -127,7 +127,7 @@ costs = st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(0, 3_000)), min_size
 
 
 @given(costs, st.floats(0.1, 3.0))
-def test_a_shard_admits_at_most_its_burst_and_its_rate(offers: list[tuple[float, int]], burst: float) -> None:
+def test_a_shard_admits_at_most_its_burst_plus_its_rate(offers: list[tuple[float, int]], burst: float) -> None:
     limits = ServiceLimits(records_per_second_per_shard=20.0, bytes_per_second_per_shard=1_000.0, burst_seconds=burst)
     capacity = ShardCapacity(limits)
     now = 1_000.0
@@ -146,7 +146,7 @@ def test_a_shard_admits_at_most_its_burst_and_its_rate(offers: list[tuple[float,
 
 
 @given(st.integers(0, 3_000), st.floats(0.0, 5.0))
-def test_a_shard_that_refused_admits_once_it_is_full_again(size: int, burst: float) -> None:
+def test_a_throttled_shard_admits_when_its_bucket_is_full_again(size: int, burst: float) -> None:
     limits = ServiceLimits(bytes_per_second_per_shard=1_000.0, burst_seconds=burst + 0.01)
     capacity = ShardCapacity(limits)
     now = 0.0
@@ -156,14 +156,16 @@ def test_a_shard_that_refused_admits_once_it_is_full_again(size: int, burst: flo
 
 
 @given(st.integers(0, 2**35), st.integers(0, 2**63 - 1), st.integers(0, 2**35), st.integers(0, 2**31 - 1))
-def test_a_sequence_number_says_what_it_was_made_of(created: int, counter: int, written: int, index: int) -> None:
+def test_a_parsed_sequence_number_has_the_fields_it_was_built_from(
+    created: int, counter: int, written: int, index: int
+) -> None:
     number = format_sequence_number(shard_bits(created_at=created, shard_index=index), counter, written)
     assert len(number) == 56
     assert parse_sequence_number(number) == SequenceNumber(created, counter, written, index)
 
 
 @given(st.text(min_size=1, max_size=256).filter(lambda key: key.isprintable()), st.integers(1, 50))
-def test_a_key_goes_where_its_md5_says(key: str, shards: int) -> None:
+def test_a_key_is_routed_by_its_md5(key: str, shards: int) -> None:
     kinesis = FakeKinesis({"s": shards})
     record: PutRecord = (key, None, b"")
     entry = kinesis.put_record("s", record, now=0.0)

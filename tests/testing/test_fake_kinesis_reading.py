@@ -35,7 +35,7 @@ def read(
     return b"".join(record.data for record in kinesis.get_records(iterator, now=10.0).records)
 
 
-def test_each_iterator_type_starts_where_it_says() -> None:
+def test_each_iterator_type_starts_at_its_position() -> None:
     kinesis = filled()
     third = numbers(kinesis)[2]
     assert read(kinesis, "TRIM_HORIZON") == b"01234"
@@ -48,14 +48,14 @@ def test_each_iterator_type_starts_where_it_says() -> None:
     assert read(kinesis, "AT_SEQUENCE_NUMBER", number=start) == b"01234"
 
 
-def test_latest_is_what_comes_after_the_iterator() -> None:
+def test_latest_reads_only_records_put_after_the_iterator() -> None:
     kinesis = filled()
     iterator = kinesis.get_shard_iterator("orders", shard_id=ZERO, iterator_type="LATEST", now=5.0)
     kinesis.put_records("orders", [("k", None, b"new")], now=6.0)
     assert [record.data for record in kinesis.get_records(iterator, now=7.0).records] == [b"new"]
 
 
-def test_reading_in_steps_gives_everything_once_and_says_how_far_behind() -> None:
+def test_reading_in_steps_returns_each_record_once_and_the_delay() -> None:
     kinesis = filled()
     iterator: str | None = kinesis.get_shard_iterator("orders", shard_id=ZERO, now=10.0)
     seen, behind = [], []
@@ -68,14 +68,14 @@ def test_reading_in_steps_gives_everything_once_and_says_how_far_behind() -> Non
     assert behind == [8_000, 6_000, 0]
 
 
-def test_being_behind_is_never_zero_while_something_is_left() -> None:
+def test_millis_behind_latest_is_above_zero_while_records_are_left() -> None:
     kinesis = FakeKinesis({"orders": 1})
     kinesis.put_records("orders", [("k", None, b"1"), ("k", None, b"2")], now=0.0)
     iterator = kinesis.get_shard_iterator("orders", shard_id=ZERO, now=0.0)
     assert kinesis.get_records(iterator, limit=1, now=0.0).millis_behind_latest == 1
 
 
-def test_a_closed_shard_ends_and_names_its_children() -> None:
+def test_the_end_of_a_closed_shard_names_its_children() -> None:
     kinesis = filled()
     kinesis.split_shard("orders", shard_id=ZERO, new_starting_hash_key=100, now=5.0)
     iterator = kinesis.get_shard_iterator("orders", shard_id=ZERO, now=6.0)
@@ -100,7 +100,7 @@ def test_a_merged_child_names_both_parents() -> None:
         assert (child.shard_id, child.parent_shard_ids) == (TWO, (ZERO, ONE))
 
 
-def test_one_answer_holds_at_most_10_mib_but_always_a_record() -> None:
+def test_one_answer_has_at_most_10_mib_but_at_least_one_record() -> None:
     kinesis = FakeKinesis({"orders": 1}, enforce_limits=False)
     mebibyte: PutRecord = ("k", None, bytes(MIB - 1))
     kinesis.put_records("orders", [mebibyte] * 10, now=0.0)
@@ -111,7 +111,7 @@ def test_one_answer_holds_at_most_10_mib_but_always_a_record() -> None:
     assert len(kinesis.get_records(page.next_shard_iterator or "", now=0.0).records) == 1
 
 
-def test_an_iterator_lives_for_300_seconds() -> None:
+def test_an_iterator_expires_after_300_seconds() -> None:
     kinesis = filled()
     iterator = kinesis.get_shard_iterator("orders", shard_id=ZERO, now=0.0)
     assert kinesis.get_records(iterator, now=299.9).records
@@ -119,7 +119,7 @@ def test_an_iterator_lives_for_300_seconds() -> None:
         kinesis.get_records(iterator, now=300.0)
 
 
-def test_an_iterator_that_is_none_is_refused() -> None:
+def test_text_that_is_not_an_iterator_is_rejected() -> None:
     kinesis = filled()
     token = kinesis.list_streams(limit=1, now=0.0).next_token or "bm9uc2Vuc2U="
     for made_up in ("nonsense", token, "ÄÖ"):
@@ -137,7 +137,7 @@ def test_an_iterator_of_a_deleted_stream_finds_no_shard() -> None:
 
 
 @pytest.mark.parametrize(("recreated_at", "records_since"), [(1.0, 0), (2.0, 0), (2.0, 10)])
-def test_an_iterator_of_a_deleted_stream_reads_nothing_of_the_stream_that_has_its_name_now(
+def test_an_iterator_of_a_deleted_stream_does_not_read_a_new_stream_of_that_name(
     recreated_at: float, records_since: int
 ) -> None:
     kinesis = filled()
@@ -152,7 +152,7 @@ def test_an_iterator_of_a_deleted_stream_reads_nothing_of_the_stream_that_has_it
 
 
 @pytest.mark.parametrize(("index", "position"), [(-1, 0), (-2, 0), (1, 0), (0, -1), (0, 6)])
-def test_an_iterator_that_was_made_up_finds_no_shard(index: int, position: int) -> None:
+def test_an_invented_iterator_finds_no_shard(index: int, position: int) -> None:
     made_up = encode_token(ShardIterator("orders", index, position, 0))
     with pytest.raises(KinesisError, match="ResourceNotFoundException"):
         filled().get_records(made_up, now=0.0)
@@ -173,7 +173,7 @@ REFUSED: list[tuple[str, str | None, int | None, str]] = [
 
 
 @pytest.mark.parametrize(("iterator_type", "number", "timestamp_ms", "words"), REFUSED)
-def test_an_iterator_with_arguments_that_do_not_fit_is_refused(
+def test_an_iterator_whose_arguments_do_not_fit_its_type_is_rejected(
     iterator_type: str, number: str | None, timestamp_ms: int | None, words: str
 ) -> None:
     with pytest.raises(KinesisError, match=words) as refusal:
@@ -181,14 +181,14 @@ def test_an_iterator_with_arguments_that_do_not_fit_is_refused(
     assert refusal.value.code == "InvalidArgumentException"
 
 
-def test_a_sequence_number_of_another_shard_is_refused() -> None:
+def test_a_sequence_number_of_another_shard_is_rejected() -> None:
     kinesis = FakeKinesis({"orders": 2}, epoch=0.0)
     number = kinesis.list_shards("orders", now=0.0).shards[1].starting_sequence_number
     with pytest.raises(KinesisError, match=f"It encodes {ONE}, while it was used in a call to a shard with {ZERO}"):
         read(kinesis, "AT_SEQUENCE_NUMBER", number=number)
 
 
-def test_an_iterator_for_an_unknown_shard_says_it_does_not_exist() -> None:
+def test_an_iterator_for_an_unknown_shard_is_not_found() -> None:
     message = "Shard shardId-000000000005 in stream orders under account 000000000000 does not exist"
     with pytest.raises(KinesisError, match=message):
         filled().get_shard_iterator("orders", shard_id="shardId-5", now=0.0)

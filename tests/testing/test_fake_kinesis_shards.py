@@ -13,7 +13,7 @@ def ids(shards: tuple[ShardDescription, ...]) -> list[str]:
     return [shard.shard_id for shard in shards]
 
 
-def test_a_split_shard_closes_and_its_children_share_its_range() -> None:
+def test_a_split_closes_the_shard_and_divides_its_range_between_two_children() -> None:
     kinesis = FakeKinesis({"orders": 1})
     kinesis.split_shard("orders", shard_id=ZERO, new_starting_hash_key=100, now=0.0)
     parent, left, right = kinesis.list_shards("orders", now=0.0).shards
@@ -24,7 +24,7 @@ def test_a_split_shard_closes_and_its_children_share_its_range() -> None:
     assert left.adjacent_parent_shard_id is None
 
 
-def test_merged_shards_close_and_their_child_names_both() -> None:
+def test_a_merge_closes_both_shards_and_the_child_names_both() -> None:
     kinesis = FakeKinesis({"orders": 3})
     kinesis.merge_shards("orders", shard_id=ONE, adjacent_shard_id=TWO, now=0.0)
     child = kinesis.list_shards("orders", now=0.0).shards[-1]
@@ -34,7 +34,7 @@ def test_merged_shards_close_and_their_child_names_both() -> None:
 
 
 @pytest.mark.parametrize("hash_key", [0, 1, WHOLE - 1, WHOLE, 10**38 * 9])
-def test_a_split_outside_or_at_the_edge_of_the_range_is_refused(hash_key: int) -> None:
+def test_a_split_outside_or_at_the_edge_of_the_range_is_rejected(hash_key: int) -> None:
     kinesis = FakeKinesis({"orders": 1})
     message = (
         f"NewStartingHashKey {hash_key} used in SplitShard() on shard {ZERO} {IN_ORDERS} is not both greater than "
@@ -46,13 +46,13 @@ def test_a_split_outside_or_at_the_edge_of_the_range_is_refused(hash_key: int) -
 
 
 @pytest.mark.parametrize(("first", "second"), [(ZERO, TWO), (ONE, ZERO), (ZERO, ZERO)])
-def test_only_a_shard_and_its_right_neighbour_merge(first: str, second: str) -> None:
+def test_only_a_shard_and_its_right_neighbour_can_be_merged(first: str, second: str) -> None:
     kinesis = FakeKinesis({"orders": 3})
     with pytest.raises(KinesisError, match=r"are not an adjacent pair of shards eligible for merging"):
         kinesis.merge_shards("orders", shard_id=first, adjacent_shard_id=second, now=0.0)
 
 
-def test_a_closed_shard_is_neither_split_nor_merged() -> None:
+def test_a_closed_shard_can_be_neither_split_nor_merged() -> None:
     kinesis = FakeKinesis({"orders": 1})
     kinesis.split_shard("orders", shard_id=ZERO, new_starting_hash_key=100, now=0.0)
     with pytest.raises(KinesisError, match="has already been merged or split"):
@@ -91,7 +91,7 @@ def test_doubling_splits_every_shard_and_halving_merges_every_pair() -> None:
 
 
 @pytest.mark.parametrize(("target", "words"), [(9, "scale up over double"), (1, "scale down below half")])
-def test_the_shard_count_moves_at_most_by_half_or_double(target: int, words: str) -> None:
+def test_the_shard_count_can_at_most_halve_or_double(target: int, words: str) -> None:
     with pytest.raises(KinesisError, match=words):
         FakeKinesis({"orders": 4}).update_shard_count("orders", target_shard_count=target, now=0.0)
 
@@ -135,7 +135,9 @@ FILTERS: list[tuple[ShardListingFilter, float, list[str]]] = [
 
 
 @pytest.mark.parametrize(("shard_filter", "now", "listed"), FILTERS)
-def test_a_filter_lists_what_the_service_would(shard_filter: ShardListingFilter, now: float, listed: list[str]) -> None:
+def test_a_filter_lists_the_same_shards_as_the_service(
+    shard_filter: ShardListingFilter, now: float, listed: list[str]
+) -> None:
     assert ids(resharded().list_shards("orders", shard_filter=shard_filter, now=now).shards) == listed
 
 
@@ -148,12 +150,14 @@ def test_a_filter_lists_what_the_service_would(shard_filter: ShardListingFilter,
         (ShardListingFilter("AT_LATEST", timestamp_ms=1), "Timestamp cannot be provided"),
     ],
 )
-def test_a_filter_must_have_the_argument_it_needs_and_no_other(shard_filter: ShardListingFilter, words: str) -> None:
+def test_a_filter_must_have_exactly_the_argument_that_its_type_needs(
+    shard_filter: ShardListingFilter, words: str
+) -> None:
     with pytest.raises(KinesisError, match=words):
         resharded().list_shards("orders", shard_filter=shard_filter, now=25.0)
 
 
-def test_pages_of_a_listing_follow_one_another_and_keep_the_filter() -> None:
+def test_the_pages_of_a_listing_are_consecutive_and_keep_the_filter() -> None:
     kinesis = FakeKinesis({"orders": 5})
     kinesis.split_shard("orders", shard_id=TWO, new_starting_hash_key=WHOLE // 2, now=0.0)
     page = kinesis.list_shards("orders", shard_filter=ShardListingFilter("AT_LATEST"), max_results=2, now=0.0)
@@ -180,7 +184,7 @@ def test_a_page_has_at_most_1000_shards() -> None:
     assert len(kinesis.list_shards(next_token=page.next_token, now=0.0).shards) == 1
 
 
-def test_a_next_token_stands_alone_and_for_300_seconds() -> None:
+def test_a_next_token_excludes_other_arguments_and_expires_after_300_seconds() -> None:
     kinesis = FakeKinesis({"orders": 2})
     token = kinesis.list_shards("orders", max_results=1, now=0.0).next_token
     for stream, words in (("orders", "StreamName"), (kinesis.arn("orders"), "StreamARN")):

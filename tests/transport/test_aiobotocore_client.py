@@ -67,7 +67,7 @@ def listed(number: int, start: int, end: int, *, is_closed: bool = False) -> dic
 
 
 @pytest.mark.anyio
-async def test_closed_shards_are_left_out_where_the_filter_is_ignored_and_a_token_stands_alone():
+async def test_closed_shards_are_dropped_if_the_filter_is_ignored_and_a_token_is_sent_alone():
     client = Client(
         {
             "list_shards": [
@@ -99,7 +99,7 @@ async def test_closed_shards_are_left_out_where_the_filter_is_ignored_and_a_toke
         {"Shards": [listed(0, 0, 9) | {"HashKeyRange": {"StartingHashKey": "x", "EndingHashKey": "9"}}]},
     ],
 )
-async def test_a_listing_that_cannot_be_read_is_a_failure_and_no_crash(answer):
+async def test_a_listing_that_cannot_be_parsed_is_a_failure(answer):
     async with talking_to(Client({"list_shards": [answer]})) as transport:
         failure = await transport.list_shards("s")
     assert isinstance(failure, RequestFailure)
@@ -117,7 +117,7 @@ async def test_an_endpoint_that_does_not_know_record_limits_is_a_failure():
 
 
 @pytest.mark.anyio
-async def test_what_the_config_says_reaches_the_client():
+async def test_the_options_of_the_config_reach_the_client():
     client = Client({})
     transport = AiobotocoreTransport(
         Config(

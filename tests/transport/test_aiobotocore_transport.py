@@ -61,7 +61,7 @@ async def opened(kinesis: LocalKinesis, **options: Any) -> AsyncIterator[Aioboto
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", WIRES)
-async def test_every_wire_stores_the_same_records_and_reads_the_same_answer(wire):
+async def test_every_wire_format_stores_the_same_records_and_reads_the_same_answer(wire):
     async with LocalKinesis({"s": 2}) as kinesis, opened(kinesis, wire_path=wire) as transport:
         kinesis.faults.add(RecordError(), When(record=lambda key, _: key == "k"))
         answer = await transport.put_records(request_of(*THREE))
@@ -92,7 +92,7 @@ def open_shards(kinesis: LocalKinesis) -> list[Shard]:
 
 
 @pytest.mark.anyio
-async def test_all_open_shards_are_listed_whatever_the_number_of_pages():
+async def test_all_open_shards_are_listed_from_any_number_of_pages():
     async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis) as transport:
         assert await transport.list_shards("s") == open_shards(kinesis)
         kinesis.fake.split_shard("s", shard_id=shard_id(0), new_starting_hash_key=5, now=kinesis.now)
@@ -104,7 +104,7 @@ async def test_all_open_shards_are_listed_whatever_the_number_of_pages():
 
 
 @pytest.mark.anyio
-async def test_one_page_that_fails_fails_the_listing_and_the_next_try_begins_again():
+async def test_a_failed_page_fails_the_listing_and_the_next_call_starts_again():
     async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis) as transport:
         kinesis.faults.add(ErrorAnswer("LimitExceededException"), When(operation="ListShards", page=2, times=1))
         failure = await transport.list_shards("s")
@@ -114,7 +114,7 @@ async def test_one_page_that_fails_fails_the_listing_and_the_next_try_begins_aga
 
 
 @pytest.mark.anyio
-async def test_the_record_limit_is_asked_for():
+async def test_the_record_limit_is_read_from_the_stream():
     async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
         assert await transport.max_record_bytes("s") == 1024 * 1024
         kinesis.fake.update_max_record_size("s", max_record_size_kib=2_048, now=kinesis.now)
@@ -129,7 +129,7 @@ async def test_the_record_limit_is_asked_for():
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", WIRES)
-async def test_the_services_refusal_keeps_its_code_and_its_words(wire):
+async def test_a_service_error_keeps_its_code_and_message(wire):
     async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
         kinesis.faults.add(ErrorAnswer("AccessDeniedException", "User: nobody is not authorized"))
         assert await transport.put_records(request_of(*THREE)) == RequestFailure(
@@ -143,7 +143,7 @@ async def test_the_services_refusal_keeps_its_code_and_its_words(wire):
 @pytest.mark.parametrize(
     "effect", [ResetBeforeCommit(), ResetAfterCommit(), BadBody(), BadBody(b"<html>"), ErrorAnswer("Odd", status=500)]
 )
-async def test_whatever_breaks_is_one_attempt_and_a_value(wire, effect):
+async def test_a_broken_request_is_one_attempt_and_returns_a_failure(wire, effect):
     async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
         fault = kinesis.faults.add(effect, When(operation="PutRecords"))
         answer = await transport.put_records(request_of(*THREE))
@@ -155,7 +155,7 @@ async def test_whatever_breaks_is_one_attempt_and_a_value(wire, effect):
 
 
 @pytest.mark.anyio
-async def test_an_answer_of_another_count_is_handed_on_as_it_is():
+async def test_an_answer_with_another_count_is_returned_unchanged():
     async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
         kinesis.faults.add(WrongCount(-1), When(operation="PutRecords"))
         answer = await transport.put_records(request_of(*THREE))
@@ -165,7 +165,7 @@ async def test_an_answer_of_another_count_is_handed_on_as_it_is():
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("effect", [Latency(5.0), Latency(5.0, after_commit=True)])
-async def test_an_answer_that_does_not_come_in_time_is_a_timeout(effect):
+async def test_an_answer_after_the_timeout_is_a_failure(effect):
     async with (
         LocalKinesis({"s": 1}) as kinesis,
         opened(kinesis, request_timeout_ms=50, connect_timeout_ms=50) as transport,
@@ -185,7 +185,7 @@ def unused_port():
 
 
 @pytest.mark.anyio
-async def test_nobody_listening_is_a_value(unused_port):
+async def test_a_refused_connection_returns_a_failure(unused_port):
     transport = AiobotocoreTransport(config(f"http://127.0.0.1:{unused_port}"))
     async with transport.open():
         for answer in (await transport.put_records(request_of(*THREE)), await transport.list_shards("s")):
@@ -194,7 +194,7 @@ async def test_nobody_listening_is_a_value(unused_port):
 
 
 @pytest.mark.anyio
-async def test_missing_credentials_are_a_value_that_says_so(monkeypatch):
+async def test_missing_credentials_return_a_failure_that_names_them(monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
@@ -222,7 +222,7 @@ class _Vault:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [RuntimeError, OSError, EOFError, LookupError, AssertionError])
-async def test_credentials_that_raise_whatever_they_like_are_asked_again_and_end_nothing(error, monkeypatch):
+async def test_a_credential_provider_that_raises_is_called_again_for_the_next_request(error, monkeypatch):
     session, vault = AioSession(), _Vault(error)
     monkeypatch.setattr(session, "_credentials", AioDeferredRefreshableCredentials(vault.fetch, "vault"))
     async with LocalKinesis({"s": 1}) as kinesis:
@@ -247,7 +247,7 @@ async def test_no_region_is_a_config_error(monkeypatch):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("options", [{"botocore": {"no_such_option": 1}}, {"region": "no region at all"}])
-async def test_a_client_that_cannot_be_made_is_a_config_error(options):
+async def test_a_client_that_cannot_be_created_is_a_config_error(options):
     producer = Producer(Config(**{"region": "us-east-1", **options}))
     with pytest.raises(ConfigError, match=r"check region, endpoint_url, credentials and Config\.botocore"):
         await producer.__aenter__()
@@ -256,7 +256,7 @@ async def test_a_client_that_cannot_be_made_is_a_config_error(options):
 @pytest.mark.anyio
 @pytest.mark.parametrize("named_by", ["option", "environment"])
 @pytest.mark.parametrize("content", [None, "no certificate"])
-async def test_a_ca_bundle_that_is_none_is_a_config_error_not_a_connection_tried_for_ever(
+async def test_a_missing_ca_bundle_is_a_config_error_and_not_a_failed_connection(
     monkeypatch, tmp_path, named_by, content
 ):
     bundle = tmp_path / "bundle.pem"
@@ -270,7 +270,7 @@ async def test_a_ca_bundle_that_is_none_is_a_config_error_not_a_connection_tried
 
 
 @pytest.mark.anyio
-async def test_a_ca_bundle_named_by_the_environment_is_the_one_in_use(monkeypatch, tmp_path):
+async def test_the_ca_bundle_of_the_environment_is_used(monkeypatch, tmp_path):
     bundle = tmp_path / "bundle.pem"
     bundle.write_bytes((Path(botocore.__file__).parent / "cacert.pem").read_bytes())
     monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
@@ -289,7 +289,7 @@ async def test_a_ca_bundle_named_by_the_environment_is_the_one_in_use(monkeypatc
 
 
 @pytest.mark.anyio
-async def test_a_password_in_a_proxys_url_is_in_no_result(unused_port):
+async def test_the_password_of_a_proxy_url_is_in_no_result(unused_port):
     proxy = f"http://someone:hunter2@127.0.0.1:{unused_port}"
     transport = AiobotocoreTransport(config("http://kinesis.invalid", botocore={"proxies": {"http": proxy}}))
     async with transport.open():
@@ -299,7 +299,7 @@ async def test_a_password_in_a_proxys_url_is_in_no_result(unused_port):
     assert "hunter2" not in answer.message
 
 
-def test_cbor_without_its_extra_says_what_to_install(monkeypatch):
+def test_cbor_without_its_extra_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cbor2", None)
     with pytest.raises(ConfigError, match=r"pip install 'kpl-integrations\[cbor\]'"):
         AiobotocoreTransport(Config(wire_path="cbor"))
@@ -324,7 +324,7 @@ async def test_a_producer_reaches_a_kinesis_over_http(wire):
 
 
 @pytest.mark.anyio
-async def test_a_request_of_several_mebibytes_passes():
+async def test_a_request_of_several_mebibytes_is_delivered():
     async with LocalKinesis({"s": 8}, enforce_limits=False) as kinesis:
         settings = config(
             kinesis.endpoint_url, collection_max_size=8 * 1024 * 1024, rate_limit_bytes_per_sec_per_shard=1e9

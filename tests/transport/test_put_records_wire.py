@@ -26,7 +26,7 @@ def request_of(*records: UserRecord, stream: str = "s") -> PutRecordsRequest:
 
 
 @given(st.lists(user_records, min_size=1, max_size=8))
-def test_both_bodies_say_what_botocore_would(records):
+def test_both_bodies_have_the_content_of_botocores(records):
     request = request_of(*records, stream='st"ream')
     expected = {
         "StreamName": 'st"ream',
@@ -56,7 +56,7 @@ class Text(str):
 
 
 @pytest.mark.parametrize("size", [1, 1_000])
-def test_a_key_that_only_derives_from_str_is_sent_as_it_is(size):
+def test_a_key_of_a_subclass_of_str_is_sent_as_a_str(size):
     """msgspec refused it, so the whole request failed as often as it was sent, until all its records expired."""
     request = request_of(UserRecord(Text("key"), bytes(size)), stream=Text("orders"))
     body = json.loads(json_body(request))
@@ -64,7 +64,7 @@ def test_a_key_that_only_derives_from_str_is_sent_as_it_is(size):
     assert cbor2.loads(cbor_body(request))["Records"][0]["PartitionKey"] == "key"
 
 
-def test_what_is_no_text_at_all_is_not_made_into_some():
+def test_a_key_that_is_not_a_str_is_rejected():
     with pytest.raises(TypeError, match="has a object where a str is needed"):
         json_body(PutRecordsRequest("s", [kinesis_record(partition_key=object())], started_at=0.0))
 
@@ -76,7 +76,7 @@ def test_cbor_lengths_of_every_width_are_read_back(size):
     assert len(record["Data"]) == size
 
 
-def test_a_stream_is_named_by_arn_or_name():
+def test_a_stream_is_sent_as_an_arn_or_a_name():
     assert stream_argument("orders") == {"StreamName": "orders"}
     arn = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
     assert stream_argument(arn) == {"StreamARN": arn}
@@ -90,7 +90,7 @@ def test_a_stream_is_named_by_arn_or_name():
         [{"SequenceNumber": "1", "ShardId": "s", "EncryptionType": "KMS", "Unheard": [1, {"of": 2}]}],
     ],
 )
-def test_answers_are_read_with_and_without_their_nulls(records):
+def test_answers_are_parsed_with_and_without_nulls(records):
     expected = [PutRecordsEntry("1", "s", None, None)]
     assert json_entries(json.dumps({"FailedRecordCount": 0, "Records": records}).encode()) == expected
     assert cbor_entries(cbor2.dumps({"FailedRecordCount": 0, "Records": records})) == expected
@@ -99,18 +99,18 @@ def test_answers_are_read_with_and_without_their_nulls(records):
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b"null", b'{"Records": 5}', b'{"Records": [5]}', b"<html>", b"\xff"]
 )
-def test_an_answer_that_is_none_is_an_error(body):
+def test_an_invalid_json_answer_is_an_error(body):
     with pytest.raises(msgspec.MsgspecError):
         json_entries(body)
 
 
 @pytest.mark.parametrize("answer", [{}, [], None, 5, {"Records": 5}, {"Records": [5]}])
-def test_a_cbor_answer_that_is_none_is_an_error(answer):
+def test_an_invalid_cbor_answer_is_an_error(answer):
     with pytest.raises(ValueError, match="has no results"):
         cbor_entries(cbor2.dumps(answer))
 
 
-def test_a_proxys_page_is_left_to_botocore():
+def test_the_error_page_of_a_proxy_is_left_to_botocore():
     error_as_json = cbor_wire()._error_as_json  # noqa: SLF001 - called by botocore only
     assert error_as_json is not None
     assert error_as_json(b"<html>502") == b"<html>502"

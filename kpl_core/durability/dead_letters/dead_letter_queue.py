@@ -37,8 +37,7 @@ from kpl_core.durability.spool.tables import (
     next_due_after,
 )
 from kpl_core.errors import ConfigError
-from kpl_core.records.failure_reason import INCURABLE, REASONS, Reason
-from kpl_core.records.record_result import RecordResult
+from kpl_core.records.record_result import INCURABLE, REASONS, Reason, RecordResult
 
 __all__ = [
     "REDRIVEN_AUTOMATICALLY",

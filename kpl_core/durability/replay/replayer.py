@@ -27,8 +27,7 @@ from kpl_core.durability.spool.envelope import SharedPut, SpooledPut
 from kpl_core.durability.spool.spool_error import SpoolError, SpoolFull, SpoolUnavailable
 from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.options.reliability import SpoolOptions
-from kpl_core.records.failure_reason import INCURABLE, reason_of
-from kpl_core.records.record_result import RecordResult
+from kpl_core.records.record_result import INCURABLE, RecordResult, reason_of
 
 __all__ = ["Replayer"]
 

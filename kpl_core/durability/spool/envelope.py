@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from kpl_core.records.failure_reason import REASON_BY_ERROR_CODE, REASONS, Reason, reason_of
-from kpl_core.records.record_result import RecordResult
+from kpl_core.records.record_result import REASON_BY_ERROR_CODE, REASONS, Reason, RecordResult, reason_of
 from kpl_core.records.user_record import Tier
 
 __all__ = [

@@ -8,9 +8,8 @@ from kpl_core import ConfigError, KinesisTransport
 from kpl_core.durability.spool import SpoolError
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection, is_this_machine
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.local_server import local_kinesis
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
+from kpl_integrations.cli.local import local_kinesis
 from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 
@@ -81,7 +80,7 @@ async def connect(settings: IngestSettings, embedded_url: str | None) -> tuple[I
         CommandFailure: region or credentials are missing.
     """
     if embedded_url is not None:
-        connection = Connection.to_our_own("", endpoint_url=embedded_url)
+        connection = Connection.to_own_server("", endpoint_url=embedded_url)
     else:
         connection = await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
     settings = settings.model_copy(update={"region": connection.region, "endpoint_url": connection.endpoint_url})

@@ -11,8 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from kpl_core import ProducerReport
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.serve.gateway_parts import (
     connect,
     embedded_kinesis,
@@ -21,8 +20,7 @@ from kpl_integrations.cli.serve.gateway_parts import (
     tenant_directory,
 )
 from kpl_integrations.cli.serve.worker import Instructions
-from kpl_integrations.cli.signals import on_signal
-from kpl_integrations.cli.terminal import note, noted
+from kpl_integrations.cli.terminal import note, show_logs
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import listening_sockets, require_certificate
@@ -73,7 +71,7 @@ class Serve:
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = _parse_streams(self._stream_texts)
-        with known_failures(), noted("kpl_integrations", logging.INFO), noted("uvicorn.error", logging.ERROR):
+        with known_failures(), show_logs("kpl_integrations", logging.INFO), show_logs("uvicorn.error", logging.ERROR):
             report = await self._run()
         note(f"stopped; {report}")
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE

@@ -19,11 +19,9 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.serve.gateway_parts import connect, known_failures, tenant_directory
-from kpl_integrations.cli.signals import on_signal
-from kpl_integrations.cli.terminal import complain, note
+from kpl_integrations.cli.terminal import note, print_failure
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
@@ -75,7 +73,7 @@ async def _run() -> None:
             with known_failures():
                 await _serve(msgspec.json.decode(first, type=Instructions), channel)
     except CommandFailure as failure:
-        complain(failure)
+        print_failure(failure)
         status = failure.exit_code
     # All is closed and reported. uvloop's own closing was seen to hang, so do not wait for it.
     sys.stderr.flush()
@@ -130,7 +128,7 @@ def main() -> int:
     try:
         anyio.run(_run, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
     except CommandFailure as failure:
-        complain(failure)
+        print_failure(failure)
     return ExitCode.UNUSABLE
 
 

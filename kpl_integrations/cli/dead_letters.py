@@ -1,4 +1,4 @@
-"""The work of `kpl dlq`: look at the dead letters of a spool file, send them again, export or delete them."""
+"""The commands of `kpl dlq`: list, show, redrive, export and purge the dead letters of a spool file."""
 
 import signal
 import sys
@@ -28,22 +28,19 @@ from kpl_core.durability.spool import (
 )
 from kpl_core.producer.result_callback import ResultCallback
 from kpl_integrations.cli.connection import Connection
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.signals import exit_code_of, until_signal
-from kpl_integrations.cli.tail.record_text import harmless
-from kpl_integrations.cli.terminal import Figure, note, print_figures, progress
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, exit_code_of, until_signal
+from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
 
 __all__ = ["count", "export", "list_letters", "purge_letters", "redrive", "show"]
 
 _IN_FLIGHT: Final = 500
 _BYTES_IN_FLIGHT: Final = 8 << 20
-# So many letters in a row are not all damaged.
-_LOOK_THROUGH: Final = 100
+# So many letters are searched for an undamaged one.
+_MAX_SEARCHED: Final = 100
 
 
 async def count(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
-    """Print how many letters match, by reason."""
+    """Print the number of matching letters by reason."""
     with _opened(path) as letters:
         counts = letters.count(wanted)
     figures = [Figure(reason, number, f"{number:,}") for reason, number in counts.items()]
@@ -53,15 +50,15 @@ async def count(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
 
 
 async def list_letters(path: Path, wanted: LetterFilter, limit: int, as_json: bool) -> ExitCode:
-    """Print a line for each letter that matches, critical first."""
+    """Print a line for each matching letter, critical ones first."""
     with _opened(path) as letters:
         for page in letters.pages(wanted, limit=limit):
             for stored in page:
                 if stored.letter is None:
-                    note(f"letter {stored.number} is damaged, and left out")
+                    note(f"letter {stored.number} is damaged and skipped")
                 else:
                     sys.stdout.write(_line(stored.letter, as_json=as_json))
-            # Else a Ctrl-C would not be heard before the last of them.
+            # Let the loop handle Ctrl-C between two pages.
             await anyio.lowlevel.checkpoint()
         total = sum(letters.count(wanted).values())
     sys.stdout.flush()
@@ -73,13 +70,13 @@ async def list_letters(path: Path, wanted: LetterFilter, limit: int, as_json: bo
 def _line(letter: DeadLetter, *, as_json: bool) -> str:
     if as_json:
         return letter_to_json(letter).decode() + "\n"
-    said = f"{letter.error_code or '-'}: {letter.error_message or '-'}"
-    line = f"{letter.id}  {letter.tier:8}  {letter.reason:17}  {letter.stream}  {letter.partition_key}  {said}"
-    return harmless(line) + "\n"
+    error = f"{letter.error_code or '-'}: {letter.error_message or '-'}"
+    line = f"{letter.id}  {letter.tier:8}  {letter.reason:17}  {letter.stream}  {letter.partition_key}  {error}"
+    return printable(line) + "\n"
 
 
 async def show(path: Path, letter_id: str) -> ExitCode:
-    """Print one letter as JSON, its data in base64."""
+    """Print one letter as JSON with its data in base64."""
     with _opened(path) as letters:
         stored = letters.find(letter_id)
     if stored is None or stored.letter is None:
@@ -90,7 +87,7 @@ async def show(path: Path, letter_id: str) -> ExitCode:
 
 
 async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
-    """Write the letters that match as JSON lines; the file appears complete or not at all."""
+    """Write the matching letters as JSON lines; the destination is replaced at the end or not at all."""
     written = damaged = 0
 
     def work() -> None:
@@ -105,7 +102,7 @@ async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: b
 
     ended = await until_signal(partial(_in_a_thread, work))
     if isinstance(ended, signal.Signals):
-        note(f"interrupted; {destination} was not touched")
+        note(f"interrupted; {destination} is unchanged")
         return exit_code_of(ended)
     figures = [
         Figure("exported", written, f"{written:,}", f"to {destination}"),
@@ -113,12 +110,12 @@ async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: b
     ]
     print_figures(figures, as_json=as_json)
     if damaged:
-        note(f"the damaged ones are in {path} only; recover it with `sqlite3 FILE .recover` before they are purged")
+        note(f"damaged letters are in {path} only; recover them with `sqlite3 FILE .recover` before you purge them")
     return ExitCode.DONE
 
 
 async def purge_letters(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
-    """Delete the letters that match, for good. Interrupted, it has deleted some; run it again."""
+    """Delete the matching letters permanently. If it is interrupted, some are deleted; run it again."""
     purged = 0
 
     def work() -> None:
@@ -145,7 +142,7 @@ async def purge_letters(path: Path, wanted: LetterFilter, as_json: bool) -> Exit
 
 
 async def _in_a_thread(work: Callable[[], None]) -> ExitCode:
-    """Do blocking work that calls `_advanced` from time to time, and is stopped there by a signal."""
+    """Run blocking work in a thread; it calls `_advanced` regularly, where a signal stops it."""
     await anyio.to_thread.run_sync(work)
     return ExitCode.DONE
 
@@ -163,7 +160,7 @@ async def redrive(
     endpoint_url: str | None,
     as_json: bool,
 ) -> ExitCode:
-    """Send the letters that match again, critical first; what Kinesis took leaves the file."""
+    """Send the matching letters again, critical ones first; delivered letters leave the file."""
     last = RedriveProgress(0, 0, 0, 0)
 
     async def work() -> ExitCode:
@@ -179,13 +176,13 @@ async def redrive(
                 with progress() as bar:
                     shown = bar.add_task("redrive", total=None)
 
-                    def told(now: RedriveProgress) -> None:
+                    def show(now: RedriveProgress) -> None:
                         nonlocal last
                         last = now
                         bar.update(shown, total=now.total, completed=sum(now[1:]))
 
                     redriver = Redriver(queue, _put_into(producer), _pace(rate))
-                    last = await redriver.redrive(wanted, on_progress=told)
+                    last = await redriver.redrive(wanted, on_progress=show)
         return ExitCode.DONE
 
     try:
@@ -196,7 +193,7 @@ async def redrive(
     figures = [
         Figure("letters", last.total, f"{last.total:,}", "matched"),
         Figure("delivered", last.delivered, f"{last.delivered:,}"),
-        Figure("failed", last.failed, f"{last.failed:,}", "stay in the queue"),
+        Figure("failed", last.failed, f"{last.failed:,}", "still in the queue"),
         Figure("damaged", last.damaged, f"{last.damaged:,}"),
     ]
     print_figures(figures, as_json=as_json)
@@ -207,8 +204,8 @@ async def redrive(
 
 
 async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: LetterFilter) -> str | None:
-    """Return the stream of the first whole letter that matches, an ARN in it says which region; None if none does."""
-    for stored in await spool.mailbox.wait_for(queue.select_nowait(wanted, _LOOK_THROUGH)):
+    """Return the stream of the first undamaged matching letter, as name or ARN; None if there is none."""
+    for stored in await spool.mailbox.wait_for(queue.select_nowait(wanted, _MAX_SEARCHED)):
         if stored.letter is not None:
             return stored.letter.stream
     return None
@@ -234,22 +231,22 @@ def _pace(rate: float) -> DeliveryPace:
         bytes_per_second=1e9,
         in_flight_records=_IN_FLIGHT,
         in_flight_bytes=_BYTES_IN_FLIGHT,
-        # A person waits: the pauses after failures are as short as they can be.
+        # The user waits, so pauses after failures have no jitter and their minimum length.
         chance=lambda: 0.0,
     )
 
 
 def _options(path: Path) -> SpoolOptions:
     if not path.is_file():
-        message = f"{path} is no file; give the path that the producer's spool has"
+        message = f"{path} is not a file; give the path of the producer's spool"
         raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT)
-    # It was filled under other bounds; nothing here makes it larger.
+    # The producer's bounds are unknown; nothing here enlarges the file.
     return SpoolOptions(path=path, max_bytes=1 << 44, max_dead_letter_bytes=1 << 44)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[LetterReader]:
-    """Read a spool file; what it says against that is a failure of the command."""
+    """Open a spool file for reading; turn its errors into a CommandFailure."""
     try:
         with LetterReader(path) as letters:
             yield letters

@@ -1,71 +1,69 @@
-"""Credentials of tenants: made here, shown once, kept by whoever they are for."""
+"""The commands of `kpl keys`: create, hash and check the credentials of the gateway's tenants."""
 
 import os
 import secrets
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from kpl_core import ConfigError
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.terminal import Figure, note, print_figures
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
+from kpl_integrations.cli.terminal import Figure, note, print_figures, print_json
 from kpl_integrations.ingest.tenants import FileTenants, new_api_key, stored_key
 
 __all__ = ["check_tenants", "hash_key", "new_key", "new_key_pair"]
 
-# As long as AWS' own, so that every SDK's check of lengths is satisfied; the prefix is nobody's at AWS.
+# As long as AWS' ids, so that every SDK accepts the length; AWS does not use the prefix.
 _ID_PREFIX: Final = "KPLI"
 _ID_CHARACTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _ID_LENGTH: Final = 20
 _SECRET_BYTES: Final = 32
-_LONGEST_KEY: Final = 512
+_MAX_KEY_CHARACTERS: Final = 512
 
 
 async def new_key(as_json: bool) -> ExitCode:
-    """Print a new API key, and its line of the tenants file."""
+    """Print a new API key and its line for the tenants file."""
     key = new_api_key()
     if as_json:
-        _print_json({"api_key": key, "stored": stored_key(key)})
+        print_json({"api_key": key, "stored": stored_key(key)})
     else:
         sys.stdout.write(f'{key}\napi_keys = ["{stored_key(key)}"]\n')
-        note("The first line is for the tenant alone and cannot be shown again; the second is for the tenants file.")
+        note("Give the first line to the tenant only; it cannot be shown again. The second is for the tenants file.")
     return ExitCode.DONE
 
 
 async def hash_key(as_json: bool) -> ExitCode:
-    """Print the line of the tenants file for the key on standard input."""
-    key = sys.stdin.readline(_LONGEST_KEY + 2).strip()
-    if not 1 <= len(key) <= _LONGEST_KEY:
-        message = f"standard input holds no key of 1 to {_LONGEST_KEY} characters; pipe one in"
+    """Print the line for the tenants file for the key on standard input."""
+    key = sys.stdin.readline(_MAX_KEY_CHARACTERS + 2).strip()
+    if not 1 <= len(key) <= _MAX_KEY_CHARACTERS:
+        message = f"standard input has no key of 1 to {_MAX_KEY_CHARACTERS} characters; pipe one in"
         raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT)
     if as_json:
-        _print_json({"stored": stored_key(key)})
+        print_json({"stored": stored_key(key)})
     else:
         sys.stdout.write(f'api_keys = ["{stored_key(key)}"]\n')
     return ExitCode.DONE
 
 
 async def new_key_pair(secret_file: Path, as_json: bool) -> ExitCode:
-    """Write a new secret to a file only its owner can read; print the id that goes with it."""
+    """Write a new secret to a file that only its owner can read; print its access key id."""
     random_part = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH - len(_ID_PREFIX)))
     access_key_id = _ID_PREFIX + random_part
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     _write_private(secret_file, secret + "\n")
     if as_json:
-        _print_json({"access_key_id": access_key_id, "secret_file": str(secret_file)})
+        print_json({"access_key_id": access_key_id, "secret_file": str(secret_file)})
     else:
         line = f"{{ access_key_id = {_toml(access_key_id)}, secret_file = {_toml(_absolute(secret_file))} }}"
         sys.stdout.write(f"aws_access_key_id = {access_key_id}\nsigv4 = [{line}]\n")
-        note(f"The secret is in {secret_file}: give it to the tenant, and leave the file for the gateway to read.")
+        note(f"The secret is in {secret_file}: give it to the tenant, and keep the file for the gateway.")
     return ExitCode.DONE
 
 
 async def check_tenants(file: Path, as_json: bool) -> ExitCode:
-    """Read the file and everything it names."""
+    """Read a tenants file and its secret files, and print a summary."""
     try:
         directory = FileTenants(file)
     except ConfigError as error:
@@ -78,7 +76,7 @@ async def check_tenants(file: Path, as_json: bool) -> ExitCode:
         Figure(
             "without_credentials",
             directory.unknown is not None,
-            "let in" if directory.unknown is not None else "refused",
+            "accepted" if directory.unknown is not None else "rejected",
             "all of them share one flow" if directory.unknown is not None else "there is no [unknown]",
         ),
     ]
@@ -88,12 +86,12 @@ async def check_tenants(file: Path, as_json: bool) -> ExitCode:
 
 def _write_private(path: Path, text: str) -> None:
     try:
-        # Never another's file, and never readable by others, not even for a moment.
+        # Never overwrite a file, and never let others read it, not even for a moment.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w", encoding="ascii") as opened:  # noqa: PTH123 - a descriptor
             opened.write(text)
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}; name a file that is not there yet, in a folder that is"
+        message = f"{path} cannot be written: {error.strerror}; name a new file in an existing folder"
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE) from error
 
 
@@ -104,7 +102,3 @@ def _absolute(path: Path) -> str:
 def _toml(text: str) -> str:
     # A JSON string is a TOML basic string.
     return msgspec.json.encode(text).decode()
-
-
-def _print_json(members: Mapping[str, str]) -> None:
-    sys.stdout.write(msgspec.json.encode(members).decode() + "\n")

@@ -1,4 +1,4 @@
-"""The demo's way through the gateway: one on loopback, and requests to it that are answered when all is delivered."""
+"""The gateway of `kpl demo`: it serves on loopback, and the demo's requests are answered after delivery."""
 
 import base64
 import logging
@@ -15,10 +15,9 @@ from kpl_core import KinesisTransport, Producer, PutRecordsAnswer, PutRecordsReq
 from kpl_core.hooks import RequestCompleted
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection
-from kpl_integrations.cli.demo.demo_pace import DemoPace
-from kpl_integrations.cli.demo.demo_records import DemoRecords
-from kpl_integrations.cli.demo.traffic import Traffic
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.demo import DemoPace, DemoRecords
+from kpl_integrations.cli.exit_code import CommandFailure
+from kpl_integrations.cli.put import RequestTotals
 from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
@@ -26,48 +25,48 @@ from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 __all__ = ["DemoGateway"]
 
 RECORDS_PER_REQUEST: Final = 100
-_REQUESTS_AT_ONCE: Final = 256
+_CONCURRENT_REQUESTS: Final = 256
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=120)
 _OK: Final = 200
-_COME_BACK: Final = (429, 503)
+_RETRY_STATUSES: Final = (429, 503)
 _THROTTLED: Final = "ProvisionedThroughputExceededException"
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class DemoGateway:
-    """A gateway with one tenant, who needs no key. Made by `opened`."""
+    """A gateway with one tenant that needs no key. Created by `opened`."""
 
     def __init__(self, gateway: IngestGateway, url: str) -> None:
         self._gateway = gateway
         self._url = url
 
-    def traffic(self, records: DemoRecords, stream: str, *, shards: int) -> "GatewayTraffic":
-        """Return what puts `records` through it."""
-        return GatewayTraffic(records, self._url, stream, shards=shards)
+    def load(self, records: DemoRecords, stream: str, *, shards: int) -> "GatewayLoad":
+        """Return the load that sends `records` through the gateway."""
+        return GatewayLoad(records, self._url, stream, shards=shards)
 
     @property
     def producer(self) -> Producer:
-        """Return the gateway's own producer."""
+        """The gateway's producer."""
         return self._gateway.producer
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, connection: Connection, traffic: Traffic) -> AsyncIterator["DemoGateway"]:
-        """Serve on a free port of loopback until the end of the block; what was accepted is delivered then."""
-        # Built without asking the environment: what is set for another gateway is not meant for this one.
+    async def opened(cls, connection: Connection, totals: RequestTotals) -> AsyncIterator["DemoGateway"]:
+        """Serve on a free loopback port until the end of the block, and deliver all accepted records."""
+        # Do not read the environment: its settings are for other gateways.
         settings = IngestSettings.model_construct(
             port=0, drain_delay_seconds=0.0, region=connection.region, endpoint_url=connection.endpoint_url
         )
         transport = AiobotocoreTransport(settings.producer_config(), session=connection.session)
         directory = OpenTenants(Tenant(id="demo", default_ack="delivered"))
-        gateway = IngestGateway(settings, directory, transport=_Counted(transport, traffic))
-        with bound_socket(settings.host, settings.port) as listening, _silenceable() as silence:
+        gateway = IngestGateway(settings, directory, transport=_CountingTransport(transport, totals))
+        with bound_socket(settings.host, settings.port) as listening, _can_silence_logs() as silence:
             server = GatewayServer(gateway, listening)
             async with anyio.create_task_group() as tasks:
                 started = anyio.Event()
 
                 async def serve() -> None:
-                    # Ctrl-C ends it, too, in its own order: requests that are cut off would be told with tracebacks.
+                    # Shielded, so that Ctrl-C ends it in order too; cancelled requests would log tracebacks.
                     with anyio.CancelScope(shield=True):
                         await server.run(started=started.set)
 
@@ -76,9 +75,9 @@ class DemoGateway:
                     await started.wait()
                     yield cls(gateway, server.url)
                 except BaseException:
-                    # What is cut off on purpose need not be told of.
+                    # Requests that are cancelled on purpose need no log.
                     silence()
-                    # The first signal of two that end it at once.
+                    # Two stop signals end the server at once; this is the first.
                     server.stop()
                     raise
                 finally:
@@ -86,8 +85,8 @@ class DemoGateway:
 
 
 @contextmanager
-def _silenceable() -> Iterator[Callable[[], None]]:
-    """Yield what silences all logging until the end of the block."""
+def _can_silence_logs() -> Iterator[Callable[[], None]]:
+    """Yield a function that disables all logging until the end of the block."""
     before = logging.root.manager.disable
     try:
         yield lambda: logging.disable(logging.ERROR)
@@ -95,27 +94,27 @@ def _silenceable() -> Iterator[Callable[[], None]]:
         logging.disable(before)
 
 
-class GatewayTraffic:
-    """POSTs all records, a hundred to a request; `split` is called once, half-way."""
+class GatewayLoad:
+    """POSTs all records, 100 per request; `split` is called once, in the middle."""
 
     def __init__(self, records: DemoRecords, url: str, stream: str, *, shards: int) -> None:
         self._records = records
         self._url = f"{url}/v1/streams/{stream}/records?ack=delivered"
         self._pace = DemoPace(shards)
-        self._at_once = anyio.CapacityLimiter(_REQUESTS_AT_ONCE)
+        self._slots = anyio.CapacityLimiter(_CONCURRENT_REQUESTS)
         self.put_count = 0
         self.put_bytes = 0
-        # Of each request, from the first attempt to the answer that says what became of its records.
+        # Of each request, from the first attempt to the answer after delivery.
         self.seconds_to_ack: list[float] = []
 
     async def run(self, split: Callable[[], Any]) -> None:
-        """Put all records; done when the gateway has said what became of each."""
+        """Put all records and wait for their results."""
         count = self._records.count
         half = count // 2
         headers = {"Content-Type": "application/x-ndjson"}
-        connector = aiohttp.TCPConnector(limit=_REQUESTS_AT_ONCE)
+        connector = aiohttp.TCPConnector(limit=_CONCURRENT_REQUESTS)
         async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, headers=headers) as session:
-            # The first by itself: with it the gateway learns of the stream and its shards.
+            # Send the first record alone, so that the gateway lists the stream's shards.
             await self._post(session, self._request(0, 1)[0])
             self._pace.begin()
             async with anyio.create_task_group() as tasks:
@@ -123,7 +122,7 @@ class GatewayTraffic:
                     after = min(first + RECORDS_PER_REQUEST, count)
                     if first <= half < after:
                         tasks.start_soon(split)
-                    await self._at_once.acquire_on_behalf_of(first)
+                    await self._slots.acquire_on_behalf_of(first)
                     body, sent = self._request(first, after)
                     tasks.start_soon(self._post_and_release, session, body, first)
                     await self._pace.keep(after - first, sent)
@@ -142,7 +141,7 @@ class GatewayTraffic:
         try:
             await self._post(session, body)
         finally:
-            self._at_once.release_on_behalf_of(first)
+            self._slots.release_on_behalf_of(first)
 
     async def _post(self, session: aiohttp.ClientSession, body: bytes) -> None:
         began = time.monotonic()
@@ -151,26 +150,28 @@ class GatewayTraffic:
                 if answer.status == _OK:
                     self.seconds_to_ack.append(time.monotonic() - began)
                     return
-                said = await answer.text()
-                if answer.status not in _COME_BACK:
-                    message = f"the gateway answered {answer.status} to the demo's records: {said[:300]}; report it"
+                text = await answer.text()
+                if answer.status not in _RETRY_STATUSES:
+                    message = (
+                        f"the gateway answered {answer.status} to the demo's records: {text[:300]}; report this bug"
+                    )
                     raise CommandFailure(message)
                 wait = float(answer.headers.get("Retry-After", "1"))
             await anyio.sleep(wait)
 
 
-class _Counted:
-    """A transport that tells `traffic` of each request, as a hook would."""
+class _CountingTransport:
+    """A transport that reports each request to `totals`, like a producer's hook."""
 
-    def __init__(self, transport: KinesisTransport, traffic: Traffic) -> None:
+    def __init__(self, transport: KinesisTransport, totals: RequestTotals) -> None:
         self._transport = transport
-        self._traffic = traffic
+        self._totals = totals
         self.open = transport.open
         self.list_shards = transport.list_shards
         self.max_record_bytes = transport.max_record_bytes
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        """Send the request, and note what was in it."""
+        """Send the request and count it."""
         began = time.monotonic()
         answer = await self._transport.put_records(request)
         error_code, throttled = None, 0
@@ -178,7 +179,7 @@ class _Counted:
             error_code = answer.code
         else:
             throttled = sum(entry.error_code == _THROTTLED for entry in answer)
-        self._traffic(
+        self._totals(
             RequestCompleted(
                 stream=request.stream,
                 started_at=began,
