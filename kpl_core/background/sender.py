@@ -160,7 +160,7 @@ class BackgroundSender:
         self._pending: dict[Future[Any], threading.Condition] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opened, self._stopped = asyncio.Event(), asyncio.Event()
-        self._is_drain_scheduled = False
+        self.is_drain_scheduled = False
         self._is_ending = self._is_over = False
         self.has_ended = False
         self.is_open = False
@@ -204,8 +204,8 @@ class BackgroundSender:
 
     def wake(self) -> None:
         """Drain the sources soon. Call it with the lock held."""
-        if not self._is_drain_scheduled:
-            self._is_drain_scheduled = True
+        if not self.is_drain_scheduled:
+            self.is_drain_scheduled = True
             self.run_soon(self._drain)
 
     def run_soon(self, callback: Callable[[], object]) -> None:
@@ -437,7 +437,7 @@ class BackgroundSender:
             self._is_ending = True
 
     def _drain(self) -> None:
-        self._is_drain_scheduled = False
+        self.is_drain_scheduled = False
         if self.producer is not None:
             for source in list(self._sources):
                 source.drain(self.producer)
@@ -453,7 +453,7 @@ def import_early(config: Config) -> None:
     if config.spool is not None or config.dead_letters is not None:
         import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:
-        import_module("kpl_core.producer.coordinating")
+        import_module("kpl_core.producer.coordination_driver")
     # anyio and name resolution import these when they are first used.
     import_module("anyio._backends._asyncio")
     import_module("encodings.idna")

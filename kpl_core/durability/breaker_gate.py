@@ -1,10 +1,10 @@
 """The gate of circuit breakers: one breaker for each shard of a stream, and one for the stream as a whole.
 
-A shard's breaker counts the results of single Kinesis records, so an HTTP 200 full of throttles counts as failures. The
-stream's breaker counts requests that failed as a whole, by their records: no connection, a 500 or a timeout is no
-evidence about one shard. A single failed request does not count, however many records it had: it may be the only one in
-the window. Errors that no retry can fix, records that expired here, and records stored on another shard than predicted
-count for neither breaker.
+A shard's breaker counts what the service says about single Kinesis records, so an HTTP 200 full of throttles counts as
+failures. The stream's breaker counts whole requests that failed, by their records: no connection, a 500 or a timeout
+do not concern one shard. A single failed request is not counted, however many records it carried: it may be all that
+was sent in the window. Errors that no retry can fix, records that expired here, and records stored on another shard
+than predicted count for neither.
 """
 
 import math

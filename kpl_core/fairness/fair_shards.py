@@ -1,14 +1,15 @@
 """The fair queues in front of the shards: where user records wait, each flow for itself.
 
-As long as a shard keeps up, no user record waits here. When Kinesis records wait for
-its tokens, the user records put after them wait per flow, and enter aggregation in
-weighted fair order by bytes. So the stages behind the queue never have more than a
-moment's worth of the shard's capacity, and a flow that floods a shard delays only itself.
+As long as a shard keeps up, nothing waits here. When Kinesis records wait for
+its tokens, what is put after them waits per flow, and enters aggregation in
+weighted fair order by bytes. So behind the queue there is never more than a
+moment's worth of the shard's capacity, and a flow that floods a shard delays
+itself.
 
-A flow may have at most `weight / default weight` times as many records and bytes here as
-are still free for all flows (dynamic thresholds: Choudhury and Hahne, 1998). One flood
-takes at most half of the room, a second at most half of the rest, and a quiet flow always
-finds some.
+How much one flow may queue here follows the room that is left for all: at most
+`weight / default weight` times as many records and bytes as are still free
+(dynamic thresholds: Choudhury and Hahne, 1998). One flood takes at most half of
+the room, a second at most half of the rest, and a quiet flow always finds some.
 """
 
 import math
@@ -24,7 +25,7 @@ from kpl_core.records.user_record import Tier
 
 __all__ = ["FairShards"]
 
-# User records that one call returns. All of them may expire at one instant, and other tasks of the loop must run.
+# User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
 EXPIRED_AT_ONCE: Final = 500
 
 Flow = Hashable
@@ -38,13 +39,13 @@ class FairShards:
         self._buffer_limit = buffer_limit
         self._ttl_seconds = ttl_seconds
         self._queues: dict[str | None, FairQueue[DetachedUserRecord]] = {}
-        # By flow: how many user records and bytes wait, in front of all shards.
+        # By flow: the user records and bytes that wait, over all shards.
         self._held: dict[Flow, list[int]] = {}
         # Never later than the earliest expiration in here.
         self._earliest_expiration = math.inf
 
     def __bool__(self) -> bool:
-        """Return True if a user record waits for any shard."""
+        """Return True if a user record waits, for any shard."""
         return bool(self._queues)
 
     def is_waiting(self, shard_id: str | None) -> bool:
@@ -53,16 +54,16 @@ class FairShards:
 
     @property
     def waiting_shards(self) -> list[str | None]:
-        """Return the shards that user records wait for."""
+        """Return the shards for which user records wait."""
         return list(self._queues)
 
     def require_share(self, flow: Flow, size_bytes: int, *, records: int = 1, tier: Tier = "normal") -> None:
-        """Check that `records` more user records of the flow, of `size_bytes` together, may wait here.
+        """Check that the flow may queue `records` more user records, of `size_bytes` together.
 
-        A flow without waiting records may use all the room that is left.
+        A flow with nothing queued may put as much as there is room for.
 
         Raises:
-            BufferFull: the flow has used up its share of the room; the other flows still have theirs.
+            BufferFull: it has used up its share of the room; other flows still have theirs.
         """
         held = self._held.get(flow)
         if held is None:
@@ -83,7 +84,7 @@ class FairShards:
         )
 
     def put(self, shard_id: str | None, waiting: DetachedUserRecord, size_bytes: int) -> None:
-        """Let a user record wait behind the others of its flow."""
+        """Enqueue a user record behind the others of its flow."""
         queue = self._queues.get(shard_id)
         if queue is None:
             queue = self._queues[shard_id] = FairQueue(weight_of=self._policy.weight_of)
@@ -95,7 +96,7 @@ class FairShards:
         self._earliest_expiration = min(self._earliest_expiration, waiting.arrived_at + self._ttl_seconds)
 
     def take(self, shard_id: str | None) -> DetachedUserRecord:
-        """Remove and return the user record whose turn it is; at least one must wait for the shard."""
+        """Remove and return the user record whose turn it is; something is waiting for the shard."""
         queue = self._queues[shard_id]
         waiting = queue.pop()
         if not queue:
@@ -112,10 +113,7 @@ class FairShards:
             del self._held[flow]
 
     def take_expired(self, now: float) -> list[DetachedUserRecord]:
-        """Remove and return at most 500 expired user records.
-
-        If more have expired, `next_wakeup` returns a time in the past.
-        """
+        """Remove and return up to 500 expired user records; if there are more, `next_wakeup` stays in the past."""
         if self._earliest_expiration > now:
             return []
         expired: list[DetachedUserRecord] = []
@@ -128,7 +126,7 @@ class FairShards:
 
         for shard_id, queue in list(self._queues.items()):
             for flow in list(queue.flows()):
-                # The oldest of a flow expire first, so the search stops at the first that has not expired.
+                # The oldest of a flow expire first, so the rest of the flow needs no check.
                 queue.remove(flow, expires, heads_only=True)
                 if len(expired) >= EXPIRED_AT_ONCE:
                     break
@@ -145,7 +143,7 @@ class FairShards:
         return expired
 
     def drain(self, shard_ids: Iterable[str | None]) -> list[DetachedUserRecord]:
-        """Remove and return the user records that wait for these shards, in the order of service."""
+        """Remove and return what waits for these shards, in the order in which it would have been served."""
         drained = []
         for shard_id in shard_ids:
             queue = self._queues.pop(shard_id, None)
@@ -175,5 +173,5 @@ class FairShards:
 
     @property
     def queued_by_flow(self) -> dict[Flow, tuple[int, int]]:
-        """Return how many user records, of how many bytes, wait per flow; flows without any are left out."""
+        """Return how many user records, of how many bytes, each flow has waiting; those with none are left out."""
         return {flow: (records, size_bytes) for flow, (records, size_bytes) in self._held.items()}

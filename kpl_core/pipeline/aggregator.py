@@ -45,7 +45,7 @@ class Aggregator:
         return lane
 
     def single_lane(self, shard_id: str | None, tier: Tier) -> Lane:
-        """Return a lane of a predicted shard that never aggregates, whatever the options say."""
+        """Return a lane of a predicted shard that never aggregates, also where aggregation is on."""
         lane = self._single_lanes.get((shard_id, tier))
         if lane is None:
             lane = self._single_lanes[shard_id, tier] = SingleLane(self.output, shard_id, tier)

@@ -1,4 +1,4 @@
-"""The Kinesis records that back off: a heap by the instant of the next attempt, counted by shard."""
+"""Kinesis records that wait for a time: between two attempts, or for a circuit breaker."""
 
 import math
 from collections import Counter

@@ -55,10 +55,10 @@ class BufferLimit:
         return self._normal_bytes - self.free_bytes
 
     def has_room(self, *, size_bytes: int, records: int = 1, tier: Tier = "normal") -> bool:
-        """Say whether `reserve` would succeed.
+        """Return True if `reserve` would succeed.
 
         A record larger than the whole bound fits when nothing else is outstanding: refusing
-        it for ever would be a deadlock for a caller that waits for room.
+        it always would be a deadlock for a caller that waits for room.
         """
         if records == 1 and self.free_records == self._normal_records:
             return True
@@ -66,7 +66,7 @@ class BufferLimit:
         return self.free_records - records >= least_records and self.free_bytes - size_bytes >= least_bytes
 
     def could_hold(self, *, size_bytes: int, records: int, tier: Tier) -> bool:
-        """Say whether there would be room for so many user records together if nothing were outstanding."""
+        """Return True if there would be room for so many user records together if nothing were outstanding."""
         least_records, least_bytes = self._floors[tier]
         return records == 1 or (
             self._normal_records - records >= least_records and self._normal_bytes - size_bytes >= least_bytes
@@ -83,7 +83,7 @@ class BufferLimit:
             raise self.full()
 
     def overdraw(self, *, size_bytes: int) -> None:
-        """Take room, there or not, for a user record that never had any and is about to give it back."""
+        """Take room without a check for a spilled user record, which gives it back at once."""
         self.free_records -= 1
         self.free_bytes -= size_bytes
 
@@ -103,7 +103,7 @@ class BufferLimit:
         self.free_bytes += size_bytes
 
     def full(self, *, more_records: int = 0, more_bytes: int = 0) -> BufferFull:
-        """Return the error that says how full it is, with what waits to be reserved elsewhere."""
+        """Return the error with the counts; `more_*` are reserved elsewhere and count too."""
         records, size_bytes = self.outstanding_records + more_records, self.outstanding_bytes + more_bytes
         message = (
             f"{records:,} of {self.max_records:,} records and {size_bytes:,} of {self.max_bytes:,} bytes are "

@@ -23,7 +23,7 @@ __all__ = ["TABLE", "THROTTLED", "Action", "Case", "Row", "classify", "is_invali
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 
-# The codes of a request that breaks a rule; which of its records does, nobody says.
+# The codes of a request that breaks a rule. The answer does not say which record breaks it.
 _INVALID: Final = ("Validation", "InvalidArgument")
 
 
@@ -99,7 +99,7 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     Row(
         "success on a shard whose range is not known yet",
-        # In arrival order for any consumer: what is decided only by the map travels again before what it routes anew.
+        # In arrival order for any consumer: a record decided by the map must travel before records that the map moves.
         lambda case, config: (
             not case.range_known and not case.waited and (config.consumer == "kcl" or config.ordering == "per_key")
         ),
@@ -133,5 +133,5 @@ def classify(case: Case, config: Config) -> Row:
 
 
 def is_invalid(error_code: str) -> bool:
-    """Say whether the code is that of a request that breaks a rule."""
+    """Return True if the code is that of a request that breaks a rule."""
     return error_code.startswith(_INVALID)

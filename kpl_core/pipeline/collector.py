@@ -7,7 +7,7 @@ the buffered time, 50 ms at most. (`kinesis_record.cc` and `collector.h`; AWS
 PutRecords.)
 
 Different from the KPL: 256 KiB for one shard make that shard's records leave
-alone. There they flush everybody's request, so one hot shard makes all
+alone. There they flush the whole request, so one hot shard makes all
 requests small.
 
 What was admitted in time has paid its tokens, and is sent even if it expires
@@ -141,7 +141,7 @@ class Collector:
         """Remove and return the records that expired while no request could leave."""
         if self.earliest_expiration > now:
             return []
-        # In place: packing the others anew would let them wait anew, for ever if one expires each time.
+        # In place: packing the others again would restart their wait, without a bound if one expires each time.
         expired: list[KinesisRecord] = []
         self.full = deque(left for full in self.full if (left := self._sift(full, expired, now)))
         for shard, records in list(self._by_shard.items()):
@@ -186,7 +186,7 @@ class Collector:
 
     @property
     def has_full(self) -> bool:
-        """Say whether a request waits that has no room for more."""
+        """Return True if a full request waits."""
         return bool(self.full)
 
     def is_due(self, now: float) -> bool:

@@ -155,7 +155,7 @@ class Retrier:
         self._again(record, attempt, retries, delay=delay)
 
     def backoff(self, failures: int) -> float:
-        """Draw the seconds to wait before the next attempt after so many failures."""
+        """Draw how long to wait before the next attempt, in seconds."""
         return self._backoff.seconds(failures, self._chance)
 
     def _again(self, record: KinesisRecord, attempt: Attempt, retries: Retries, *, delay: float) -> None:

@@ -1,6 +1,6 @@
 """What may leave as a request, and when: packed requests, the pieces of a bisection, and a pause during an outage.
 
-**The pause.** No connection, a 500, or no answer in time say nothing about single records, and requests sent meanwhile
+**The pause.** No connection, a 500, or no answer in time do not concern single records, and requests sent meanwhile
 are built, signed and written in vain. So after two such failures in a row one request at a time leaves as a probe, each
 after a longer pause (the retrier's backoff: exponential, with full jitter). The first answer of any kind ends the
 pause. (Nygard, "Release It!", 2007, calls it the half-open state of a circuit breaker. Unlike
@@ -64,7 +64,7 @@ class SendingPause:
     def ended(self, now: float, *, failed: bool) -> None:
         """Note how a request ended: `failed` as a whole in a way that a retry may fix, or answered."""
         if not failed:
-            # The service answered, whatever it said about single records.
+            # The service answered, even if it refused single records.
             self._failures = self._probes = 0
             self.is_failing = False
             self.ready_at = -math.inf
@@ -121,7 +121,7 @@ class Bisection:
     def refused_alone(self, records: Piece) -> bool:
         """Note that a record was refused alone; say whether what is left is hopeless."""
         if records is not self._out:
-            # It was in nobody's company, and speaks for nobody.
+            # It was not part of a refused request, so it is no evidence about the others.
             return False
         self._witnesses += 1
         self._next, self._sibling = self._sibling, None

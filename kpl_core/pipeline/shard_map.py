@@ -31,7 +31,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class ShardMap:
-    """The open shards of one stream, as last told.
+    """The open shards of one stream, as of the last update.
 
     Hash keys are 16-byte digests here: big-endian bytes sort like the integers.
     """
@@ -49,7 +49,7 @@ class ShardMap:
 
     @property
     def known(self) -> bool:
-        """Say whether any map was ever told."""
+        """Return True if a map was ever given."""
         return self._updated_at is not None
 
     @property
@@ -69,16 +69,16 @@ class ShardMap:
         return self._shard_ids[position]
 
     def knows(self, shard_id: str) -> bool:
-        """Say whether the range of `shard_id` is known, be it open or lately closed."""
+        """Return True if the range of `shard_id` is known: the shard is open, or closed in the last minute."""
         return shard_id in self._ranges
 
     def is_inside(self, digest: bytes, shard_id: str) -> bool:
-        """Say whether a hash key lies in the range of `shard_id`; False if the range is unknown."""
+        """Return True if a hash key lies in the range of `shard_id`; False if the range is unknown."""
         bounds = self._ranges.get(shard_id)
         return bounds is not None and bounds[0] <= digest <= bounds[1]
 
     def update(self, shards: Iterable[Shard], now: float) -> bool:
-        """Use these open shards from now on; say whether that changed any prediction."""
+        """Use these open shards from now on; return True if that changed a prediction."""
         ordered = sorted(shards, key=lambda shard: shard.ending_hash_key)
         shard_ids = [shard.shard_id for shard in ordered]
         ends = [hash_key_to_digest(shard.ending_hash_key) for shard in ordered]
@@ -103,14 +103,14 @@ class ShardMap:
     def invalidate(self, *, seen_at: float) -> None:
         """Ask for a refresh, because a request started at `seen_at` met another map.
 
-        What began before the last update says nothing about the map in use now.
+        A request that began before the last update is no evidence about the present map.
         """
         if self._updated_at is None or seen_at > self._updated_at:
             self._refresh_wanted = True
 
     @property
     def refresh_wanted(self) -> bool:
-        """Say whether a newer map should be fetched."""
+        """Return True if a newer map should be fetched."""
         return self._refresh_wanted or self._updated_at is None
 
     def __repr__(self) -> str:

@@ -79,9 +79,10 @@ class WriteAhead(Protocol):
 class GroupTerms(NamedTuple):
     """How a group of records is put: all of them or none.
 
-    The records are of this flow and tier, whatever each says. Without `aggregate` each travels in a Kinesis record of
-    its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail. With
-    `wants_deliveries` False the records are pairs of partition key and bytes, of tier normal, and cost half as much.
+    The flow and the tier hold for all records; their own do not count. Without `aggregate` each travels in a Kinesis
+    record of its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail.
+    With `wants_deliveries` False the records are pairs of partition key and bytes, of tier normal, and cost half as
+    much.
     """
 
     flow: str | None

@@ -12,10 +12,10 @@ of the Generic Cell Rate Algorithm):
     cost admitted = since + (spent + min(cost, capacity) - capacity) / rate
 
 A counter topped up on every query gathers a rounding error per query, and can then ask
-its caller to come back "in a nanosecond" for ever. Here `spent` is an exact sum for
+its caller to come back "in a nanosecond" again and again. Here `spent` is an exact sum for
 whole costs (records, bytes: up to 2**53 between two idle moments), every answer is one
 rounding of the clock's value away from it, however long the bucket is busy, and `try_take`
-and `ready_at` compare the very same number: whoever waits until `ready_at` is admitted.
+and `ready_at` compare the very same number: a caller that waits until `ready_at` is admitted.
 """
 
 import math
@@ -35,7 +35,7 @@ class _TokenStream:
     def __init__(self, rate: float, capacity: float) -> None:
         self.rate = rate
         self.capacity = capacity
-        # Full, and for ever so: no instant is needed before the first token is taken.
+        # Full: no time is needed before the first token is taken.
         self.since = -math.inf
         self.spent = 0.0
 
@@ -64,7 +64,7 @@ class TokenBucket:
     """A bucket of one or more token streams; every cost is taken from all of them or from none.
 
     Starts full. A cost above a stream's capacity passes when that stream is full and leaves it
-    in debt, so that nothing queued behind it is blocked for ever. While a stream is in debt it
+    in debt, so that nothing queued behind it is blocked without end. While a stream is in debt it
     admits nothing, a cost of zero included. In any window of `t` seconds a stream gives at most
     `capacity + rate * t` tokens (and what one cost exceeds the capacity by).
 

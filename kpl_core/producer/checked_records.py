@@ -23,7 +23,7 @@ Puttable = tuple[str, bytes] | UserRecord
 def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, max_record_bytes: int) -> list[Puttable]:
     """Return the records as a list, all of which a put would accept, with bytes of their own as data.
 
-    Some wait for room; whoever filled a bytearray may fill it anew before they are taken.
+    Some wait for room, and the caller may fill its bytearray again before they are accepted.
 
     Raises:
         TypeError, InvalidUserRecord: one would not; the message begins with its index.

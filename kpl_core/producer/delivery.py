@@ -1,15 +1,15 @@
 """The handle of one user record, awaitable on asyncio and trio.
 
-Nothing is made for a delivery nobody awaits. Whoever awaits one early waits for
-the Kinesis record it travels in, and looks again when that is final or when the
-user records in it part company.
+A delivery that no task awaits costs nothing more. A task that awaits one early waits for the Kinesis record in which
+the user record travels, and looks again when that record is final or when its user records move to other ones.
+`ResultCallback` is a call instead of an await: it hears of many results without a task for each.
 """
 
 import asyncio
 import contextlib
 import threading
 from asyncio import _get_running_loop
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import anyio
@@ -19,9 +19,9 @@ from kpl_core.records import outcome as shared
 from kpl_core.records.outcome import Outcome, Waiter
 from kpl_core.records.record_result import RecordResult
 
-__all__ = ["Delivery", "wait_with"]
+__all__ = ["Delivery", "ResultCallback", "wait_with"]
 
-# Two threads that both found no list of waiters would each make one, and one of the two would be forgotten.
+# Without the lock, two threads that find no list of waiters would each make one, and one of the two would be lost.
 _waiting: Final = threading.Lock()
 
 
@@ -55,20 +55,20 @@ class Delivery(shared.Delivery, gc=False, eq=False):
             alarm = _alarm()
             waiters = wait_with(current, alarm)
             try:
-                # Looked at once more, because the producer's loop may run in another thread: whether it is settled
-                # now, and whether the user record has moved on, which wakes those who were there and nobody later.
+                # The producer's loop may run in another thread. So look again whether the outcome is settled, and
+                # whether the user record has moved on: that wakes only the waiters that were there before.
                 if self.follow() is current and not current.settled:
                     yield from alarm.wait().__await__()
             finally:
                 if not alarm.is_set():
-                    # Cancelled: the list is still the outcome's, and may outlive us by far.
+                    # Cancelled. The list belongs to the outcome, which may live much longer.
                     waiters.remove(alarm)
         result = current.shared_result
         return current.result_of(self.index) if result is None else result
 
 
 def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:
-    """Let `alarm` be set when something becomes of `outcome`; return the list that it is in until then."""
+    """Set `alarm` when `outcome` is settled or its user records move; return the list that has it until then."""
     with _waiting:
         waiters = outcome.waiters
         if waiters is None:
@@ -78,7 +78,7 @@ def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:
 
 
 class _FutureAlarm:
-    """What wakes a task of asyncio, at a third of the price of an event."""
+    """Wakes a task of asyncio, at a third of the cost of an event."""
 
     __slots__ = ("_future",)
 
@@ -90,12 +90,12 @@ class _FutureAlarm:
         if _get_running_loop() is loop:
             self._wake()
         else:
-            # Awaited in another loop than the producer's: only that loop may touch its future. It may be closed.
+            # Awaited in another loop than the producer's. Only that loop may touch its future, and it may be closed.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        # Cancelled, but not yet gone: the task has not run since.
+        # The future may be cancelled while its task has not run since.
         if not self._future.done():
             self._future.set_result(None)
 
@@ -111,3 +111,27 @@ def _alarm() -> "_FutureAlarm | anyio.Event":
         return _FutureAlarm(asyncio.get_running_loop())
     except RuntimeError:
         return anyio.Event()
+
+
+class ResultCallback:
+    """Calls `finished` once, when a delivery has its result. It is a waiter of the outcome.
+
+    The call happens in the middle of the pipeline's work, so `finished` must not call a pipeline.
+    """
+
+    __slots__ = ("_delivery", "_finished")
+
+    def __init__(self, delivery: shared.Delivery, finished: Callable[[RecordResult], object]) -> None:
+        self._delivery = delivery
+        self._finished = finished
+        self.set()
+
+    def set(self) -> None:
+        """Look again: the outcome is settled, or the user record has moved to another."""
+        outcome = self._delivery.follow()
+        if outcome.settled:
+            self._finished(outcome.result_of(self._delivery.index))
+        elif outcome.waiters is None:
+            outcome.waiters = [self]
+        else:
+            outcome.waiters.append(self)

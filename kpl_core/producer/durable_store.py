@@ -27,11 +27,11 @@ from kpl_core.durability.dead_letters import (
     Redriver,
 )
 from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
-from kpl_core.durability.durable_ledger import DurableLedger, PendingFallback
+from kpl_core.durability.durable_ledger import DurableLedger, PendingFallback, note_of
 from kpl_core.durability.replay import DeliveryPace, Replayer
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
-from kpl_core.durability.spool.envelope import dead_letter_of, letter_id
+from kpl_core.durability.spool.envelope import SpooledRecord, dead_letter_of, letter_id, spooled_record_of
 from kpl_core.errors import ConfigError, ProducerClosed
 from kpl_core.hooks import DeadLetterAlarm, Fact
 from kpl_core.options.config import Config
@@ -39,22 +39,22 @@ from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import WriteAhead
 from kpl_core.producer.dead_letter_sender import DeadLetterSender
-from kpl_core.producer.kept_record import as_result, as_spooled
+from kpl_core.producer.delivery import ResultCallback
 from kpl_core.producer.replay_put import ReplayPut
-from kpl_core.producer.result_callback import ResultCallback
+from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Origin
 from kpl_core.records.record_result import Place, RecordResult
 
 __all__ = ["DurableStore"]
 
 _log: Final = logging.getLogger(__name__)
-# How long a close waits for disk and sink after the last request.
+# How long a close waits for the disk and the sink after the last request.
 FINISH_SECONDS: Final = 5.0
 _REDRIVE_BYTES_PER_SECOND: Final = 1e9
 
 
 class DurableStore:
-    """Everything a producer keeps; an async context manager. One for each producer, in its loop."""
+    """The spool and the dead letters of one producer, in its loop; an async context manager."""
 
     def __init__(
         self,
@@ -67,19 +67,19 @@ class DurableStore:
     ) -> None:
         self._letter_options = DeadLetterOptions() if config.dead_letters is None else config.dead_letters
         self._options = _file_options(config, has_sink=sink is not None)
-        self._gives_back = config.spool is not None
+        self._replays = config.spool is not None
         self._takes_letters = config.dead_letters is not None
-        self._box = None if sink is None else DeadLetterSender(sink)
+        self._sender = None if sink is None else DeadLetterSender(sink)
         self._chance = chance
         self._tell = tell
         self._wall_clock = wall_clock
         self._version = producer_version()
         self.spool: AsyncSpool | None = None
         self.queue: DeadLetterQueue | None = None
-        # What the files held when they were opened.
+        # How many records and letters were in the files when they were opened.
         self.found_records = self.found_letters = 0
         self._replayed: ReplayPut | None = None
-        # What waits for the disk: what to do when it answered, and what if it never does.
+        # By future of the disk: what to do when it completes, and what to do if it never does.
         self._pending: dict[Future[Any], tuple[Callable[[], None], Callable[[], None]]] = {}
         self._confirmed: list[int] = []
         self._closing = False
@@ -130,7 +130,7 @@ class DurableStore:
     ) -> list[Callable[[], Any]]:
         """Begin to serve the pipelines; return the tasks that must run beside them.
 
-        `progressed` returns those in which something happened since it was last called.
+        `progressed` returns the pipelines that changed since its last call.
         """
         self._progressed = progressed
         self._pipeline = pipeline
@@ -138,12 +138,12 @@ class DurableStore:
         self._clock = clock
         self._progress = progress
         if self.queue is not None:
-            # Not before there is somebody to tell.
+            # Only now: an alarm needs the hooks.
             self.queue.watch_depth()
         tasks: list[Callable[[], Any]] = []
-        if self._box is not None:
-            tasks.append(self._box.run)
-        if self.spool is not None and self._gives_back:
+        if self._sender is not None:
+            tasks.append(self._sender.run)
+        if self.spool is not None and self._replays:
             tasks.append(self._replay)
         if self.queue is not None and self._letter_options.redrive:
             tasks.append(self._redrive)
@@ -152,7 +152,7 @@ class DurableStore:
     # To the disk
 
     def collect(self) -> None:
-        """Take from the pipelines what the disk must know; called after every change."""
+        """Take the records from the pipelines that must go to the disk; called after every change."""
         for pipeline in self._progressed():
             if pipeline.has_work_for_the_disk:
                 if pipeline.write_ahead is not None and pipeline.write_ahead.has_records:
@@ -238,7 +238,7 @@ class DurableStore:
             return
 
         def answered() -> None:
-            refused = set() if place == "spooled" or self._box is None else self._box.refused(stored)
+            refused = set() if place == "spooled" or self._sender is None else self._sender.refused(stored)
             failed = stored.exception() is not None
             taken = [each for index, each in enumerate(group) if not failed and index not in refused]
             self._send(pipeline, [each for index, each in enumerate(group) if failed or index in refused], choice + 1)
@@ -254,8 +254,8 @@ class DurableStore:
 
     def _bury_nowait(self, pipeline: StreamPipeline, group: list[PendingFallback]) -> "Future[Any]":
         letters = [self._letter(pipeline.stream, each) for each in group]
-        if self._box is not None:
-            return self._box.send_nowait(letters)
+        if self._sender is not None:
+            return self._sender.send_nowait(letters)
         assert self.queue is not None  # noqa: S101 - as above
         return self.queue.bury_nowait(letters)
 
@@ -271,14 +271,14 @@ class DurableStore:
         )
 
     def _wall_offset(self) -> float:
-        """Return Unix time minus the loop's, as of now: the clock of a process that runs for weeks is set meanwhile."""
+        """Return Unix time minus the loop's time, now: in weeks the system's clock may be set."""
         return self._wall_clock() - self._clock()
 
     def _when(self, future: "Future[Any]", answered: Callable[[], None], silent: Callable[[], None]) -> None:
         self._pending[future] = (answered, silent)
         mailbox = self.spool.mailbox if self.spool is not None else None
         if mailbox is None:
-            # Completed by a task of this loop.
+            # A task of this loop completes it.
             future.add_done_callback(self._handle)
         else:
             future.add_done_callback(lambda done: mailbox.post(partial(self._handle, done)))
@@ -325,21 +325,21 @@ class DurableStore:
             except ProducerClosed:
                 return
             except SpoolError:
-                # Fresh records still go their way; each that must be kept will say that it cannot.
-                _log.exception("the %s has stopped until this producer is made anew", what)
+                # New records still travel. Each that must be stored will fail with its own error.
+                _log.exception("the %s has stopped; make a new producer to start it again", what)
 
     # The end
 
-    def stop_giving_back(self) -> None:
+    def stop_replays(self) -> None:
         """Replay and redrive nothing more, because the producer closes."""
         for scope in self._scopes:
             scope.cancel()
 
     async def finish(self) -> None:
-        """Wait until all that was given up is where it will be kept; for 5 s at most, even if cancelled."""
-        # At once: what comes back from the disk must not begin a journey that was ended.
+        """Wait until all records that were given up are stored; for 5 s at most, even if cancelled."""
+        # First: a record that comes back from the disk must not start its journey any more.
         self._closing = True
-        self.stop_giving_back()
+        self.stop_replays()
         await shielded(self._finish)
 
     async def _finish(self) -> None:
@@ -356,7 +356,7 @@ class DurableStore:
         self.collect()
 
     def _escalated(self, escalation: Escalation) -> None:
-        """Tell the hooks, on the loop; called on the spool's thread."""
+        """Give the hooks a fact, on the loop; called on the spool's thread."""
         fact = DeadLetterAlarm(escalation.change is AlarmChange.RAISED, escalation.depth, escalation.threshold)
         if self.spool is not None:
             self.spool.mailbox.post(partial(self._tell, fact))
@@ -381,3 +381,27 @@ def _file_options(config: Config, *, has_sink: bool) -> SpoolOptions | None:
         )
         raise ConfigError(message)
     return SpoolOptions(path=letters.path, max_dead_letter_bytes=letters.max_bytes)
+
+
+def as_spooled(stream: str, detached: DetachedUserRecord, *, wall_offset: float) -> SpooledRecord:
+    """Return what the spool stores. `wall_offset` is Unix time minus the producer's time."""
+    record = detached.user_record
+    note = note_of(detached)
+    metadata = detached.outcome.metadata
+    return spooled_record_of(
+        stream,
+        record.partition_key,
+        record.data,
+        accepted_at=detached.arrived_at + wall_offset,
+        explicit_hash_key=record.explicit_hash_key,
+        flow=None if note is None else note.flow,
+        tier=detached.tier,
+        metadata=None if metadata is None else metadata.get(detached.index),
+    )
+
+
+def as_result(fallback: PendingFallback) -> RecordResult:
+    """Return the failed result for a dead letter."""
+    history = fallback.detached.history
+    earlier = () if history is None else history.to_tuple()
+    return RecordResult(False, fallback.predicted_shard, None, (*earlier, fallback.attempt))  # noqa: FBT003

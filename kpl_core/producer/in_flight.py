@@ -12,7 +12,7 @@ __all__ = ["InFlightRequests"]
 
 
 class InFlightRequests:
-    """`limit` places for requests. The member that a call returns must be told that it may try again.
+    """`limit` places for requests. Wake the member that a call returns: it may try again.
 
     Invariant: a place is free and reserved for no member only if no member waits.
     """
@@ -23,7 +23,7 @@ class InFlightRequests:
         # How many requests are in flight.
         self.total = 0
         self._waiting: deque[Hashable] = deque()
-        # Members that were told that it is their turn, and have not answered yet.
+        # Members whose turn it is, and that have not called `take` since.
         self._called: set[Hashable] = set()
 
     def free_for(self, member: Hashable) -> int:

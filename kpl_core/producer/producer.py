@@ -1,37 +1,115 @@
-"""The producer: the async shell around the pipelines of all streams.
+"""The producer: the public interface of the asynchronous driver.
 
-Everything that decides is below; here are the clock, the tasks, and the waiting.
+The pipelines below decide about records. The driver adds the clock, the tasks, and the waiting.
 """
 
 import contextlib
 from asyncio import _get_running_loop
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 import anyio.lowlevel
 
+from kpl_core.durability.breaker_gate import WHOLE_STREAM
+from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.errors import BufferFull, ConfigError, NotSpooled
+from kpl_core.hooks import Hook
+from kpl_core.options.config import Config
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_with
-from kpl_core.producer.producer_life import ProducerLife
+from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted
+from kpl_core.producer.report import ProducerReport
 from kpl_core.records.record_result import NOT_SPOOLED
-from kpl_core.records.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record, with_bytes
+from kpl_core.records.user_record import (
+    BytesLike,
+    Tier,
+    UserRecord,
+    as_bytes,
+    check_user_record,
+    require_stream,
+    with_bytes,
+)
+from kpl_core.transport.transport import KinesisTransport
+
+if TYPE_CHECKING:
+    from aiobotocore.session import AioSession
+
+    from kpl_core.coordination.store import CoordinationStore
+    from kpl_core.durability.dead_letters import DeadLetterQueue, DeadLetterSink
+    from kpl_core.durability.spool import Spool
+    from kpl_core.producer.coordination_driver import CoordinationDriver
 
 __all__ = ["Producer"]
 
-# `put_many` is quicker with each; so many of the largest that are aggregated keep the loop for 10 ms.
+# `put_many` is faster with each. So many of the largest records that are aggregated occupy the loop for 10 ms.
 RECORDS_PER_CHECKPOINT: Final = 250
 
 
-class Producer(ProducerLife):
+class Producer:
     """Ships user records to Kinesis; an async context manager that loses nothing silently.
 
-    Use it from the event loop that entered it, in any task. `session` is an aiobotocore session
-    (profiles, assumed roles); `transport` replaces the network; `hooks` are told the facts;
-    `dead_letter_sink` takes what `Config.dead_letters` would keep in a file.
+    Use it from the event loop that entered it, in any task.
+
+    Args:
+        config: the options; by default those of `Config()`.
+        session: an aiobotocore session (profiles, assumed roles).
+        transport: replaces the network.
+        hooks: are called with the facts.
+        dead_letter_sink: takes what `Config.dead_letters` would store in a file.
+        coordination_store: replaces the store that `Config.coordination` names.
     """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        session: "AioSession | None" = None,
+        transport: KinesisTransport | None = None,
+        hooks: Sequence[Hook] = (),
+        dead_letter_sink: "DeadLetterSink | None" = None,
+        coordination_store: "CoordinationStore | None" = None,
+    ) -> None:
+        self.config = Config() if config is None else config
+        self._life = Lifecycle(
+            self.config,
+            session=session,
+            transport=transport,
+            hooks=hooks,
+            dead_letter_sink=dead_letter_sink,
+            coordination_store=coordination_store,
+        )
+        self._buffer_limit = self._life.buffer_limit
+        self._waiters = self._life.waiters
+        # Empty unless the producer is open: a put finds its pipeline here, or fails.
+        self._open = self._life.pipelines
+        self._asyncio_loop = self._life.asyncio_loop
+        self._yield_budget = self._life.yield_budget
+        # `put` waits for room although `put_nowait` would spill to the disk; and it waits for the write-ahead spool.
+        self._overflows = self.config.spool is not None or self.config.dead_letters is not None
+        self._writes_ahead = self.config.spool is not None and self.config.spool.mode == "write_ahead"
+
+    async def __aenter__(self) -> Self:
+        """Open the transport and start to accept user records."""
+        life = self._life
+        await life.open()
+        self._clock = life.clock
+        self._wake = life.own_streams().wake
+        self._asyncio_loop = life.asyncio_loop
+        self._yield_budget = life.yield_budget
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Close; promptly if the block was cancelled, else with the default timeout."""
+        return await self._life.exit(kind, error, traceback)
+
+    # Put
 
     def put_nowait(
         self,
@@ -56,16 +134,16 @@ class Producer(ProducerLife):
         """
         pipeline = self._open.get(stream)
         if pipeline is None:
-            pipeline = self._pipeline(stream)
+            pipeline = self._life.pipeline(stream)
         if _get_running_loop() is not self._asyncio_loop:
-            self._require_own_loop()
+            self._life.require_own_loop()
         if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
             delivery = pipeline.put(partition_key, data, self._clock())
         else:
             record = UserRecord(partition_key, data, explicit_hash_key, flow, tier, metadata)  # type: ignore[arg-type] # `put_record` makes it bytes
             delivery = pipeline.put_record(record, self._clock())
         if pipeline.attention:
-            self._own_streams().wake(stream)
+            self._wake(stream)
         return delivery  # type: ignore[return-value] # the pipeline makes what `delivery=` names
 
     def put_together_nowait(
@@ -80,9 +158,10 @@ class Producer(ProducerLife):
     ) -> list[Delivery]:
         """Accept all user records of one flow and tier now, or none of them; needs `Config.fairness`.
 
-        `flow` and `tier` hold for all, whatever each says. Without `aggregate` each travels in a Kinesis record
-        of its own. Nothing overflows into a spool: where there is no room, the caller hears of it. Without `keep`
-        what is not delivered has failed, spool and dead letters or not: for a caller who then puts it again.
+        `flow` and `tier` hold for all; those of the records do not count. Without `aggregate` each travels in a
+        Kinesis record of its own. They do not spill to a spool: without room the call raises. Without
+        `keep` a record that is not delivered has failed, and no spool or dead letters store it: for a caller that then
+        puts it again.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.
@@ -92,16 +171,16 @@ class Producer(ProducerLife):
         """
         pipeline = self._open.get(stream)
         if pipeline is None:
-            pipeline = self._pipeline(stream)
+            pipeline = self._life.pipeline(stream)
         if _get_running_loop() is not self._asyncio_loop:
-            self._require_own_loop()
+            self._life.require_own_loop()
         if pipeline.fair is None:
             raise _no_fair_queue()
         if any(type(record.data) is not bytes for record in records):
             records = [with_bytes(record) for record in records]
         deliveries = pipeline.put_together(records, self._clock(), GroupTerms(flow, tier, aggregate, keep))
         if pipeline.attention:
-            self._own_streams().wake(stream)
+            self._wake(stream)
         return deliveries  # type: ignore[return-value] # as `put_nowait`
 
     def put_pairs_together_nowait(
@@ -109,19 +188,19 @@ class Producer(ProducerLife):
     ) -> None:
         """Accept all pairs of partition key (str) and data (bytes) of one flow now, or none of them; no deliveries.
 
-        For callers who answer for a whole request at once, and leave the rest to hooks and `report`. Half the price
+        For a caller that answers a whole request at once, and leaves the rest to hooks and `report`. Half the cost
         of `put_together_nowait`, which raises the same.
         """
         pipeline = self._open.get(stream)
         if pipeline is None:
-            pipeline = self._pipeline(stream)
+            pipeline = self._life.pipeline(stream)
         if _get_running_loop() is not self._asyncio_loop:
-            self._require_own_loop()
+            self._life.require_own_loop()
         if pipeline.fair is None:
             raise _no_fair_queue()
         pipeline.put_together(pairs, self._clock(), GroupTerms(flow, wants_deliveries=False))
         if pipeline.attention:
-            self._own_streams().wake(stream)
+            self._wake(stream)
 
     async def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
         """Wait until the write-ahead spool has what was put; without one, return at once.
@@ -152,11 +231,11 @@ class Producer(ProducerLife):
         Raises:
             NotSpooled: in write-ahead mode, the spool is full or its disk fails; nothing was put.
         """
-        turns = self._turns
-        turns.left -= 1
-        if turns.left <= 0:
-            await turns.let_others_run()
-        if not (self._lines.lines and self._lines.has_line(tier, flow)) and (
+        budget = self._yield_budget
+        budget.left -= 1
+        if budget.left <= 0:
+            await budget.let_others_run()
+        if not (self._waiters.lines and self._waiters.has_line(tier, flow)) and (
             not self._overflows or self._has_room(partition_key, data, tier)
         ):
             try:
@@ -195,7 +274,7 @@ class Producer(ProducerLife):
 
     async def put_unacknowledged(self, stream: str, record: UserRecord) -> Delivery:
         """Accept a user record as `put` does, waiting for room but not for the spool; see `acknowledged`."""
-        if not self._lines.has_line(record.tier, record.flow) and (
+        if not self._waiters.has_line(record.tier, record.flow) and (
             not self._overflows or self._has_room(record.partition_key, record.data, record.tier)
         ):
             with contextlib.suppress(BufferFull):
@@ -218,13 +297,13 @@ class Producer(ProducerLife):
             raise NotSpooled(result.error_message)
 
     async def _put_in_turn(self, stream: str, record: UserRecord) -> Delivery:
-        # Nobody waits only to be refused in the end.
-        check_user_record(record, max_record_bytes=self._pipeline(stream).max_record_bytes)
-        with self._lines.stand(record.tier, record.flow) as place:
+        # Check first: a put must not wait for room only to be refused.
+        check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
+        with self._waiters.wait_in_line(record.tier, record.flow) as place:
             while True:
                 await place.wait()
                 has_room = not self._overflows or self._has_room(record.partition_key, record.data, record.tier)
-                if not has_room and self._state == "open":
+                if not has_room and self._life.state == "open":
                     continue
                 with contextlib.suppress(BufferFull):
                     return self.put_record_nowait(stream, record)
@@ -239,8 +318,8 @@ class Producer(ProducerLife):
             TypeError, InvalidUserRecord: as `put_nowait`; the message begins with the index.
             ProducerClosed: the producer is closed.
         """
-        checked = checked_records(records, max_record_bytes=self._pipeline(stream).max_record_bytes)
-        self._require_own_loop()
+        checked = checked_records(records, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
+        self._life.require_own_loop()
         deliveries: list[Delivery] = []
         for start in range(0, len(checked), RECORDS_PER_CHECKPOINT):
             await anyio.lowlevel.checkpoint()
@@ -250,17 +329,17 @@ class Producer(ProducerLife):
     async def _put_chunk(
         self, stream: str, chunk: Sequence[tuple[str, bytes] | UserRecord], deliveries: list[Delivery]
     ) -> None:
-        """Put a chunk at one instant, as far as there is room and nobody waits for it; the rest waits in line."""
+        """Put a chunk at one instant, as far as there is room and no other put waits for it; the rest waits in line."""
         rest = iter(chunk)
         while True:
-            pipeline = self._pipeline(stream)
-            if self._lines.has_line("normal", None):
+            pipeline = self._life.pipeline(stream)
+            if self._waiters.has_line("normal", None):
                 record = next(rest, None)
             else:
                 record = pipeline.put_pairs(rest, self._clock(), deliveries)  # type: ignore[arg-type] # as `put_nowait`
             if pipeline.attention:
                 # Before waiting: what was put is what makes room.
-                self._own_streams().wake(stream)
+                self._wake(stream)
             if record is None:
                 break
             user_record = record if isinstance(record, UserRecord) else UserRecord(*record)
@@ -279,8 +358,108 @@ class Producer(ProducerLife):
             for delivery in deliveries[-len(chunk) :]:
                 await self._acknowledged(delivery)
 
+    # Flush and close
+
+    async def flush(self, timeout: float | None = None) -> ProducerReport:
+        """Wait until everything put before has its final result, for `timeout` seconds at most.
+
+        Open aggregated records close at once; the shards' limits still apply.
+
+        Raises:
+            ValueError: the timeout is negative or NaN.
+        """
+        return await self._life.flush(timeout)
+
+    async def close(self, timeout: float | None = DEFAULT_CLOSE_SECONDS) -> ProducerReport:
+        """Accept no more user records, deliver those that are there, and report; at most `timeout` seconds.
+
+        None takes as long as it takes: until the last user record is delivered, failed or expired.
+
+        When 80 % of the time is over, records that wait for tokens are sent without them. Records that are left at the
+        end have failed with reason `Shutdown`, those sent and not answered with `Unknown`. A second close waits for the
+        first. A close that is cancelled gives up at once.
+
+        Raises:
+            ValueError: the timeout is negative or NaN; nothing was closed.
+        """
+        return await self._life.close(timeout)
+
+    # Observe. Any thread may ask for counts, as a metrics server does. The loop changes them meanwhile, so from another
+    # thread they are of no single instant.
+
+    def on_progress(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, on the loop, whenever results or room may have come; be quick. What it raises is logged."""
+        self._life.listeners.append(listener)
+
+    def report(self) -> ProducerReport:
+        """Return where every accepted user record is now."""
+        return self._life.report()
+
+    @property
+    def buffer_limit(self) -> BufferLimit:
+        """Return the bound on outstanding records, with its counts."""
+        return self._buffer_limit
+
+    def max_record_bytes(self, stream: str) -> int:
+        """Return the most bytes of key and data that `stream` takes in one record, as far as known.
+
+        Raises:
+            TypeError, InvalidUserRecord: no stream has such a name.
+        """
+        pipeline = self._open.get(stream)
+        if pipeline is not None:
+            return pipeline.max_record_bytes
+        require_stream(stream)
+        return self.config.for_stream(stream).known_max_record_size
+
+    def statistics(self) -> dict[str, PipelineStatistics]:
+        """Return each stream's counts."""
+        streams = self._life.streams
+        return {} if streams is None else counted(streams.statistics)
+
+    def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
+        """Return how many user records, of how many bytes, each flow has in the fair queue; empty without one."""
+        streams = self._life.streams
+        return {} if streams is None else counted(streams.waiting_by_flow)
+
+    def waits_by_flow(self) -> dict[str | None, float]:
+        """Return how many seconds the oldest user record of each flow has waited in the fair queue."""
+        streams = self._life.streams
+        return {} if streams is None else counted(streams.waits_by_flow)
+
+    def breakers(self) -> Mapping[tuple[str, str], CircuitBreaker]:
+        """Return the circuit breakers by stream and shard; shard "" is the stream as a whole."""
+        streams = self._life.streams
+        return {} if streams is None else counted(streams.breakers)
+
+    def unready(self) -> list[str]:
+        """Return the reasons, each a sentence, to send traffic elsewhere; an empty list: this producer is ready."""
+        state = self._life.state
+        reasons = [] if state == "open" else [f"the producer is {state}"]
+        for (stream, shard_id), breaker in self.breakers().items():
+            # One shard in trouble is no reason to send the traffic of the others away.
+            if shard_id == WHOLE_STREAM and breaker.known_state is BreakerState.OPEN:
+                reasons.append(f"the circuit breaker of stream {stream} is open")
+        return reasons
+
+    @property
+    def coordination(self) -> "CoordinationDriver | None":
+        """Return the part that shares limits with other processes, None if none is configured."""
+        return self._life.coordination
+
+    @property
+    def spool(self) -> "Spool | None":
+        """Return the open spool, None if none is configured; give it to `spool_source` for metrics."""
+        store = self._life.store
+        return None if store is None or store.spool is None else store.spool.spool
+
+    @property
+    def dead_letters(self) -> "DeadLetterQueue | None":
+        """Return the queue of dead letters in the spool's file, None if there is none."""
+        return None if self._life.store is None else self._life.store.queue
+
     def __repr__(self) -> str:
-        return f"<Producer {self._state}, {len(self.statistics())} streams, {self._buffer_limit!r}>"
+        return f"<Producer {self._life.state}, {len(self.statistics())} streams, {self._buffer_limit!r}>"
 
 
 def _no_fair_queue() -> ConfigError:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from kpl_core.durability.spool import SpooledRecord
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.kept_record import as_user_record
-from kpl_core.producer.result_callback import ResultCallback
+from kpl_core.producer.delivery import ResultCallback
 from kpl_core.records.outcome import Delivery, Origin
 from kpl_core.records.record_result import RecordResult
+from kpl_core.records.user_record import UserRecord
 
 __all__ = ["ReplayPut"]
 
@@ -40,12 +40,12 @@ class ReplayPut:
 
     def joins(self, record: SpooledRecord, ticket: Delivery, /) -> bool:
         """Return True if `record`, put now, would share the result of the one with this ticket."""
-        return self._pipeline(record.stream).reaggregator.arrival_with(as_user_record(record), ticket) is not None
+        return self._pipeline(record.stream).reaggregator.arrival_with(_user_record_of(record), ticket) is not None
 
     def beside(self, record: SpooledRecord, ticket: Delivery, finished: Finished, /) -> Delivery:
         """Put `record`, for which `joins` has just returned True; raises as `__call__`."""
         pipeline = self._pipeline(record.stream)
-        arrived_at = pipeline.reaggregator.arrival_with(as_user_record(record), ticket)
+        arrived_at = pipeline.reaggregator.arrival_with(_user_record_of(record), ticket)
         return self._put(pipeline, record, finished, self._clock() if arrived_at is None else arrived_at)
 
     def hurry(self) -> None:
@@ -57,7 +57,7 @@ class ReplayPut:
 
     def _put(self, pipeline: StreamPipeline, record: SpooledRecord, finished: Finished, now: float) -> Delivery:
         try:
-            delivery = pipeline.put_record(as_user_record(record), now, self._origin)
+            delivery = pipeline.put_record(_user_record_of(record), now, self._origin)
         except InvalidUserRecord:
             self.refused += 1
             raise
@@ -66,3 +66,10 @@ class ReplayPut:
             self._wake(record.stream)
         ResultCallback(delivery, finished)
         return delivery
+
+
+def _user_record_of(record: SpooledRecord) -> UserRecord:
+    """Return the user record to put again."""
+    return UserRecord(
+        record.partition_key, record.data, record.explicit_hash_key, record.flow, record.tier, record.metadata
+    )

@@ -30,7 +30,7 @@ class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed_total(self) -> int:
-        """Return how many user records failed, for whatever reason."""
+        """Return how many user records failed, for all reasons together."""
         return sum(self.failed.values())
 
     def __str__(self) -> str:

@@ -1,7 +1,9 @@
-"""Fetch a stream's shard map in the background, while the old one stays in use.
+"""What the driver learns about a stream in the background: its shard map, and how large its records may be.
 
-Attempts back off: 1 s, then 1.5 times as long each (KPL, `shard_map.h`), up to 30 s, with equal jitter. A stream
-whose shards cannot be listed goes on without a map, one user record to a Kinesis record, and says so once.
+The old shard map stays in use while a new one is fetched. A stream whose shards cannot be listed goes on without a map,
+one user record in each Kinesis record, and logs that once. Until the record limit is known, the service's default is
+assumed. Failed calls back off: 1 s, then 1.5 times as long each (KPL, `shard_map.h`), up to 30 s and 600 s, with equal
+jitter.
 """
 
 import logging
@@ -13,14 +15,17 @@ import anyio
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.records.put_records import RequestFailure
-from kpl_core.transport.transport import KinesisTransport, as_shards
+from kpl_core.transport.transport import KinesisTransport, as_record_limit, as_shards
 
-__all__ = ["ShardMapRefresher"]
+__all__ = ["RecordLimitQuery", "ShardMapRefresher"]
 
 BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=30.0, factor=1.5, jitter="equal")
-# Between two refreshes, however often results ask: an endpoint whose answers never match its own
-# map must not be asked for it with every request.
+# Between two refreshes, however often results ask for one. An endpoint whose answers never match its own shard map must
+# not be asked for it after every request.
 SPACING_SECONDS: Final = 0.25
+
+# A missing permission may be granted any day. Asking more often would only fill the audit trail.
+LIMIT_BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=600.0, factor=1.5, jitter="equal")
 
 _logger = logging.getLogger("kpl_core")
 
@@ -89,3 +94,33 @@ class ShardMapRefresher:
             failure.message,
             consequence,
         )
+
+
+class RecordLimitQuery:
+    """Asks for one stream's record limit until the service answers."""
+
+    def __init__(self, pipeline: StreamPipeline, transport: KinesisTransport, *, chance: Callable[[], float]) -> None:
+        self._pipeline = pipeline
+        self._transport = transport
+        self._chance = chance
+
+    async def run(self) -> None:
+        """Return when the limit is known. Cancelled by the producer."""
+        logged: str | None = None
+        failures = 0
+        while True:
+            limit = as_record_limit(await self._transport.max_record_bytes(self._pipeline.stream))
+            if not isinstance(limit, RequestFailure):
+                self._pipeline.max_record_bytes = limit
+                return
+            if limit.code != logged:
+                logged = limit.code
+                _logger.info(
+                    "the record limit of stream %r is not known (%s); assuming %d bytes and asking again in the "
+                    "background, see Config.max_record_size",
+                    self._pipeline.stream,
+                    limit.code,
+                    self._pipeline.max_record_bytes,
+                )
+            failures += 1
+            await anyio.sleep(LIMIT_BACKOFF.seconds(failures, self._chance))

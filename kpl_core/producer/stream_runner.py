@@ -1,27 +1,97 @@
-"""One stream's sleeper: it wakes when its pipeline wants attention, and sends what is due.
+"""One stream's runner: it polls the pipeline when the pipeline wants attention, and sends the requests that are due.
 
-One task for each stream runs `run`; each request is a task; there is no task,
-timer or lock per user record, and no polling.
+One task for each stream runs `run`, and each request is a task. There is no task, timer or lock per user record, and
+no fixed polling interval.
+
+`TroubleLog` logs what goes wrong, for callers that look at no result and have no hook: a line when requests begin to
+fail, one when that is over, and one for user records that failed. Each comes once a minute at most, however many
+records there are.
 """
 
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.producer.in_flight import InFlightRequests
 from kpl_core.producer.shard_map_refresher import ShardMapRefresher
-from kpl_core.producer.trouble_log import TroubleLog
-from kpl_core.records.put_records import PutRecordsRequest
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_answer
 
-__all__ = ["StreamRunner"]
+__all__ = ["QUIET_SECONDS", "StreamRunner", "TroubleLog"]
+
+_logger: Final = logging.getLogger("kpl_core")
+
+
+QUIET_SECONDS: Final = 60.0
+
+
+class TroubleLog:
+    """Logs what went wrong with one stream. Instants are seconds on the producer's clock."""
+
+    __slots__ = ("_failed_since", "_failures", "_logged", "_losses_from", "_outages_from", "_stream")
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        # Requests that failed as a whole, one after the other.
+        self._failures = 0
+        # Since when they fail, if that was logged.
+        self._failed_since: float | None = None
+        # The time from which the next line of each kind may come.
+        self._outages_from = self._losses_from = -math.inf
+        # Failed user records by error code, as of the last line.
+        self._logged: dict[str, int] = {}
+
+    def answered(self, answer: PutRecordsAnswer, now: float) -> None:
+        """Note how a request ended."""
+        if not isinstance(answer, RequestFailure):
+            self._failures = 0
+            if self._failed_since is not None:
+                _logger.info(
+                    "requests to stream %r are answered again, after %.1f s", self._stream, now - self._failed_since
+                )
+                self._failed_since = None
+            return
+        self._failures += 1
+        if self._failures < FAILURES_IN_A_ROW or self._failed_since is not None or now < self._outages_from:
+            return
+        self._failed_since = now
+        self._outages_from = now + QUIET_SECONDS
+        _logger.warning(
+            "requests to stream %r fail (%s: %s); requests that a retry may help are tried again",
+            self._stream,
+            answer.code,
+            answer.message,
+        )
+
+    def log_losses_if_due(self, failed: Mapping[str, int], now: float) -> None:
+        """Log user records that failed since the last line; `failed` counts all of them by error code."""
+        if failed and now >= self._losses_from and failed != self._logged:
+            self.log_losses(failed)
+            self._losses_from = now + QUIET_SECONDS
+
+    def log_losses(self, failed: Mapping[str, int]) -> None:
+        """Log user records that failed since the last line now, because the producer closes."""
+        fresh = {code: count - self._logged.get(code, 0) for code, count in failed.items()}
+        self._logged = dict(failed)
+        reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(fresh.items()) if count)
+        if reasons:
+            _logger.warning(
+                "user records of stream %r were not delivered: %s; logged once a minute at most, "
+                "each delivery has its attempts",
+                self._stream,
+                reasons,
+            )
 
 
 class StreamRunner:
-    """Drives one pipeline. `progress` is called after every change that may finish something."""
+    """Drives one pipeline. It calls `progress` after every change that may finish a record."""
 
     def __init__(
         self,
@@ -52,7 +122,7 @@ class StreamRunner:
         self._woken.set()
 
     async def run(self) -> None:
-        """Send what is due, sleep until something is; cancelled by the producer."""
+        """Send the requests that are due, and sleep until the next wake-up; cancelled by the producer."""
         now = self._clock()
         while True:
             self._woken = anyio.Event()
@@ -79,7 +149,7 @@ class StreamRunner:
         if next_runner is not None:
             self._call(next_runner)
         if self._failed:
-            self.trouble.look(self._failed, now)
+            self.trouble.log_losses_if_due(self._failed, now)
         return poll.wakeup
 
     async def _send(self, request: PutRecordsRequest) -> None:

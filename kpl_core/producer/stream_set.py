@@ -22,9 +22,8 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.producer.composition import stream_pipeline
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.in_flight import InFlightRequests
-from kpl_core.producer.record_limit import RecordLimit
 from kpl_core.producer.report import ProducerReport
-from kpl_core.producer.shard_map_refresher import ShardMapRefresher
+from kpl_core.producer.shard_map_refresher import RecordLimitQuery, ShardMapRefresher
 from kpl_core.producer.stream_runner import StreamRunner
 from kpl_core.transport.transport import KinesisTransport
 
@@ -32,7 +31,7 @@ __all__ = ["StreamSet"]
 
 _logger = logging.getLogger("kpl_core")
 
-# Set in the tasks of all producers. They have the context in which theirs was entered, and nothing put there is meant.
+# Set in the tasks of all producers. Their context is the one in which the producer was entered, not that of a put.
 _in_own_task: Final[ContextVar[bool]] = ContextVar("kpl_core_in_own_task", default=False)
 
 
@@ -59,7 +58,7 @@ class StreamSet:
         self._progress = progress
         self._in_flight = InFlightRequests(config.max_in_flight_requests)
         self._runners: dict[str, StreamRunner] = {}
-        # Streams in which something happened since the hooks were told, and since the disk was.
+        # Streams that changed since the hooks got their facts, and since the disk got its records.
         self._with_facts: set[str] = set()
         self._with_work: set[str] = set()
         self._starting: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -67,9 +66,9 @@ class StreamSet:
         self._tasks: TaskGroup
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """Start the tasks of streams as they come; the one task that lives as long as the producer.
+        """Start the tasks of new streams; the one task that lives as long as the producer.
 
-        Its group is not the block's, whose host is the caller's task: to stop must cancel ours only.
+        Its task group is not the block's: the host of that is the caller's task, and a stop must cancel only ours.
         """
         _ = _in_own_task.set(True)
         async with anyio.create_task_group() as self._tasks:
@@ -113,7 +112,7 @@ class StreamSet:
         # A put may come from a plain callback of the loop, where no task can be started.
         self._starting += (runner.run, lambda: refresher.run(runner.wake))
         if config.max_record_size is None:
-            self._starting.append(RecordLimit(pipeline, self._transport, chance=self._chance).run)
+            self._starting.append(RecordLimitQuery(pipeline, self._transport, chance=self._chance).run)
         self._added.set()
         return pipeline
 
@@ -141,7 +140,7 @@ class StreamSet:
         return [self._runners[stream].pipeline for stream in streams]
 
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
-        """Return the user records and bytes that each flow has waiting, in front of whatever stream."""
+        """Return the user records and bytes that each flow has waiting, over all streams."""
         total: dict[str | None, tuple[int, int]] = {}
         for runner in self._runners.values():
             if isinstance(runner.pipeline.fair, FairIntake):
@@ -151,7 +150,7 @@ class StreamSet:
         return total
 
     def waits_by_flow(self) -> dict[str | None, float]:
-        """Return for how many seconds the oldest user record of each flow has waited, in front of whatever stream."""
+        """Return how many seconds the oldest user record of each flow has waited, over all streams."""
         now = self._clock()
         longest: dict[str | None, float] = {}
         for runner in self._runners.values():
@@ -161,29 +160,29 @@ class StreamSet:
         return longest
 
     def wake(self, stream: str) -> None:
-        """Let a stream's sleeper look at its pipeline now."""
+        """Let a stream's runner poll its pipeline now."""
         self._runners[stream].wake()
 
     def flush(self, now: float) -> Callable[[], bool]:
-        """Close everything open; return what says whether all that was put before is final."""
+        """Close everything open; return a function that returns True once all records put before are final."""
         generations = [(runner.pipeline, runner.pipeline.flush(now)) for runner in self._runners.values()]
         for runner in self._runners.values():
             runner.wake()
         return lambda: all(pipeline.is_flushed(generation) for pipeline, generation in generations)
 
     def drain_force(self, now: float) -> None:
-        """Let everything leave that is not expired, tokens or not."""
+        """Let everything leave that has not expired, without tokens."""
         for runner in self._runners.values():
             runner.pipeline.drain_force(now)
             runner.wake()
 
     def abandon(self, now: float) -> None:
-        """Give every user record that is left its result, or let it leave for where it is kept."""
+        """Give every user record that is left its result, or offer it to the durable store."""
         self._with_facts.update(self._runners)
         self._with_work.update(self._runners)
         for runner in self._runners.values():
-            # What it gives up itself, the producer tells.
-            runner.trouble.tell_losses(runner.pipeline.ledger.failed)
+            # The producer itself logs the records that it gives up.
+            runner.trouble.log_losses(runner.pipeline.ledger.failed)
             runner.pipeline.abandon(now)
 
     def stop(self) -> None:
@@ -197,8 +196,8 @@ class StreamSet:
         self._progress()
 
     def tell_hooks(self) -> None:
-        """Tell the hooks the facts since the last time, of the streams that may have some."""
-        # Swapped: a hook may put to a stream that is new.
+        """Give the hooks the new facts of the streams that may have some."""
+        # Swapped first: a hook may put to a new stream.
         streams, self._with_facts = self._with_facts, set()
         for stream in streams:
             for fact in self._runners[stream].pipeline.ledger.take_facts():
@@ -206,12 +205,12 @@ class StreamSet:
                     self._tell(hook, fact)
 
     def tell(self, fact: Fact) -> None:
-        """Tell the hooks a fact that is no stream's own."""
+        """Give the hooks a fact that belongs to no stream."""
         for hook in self._hooks:
             self._tell(hook, fact)
 
-    # Somebody else's metrics must not cost anybody's records. A hook that fails is told once in the log, and never
-    # called again. What is no task of ours cannot be cancelled: a future that was has told the hook.
+    # A failing hook must not cost records. It is logged once and never called again. A CancelledError here comes from a
+    # cancelled future inside the hook, not from a cancellation of this task.
 
     def _tell(self, hook: Hook, fact: Fact) -> None:
         try:
@@ -220,7 +219,7 @@ class StreamSet:
             self._dismiss(hook, error)
 
     def _opening_context(self) -> Callable[[], object] | None:
-        """Return what asks the hook that wants to know where Kinesis records come from, None if there is none."""
+        """Return a function that asks the hook for the context of an opening Kinesis record, None without a hook."""
         hook = next((each for each in self._hooks if isinstance(each, OpeningHook)), None)
         if hook is None:
             return None
@@ -238,14 +237,14 @@ class StreamSet:
         self._hooks = tuple(other for other in self._hooks if other is not hook)
         for runner in self._runners.values():
             runner.pipeline.on_opening(self._opening_context())
-        _logger.error("hook %r failed and is told no more facts", hook, exc_info=error)
+        _logger.error("hook %r failed and gets no more facts", hook, exc_info=error)
 
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""
         return {stream: runner.pipeline.statistics() for stream, runner in self._runners.items()}
 
     def report(self, *, complete: bool) -> ProducerReport:
-        """Say where every accepted user record is now."""
+        """Return where every accepted user record is now."""
         statistics = self.statistics().values()
         failed: Counter[str] = Counter()
         for each in statistics:

@@ -24,7 +24,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_conte
 
 from kpl_core import BufferFull, KplError, Producer, RecordResult
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
-from kpl_core.producer.result_callback import ResultCallback
+from kpl_core.producer.delivery import ResultCallback
 
 __all__ = [
     "CLOSED",

@@ -161,7 +161,7 @@ async def test_a_hook_that_fails_costs_no_record_and_no_flush(spool: SpoolOption
         await until(lambda: any(isinstance(fact, DeadLetterAlarm) for fact in told))
     assert_invariant(each.report())
     assert sum(fact.user_records for fact in told if isinstance(fact, RecordsFinished)) >= 20
-    assert caplog.text.count("is told no more facts") == 1
+    assert caplog.text.count("gets no more facts") == 1
 
 
 async def test_without_a_spool_a_full_buffer_refuses_as_ever(tmp_path: Path):

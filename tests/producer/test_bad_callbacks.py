@@ -47,7 +47,7 @@ async def test_a_hook_that_cannot_say_where_a_record_comes_from_refuses_none_and
     assert reasons(deliveries) == {"": 100}
     assert failing.asked == 1
     assert other.asked > 0
-    assert [record.levelno for record in caplog.records if "is told no more facts" in record.message] == [logging.ERROR]
+    assert [record.levelno for record in caplog.records if "gets no more facts" in record.message] == [logging.ERROR]
 
 
 WHERE: ContextVar[str] = ContextVar("where", default="nowhere")
@@ -91,7 +91,7 @@ async def test_a_hook_that_meets_a_cancelled_future_ends_nobody(caplog: pytest.L
         deliveries = put(orders, 10)
         await orders.flush()
     assert reasons(deliveries) == {"": 10}
-    assert caplog.text.count("is told no more facts") == 1
+    assert caplog.text.count("gets no more facts") == 1
 
 
 def _of_a_request(task: "asyncio.Task[object]") -> bool:

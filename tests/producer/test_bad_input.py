@@ -240,7 +240,7 @@ async def test_a_hook_that_raises_is_dropped_and_costs_nobody_a_record(caplog):
         deliveries += put(orders, 100)
     assert reasons(deliveries) == {"": 200}
     assert sum(fact.user_records for fact in heard.of(RecordsFinished)) == 200
-    assert [record.message.endswith("is told no more facts") for record in caplog.records] == [True]
+    assert [record.message.endswith("gets no more facts") for record in caplog.records] == [True]
 
 
 def test_a_producer_that_outlived_its_loop_is_closed():

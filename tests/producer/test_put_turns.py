@@ -5,7 +5,7 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from kpl_core.producer.put_turns import PUTS_IN_A_ROW, PUTS_IN_A_TURN, PutTurns
+from kpl_core.producer.yield_budget import PUTS_IN_A_ROW, PUTS_IN_A_TURN, YieldBudget
 from tests.producer.scene import STREAM, producer, unmetered
 
 Put = Callable[[], Awaitable[object]]
@@ -35,7 +35,7 @@ async def puts_by_turn(task_count: int, puts_each: int, put: Put) -> list[int]:
     return by_turn
 
 
-def putting(turns: PutTurns) -> Put:
+def putting(turns: YieldBudget) -> Put:
     """What `Producer.put` does with its turns."""
 
     async def put() -> None:
@@ -47,7 +47,7 @@ def putting(turns: PutTurns) -> Put:
 
 
 async def counted(task_count: int, puts_each: int) -> list[int]:
-    return await puts_by_turn(task_count, puts_each, putting(PutTurns(asyncio.get_running_loop())))
+    return await puts_by_turn(task_count, puts_each, putting(YieldBudget(asyncio.get_running_loop())))
 
 
 def test_a_task_alone_puts_a_hundred_in_a_row():
@@ -75,7 +75,7 @@ def test_more_tasks_than_puts_in_a_turn_put_one_each():
 
 def test_who_is_left_alone_puts_a_hundred_in_a_row_again():
     async def scenario() -> list[int]:
-        turns = PutTurns(asyncio.get_running_loop())
+        turns = YieldBudget(asyncio.get_running_loop())
         await puts_by_turn(1_000, 10, putting(turns))
         return await puts_by_turn(1, 1_000, putting(turns))
 
@@ -104,7 +104,7 @@ def test_a_thousand_tasks_of_a_producer_share_a_turn_of_the_loop():
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 @pytest.mark.anyio
 async def test_other_loops_get_their_turn_every_hundred_puts():
-    put = putting(PutTurns())
+    put = putting(YieldBudget())
     made_when_asked: list[int] = []
     made = 0
 

@@ -1,7 +1,7 @@
 import anyio
 import pytest
 
-from kpl_core.producer.room import RoomQueue
+from kpl_core.producer.capacity_waiters import CapacityWaiters
 
 pytestmark = pytest.mark.anyio
 
@@ -10,12 +10,12 @@ class Store:
     """Room for one, and everybody who wants it."""
 
     def __init__(self) -> None:
-        self.room = RoomQueue()
+        self.room = CapacityWaiters()
         self.is_free = False
         self.served: list[str] = []
 
     async def want(self, name: str) -> None:
-        with self.room.stand() as place:
+        with self.room.wait_in_line() as place:
             while True:
                 await place.wait()
                 if self.is_free:
@@ -67,7 +67,7 @@ async def test_room_for_several_is_passed_down_the_line():
 
     async def want(name: str) -> None:
         nonlocal left
-        with store.room.stand() as place:
+        with store.room.wait_in_line() as place:
             while True:
                 await place.wait()
                 if left:
@@ -131,7 +131,7 @@ async def test_one_in_the_middle_may_leave():
 
 
 async def test_waking_an_empty_line_is_no_error():
-    room = RoomQueue()
+    room = CapacityWaiters()
     room.wake_first()
     room.wake_all()
     assert not room

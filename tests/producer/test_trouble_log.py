@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from kpl_core import Config, Producer
-from kpl_core.producer.trouble_log import QUIET_SECONDS, TroubleLog
+from kpl_core.producer.stream_runner import QUIET_SECONDS, TroubleLog
 from kpl_core.records.put_records import PutRecordsEntry, RequestFailure
 from kpl_core.testing import ErrorAnswer, FakeKinesis, When
 from kpl_core.testing.fake_transport import FakeTransport
@@ -49,12 +49,12 @@ def test_a_stream_that_comes_and_goes_is_told_once_a_minute(said):
 
 def test_lost_records_are_told_at_once_then_once_a_minute_and_each_once(said):
     log = TroubleLog("orders")
-    log.look({}, 0.0)
+    log.log_losses_if_due({}, 0.0)
     for second in range(1, 61):
-        log.look({"Expired": second}, float(second))
-    log.look({"Expired": 60, "AccessDeniedException": 1_000}, 1.0 + QUIET_SECONDS)
-    log.look({"Expired": 60, "AccessDeniedException": 1_000}, 1_000.0)
-    log.tell_losses({"Expired": 60, "AccessDeniedException": 1_000})
+        log.log_losses_if_due({"Expired": second}, float(second))
+    log.log_losses_if_due({"Expired": 60, "AccessDeniedException": 1_000}, 1.0 + QUIET_SECONDS)
+    log.log_losses_if_due({"Expired": 60, "AccessDeniedException": 1_000}, 1_000.0)
+    log.log_losses({"Expired": 60, "AccessDeniedException": 1_000})
     first, second = said.messages
     assert first.startswith("user records of stream 'orders' were not delivered: 1 Expired; ")
     assert second.startswith(

@@ -27,7 +27,7 @@ from kpl_integrations.ingest.http.listening import shared_socket
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.link import Channel
-from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerCounts, decode_report, encode, sum_of
+from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals, decode_report, encode, sum_of
 
 __all__ = ["Supervisor", "WorkerFailed", "WorkerSocket"]
 
@@ -94,7 +94,7 @@ class _Worker:
         self.is_ready = False
         self.process: Process | None = None
         self.channel: Channel | None = None
-        self.report: WorkerCounts | None = None
+        self.report: WorkerTotals | None = None
         # The last request that a report answered.
         self.answered = 0
         self.changed = anyio.Event()

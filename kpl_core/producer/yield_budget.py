@@ -1,10 +1,10 @@
-"""How many user records a task may put before it lets others run.
+"""How many user records a task may put before it lets other tasks run.
 
-A loop of `await producer.put(...)` that yields each time pays more for that than for the put; one that
-never yields keeps the very requests from leaving that make room. So a task puts some in a row. But the
-loop runs all tasks that are ready before it looks at its sockets again: with a thousand of them, as many
-puts each as one alone may make would fill the whole buffer in one turn of the loop, and then each put
-would wait for room, which costs ten times a put. So the tasks share a turn.
+A loop of `await producer.put(...)` that yields every time pays more for the yield than for the put. One that never
+yields keeps the requests from leaving that make room. So a task puts some records in a row. But the event loop runs
+all ready tasks before it looks at its sockets again. With a thousand tasks, as many puts each as a single one may make
+would fill the whole buffer in one turn of the loop; then each put would wait for room, which costs ten times a put. So
+the tasks share one turn's budget.
 """
 
 import asyncio
@@ -14,27 +14,27 @@ from typing import Final
 
 import anyio.lowlevel
 
-__all__ = ["PutTurns"]
+__all__ = ["YieldBudget"]
 
 # By one task, in a row: 0.2 ms.
 PUTS_IN_A_ROW: Final = 100
-# By all tasks, in one turn of the loop: some 5 ms.
+# By all tasks, in one turn of the loop: about 5 ms.
 PUTS_IN_A_TURN: Final = 5_000
 
 
 @types.coroutine
 def _next_turn() -> Generator[None, None, None]:
-    """Let the other tasks of asyncio run: `asyncio.sleep(0)` without what is around it."""
+    """Let the other tasks of asyncio run: `asyncio.sleep(0)` without its checks."""
     yield
 
 
-class PutTurns:
-    """The turns of one producer. `left` says how many puts are left until the next `let_others_run`."""
+class YieldBudget:
+    """The budget of one producer. `left` says how many puts are left until the next `let_others_run`."""
 
     __slots__ = ("_at_once", "_is_counting", "_loop", "_yielded", "left")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        # None: another library's loop, whose turns cannot be told apart.
+        # None: trio, whose turns cannot be counted.
         self._loop = loop
         self.left = PUTS_IN_A_ROW
         # How many tasks came here in the last turn of the loop, and in this one.
@@ -43,7 +43,7 @@ class PutTurns:
         self._is_counting = False
 
     async def let_others_run(self) -> None:
-        """Let the other tasks run; then the next puts may be made, by whoever comes first."""
+        """Let the other tasks run, then start a new budget for the next puts of any task."""
         loop = self._loop
         if loop is None:
             self.left = PUTS_IN_A_ROW

@@ -21,10 +21,10 @@ from kpl_core.producer.stream_set import StreamSet
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
 
-__all__ = ["Coordinating"]
+__all__ = ["CoordinationDriver"]
 
 
-class Coordinating:
+class CoordinationDriver:
     """Opens the store on entering, and closes it on leaving; `finish` gives the shares back.
 
     Args:

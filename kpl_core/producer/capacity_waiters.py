@@ -1,9 +1,8 @@
-"""The line in front of a full buffer.
+"""The puts that wait for room in a full buffer, in line.
 
-The promise: who waits longest is served first, whatever its size; only the
-first in the line tries, and whoever leaves it, served, refused or cancelled,
-lets the next one try. As many as may find room are called at once, and run in
-their order, so that a long line does not move by one put for each turn of the loop.
+The longest waiting put is served first, large or small. Only the first in the line tries, and each put that leaves
+the line, served, refused or cancelled, lets the next one try. As many puts as may find room are called at once and run
+in their order, so that a long line does not move by one put for each turn of the loop.
 """
 
 from collections import deque
@@ -16,7 +15,7 @@ import anyio
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.records.user_record import Tier
 
-__all__ = ["RoomLines", "RoomQueue"]
+__all__ = ["CapacityWaiters", "WaitersByFlow"]
 
 
 class _Place:
@@ -32,7 +31,7 @@ class _Place:
         self._called.set()
 
     async def wait(self) -> None:
-        """Wait until it is worth a try; again if the try found too little room."""
+        """Wait until a try is worthwhile; call it again if the try found too little room."""
         while True:
             await self._called.wait()
             self._called = anyio.Event()
@@ -40,8 +39,8 @@ class _Place:
                 return
 
 
-class RoomQueue:
-    """Puts that wait for room, in the order they came."""
+class CapacityWaiters:
+    """Puts that wait for room, in the order in which they came."""
 
     def __init__(self) -> None:
         self._line: deque[_Place] = deque()
@@ -50,8 +49,8 @@ class RoomQueue:
         return bool(self._line)
 
     @contextmanager
-    def stand(self) -> Iterator[_Place]:
-        """Stand in the line for the length of a `with` block."""
+    def wait_in_line(self) -> Iterator[_Place]:
+        """Have a place in the line for the length of a `with` block."""
         place = _Place(self._line)
         self._line.append(place)
         try:
@@ -61,56 +60,56 @@ class RoomQueue:
             self.wake_first()
 
     def wake_first(self, count: int = 1) -> None:
-        """Let the longest waiting try; each of the first `count`, when it is its turn."""
+        """Let the longest waiting puts try: each of the first `count`, when it is its turn."""
         for place in islice(self._line, count):
             place.call()
 
     def wake_all(self) -> None:
-        """Let everybody try, because the producer closes and none will find room."""
+        """Let every put try, because the producer closes and none will find room."""
         for place in self._line:
             place.call()
 
 
-class RoomLines:
-    """All lines: one for everybody, or one for each who may use room that others may not.
+class WaitersByFlow:
+    """All lines: one for all puts, or one for each tier and flow that may use room that others may not.
 
-    With tiers of their own, critical puts must not stand behind bulk; with flows, a quiet one must
-    not stand behind a flood that has used up its share.
+    With tiers, critical puts must not wait behind bulk. With flows, a quiet flow must not wait behind one that has used
+    up its share.
     """
 
     def __init__(self, buffer_limit: BufferLimit, *, by_tier: bool, by_flow: bool) -> None:
         self._buffer_limit = buffer_limit
         self._by_tier = by_tier
         self._by_flow = by_flow
-        # Empty unless somebody waits: what a put looks at first.
-        self.lines: dict[tuple[Tier, str | None], RoomQueue] = {}
+        # Empty unless a put waits. Every put looks at it first.
+        self.lines: dict[tuple[Tier, str | None], CapacityWaiters] = {}
 
     def _key(self, tier: Tier, flow: str | None) -> tuple[Tier, str | None]:
         return (tier if self._by_tier else "normal", flow if self._by_flow else None)
 
     def has_line(self, tier: Tier, flow: str | None) -> bool:
-        """Say whether a put of this tier and flow has to stand behind others."""
+        """Return True if a put of this tier and flow must wait behind others."""
         return bool(self.lines) and bool(self.lines.get(self._key(tier, flow)))
 
     @contextmanager
-    def stand(self, tier: Tier, flow: str | None) -> Iterator[_Place]:
-        """Stand in the line of a tier and flow for the length of a `with` block."""
+    def wait_in_line(self, tier: Tier, flow: str | None) -> Iterator[_Place]:
+        """Have a place in the line of a tier and flow for the length of a `with` block."""
         key = self._key(tier, flow)
-        line = self.lines.setdefault(key, RoomQueue())
+        line = self.lines.setdefault(key, CapacityWaiters())
         try:
-            with line.stand() as place:
+            with line.wait_in_line() as place:
                 yield place
         finally:
             if not line and self.lines.get(key) is line:
                 del self.lines[key]
 
     def wake_first(self) -> None:
-        """Let the longest waiting of each line try, where there is room for their tier."""
+        """Let the longest waiting puts of each line try, where there is room for their tier."""
         for (tier, _), line in self.lines.items():
             if self._buffer_limit.has_room(size_bytes=1, tier=tier):
                 line.wake_first(max(1, self._buffer_limit.free_records))
 
     def wake_all(self) -> None:
-        """Let everybody try, because the producer closes and none will find room."""
+        """Let every put try, because the producer closes and none will find room."""
         for line in self.lines.values():
             line.wake_all()

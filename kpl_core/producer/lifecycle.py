@@ -1,0 +1,381 @@
+"""The life of a producer: opened, flushed, closed. It owns what a producer needs while it is open.
+
+`Producer` has the public interface, and one `Lifecycle`.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from asyncio import _get_running_loop
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from anyio.abc import TaskStatus
+
+from kpl_core.errors import ConfigError, ProducerClosed, WrongEventLoop
+from kpl_core.event_loop import running_clock, running_loop
+from kpl_core.hooks import Fact, Hook, require_hooks
+from kpl_core.options.config import Config
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.producer.capacity_waiters import WaitersByFlow
+from kpl_core.producer.report import ProducerReport
+from kpl_core.producer.stream_set import StreamSet
+from kpl_core.producer.yield_budget import YieldBudget
+from kpl_core.records.user_record import require_stream
+from kpl_core.transport.transport import KinesisTransport
+
+if TYPE_CHECKING:
+    from aiobotocore.session import AioSession
+
+    from kpl_core.coordination.store import CoordinationStore
+    from kpl_core.durability.dead_letters import DeadLetterSink
+    from kpl_core.producer.coordination_driver import CoordinationDriver
+    from kpl_core.producer.durable_store import DurableStore
+
+__all__ = ["DEFAULT_CLOSE_SECONDS", "Lifecycle", "counted", "require_timeout"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("kpl_core")
+
+DEFAULT_CLOSE_SECONDS: Final = 30.0
+# The share of close's time after which records that wait for tokens are sent without them.
+FORCE_SHARE: Final = 0.8
+# How often a count is repeated that another thread's change interrupted.
+_TRIES: Final = 100
+
+
+class Lifecycle:
+    """Opens and closes what a producer needs, and wakes the tasks that wait for progress."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        session: "AioSession | None",
+        transport: KinesisTransport | None,
+        hooks: Sequence[Hook],
+        dead_letter_sink: "DeadLetterSink | None",
+        coordination_store: "CoordinationStore | None",
+    ) -> None:
+        self.config = config
+        self._session = session
+        self._transport = transport
+        self._hooks = require_hooks(hooks)
+        self._chance: Callable[[], float] = random.random
+        self.buffer_limit = BufferLimit(
+            max_records=config.max_outstanding_records,
+            max_bytes=config.max_outstanding_bytes,
+            tiers=config.tiers,
+        )
+        self._sink = dead_letter_sink
+        self.store: DurableStore | None = None
+        self._coordination_store = coordination_store
+        self.coordination: CoordinationDriver | None = None
+        self.waiters = WaitersByFlow(
+            self.buffer_limit, by_tier=config.tiers is not None, by_flow=config.fairness is not None
+        )
+        self.streams: StreamSet | None = None
+        # The pipelines by stream, emptied when a close begins, so that a put needs no other check.
+        self.pipelines: dict[str, StreamPipeline] = {}
+        self.state = "not entered"
+        # None on trio. `require_own_loop` compares trio's loops too, at a higher cost.
+        self.asyncio_loop: asyncio.AbstractEventLoop | None = None
+        self.yield_budget = YieldBudget()
+        self._progress_waiters: list[anyio.Event] = []
+        self.listeners: list[Callable[[], None]] = []
+        self._complete = True
+        self._closed = anyio.Event()
+
+    async def open(self) -> None:
+        """Open the transport, the files and the coordination store, and start the tasks."""
+        if self.state != "not entered":
+            message = f"this producer is {self.state}; a producer is entered once, so make a new one"
+            raise ProducerClosed(message)
+        self._loop = running_loop()
+        self.asyncio_loop = _get_running_loop()
+        self.clock = running_clock()
+        self.yield_budget = YieldBudget(self.asyncio_loop)
+        self._closed = anyio.Event()
+        transport = self._transport
+        if transport is None:
+            transport = self._transport = self._default_transport()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(transport.open())
+            store = await self._open_files(stack)
+            coordination = await self._open_coordination(stack)
+            host = await stack.enter_async_context(anyio.create_task_group())
+            self.streams = streams = StreamSet(
+                self.config,
+                transport,
+                self.buffer_limit,
+                clock=self.clock,
+                chance=self._chance,
+                hooks=self._hooks,
+                progress=self._progressed,
+            )
+            await host.start(self._run_streams)
+            if store is not None:
+                for task in store.start(
+                    progressed=streams.take_progressed,
+                    pipeline=self.pipeline,
+                    wake=streams.wake,
+                    clock=self.clock,
+                    progress=self._progressed,
+                ):
+                    streams.spawn(task)
+            if coordination is not None:
+                streams.spawn(coordination.start(streams, clock=self.clock, chance=self._chance))
+            self._exits = stack.pop_all()
+        self.state = "open"
+
+    async def exit(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Close; promptly if the block was cancelled, else with the default timeout."""
+        cancelled = kind is not None and issubclass(kind, anyio.get_cancelled_exc_class())
+        try:
+            if cancelled:
+                await self._give_up()
+            else:
+                await self.close(timeout=DEFAULT_CLOSE_SECONDS)
+        finally:
+            await self._give_up()
+            # A task group that sees the block's exception wraps it, so it sees a cancellation only.
+            seen = (kind, error, traceback) if cancelled else (None, None, None)
+            suppressed = await self._exits.__aexit__(*seen)
+        return suppressed
+
+    def _default_transport(self) -> KinesisTransport:
+        from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s, asyncio only
+
+        return AiobotocoreTransport(self.config, session=self._session)
+
+    async def _open_files(self, stack: AsyncExitStack) -> "DurableStore | None":
+        if self.config.spool is None and self.config.dead_letters is None:
+            if self._sink is not None:
+                message = "a dead_letter_sink is given, but no Config.dead_letters; set it to DeadLetterOptions()"
+                raise ConfigError(message)
+            return None
+        from kpl_core.producer.durable_store import DurableStore  # noqa: PLC0415 - the spool needs SQLite and file locks
+
+        self.store = DurableStore(self.config, sink=self._sink, chance=self._chance, tell=self._tell)
+        return await stack.enter_async_context(self.store)
+
+    async def _open_coordination(self, stack: AsyncExitStack) -> "CoordinationDriver | None":
+        if self.config.coordination is None:
+            if self._coordination_store is not None:
+                message = (
+                    "a coordination_store is given, but no Config.coordination; set it to CoordinationOptions(...)"
+                )
+                raise ConfigError(message)
+            return None
+        from kpl_core.producer.coordination_driver import CoordinationDriver  # noqa: PLC0415 - needed by few
+
+        self.coordination = CoordinationDriver(self.config, store=self._coordination_store, session=self._session)
+        return await stack.enter_async_context(self.coordination)
+
+    async def _run_streams(self, *, task_status: TaskStatus[None]) -> None:
+        has_ended = False
+        try:
+            await self.own_streams().run(task_status=task_status)
+            has_ended = True
+        finally:
+            if self.state == "open" and not has_ended and (left := self.buffer_limit.outstanding_records):
+                # The loop ends without a close. These records have no result, and no task is left to give them one.
+                _logger.warning(
+                    "the event loop ended before its producer was closed, with %d records outstanding; "
+                    "use `async with Producer(...)`, or await close(): %s",
+                    left,
+                    self.report(),
+                )
+        if self.state in {"open", "closing"}:
+            # Nothing would be sent any more, and callers that wait for a result would never return.
+            message = (
+                "another task cancelled a task of this producer, which ended the producer; cancel your own tasks, "
+                "not all of asyncio.all_tasks()"
+            )
+            raise ProducerClosed(message)
+
+    def _tell(self, fact: Fact) -> None:
+        self.own_streams().tell(fact)
+
+    def own_streams(self) -> StreamSet:
+        """Return the streams of an entered producer."""
+        assert self.streams is not None  # noqa: S101 - made on entering, and asked for only then
+        return self.streams
+
+    def pipeline(self, stream: str) -> StreamPipeline:
+        """Return the pipeline of a stream, made when first needed.
+
+        Raises:
+            ProducerClosed: the producer is not open.
+            TypeError, InvalidUserRecord: no stream has such a name.
+            WrongEventLoop: the running event loop is another one, or there is none.
+        """
+        pipeline = self.pipelines.get(stream)
+        if pipeline is not None:
+            return pipeline
+        if self.state != "open":
+            message = f"this producer is {self.state} and takes no user records; put inside `async with Producer(...)`"
+            raise ProducerClosed(message)
+        require_stream(stream)
+        self.require_own_loop()
+        pipeline = self.pipelines[stream] = self.own_streams().start(stream)
+        return pipeline
+
+    def require_own_loop(self) -> None:
+        """Check that the running event loop is the one that entered the producer."""
+        try:
+            is_own = running_loop() is self._loop
+        except (RuntimeError, ImportError):
+            is_own = False
+        if not is_own:
+            message = (
+                "this producer belongs to the event loop that entered it; make one producer for each loop, "
+                "or use BlockingProducer from threads"
+            )
+            raise WrongEventLoop(message)
+
+    # Flush and close
+
+    async def flush(self, timeout: float | None) -> ProducerReport:
+        """Wait until everything put before has its final result; see `Producer.flush`."""
+        require_timeout(timeout)
+        if self.state != "open":
+            return self.report()
+        self.require_own_loop()
+        complete = await self._flushed(math.inf if timeout is None else self.clock() + timeout)
+        return msgspec.structs.replace(self.report(), complete=complete)
+
+    async def _flushed(self, deadline: float) -> bool:
+        is_flushed = self.own_streams().flush(self.clock())
+        while not is_flushed():
+            progress = anyio.Event()
+            self._progress_waiters.append(progress)
+            with anyio.move_on_after(deadline - self.clock()) as scope:
+                await progress.wait()
+            if scope.cancelled_caught:
+                return False
+        return True
+
+    async def close(self, timeout: float | None) -> ProducerReport:
+        """Accept no more user records, deliver those that are there, and report; see `Producer.close`."""
+        require_timeout(timeout)
+        if self.state == "closing":
+            await self._closed.wait()
+        if self.state != "open":
+            return self.report()
+        self.require_own_loop()
+        budget = math.inf if timeout is None else timeout
+        now = self.clock()
+        deadline, force_at = now + budget, now + FORCE_SHARE * budget
+        self.state = "closing"
+        self.pipelines.clear()
+        self.waiters.wake_all()
+        if self.store is not None:
+            self.store.stop_replays()
+        try:
+            if not await self._flushed(force_at):
+                self.own_streams().drain_force(self.clock())
+                await self._flushed(deadline)
+        finally:
+            await self._give_up()
+        return self.report()
+
+    async def _give_up(self) -> None:
+        """Give every user record that is left its result, and stop all tasks; once."""
+        if self.state == "closed":
+            return
+        left = self.report().buffered
+        self.state = "closed"
+        self.pipelines.clear()
+        self.own_streams().abandon(self.clock())
+        try:
+            if self.store is not None:
+                await self.store.finish()
+            if self.coordination is not None:
+                await self.coordination.finish()
+        finally:
+            self.own_streams().stop()
+            self.waiters.wake_all()
+            self._progressed()
+            self._closed.set()
+            self._complete = left == 0
+        if left:
+            _logger.warning("the producer closed before everything was delivered: %s", self.report())
+
+    # Progress and counts
+
+    def _progressed(self) -> None:
+        """Serve the disk, give facts to the hooks, and wake the tasks that wait for room or for results."""
+        if self.store is not None:
+            self.store.collect()
+        if self._hooks:
+            self.own_streams().tell_hooks()
+        if self.waiters.lines:
+            if self.state == "open":
+                self.waiters.wake_first()
+            else:
+                self.waiters.wake_all()
+        for listener in self.listeners:
+            try:
+                listener()
+            except (Exception, asyncio.CancelledError):
+                # The caller's code, called in the middle of ours. It may succeed the next time.
+                _logger.exception("a listener to the producer's progress failed: %r", listener)
+        if self._progress_waiters:
+            waiters, self._progress_waiters = self._progress_waiters, []
+            for waiter in waiters:
+                waiter.set()
+
+    def report(self) -> ProducerReport:
+        """Return where every accepted user record is now."""
+        streams = self.streams
+        if streams is None:
+            return ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
+        report = counted(lambda: streams.report(complete=self._complete))
+        store = self.store
+        if store is None:
+            return report
+        return msgspec.structs.replace(
+            report,
+            accepted=report.accepted + store.found_records + store.found_letters,
+            spooled=report.spooled + store.found_records - store.moved,
+            dead_lettered=report.dead_lettered + store.found_letters + store.moved,
+        )
+
+
+def counted(count: Callable[[], T]) -> T:
+    """Return what `count` returns, in any thread: the loop may add a stream or a request while it counts."""
+    for _ in range(_TRIES):
+        try:
+            return count()
+        except RuntimeError:
+            # "dictionary changed size during iteration". Counting takes less time than there is between two changes.
+            continue
+    return count()
+
+
+def require_timeout(timeout: float | None) -> None:
+    """Check a timeout in seconds; None stands for no limit.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, or not a number (NaN).
+    """
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        message = f"timeout is of type {type(timeout).__name__}; it must be a number of seconds, or None for no end"
+        raise TypeError(message)
+    if math.isnan(timeout) or timeout < 0:
+        message = f"timeout is {timeout!r} s; it must be 0 or more, or None for as long as it takes"
+        raise ValueError(message)
