@@ -5,7 +5,7 @@ from kpl_core.records.record_result import Attempt, RecordResult
 
 
 class Sleeper:
-    """Counts how often it is woken."""
+    """A waiter that counts how often it is woken."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -92,7 +92,7 @@ def test_a_moved_user_record_has_the_result_of_its_new_outcome():
     child.attempted(SUCCESS)
     child.settle(shard_id="b", sequence_number="2")
     assert moves.peek() == RecordResult(True, "b", "2", (failed("Wrong Shard"), SUCCESS))
-    # Its new company never saw the wrong shard.
+    # The other records of its new outcome had no attempt with the wrong shard.
     assert Delivery(child, 0).peek() == RecordResult(True, "b", "2", (SUCCESS,))
 
 
@@ -109,7 +109,7 @@ def test_a_delivery_follows_its_user_record_through_several_moves(moves):
     assert delivery.follow() is outcome
     outcome.settle()
     assert [attempt.error_code for attempt in known(delivery).attempts] == [str(step) for step in range(moves)]
-    # It remembers the way, so that the outcomes between can be forgotten.
+    # The delivery refers to the last outcome, so the ones in between can be freed.
     assert delivery.outcome is outcome
 
 
