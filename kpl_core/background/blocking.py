@@ -7,6 +7,7 @@ gives the guarantees of `Producer`, at the cost of a wake-up for each put.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -20,7 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from kpl_core.background.process_end import ProcessListener, flush_on_sigterm as flush_at_sigterm, listen
+from kpl_core.background.process_end import (
+    ProcessListener,
+    flush_on_sigterm as flush_at_sigterm,
+    keep_for_parent,
+    listen,
+)
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
 from kpl_core.errors import BufferFull, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
@@ -123,7 +129,7 @@ class _QueuedPut(msgspec.Struct, frozen=True):
 class BlockingProducer(ProcessListener):
     """A producer for any number of threads; a context manager. A forked child makes its own.
 
-    It works until the last non-daemon thread has ended. If nobody closes it, it delivers what was put within 5 seconds
+    It works until the last non-daemon thread has ended. If it is not closed, it delivers what was put within 5 seconds
     when the interpreter exits and when an ASGI server shuts down (docs/howto/process-end.md). With `flush_on_sigterm`
     it also does so before SIGTERM ends the process.
     """
@@ -218,7 +224,7 @@ class BlockingProducer(ProcessListener):
         metadata: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> BlockingDelivery:
-        """Accept a user record, waiting up to `timeout` seconds (None: however long) for room.
+        """Accept a user record, waiting up to `timeout` seconds (None: forever) for room.
 
         With a write-ahead spool it also waits until the spool has it, as `Producer.put` does.
 
@@ -381,35 +387,29 @@ class BlockingProducer(ProcessListener):
 
     def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
         """Start a flush of at most 5 seconds times `share`."""
-        if not self._is_open or self._sender.is_current:
-            return None
-        timeout = _EXIT_SECONDS * share
-        try:
-            wait = self._sender.begin_flush(timeout)
-        except SenderEnded:
-            return None
-        return lambda: self._suppressed(wait, timeout)
+        return self._begin_ending(self._sender.begin_flush, _EXIT_SECONDS * share)
 
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
         """Start to close, in 5 seconds less those that the last flush took."""
+        return self._begin_ending(self._begin_close, max(0.0, _EXIT_SECONDS - spent))
+
+    def _begin_ending(
+        self, begin: Callable[[float], Callable[[float], ProducerReport]], timeout: float
+    ) -> Callable[[], object] | None:
         if not self._is_open or self._sender.is_current:
             return None
-        timeout = max(0.0, _EXIT_SECONDS - spent)
-        wait = self._begin_close(timeout)
-
-        def wait_and_report() -> None:
-            report = self._suppressed(wait, timeout)
-            if report is not None and (not report.complete or report.failed_total):
-                _logger.warning("the process ended before a BlockingProducer was closed: %s", report)
-
-        return wait_and_report
-
-    @staticmethod
-    def _suppressed(wait: Callable[[float], ProducerReport], timeout: float) -> ProducerReport | None:
         try:
-            return wait(timeout + _JOIN_GRACE_SECONDS)
-        except (KplError, SenderEnded, SenderStuck):
+            wait_for_report = begin(timeout)
+        except SenderEnded:
             return None
+
+        def wait() -> None:
+            with contextlib.suppress(KplError, SenderEnded, SenderStuck):
+                report = wait_for_report(timeout + _JOIN_GRACE_SECONDS)
+                if not self._is_open and (not report.complete or report.failed_total):
+                    _logger.warning("the process ended before a BlockingProducer was closed: %s", report)
+
+        return wait
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""
@@ -419,6 +419,7 @@ class BlockingProducer(ProcessListener):
         """Mark it closed in a forked child, which does not have its thread."""
         self._changed = threading.Condition(lock := threading.RLock())
         self._sender.begin_child(lock)
+        keep_for_parent(self._sender)
         self._inbox = deque()
         self._is_open = False
         self._report = ProducerReport(accepted=0, delivered=0, failed={}, buffered=0, buffered_bytes=0, complete=True)
@@ -452,9 +453,6 @@ class BlockingProducer(ProcessListener):
         if self._sender.is_current:
             message = "the producer's own thread cannot close it, because it would wait for itself; close it elsewhere"
             raise WrongEventLoop(message)
-        with self._changed:
-            self._is_open = False
-            self._changed.notify_all()
         report = self._report
         if report is None:
             report = self._report_of(lambda: self._begin_close(timeout), timeout)

@@ -1,4 +1,4 @@
-"""The end of the process and its forks: when background senders deliver what nobody flushed or closed.
+"""The end of the process and its forks: when background senders deliver what was not closed.
 
 Python gives no single hook for the end of a process. These are used, in the order in which they come:
 
@@ -9,8 +9,8 @@ Python gives no single hook for the end of a process. These are used, in the ord
 
 `KinesisLifespan` calls `begin_last_flushes` as well. A killed process (SIGKILL) and `os._exit` reach none of them.
 
-A fork waits until every sender stands still between two steps of its loop. In the child every listener starts anew:
-what was accepted before the fork belongs to the parent.
+A fork waits until every sender stands still between two steps of its loop. In the child every listener starts
+empty: the parent sends what was accepted before the fork.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class ProcessListener:
         return lambda: None
 
     def begin_child(self) -> None:
-        """Start anew in a forked child, without the parent's threads and with locks of its own."""
+        """Start empty in a forked child, without the parent's threads and with locks of its own."""
 
 
 _listeners: Final["weakref.WeakSet[ProcessListener]"] = weakref.WeakSet()

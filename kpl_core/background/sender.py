@@ -134,7 +134,7 @@ class BackgroundSender:
         prepare_thread: called first in the sender's thread.
         own_threads: gets the identities of the sender's threads, while they run.
 
-    `failure` is the exception that ended the loop, None if there is none: a thread can raise it to nobody.
+    `failure` is the exception that ended the loop, None if there is none. A thread has no caller to raise it to.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class BackgroundSender:
         """Wait until the producer takes records.
 
         Raises:
-            BaseException: whatever opening the producer raised.
+            BaseException: the error that opening the producer raised.
         """
         with self._over:
             self._over.wait_for(lambda: self.is_open or self._is_over)
@@ -209,12 +209,14 @@ class BackgroundSender:
             self.run_soon(self._drain)
 
     def run_soon(self, callback: Callable[[], object]) -> None:
-        """Let the loop call `callback`; do nothing if the loop has ended, or ends before."""
-        with self._lock:
-            if not self.has_ended and self._loop is not None:
-                # The loop may be closed, and about to set `has_ended`.
-                with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(callback)
+        """Let the loop call `callback`; do nothing if the loop has ended, or ends before.
+
+        This takes no lock: a log handler calls it with a lock of its own, which the loop's thread may want.
+        """
+        if not self.has_ended and self._loop is not None:
+            # The loop may be closed, and about to set `has_ended`.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback)
 
     def call(self, work: Callable[[], T]) -> T:
         """Call a function in the loop, and return what it returns or raise what it raises.
@@ -287,7 +289,7 @@ class BackgroundSender:
     def pause(self, timeout: float) -> Callable[[], object]:
         """Stop the thread between two steps of its loop, for a fork; return a function that lets it go on.
 
-        A child that is forked while this thread is inside an import inherits a module that nobody can ever import.
+        A child that is forked while this thread is inside an import inherits a module that it can never import.
         """
         paused, go_on = threading.Event(), threading.Event()
 

@@ -16,6 +16,7 @@ from kpl_core.coordination.lease_table import LIFETIME_INTERVALS, TableRules, ne
 from kpl_core.coordination.leaseholder import Leaseholder
 from kpl_core.coordination.store import CoordinationStore
 from kpl_core.coordination.store_objects import (
+    OnProblem,
     Summary,
     SummaryPart,
     UnreadableObject,
@@ -39,8 +40,6 @@ REMOVALS: Final = 50
 # uses the same worker_id; the warning ends after a few undisturbed writes.
 CONFLICTS_TOLERATED: Final = 2
 MAX_CONFLICTS: Final = 6
-
-OnProblem = Callable[[str, str], None]
 
 
 class LeaseSync:

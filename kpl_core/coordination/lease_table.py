@@ -8,7 +8,7 @@ worker has not read yet. Therefore:
 - A raised grant takes only what is not reserved.
 
 The invariant does not depend on whose clock is right, on the order in which workers read, or on whether a next summary
-is ever computed: it is safe to follow the last summary for ever.
+is ever computed: following the last summary is safe for any length of time.
 
 A worker counts while its report is younger than two intervals. After a gap in which no summary could be computed, all
 reports are old, so all old members keep their grants for a while. A step of the store's clock is handled in the same
@@ -16,7 +16,7 @@ way. If the store loses its latest writes (a failover to a stale replica), the w
 holding counts if it is more than the table's grant.
 
 The available part of a limit is estimated from throttled records. All workers together keep the limit, so throttling
-means that somebody outside the fleet writes too. As in `kpl_core.pipeline.adaptive_rate`, but for the whole fleet:
+means that a writer outside the fleet exists. As in `kpl_core.pipeline.adaptive_rate`, but for the whole fleet:
 decrease by 15 % an interval while more than 1 % is throttled, else increase by 10 points an interval (Chiu and Jain,
 1989).
 """

@@ -33,7 +33,7 @@ import msgspec
 
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.store import ABSENT, CoordinationStore
-from kpl_core.coordination.store_objects import Pair
+from kpl_core.coordination.store_objects import OnProblem, Pair
 from kpl_core.options.coordination_options import PROPORTIONAL_FIRST_SHARE
 
 __all__ = [
@@ -250,8 +250,6 @@ CONSUMPTION_PREFIX: Final = "worker-"
 CONSUMPTION_SUMMARY: Final = "summary.json"
 # Its name does not end in .json, so the example's aggregator does not read it as a worker's object.
 CLAIM: Final = "summary.claim"
-
-OnProblem = Callable[[str, str], None]
 
 
 class ProportionalSync:

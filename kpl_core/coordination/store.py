@@ -3,8 +3,8 @@
 A store has four calls. Each answer carries the store's own clock, so that workers with different clocks agree on the
 age of a report. A version is an opaque string that changes with every write of the object.
 
-`MemoryStore` is the store inside one process. The others are in `stores/`: one file each, and one line in
-`stores/__init__.py` for the URL.
+`MemoryStore` is the store inside one process. The others are in `stores/`, one file each; `stores/__init__.py` opens
+them by URL.
 """
 
 import itertools
@@ -18,7 +18,7 @@ __all__ = ["ABSENT", "CoordinationStore", "Listing", "MemoryStore", "Reading", "
 ABSENT: Final = ""
 
 
-class StoreFailed(Exception):  # noqa: N818  - the name says what happened
+class StoreFailed(Exception):  # noqa: N818 - the name says what happened
     """The store could not be used this time. The message is one sentence without secrets.
 
     Args:

@@ -11,7 +11,7 @@ of a head makes exactly its own parts current.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ __all__ = [
     "Claim",
     "FleetMember",
     "Grant",
+    "OnProblem",
     "Pair",
     "ResourcePlan",
     "Summary",
@@ -38,6 +39,8 @@ __all__ = [
 
 VERSION: Final = 1
 
+# Called with the reason and one sentence for each object that cannot be decoded.
+OnProblem = Callable[[str, str], None]
 # (first, second): records and bytes a second, or read and write units a second.
 Pair = tuple[float, float]
 # Checked when decoded: a weight of 0 or a negative holding would corrupt the shares of all workers.
@@ -45,7 +48,7 @@ _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class UnreadableObject(ValueError):  # noqa: N818  - the name says what happened
+class UnreadableObject(ValueError):  # noqa: N818 - the name says what happened
     """An object of the store that cannot be decoded: garbage, or another version.
 
     Args:

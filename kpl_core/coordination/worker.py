@@ -17,12 +17,12 @@ from uuid import uuid4
 import anyio
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, OnProblem, compute
+from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, compute
 from kpl_core.coordination.lease_table import TableRules, is_claimed
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import ProportionalSync, ScaledLimits, sum_up
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
-from kpl_core.coordination.store_objects import Pair, Summary, UnreadableObject, decode
+from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, UnreadableObject, decode
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
 from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy, WorkerTier
 

@@ -10,14 +10,16 @@ backpressure with an exception; the middleware turns it into a response (RFC 911
     )
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kpl_core import BufferFull, ConfigError, Producer, ProducerClosed
+from kpl_core import BufferFull, Producer, ProducerClosed
 from kpl_core.limits import RejectionMonitor
+from kpl_core.options.validation import Bound, require_number
 from kpl_integrations.asgi.protocol import (
     HEALTH_KEY,
     PROBLEM_JSON,
@@ -177,9 +179,7 @@ class BackpressureMiddleware:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
-        if not str(retry_after_seconds).isdecimal():
-            message = f"retry_after_seconds is {retry_after_seconds!r}; it must be a whole number of seconds, 0 or more"
-            raise ConfigError(message)
+        require_number("retry_after_seconds", retry_after_seconds, Bound(0, math.inf, "seconds", whole=True))
         self._retry_after = str(retry_after_seconds).encode()
         self._rejections = rejections
         self._clock = clock

@@ -26,6 +26,7 @@ import msgspec
 from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerReport
 from kpl_core.background.process_end import begin_last_flushes
 from kpl_core.backoff import ExponentialBackoff
+from kpl_core.options.validation import Bound, require_bounds, require_choice
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.protocol import HEALTH_KEY, STATE_KEY, ASGIApp, Message, Receive, Scope, Send
@@ -41,6 +42,7 @@ UserLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | N
 # Below the usual 30 seconds of uvicorn and Kubernetes, so that the report is still logged.
 DEFAULT_CLOSE_SECONDS: Final = 25.0
 _BACKOFF: Final = ExponentialBackoff(base_seconds=0.2, cap_seconds=3.0)
+_SECONDS: Final = Bound(0.0, math.inf, "seconds")
 _LIFESPAN_ENDS: Final = frozenset({"lifespan.shutdown.complete", "lifespan.shutdown.failed", "lifespan.startup.failed"})
 _TWO_PRODUCERS: Final = (
     f"the inner lifespan yields {STATE_KEY!r} too, so requests would get one of two producers; one producer serves "
@@ -83,20 +85,14 @@ class LifespanSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Validate the options."""
-        if self.startup not in get_args(Startup):
-            message = f"startup is {self.startup!r}; it must be one of {', '.join(map(repr, get_args(Startup)))}"
-            raise ConfigError(message)
+        require_choice("startup", self.startup, get_args(Startup))
         if isinstance(self.streams, str) or (self.startup != "lazy" and not self.streams):
             message = (
                 f"startup is {self.startup!r} and streams is {self.streams!r}; "
                 f"name the streams, as in streams=('orders',)"
             )
             raise ConfigError(message)
-        for name in ("startup_seconds", "close_seconds"):
-            seconds = getattr(self, name)
-            if not (math.isfinite(seconds) and seconds >= 0):
-                message = f"{name} is {seconds!r}; it must be a number of seconds, 0 or more"
-                raise ConfigError(message)
+        require_bounds(self, {"startup_seconds": _SECONDS, "close_seconds": _SECONDS})
 
     @property
     def patience_seconds(self) -> float | None:
@@ -155,7 +151,7 @@ class KinesisLifespan:
     async def open_producer(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the state of an open producer; at the end drain the producer and log its report.
 
-        It also flushes the log handlers and telemetry exporters of this package (`last_flush`).
+        It also flushes the log handlers and telemetry exporters of this package.
 
         Raises:
             StartupFailed: a stream that `startup` checks cannot be used.

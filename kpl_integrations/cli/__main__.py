@@ -1,4 +1,4 @@
-"""`python -m kpl_integrations.cli`: the `kpl` command where no script is installed."""
+"""`python -m kpl_integrations.cli`: the same as the `kpl` command."""
 
 import sys
 

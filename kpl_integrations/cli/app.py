@@ -1,4 +1,4 @@
-"""The commands and their options. Each imports its work when it runs, so that `kpl --help` answers at once."""
+"""The commands and their options. Each imports its implementation when it runs, so that `kpl --help` is fast."""
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -6,34 +6,42 @@ from typing import Annotated
 
 import typer
 
-from kpl_integrations.cli.dlq.dlq import dlq
-from kpl_integrations.cli.help_texts import Commands
-from kpl_integrations.cli.keys.keys import keys
-from kpl_integrations.cli.put.input_format import InputFormat
-from kpl_integrations.cli.running import EXIT_CODES, EndpointUrl, Json, Region, needing_extra, run
+from kpl_integrations.cli.dlq import dlq
+from kpl_integrations.cli.exit_code import ExitCode
+from kpl_integrations.cli.options import (
+    EXIT_CODES,
+    Commands,
+    EndpointUrl,
+    InputFormat,
+    Json,
+    Region,
+    requires_extra,
+    run,
+)
 
 __all__ = ["app"]
 
 app = Commands(
     help="Put records into Amazon Kinesis, read them back, or try it all without an account.",
     epilog=EXIT_CODES,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+keys = Commands(help="Create and check the credentials of the ingest gateway's tenants.")
 app.add_typer(dlq, name="dlq")
 app.add_typer(keys, name="keys")
 
 Stream = Annotated[str, typer.Argument(help="Name or ARN of the stream.", show_default=False)]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, max=64, help="Processes, one for each core to use.  \\[default: 1]", show_default=False),
+    typer.Option(min=1, max=64, help="Processes; use one per core.  \\[default: 1]", show_default=False),
 ]
 DrainDelay = Annotated[
     float | None,
     typer.Option(
-        min=0, help="After SIGTERM: not ready, but still serving, for so long.  \\[default: 5]", show_default=False
+        min=0,
+        help="Seconds after SIGTERM of serving while not ready.  \\[default: 5]",
+        show_default=False,
     ),
 ]
 
@@ -53,100 +61,104 @@ def _kpl(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Handle the options before a command."""
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def demo(
     records: Annotated[int, typer.Option(min=1, max=10_000_000, help="User records to put.")] = 200_000,
-    shards: Annotated[int, typer.Option(min=1, max=500, help="Shards of the stream.")] = 4,
-    seed: Annotated[int, typer.Option(help="Makes keys and data; the same seed, the same records.")] = 1,
-    split: Annotated[bool, typer.Option("--split/--no-split", help="Split a shard half-way.")] = True,
+    shards: Annotated[int, typer.Option(min=1, max=500, help="Shards of the stream at the start.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the generated keys and data.")] = 1,
+    split: Annotated[bool, typer.Option("--split/--no-split", help="Split a shard in the middle.")] = True,
     direct: Annotated[bool, typer.Option("--direct", help="Put into a producer, without the gateway.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Send records through a gateway and a local Kinesis and back, and prove that none is lost.
+    """Send records through a gateway and a local Kinesis and back, and verify that none is lost.
 
-    Records of 20 B to 2 KiB with 10,000 partition keys are POSTed to the ingest gateway, a hundred to a
-    request. It ships them to an embedded Kinesis that throttles like the real one: 1 MiB and 1,000
-    Kinesis records a second for each shard. That is what limits the demo: it sends at 90 % of what the
-    shards take, so 200,000 records on 4 shards last about 25 seconds.
+    The demo POSTs records of 20 B to 2 KiB with 10,000 partition keys to the ingest gateway, 100 per request.
+    The gateway sends them to a local Kinesis that throttles like the real one: 1 MiB and 1,000 Kinesis records
+    a second per shard. The demo uses 90 % of that capacity, so 200,000 records on 4 shards take about 25 seconds.
 
-    Half-way a shard is split. Then everything is read back with GetRecords, de-aggregated as a Kinesis
-    Client Library does (which drops an aggregated record found on the wrong shard), and compared.
+    In the middle a shard is split. At the end all records are read back with GetRecords, de-aggregated like the
+    Kinesis Client Library does (it drops an aggregated record found on the wrong shard), and compared.
 
-    Put-to-ack is the time from a request to its answer, which says that Kinesis has each of its records
-    (--direct: of one record in 20, of 200,000). It includes up to 100 ms in which a record may wait for company.
+    Put-to-ack is the time from a request to its answer, which confirms that Kinesis has stored the records
+    (with --direct: of one record in 20, if there are 200,000). It includes up to 100 ms of aggregation delay.
     """
-    from kpl_integrations.cli.demo.demo import Demo  # noqa: PLC0415
+    from kpl_integrations.cli.demo import DemoCommand  # noqa: PLC0415
 
     open_gateway = None
     if not direct:
-        with needing_extra("ingest"):
-            from kpl_integrations.cli.demo.demo_gateway import DemoGateway  # noqa: PLC0415
+        with requires_extra("ingest"):
+            from kpl_integrations.cli.demo_gateway import DemoGateway  # noqa: PLC0415
         open_gateway = DemoGateway.opened
-    run(Demo(count=records, shards=shards, seed=seed, split=split, open_gateway=open_gateway, as_json=as_json).run)
+    command = DemoCommand(
+        count=records, shards=shards, seed=seed, split=split, open_gateway=open_gateway, as_json=as_json
+    )
+    run(command.run)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def local(
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")] = 4567,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 selects a free one.")] = 4567,
     stream: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:SHARDS]", help="A stream to begin with; may be repeated.  \\[default: demo:4]"),
+        typer.Option(metavar="NAME[:SHARDS]", help="An initial stream; may be repeated.  \\[default: demo:4]"),
     ] = None,
 ) -> None:
-    """Run a Kinesis on this machine until Ctrl-C: no account, real limits, nothing kept.
+    """Run a Kinesis on this machine until Ctrl-C: no account, the real limits, data in memory only.
 
-    Any AWS SDK or tool can speak to it. It prints its address, and lines to try it with.
+    Any AWS SDK or tool can use it. It prints its URL and example commands.
     """
     from kpl_integrations.cli.local import serve  # noqa: PLC0415
 
     run(serve, port, stream or ["demo:4"])
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def serve(  # noqa: PLR0913 - each parameter is an option
     *,
     local: Annotated[
-        bool, typer.Option("--local", help="Ship to a Kinesis inside this process, and ask nobody for credentials.")
+        bool, typer.Option("--local", help="Use a Kinesis inside this process, and check no credentials.")
     ] = False,
     stream: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:SHARDS]", help="--local: a stream to begin with.  \\[default: demo:4]"),
+        typer.Option(metavar="NAME[:SHARDS]", help="--local: an initial stream.  \\[default: demo:4]"),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on.  \\[default: 127.0.0.1]", show_default=False)
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.  \\[default: 8080]", show_default=False),
+        typer.Option(min=0, max=65_535, help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False),
     ] = None,
     workers: Workers = None,
     tenants: Annotated[
-        Path | None, typer.Option(help="TOML file of tenants and their keys; read anew when it changes.")
+        Path | None, typer.Option(help="TOML file of tenants and their keys; reloaded when it changes.")
     ] = None,
     spool: Annotated[
-        Path | None, typer.Option(help="File every record is written to before it is acknowledged; for ack=spooled.")
+        Path | None,
+        typer.Option(help="File for every record before it is acknowledged; for ack=spooled."),
     ] = None,
-    dead_letters: Annotated[Path | None, typer.Option(help="File for what could not be delivered.")] = None,
+    dead_letters: Annotated[Path | None, typer.Option(help="File for records that could not be delivered.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain in PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     drain_delay_seconds: DrainDelay = None,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
 ) -> None:
-    """Take records over HTTP and ship them to Kinesis: aggregated, fair between tenants, acknowledged truthfully.
+    """Accept records over HTTP and send them to Kinesis: aggregated, fair between tenants, acknowledged.
 
-    Without tenants it starts only with --local. Every setting, these and those that are no option here, is
+    Without tenants it starts only with --local. Every setting, including those without an option here, is
     also read from the environment: KPL_INGEST_PORT, KPL_INGEST_MAX_BODY_BYTES ...
 
-    SIGTERM ends it in order: not ready, no new requests, deliver what is there, keep the rest, report.
+    SIGTERM stops it gracefully: it becomes not ready, rejects new requests, delivers the buffered records,
+    keeps the rest on disk, and reports.
 
-    With --workers several processes share the port: tenants' rates hold for all together, metrics and stats are
-    sums, and one that dies is replaced. Each has files of its own: --spool spool.db makes spool-0.db, spool-1.db ...
+    With --workers several processes share the port. Tenants' rates apply to all together, metrics and stats are
+    sums, and a dead process is replaced. Each has its own files: --spool spool.db makes spool-0.db, spool-1.db ...
     """
-    with needing_extra("ingest"):
+    with requires_extra("ingest"):
         from kpl_integrations.cli.serve.serve import Serve  # noqa: PLC0415
 
     given = {
@@ -165,7 +177,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     run(Serve(local=local, streams=stream or ["demo:4"], given=given).run, is_server=True)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def put(  # noqa: PLR0913 - each parameter is an option
     stream: Stream,
     file: Annotated[Path, typer.Argument(help="File to read; - is standard input.")] = Path("-"),
@@ -174,29 +186,30 @@ def put(  # noqa: PLR0913 - each parameter is an option
         InputFormat, typer.Option("--format", help="lines: each line is a record. ndjson: each line is a JSON object.")
     ] = InputFormat.LINES,
     key: Annotated[
-        str | None, typer.Option(help="One partition key for all; else the number of the line.", show_default=False)
+        str | None,
+        typer.Option(help="Partition key of all records; default: the line number.", show_default=False),
     ] = None,
     key_field: Annotated[
         str | None,
-        typer.Option(help="ndjson: the field that is the partition key; the record is the line.", show_default=False),
+        typer.Option(help="ndjson: the field with the partition key; the record is the line.", show_default=False),
     ] = None,
-    skip: Annotated[int, typer.Option(min=0, help="Lines to skip: those an earlier run confirmed.")] = 0,
+    skip: Annotated[int, typer.Option(min=0, help="Lines to skip, which an earlier run confirmed.")] = 0,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     as_json: Json = False,
 ) -> None:
     """Put lines of text or JSON into a stream, one record each.
 
-    With --format ndjson and neither --key nor --key-field, a line says it all:
-    {"partition_key": "42", "data": "text"} or {"partition_key": "42", "data_base64": "..."}, and an
-    "explicit_hash_key" if wanted; this is what `kpl tail --json` prints.
+    With --format ndjson and neither --key nor --key-field, a line contains the whole record:
+    {"partition_key": "42", "data": "text"} or {"partition_key": "42", "data_base64": "..."}, and optionally
+    an "explicit_hash_key"; `kpl tail --json` prints this format.
 
-    It stops at the first line it cannot use, and at the first record that Kinesis does not take. The
-    summary says how many lines from the beginning are confirmed: go on with --skip and that number.
-    Blank lines are passed over.
+    It stops at the first invalid line, and at the first record that Kinesis does not accept. The summary
+    shows how many lines from the beginning are confirmed: continue with --skip and that number. Blank lines
+    are skipped.
     """
-    from kpl_integrations.cli.put.put import Put  # noqa: PLC0415
-    from kpl_integrations.cli.put.record_line import reader_of  # noqa: PLC0415
+    from kpl_integrations.cli.put import PutCommand  # noqa: PLC0415
+    from kpl_integrations.cli.put_input import reader_of  # noqa: PLC0415
 
     if key is not None and key_field is not None:
         message = "give --key or --key-field, not both"
@@ -205,17 +218,18 @@ def put(  # noqa: PLR0913 - each parameter is an option
         message = "--key-field needs --format ndjson; text lines have no fields"
         raise typer.BadParameter(message)
     read_line = reader_of(input_format, key=key, key_field=key_field)
-    run(Put(stream, file, read_line, skip=skip, endpoint_url=endpoint_url, region=region, as_json=as_json).run)
+    command = PutCommand(stream, file, read_line, skip=skip, endpoint_url=endpoint_url, region=region, as_json=as_json)
+    run(command.run)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def tail(
     stream: Stream,
     *,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the oldest record kept.")] = False,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the oldest stored record.")] = False,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more records at the end.")] = True,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many user records.", show_default=False)
+        int | None, typer.Option(min=1, help="Stop after this number of user records.", show_default=False)
     ] = None,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -223,100 +237,145 @@ def tail(
 ) -> None:
     """Show the user records of a stream as they arrive, from all shards, aggregated or not.
 
-    Shards that are split or merged are followed into their children. Ctrl-C ends it, with status 0.
-    An aggregated record found on the wrong shard is dropped, as the Kinesis Client Library drops it,
-    and counted on stderr.
+    It follows split and merged shards to their children. Ctrl-C stops it with status 0. An aggregated record
+    found on the wrong shard is dropped, as the Kinesis Client Library drops it, and counted on stderr.
     """
-    from kpl_integrations.cli.tail.tail import Tail  # noqa: PLC0415
+    from kpl_integrations.cli.tail import TailCommand  # noqa: PLC0415
 
-    run(
-        Tail(
-            stream,
-            endpoint_url=endpoint_url,
-            region=region,
-            from_start=from_start,
-            follow=follow,
-            limit=limit,
-            as_json=as_json,
-        ).run
+    command = TailCommand(
+        stream,
+        endpoint_url=endpoint_url,
+        region=region,
+        from_start=from_start,
+        follow=follow,
+        limit=limit,
+        as_json=as_json,
     )
+    run(command.run)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def top(
-    url: Annotated[str, typer.Argument(help="Address of the gateway.")] = "http://127.0.0.1:8080",
+    url: Annotated[str, typer.Argument(help="URL of the gateway.")] = "http://127.0.0.1:8080",
     *,
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
     count: Annotated[
         int | None,
-        typer.Option(min=1, help="Look so often.  \\[default: until Ctrl-C; in a pipe once]", show_default=False),
+        typer.Option(min=1, help="Number of updates.  \\[default: until Ctrl-C; in a pipe 1]", show_default=False),
     ] = None,
     key: Annotated[
         str | None,
         typer.Option(
-            envvar="KPL_GATEWAY_KEY", hidden=True, help="Better in the environment: others can read a command line."
+            envvar="KPL_GATEWAY_KEY",
+            hidden=True,
+            help="Prefer the environment: others can read a command line.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each look.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each update.")] = False,
 ) -> None:
-    """Watch a gateway: what it takes and delivers, its buffer, its streams, and which tenants wait.
+    """Watch a gateway: accepted and delivered records, buffer, streams, and the tenants that wait.
 
-    Rates are those since the look before. A gateway with tenants wants its admin key in KPL_GATEWAY_KEY; with
-    a tenant's own key it shows that tenant. Ctrl-C ends it, with status 0.
+    Rates are per second since the last update. A gateway with tenants requires its admin key in KPL_GATEWAY_KEY;
+    with a tenant's own key it shows that tenant. Ctrl-C stops it with status 0.
     """
     from kpl_integrations.cli.top.top import Top  # noqa: PLC0415
 
     run(Top(url, key=key or None, interval=interval, count=count, as_json=as_json).run)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def doctor(stream: Stream, *, endpoint_url: EndpointUrl = None, region: Region = None, as_json: Json = False) -> None:
-    """Check what a producer needs to put into a stream, and say what to mend.
+    """Check what a producer needs to put into a stream, and say what to fix.
 
-    Configuration, credentials, connection, the stream and its shards, permissions to look at them, this
-    machine's clock and its limit of open files. Nothing is written. Status 3 if something is in the way.
+    It checks configuration, credentials, connection, the stream and its shards, the permission to list them,
+    this machine's clock and its limit of open files. It writes nothing. The status is 3 if a check fails.
     """
-    from kpl_integrations.cli.doctor.doctor import Doctor  # noqa: PLC0415
+    from kpl_integrations.cli.doctor import DoctorCommand  # noqa: PLC0415
 
-    run(Doctor(stream, endpoint_url=endpoint_url, region=region, as_json=as_json).run)
+    run(DoctorCommand(stream, endpoint_url=endpoint_url, region=region, as_json=as_json).run)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def coordinate(
     store: Annotated[
         str,
         typer.Argument(
-            help="Where the producers meet: file:///folder, s3://bucket/prefix/, dynamodb://table/group, redis://host.",
+            help="Shared store: file:///folder, s3://bucket/prefix/, dynamodb://table/group, redis://host.",
             show_default=False,
         ),
     ],
     *,
-    policy: Annotated[str, typer.Option(help="leases or proportional, as the producers have it.")] = "leases",
-    interval: Annotated[float, typer.Option(help="Seconds, as the producers have it.")] = 5.0,
+    policy: Annotated[str, typer.Option(help="leases or proportional, as configured in the producers.")] = "leases",
+    interval: Annotated[float, typer.Option(help="Seconds, as configured in the producers.")] = 5.0,
     staleness: Annotated[
         float,
-        typer.Option(help="proportional: seconds after which a worker does not count."),
+        typer.Option(help="proportional: seconds after which a silent worker is ignored."),
     ] = 15.0,
-    max_workers: Annotated[int, typer.Option(help="The least to plan for; producers report their own.")] = 1,
+    max_workers: Annotated[int, typer.Option(help="Minimum workers to plan for; producers report theirs.")] = 1,
     once: Annotated[bool, typer.Option("--once", help="Compute one summary and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compute how a fleet of producers divides the limits of its shards, until Ctrl-C.
 
-    Producers with Config(coordination=...) do this by themselves, in turn. A process of its own spares
-    them reading each other's reports: for hundreds of them, or where they may not. When it stops, they
-    go on by themselves.
+    Producers with Config(coordination=...) compute this in turn. A separate process saves them reading each
+    other's reports: use it for hundreds of producers, or if they may not read them. When it stops, the producers
+    compute again.
     """
-    from kpl_integrations.cli.coordinate import Coordinate  # noqa: PLC0415
+    from kpl_integrations.cli.coordinate import CoordinateCommand  # noqa: PLC0415
 
-    run(
-        Coordinate(
-            store,
-            policy=policy,
-            interval_seconds=interval,
-            staleness_seconds=staleness,
-            max_workers=max_workers,
-            once=once,
-            as_json=as_json,
-        ).run
+    command = CoordinateCommand(
+        store,
+        policy=policy,
+        interval_seconds=interval,
+        staleness_seconds=staleness,
+        max_workers=max_workers,
+        once=once,
+        as_json=as_json,
     )
+    run(command.run)
+
+
+@keys.command()
+def new(as_json: Json = False) -> None:
+    """Create an API key of 256 random bits. It is printed once and not stored.
+
+    The second line belongs into the tenants file: it is the key's SHA-256, from which the key cannot be computed.
+    """
+    run(_run_keys_command, "new_key", as_json)
+
+
+@keys.command("hash")
+def hash_(as_json: Json = False) -> None:
+    """Read an API key from standard input and print its line for the tenants file."""
+    run(_run_keys_command, "hash_key", as_json)
+
+
+@keys.command()
+def sigv4(
+    secret_file: Annotated[
+        Path, typer.Argument(help="File to write the secret to; it must not exist yet.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Create a key pair for clients that use AWS' own protocol: an access key id and a secret.
+
+    The secret is written to a new file of mode 0600, because the gateway needs it to verify signatures; the
+    tenants file names that file.
+    """
+    run(_run_keys_command, "new_key_pair", secret_file, as_json)
+
+
+@keys.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The tenants file.", show_default=False)], as_json: Json = False
+) -> None:
+    """Read a tenants file like the gateway, including its secret files, and report the first problem."""
+    run(_run_keys_command, "check_tenants", file, as_json)
+
+
+async def _run_keys_command(name: str, *arguments: object) -> ExitCode:
+    """Run a function of `tenant_keys`, which needs the gateway's extra."""
+    with requires_extra("ingest"):
+        from kpl_integrations.cli import tenant_keys  # noqa: PLC0415 - its extra may be missing
+    status: ExitCode = await getattr(tenant_keys, name)(*arguments)
+    return status

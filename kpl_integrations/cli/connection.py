@@ -1,27 +1,39 @@
-"""Where Kinesis is, and as whom to speak to it: what the options and AWS' own configuration say together."""
+"""The connection to Kinesis from a command's options and AWS' configuration, and AWS' errors as failures."""
 
 import ipaddress
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
-from botocore.exceptions import ClientError, MetadataRetrievalError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError as NoConnection,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    MetadataRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+    SSLError,
+)
 
 from kpl_core import Config
-from kpl_integrations.cli.aws_failures import told_in_one_sentence
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure
 
-__all__ = ["Connection", "is_this_machine"]
+__all__ = ["Connection", "advice", "is_this_machine"]
 
-# A Kinesis on this machine takes any credentials in any region, so nobody should have to make them up.
+# A Kinesis on this machine accepts any region and credentials, so the user need not invent them.
 LOCAL_REGION: Final = "us-east-1"
 LOCAL_CREDENTIAL: Final = "local"
 
-# A session that reads neither a profile nor a file of the user.
+# A session that reads no profile and no configuration file of the user.
 _NO_FILES: Final = {
     "profile": (None, None, None, None),
     "config_file": (None, None, os.devnull, None),
@@ -34,16 +46,40 @@ _CLIENT: Final[dict[str, Any]] = {
     "tcp_keepalive": True,
 }
 
+_CREDENTIALS: Final = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, as for any AWS client; "
+    "a Kinesis on this machine takes any"
+)
+_REJECTED_CREDENTIALS: Final = "renew them, and check AWS_PROFILE and the clock of this machine"
+
+# error code (a trailing * matches any ending) -> what to do
+_ADVICE: Final = {
+    "ResourceNotFoundException": "check its name, the region and the endpoint, or create it",
+    "AccessDenied*": "allow it in the IAM policy of these credentials",
+    "NoCredentials": _CREDENTIALS,
+    "UnrecognizedClientException": _REJECTED_CREDENTIALS,
+    "InvalidSignatureException": _REJECTED_CREDENTIALS,
+    "IncompleteSignature*": _REJECTED_CREDENTIALS,
+    "MissingAuthenticationToken*": _REJECTED_CREDENTIALS,
+    "ExpiredToken*": _REJECTED_CREDENTIALS,
+    "KMS*": "check the key that encrypts the stream, and the permission to use it",
+    "ProvisionedThroughputExceededException": "give the stream more shards, or send less",
+    "LimitExceededException": "try again in a moment",
+    "ResourceInUseException": "wait until the stream is ACTIVE",
+    "Expired": "the stream accepted less than was sent; give it more shards, or send less",
+}
+_OTHER_ADVICE: Final = "check the stream and the endpoint"
+
 
 class Connection:
-    """The way to one stream. Made by `resolved`; `session` knows the credentials."""
+    """Region, endpoint and credentials (in `session`) for one stream. Created by `resolved` or `to_own_server`."""
 
     def __init__(self, session: AioSession, stream: str, *, region: str, endpoint_url: str | None) -> None:
         self.session = session
         self.stream = stream
         self.region = region
         self.endpoint_url = endpoint_url
-        # A proxy for the world outside must not be asked for this machine.
+        # Do not use a proxy for this machine.
         self._options: dict[str, Any] = {"proxies": {}} if _is_loopback(endpoint_url) else {}
 
     @classmethod
@@ -51,11 +87,11 @@ class Connection:
         """Find region and credentials.
 
         Raises:
-            CommandFailure: there is no region, or the endpoint is no URL.
+            CommandFailure: there is no region, or the endpoint is not a URL.
         """
         session = AioSession()
         is_local = _is_loopback(endpoint_url)
-        with told_in_one_sentence("AWS' configuration", stream):
+        with _aws_errors_as_failures("AWS' configuration", stream):
             region = region or _region_of(stream) or session.get_config_variable("region")
             if is_local and await _found_credentials(session) is None:
                 session.set_credentials(LOCAL_CREDENTIAL, LOCAL_CREDENTIAL)
@@ -65,33 +101,33 @@ class Connection:
         return cls(session, stream, region=region or LOCAL_REGION, endpoint_url=endpoint_url)
 
     @classmethod
-    def to_our_own(cls, stream: str, *, endpoint_url: str) -> Self:
-        """Return the way to a Kinesis this command started: nothing of the user's AWS configuration matters."""
+    def to_own_server(cls, stream: str, *, endpoint_url: str) -> Self:
+        """Return the connection to a Kinesis that this command started; it ignores the user's AWS configuration."""
         session = AioSession(session_vars=_NO_FILES)
         session.set_credentials(LOCAL_CREDENTIAL, LOCAL_CREDENTIAL)
         return cls(session, stream, region=LOCAL_REGION, endpoint_url=endpoint_url)
 
     @property
     def place(self) -> str:
-        """Return the words for where Kinesis is looked for."""
+        """The location of Kinesis, for messages."""
         return f"Kinesis in {self.region}" if self.endpoint_url is None else f"Kinesis at {self.endpoint_url}"
 
     @property
     def stream_argument(self) -> dict[str, str]:
-        """Return how an API call names the stream."""
+        """The argument of an API call that names the stream."""
         return {"StreamARN" if self.stream.startswith("arn:") else "StreamName": self.stream}
 
-    def producer_config(self, **options: Any) -> Config:  # noqa: ANN401 - any option, checked by Config
-        """Return the options of a producer that goes the same way."""
+    def producer_config(self, **options: Any) -> Config:  # noqa: ANN401 - checked by Config
+        """Return the options of a producer on this connection."""
         return Config(**options, region=self.region, endpoint_url=self.endpoint_url, botocore=self._options)
 
     @asynccontextmanager
     async def client(self, *, attempts: int = 4) -> AsyncIterator[Any]:
-        """Open an aiobotocore client; what it raises inside the block becomes a CommandFailure."""
-        way = f"--region {self.region}"
+        """Open an aiobotocore client; its errors inside the block become a CommandFailure."""
+        cli_options = f"--region {self.region}"
         if self.endpoint_url is not None:
-            way += f" --endpoint-url {self.endpoint_url}"
-        with told_in_one_sentence(self.place, self.stream, way=way):
+            cli_options += f" --endpoint-url {self.endpoint_url}"
+        with _aws_errors_as_failures(self.place, self.stream, cli_options=cli_options):
             retries = {"total_max_attempts": attempts, "mode": "standard"}
             config = AioConfig(**_CLIENT, **self._options, retries=retries)
             creating = self.session.create_client(
@@ -100,9 +136,9 @@ class Connection:
             try:
                 client = await creating.__aenter__()
             except ValueError as error:
-                said = str(error).rstrip(".")
                 message = (
-                    f"{said}; check --region, such as eu-west-1, and --endpoint-url, such as http://127.0.0.1:4567"
+                    f"{_one_line(error)}; check --region, such as eu-west-1, "
+                    "and --endpoint-url, such as http://127.0.0.1:4567"
                 )
                 raise CommandFailure(message) from error
             try:
@@ -111,23 +147,23 @@ class Connection:
                 await creating.__aexit__(None, None, None)
 
     async def require_stream(self) -> None:
-        """Ask for the stream before anything is read or sent.
+        """Check that the stream exists before anything is read or sent.
 
         Raises:
-            CommandFailure: Kinesis cannot be reached, refuses the credentials, or has no such stream.
+            CommandFailure: Kinesis cannot be reached, rejects the credentials, or has no such stream.
         """
-        # One attempt: somebody sits there and waits for the answer.
+        # One attempt, because the user waits for the answer.
         async with self.client(attempts=1) as client:
             try:
                 await client.describe_stream_summary(**self.stream_argument)
             except ClientError as error:
-                # Many a producer may put and not look; then the first put will tell.
+                # Producers often may put but not describe; then the first put shows whether the stream exists.
                 if not error.response.get("Error", {}).get("Code", "").startswith("AccessDenied"):
                     raise
 
 
 async def _found_credentials(session: AioSession) -> object | None:
-    """Return what botocore finds without asking the network: this machine's Kinesis takes any."""
+    """Return botocore's credentials without network requests, because a local Kinesis accepts any."""
     session.set_config_variable("metadata_service_num_attempts", 0)
     session.set_config_variable("metadata_service_timeout", 0.1)
     try:
@@ -142,7 +178,7 @@ def _is_loopback(endpoint_url: str | None) -> bool:
 
 
 def is_this_machine(host: str) -> bool:
-    """Say whether nobody but this machine reaches a host, an address or a name."""
+    """Return True if a host name or address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -154,13 +190,67 @@ def _host_of(endpoint_url: str) -> str:
         parts = urlsplit(endpoint_url)
         if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
             return parts.hostname
-    except ValueError:  # a port that is no number, or half an IPv6 address
+    except ValueError:  # the port is not a number, or an IPv6 address is incomplete
         pass
-    message = f"--endpoint-url is {endpoint_url!r}, no URL; write it like http://127.0.0.1:4567"
+    message = f"--endpoint-url is {endpoint_url!r}, which is not a URL; write it like http://127.0.0.1:4567"
     raise CommandFailure(message)
 
 
 def _region_of(stream: str) -> str | None:
-    """Return the region in a stream's ARN, None for a name."""
+    """Return the region in a stream's ARN; None for a name."""
     parts = stream.split(":")
     return parts[3] or None if stream.startswith("arn:") and len(parts) > 3 else None  # noqa: PLR2004 - arn:aws:kinesis:REGION
+
+
+def advice(code: str) -> str:
+    """Return what to do about an error code of Kinesis or the producer."""
+    for pattern, fix in _ADVICE.items():
+        if code == pattern or (pattern.endswith("*") and code.startswith(pattern[:-1])):
+            return fix
+    return _OTHER_ADVICE
+
+
+@contextmanager
+def _aws_errors_as_failures(place: str, stream: str, *, cli_options: str = "") -> Iterator[None]:
+    """Turn errors of an AWS client inside the block into a CommandFailure.
+
+    `place` is the location of Kinesis, such as "Kinesis in eu-west-1"; `cli_options` are the matching options of the
+    `aws` command.
+    """
+    try:
+        yield
+    except ClientError as error:
+        raise CommandFailure(_error_sentence(error, place, stream, cli_options)) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        message = f"no AWS credentials found ({_one_line(error)}); {_CREDENTIALS}"
+        raise CommandFailure(message) from error
+    except SSLError as error:
+        message = f"{place} has no trusted certificate: {_one_line(error)}; check the endpoint or AWS_CA_BUNDLE"
+        raise CommandFailure(message) from error
+    except (EndpointConnectionError, ConnectTimeoutError, NoConnection, HTTPClientError, ReadTimeoutError) as error:
+        message = (
+            f"{place} cannot be reached; check --endpoint-url, the region and the network "
+            "(`kpl local` starts a Kinesis on this machine)"
+        )
+        raise CommandFailure(message) from error
+    except (BotoCoreError, aiohttp.ClientError) as error:
+        message = (
+            f"{place} cannot be used: {_one_line(error)}; check AWS_PROFILE, AWS' configuration files and the endpoint"
+        )
+        raise CommandFailure(message) from error
+
+
+def _error_sentence(error: ClientError, place: str, stream: str, cli_options: str) -> str:
+    details = error.response.get("Error", {})
+    code = details.get("Code") or "an unnamed error"
+    if code == "ResourceNotFoundException":
+        name = stream.rpartition("/")[2]  # of an ARN, its end
+        create = f"aws kinesis create-stream --stream-name {name} --shard-count 1 {cli_options}".rstrip()
+        return f"{place} has no stream {stream!r}; {advice(code)}: {create}"
+    text = " ".join((details.get("Message") or "").split())
+    reason = f"{code}: {text}" if text else code
+    return f"{place} rejects {error.operation_name} of {stream!r} ({reason.rstrip('.')}); {advice(code)}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,9 +1,8 @@
-"""`kpl coordinate`: compute the summary for a fleet of producers, as a process of its own."""
+"""`kpl coordinate`: computes the summary for a fleet of producers in a separate process."""
 
-import json
 import sys
-from functools import partial
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import anyio
 
@@ -11,71 +10,62 @@ from kpl_core import ConfigError, CoordinationOptions
 from kpl_core.coordination import StoreFailed
 from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.worker import Coordinator
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.signals import until_signal
-from kpl_integrations.cli.terminal import note
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
+from kpl_integrations.cli.terminal import note, print_json
 
-__all__ = ["Coordinate"]
+__all__ = ["CoordinateCommand"]
 
-# Of an interval, between two summaries.
-_SPACING: Final = 0.4
+# The pause between two summaries, as a share of the interval.
+_PAUSE_SHARE: Final = 0.4
 
 
-class Coordinate:
-    """Computes until SIGINT or SIGTERM, or once."""
+@dataclass
+class CoordinateCommand:
+    """Computes summaries until SIGINT or SIGTERM, or once."""
 
-    def __init__(
-        self,
-        store: str,
-        *,
-        policy: str,
-        interval_seconds: float,
-        staleness_seconds: float,
-        max_workers: int,
-        once: bool,
-        as_json: bool,
-    ) -> None:
-        self._options_of = partial(
-            CoordinationOptions,
-            store=store,
-            policy=policy,  # type: ignore[arg-type]
-            interval_seconds=interval_seconds,
-            staleness_seconds=staleness_seconds,
-            max_workers=max_workers,
-        )
-        self._once = once
-        self._as_json = as_json
-        self._said: object = None
+    store: str
+    policy: Any  # CoordinationOptions validates it
+    interval_seconds: float
+    staleness_seconds: float
+    max_workers: int
+    once: bool
+    as_json: bool
+    _printed: object = field(init=False, default=None)
 
     async def run(self) -> ExitCode:
-        """Compute; status 0 when it is stopped, 3 if the first round fails.
+        """Compute; the status is 0 after a signal, and 3 if the first round fails.
 
         Raises:
             CommandFailure: an option or the store's URL is wrong, or the store cannot be used.
         """
         try:
-            self._options = self._options_of()
-            _require_meeting_place(self._options.store)
-            store = await open_store(self._options.store)
+            self._options = CoordinationOptions(
+                store=self.store,
+                policy=self.policy,
+                interval_seconds=self.interval_seconds,
+                staleness_seconds=self.staleness_seconds,
+                max_workers=self.max_workers,
+            )
+            _require_shared_store(self.store)
+            store = await open_store(self.store)
         except ConfigError as error:
             lacks_package = isinstance(error.__cause__, ImportError)
             status = ExitCode.UNUSABLE if lacks_package else ExitCode.WRONG_USAGE
             raise CommandFailure(str(error), exit_code=status) from error
         coordinator = Coordinator(
             store,
-            policy=self._options.policy,
-            interval_seconds=self._options.interval_seconds,
-            max_workers=self._options.max_workers,
-            staleness_seconds=self._options.staleness_seconds,
+            policy=self.policy,
+            interval_seconds=self.interval_seconds,
+            max_workers=self.max_workers,
+            staleness_seconds=self.staleness_seconds,
             on_problem=lambda _, sentence: note(sentence),
         )
         try:
-            if self._once:
+            if self.once:
                 await self._round(coordinator)
                 return ExitCode.DONE
             await until_signal(lambda: self._rounds(coordinator))
-            note("stopped; workers compute by themselves within two intervals")
+            note("stopped; within two intervals the workers compute summaries themselves")
             return ExitCode.DONE
         except StoreFailed as error:
             raise CommandFailure(str(error)) from error
@@ -84,35 +74,34 @@ class Coordinate:
 
     async def _rounds(self, coordinator: Coordinator) -> ExitCode:
         await self._round(coordinator)
-        is_well = True
+        is_ok = True
         while True:
-            await anyio.sleep(_SPACING * self._options.interval_seconds)
+            await anyio.sleep(_PAUSE_SHARE * self.interval_seconds)
             try:
                 await self._round(coordinator)
-                is_well = True
+                is_ok = True
             except StoreFailed as error:
-                if is_well:
-                    note(f"{error}; trying again")
-                is_well = False
+                if is_ok:
+                    note(f"{error}; retrying")
+                is_ok = False
 
     async def _round(self, coordinator: Coordinator) -> None:
         workers, outcome = await coordinator.compute_once()
-        if (workers, outcome) == self._said and not self._once:
+        if (workers, outcome) == self._printed and not self.once:
             return
-        self._said = (workers, outcome)
-        if self._as_json:
-            line = json.dumps({"workers": workers, "outcome": outcome})
-        else:
-            what = "summary written" if outcome == "computed" else "somebody else computes"
-            line = f"{self._options.shown_store}: {workers} workers, {what}"
-        sys.stdout.write(f"{line}\n")
+        self._printed = (workers, outcome)
+        if self.as_json:
+            print_json({"workers": workers, "outcome": outcome})
+            return
+        result = "summary written" if outcome == "computed" else "another process computes"
+        sys.stdout.write(f"{self._options.shown_store}: {workers} workers, {result}\n")
         sys.stdout.flush()
 
 
-def _require_meeting_place(store: str) -> None:
+def _require_shared_store(store: str) -> None:
     if store.startswith("memory:"):
         message = (
-            f"store is {store!r}, which is one process' own, and no producer is in this one; name where they meet, as "
-            f"in file:///run/kpl/orders"
+            f"store is {store!r}, which is in the memory of one process, and no producer is in this one; name a shared "
+            f"store, such as file:///run/kpl/orders"
         )
         raise ConfigError(message)

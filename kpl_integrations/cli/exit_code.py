@@ -1,21 +1,73 @@
-"""What the exit status of `kpl` means; docs/howto/cli.md shows the same table."""
+"""How a command ends: exit statuses, failures and signals. docs/howto/cli.md shows the table of statuses."""
 
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
+from typing import Final
 
-__all__ = ["ExitCode"]
+import anyio
+
+__all__ = ["CommandFailure", "ExitCode", "exit_code_of", "on_signal", "until_signal"]
 
 
 class ExitCode(IntEnum):
-    """The statuses of all commands. 2, wrong usage, is typer's own."""
+    """The exit statuses of all commands. Typer itself uses 2 for wrong usage."""
 
     DONE = 0
     NOT_ALL_ARRIVED = 1
     WRONG_USAGE = 2
-    # Kinesis, or what the command needs on this machine: unreachable, no credentials, no stream, no permission.
+    # Kinesis, or something on this machine, cannot be used: unreachable, no credentials, no stream, no permission.
     UNUSABLE = 3
     # A line or a file of the input.
     BAD_INPUT = 4
     INTERRUPTED = 130
     # As a shell reports SIGPIPE.
-    NOBODY_READS = 141
+    OUTPUT_CLOSED = 141
     TERMINATED = 143
+
+
+_SIGNAL_CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+
+
+class CommandFailure(Exception):  # noqa: N818 - reads as a sentence where it is raised
+    """The command cannot continue. The message is one sentence: the wrong value, then what to do."""
+
+    def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.UNUSABLE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def exit_code_of(number: signal.Signals) -> ExitCode:
+    """Return the exit status of a command that was interrupted by a signal."""
+    return _SIGNAL_CODES[number]
+
+
+@contextmanager
+def on_signal(callback: Callable[[signal.Signals], object]) -> Iterator[None]:
+    """Call `callback` for each SIGINT and SIGTERM inside the block; needs the running asyncio loop."""
+    loop = asyncio.get_running_loop()
+    # Event loops on Windows do not support signal handlers: there Ctrl-C stays a KeyboardInterrupt.
+    with suppress(NotImplementedError):
+        for number in _SIGNAL_CODES:
+            loop.add_signal_handler(number, callback, number)
+    try:
+        yield
+    finally:
+        with suppress(NotImplementedError):
+            for number in _SIGNAL_CODES:
+                loop.remove_signal_handler(number)
+
+
+async def until_signal(work: Callable[[], Awaitable[ExitCode]]) -> ExitCode | signal.Signals:
+    """Run `work` and return its result, or the signal that cancelled it."""
+    received: list[signal.Signals] = []
+
+    def cancel(number: signal.Signals) -> None:
+        received.append(number)
+        scope.cancel()
+
+    with anyio.CancelScope() as scope, on_signal(cancel):
+        return await work()
+    return received[0]

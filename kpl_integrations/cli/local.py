@@ -1,23 +1,24 @@
-"""`kpl local`: the embedded Kinesis alone, and the lines to try it with."""
+"""`kpl local`: a Kinesis on this machine, and the lines to try it with. `demo` and `serve` start theirs here too."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
 
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.local_server import local_kinesis
-from kpl_integrations.cli.signals import until_signal
+from kpl_core.testing import KinesisError
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import note
+from kpl_integrations.local_kinesis import LocalKinesis
+from kpl_integrations.local_kinesis.server import parse_stream
 
-__all__ = ["serve"]
+__all__ = ["local_kinesis", "port_failure", "serve", "streams_of"]
 
 _INTRODUCTION: Final = """\
 Local Kinesis listens on {url}
   {streams}
-  Limits as in AWS; credentials are not checked; nothing is kept when it stops (Ctrl-C).
+  Limits as in AWS; credentials are not checked; Ctrl-C stops it and discards all data.
 
 In another terminal:
   export AWS_ENDPOINT_URL_KINESIS={url} AWS_DEFAULT_REGION=us-east-1 \\
@@ -46,8 +47,8 @@ In Python:
 
 
 async def serve(port: int, wanted: Sequence[str]) -> ExitCode:
-    """Serve until SIGINT or SIGTERM, which is how it is meant to end: status 0."""
-    streams = dict(map(_stream, wanted))
+    """Serve until SIGINT or SIGTERM, which is its normal end: status 0."""
+    streams = streams_of(wanted)
 
     async def listening() -> ExitCode:
         async with local_kinesis(streams, port=port) as server:
@@ -65,9 +66,42 @@ async def serve(port: int, wanted: Sequence[str]) -> ExitCode:
     return ExitCode.DONE
 
 
-def _stream(text: str) -> tuple[str, int]:
-    name, _, shards = text.partition(":")
-    if not name or not (shards or "1").isdecimal() or int(shards or "1") < 1:
-        message = f"--stream is {text!r}; write NAME or NAME:SHARDS with at least one shard, such as orders:4"
-        raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
-    return name, int(shards or "1")
+@asynccontextmanager
+async def local_kinesis(streams: Mapping[str, int], *, port: int = 0) -> AsyncIterator[LocalKinesis]:
+    """Run a Kinesis on loopback.
+
+    Raises:
+        CommandFailure: the port is in use, or a stream cannot be created.
+    """
+    server = LocalKinesis(streams, port=port)
+    try:
+        await server.__aenter__()
+    except OSError as error:
+        raise port_failure(error, "127.0.0.1", port) from error
+    except KinesisError as error:
+        message = f"a stream cannot be created: {error.message}; name it like orders:4"
+        raise CommandFailure(message) from error
+    try:
+        yield server
+    finally:
+        await server.aclose()
+
+
+def streams_of(texts: Sequence[str]) -> dict[str, int]:
+    """Return the shards of each stream from arguments NAME or NAME:SHARDS.
+
+    Raises:
+        CommandFailure: an argument is neither.
+    """
+    try:
+        return dict(map(parse_stream, texts))
+    except ValueError as error:
+        message = f"--stream {error}"
+        raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE) from error
+
+
+def port_failure(error: OSError, host: str, port: int) -> CommandFailure:
+    """Return the failure of a command that cannot listen on a port."""
+    return CommandFailure(
+        f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port, or 0 for a free one"
+    )

@@ -1,4 +1,4 @@
-"""What a command says: results on stdout, everything else on stderr, and no escape codes in a pipe."""
+"""Output of the commands: results on stdout, everything else on stderr, no escape codes in a pipe."""
 
 import logging
 import sys
@@ -11,13 +11,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kpl_integrations.cli.failure import CommandFailure
+from kpl_integrations.cli.exit_code import CommandFailure
 
-__all__ = ["Figure", "complain", "note", "noted", "print_figures", "progress"]
+__all__ = [
+    "Figure",
+    "note",
+    "print_failure",
+    "print_figures",
+    "print_json",
+    "printable",
+    "progress",
+    "results",
+    "show_logs",
+]
 
 
 class Figure(NamedTuple):
-    """One row of a table: `name` is the key in JSON, `text` what a person reads, a dim `remark` behind it."""
+    """One row of a table: `name` is the key in JSON, `text` the formatted value, `remark` a dim text behind it."""
 
     name: str
     value: object
@@ -26,11 +36,11 @@ class Figure(NamedTuple):
 
 
 class _Console(Console):
-    """A console whose reader may go away: that is for the command to handle, not a reason to exit at once."""
+    """A console that raises BrokenPipeError, where rich's own would exit the process."""
 
     def on_broken_pipe(self) -> NoReturn:
-        """Let the BrokenPipeError go on."""
-        raise  # noqa: PLE0704 - rich calls it while it handles the error
+        """Raise the BrokenPipeError again."""
+        raise  # noqa: PLE0704 - rich calls this while it handles the error
 
 
 def results() -> Console:
@@ -45,7 +55,7 @@ def remarks() -> Console:
 
 @contextmanager
 def progress(*columns: ProgressColumn, hidden: bool = False) -> Iterator[Progress]:
-    """Show progress bars on stderr; nothing where that is no terminal."""
+    """Show progress bars on stderr if it is a terminal."""
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -64,8 +74,7 @@ def progress(*columns: ProgressColumn, hidden: bool = False) -> Iterator[Progres
 def print_figures(figures: Sequence[Figure], *, as_json: bool) -> None:
     """Print figures as a table, or as one JSON object."""
     if as_json:
-        sys.stdout.write(msgspec.json.encode({figure.name: figure.value for figure in figures}).decode() + "\n")
-        sys.stdout.flush()
+        print_json({figure.name: figure.value for figure in figures})
         return
     label_width = max(len(figure.name) for figure in figures)
     text_width = max(len(figure.text) for figure in figures)
@@ -78,16 +87,31 @@ def print_figures(figures: Sequence[Figure], *, as_json: bool) -> None:
         console.print(row, soft_wrap=True)
 
 
+def print_json(value: object) -> None:
+    """Print one line of JSON on stdout."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """Return one line of text without control characters, so that it cannot send commands to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
 def note(text: str) -> None:
-    """Say something on stderr that is neither a result nor an error."""
-    with suppress(OSError):  # a log on a full disk, or that nobody reads, must not end who only remarks something
+    """Print a remark on stderr that is neither a result nor an error."""
+    with suppress(OSError):  # stderr on a full disk or closed must not end the command
         remarks().print(text, style="dim", soft_wrap=True)
 
 
-def complain(failure: CommandFailure) -> None:
-    """Say on stderr why the command cannot go on."""
+def print_failure(failure: CommandFailure) -> None:
+    """Print on stderr why the command cannot continue."""
     console = remarks()
-    with suppress(OSError):  # the exit status says it too
+    with suppress(OSError):  # the exit status shows the failure too
         console.print("kpl:", style="bold red", end=" ")
         console.print(str(failure), soft_wrap=True)
 
@@ -99,8 +123,8 @@ class _NoteHandler(logging.Handler):
 
 
 @contextmanager
-def noted(logger_name: str, level: int) -> Iterator[None]:
-    """Say what a logger logs while the block lasts, such as the producer's warning of shards that cannot be listed."""
+def show_logs(logger_name: str, level: int) -> Iterator[None]:
+    """Print a logger's records on stderr inside the block, such as the producer's warnings."""
     logger, handler = logging.getLogger(logger_name), _NoteHandler(level)
     before = logger.level
     logger.addHandler(handler)

@@ -10,13 +10,12 @@ Boto3, Part 1", AWS Database Blog.)
 """
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kpl_core.errors import ConfigError
+from kpl_core.options.validation import ABOVE_ZERO, require_number
 
 __all__ = ["PostpaidBucket", "SessionLimiter"]
 
@@ -202,8 +201,10 @@ class PostpaidBucket:
     __slots__ = ("_burst_seconds", "_level", "_seen_at", "rate", "total")
 
     def __init__(self, rate: float, *, burst_seconds: float, now: float) -> None:
-        self.rate = _positive("rate", rate)
-        self._burst_seconds = _positive("burst_seconds", burst_seconds)
+        require_number("rate", rate, ABOVE_ZERO)
+        require_number("burst_seconds", burst_seconds, ABOVE_ZERO)
+        self.rate = rate
+        self._burst_seconds = burst_seconds
         self._level = rate * burst_seconds
         self._seen_at = now
         # All consumed tokens.
@@ -230,18 +231,12 @@ class PostpaidBucket:
         Raises:
             ConfigError: the rate is not finite and above 0.
         """
+        require_number("rate", rate, ABOVE_ZERO)
         self._refill(now)
-        self.rate = _positive("rate", rate)
+        self.rate = rate
         self._level = min(self._level, rate * self._burst_seconds)
 
     def _refill(self, now: float) -> None:
         if now > self._seen_at:
             self._level = min(self.rate * self._burst_seconds, self._level + (now - self._seen_at) * self.rate)
             self._seen_at = now
-
-
-def _positive(name: str, value: float) -> float:
-    if not 0.0 < value < math.inf:
-        message = f"{name} is {value!r}; it must be a finite number above 0"
-        raise ConfigError(message)
-    return value

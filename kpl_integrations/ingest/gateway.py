@@ -52,8 +52,8 @@ from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
-from kpl_integrations.ingest.workers.membership import Membership
-from kpl_integrations.ingest.workers.seat import Seat
+from kpl_integrations.ingest.workers.link import SupervisorLink
+from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
 
 __all__ = ["IngestGateway"]
 
@@ -68,7 +68,8 @@ class IngestGateway:
 
     `transport` replaces aiobotocore. `config` replaces the producer's options from the settings; it must have a fair
     queue. `plain_receive` says that requests come directly from a server whose `receive` opens no cancel scopes: then
-    a complete request needs no timer. `seat` identifies this worker if several processes form one gateway.
+    a complete request needs no timer. `supervisor` connects a worker of `kpl serve --workers` to
+    the others.
     """
 
     def __init__(
@@ -80,15 +81,15 @@ class IngestGateway:
         config: Config | None = None,
         chance: Callable[[], float] = random.random,
         plain_receive: bool = False,
-        seat: Seat | None = None,
+        supervisor: SupervisorLink | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
         self._config = settings.producer_config(TenantFairness(directory)) if config is None else config
-        if seat is not None and self._config.coordination is None:
-            self._config = dataclasses.replace(self._config, coordination=seat.shard_sharing())
-        self._seat = seat
-        self._membership: Membership | None = None
+        if supervisor is not None and self._config.coordination is None:
+            self._config = dataclasses.replace(self._config, coordination=supervisor.identity.shard_sharing())
+        self._supervisor = supervisor
+        self._peer_stats: PeerStats | None = None
         self._transport = transport
         self._chance = chance
         self.plain_receive = plain_receive
@@ -116,10 +117,10 @@ class IngestGateway:
             self.opened = opened = self._open(producer, transport, clock)
             metrics.watch(opened)
             own = SingleProcessStats(opened, metrics)
-            if self._seat is not None:
-                joining = Membership(self._seat, opened, own, chance=self._chance)
-                self._membership = await stack.enter_async_context(joining)
-            self._add_routes(opened, own if self._membership is None else self._membership.company)
+            if self._supervisor is not None:
+                taking_part = take_part(self._supervisor, opened, own, chance=self._chance)
+                self._peer_stats = await stack.enter_async_context(taking_part)
+            self._add_routes(opened, own if self._peer_stats is None else self._peer_stats)
             reloading = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(reloading.cancel_scope.cancel)
             reloading.start_soon(self._reload)
@@ -186,8 +187,8 @@ class IngestGateway:
             with self._closing_scope:
                 await self.producer.close(timeout=self.settings.close_seconds)
             self.report = self.producer.report()
-            if self._membership is not None:
-                await self._membership.last_word()
+            if self._peer_stats is not None:
+                await self._peer_stats.report()
             # A complete report may still have failed records: expired, or rejected by Kinesis.
             is_well = self.report.complete and not self.report.failed_total
             level = logging.INFO if is_well else logging.WARNING

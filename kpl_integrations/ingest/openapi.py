@@ -23,9 +23,9 @@ from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, RpcStatus
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.upstream import FORWARDED
 from kpl_integrations.ingest.tenants import ACKS
-from kpl_integrations.kinesis_protocol import JSON_CONTENT_TYPE, TARGET_PREFIX
+from kpl_integrations.kinesis_protocol.wire import JSON_CONTENT_TYPE, TARGET_PREFIX
 
-__all__ = ["FINER_CODES", "openapi_document", "protocol_paths", "schemas"]
+__all__ = ["FINER_CODES", "STRUCTS", "openapi_document", "protocol_paths", "schemas"]
 
 STRUCTS: Final = (WireRecord, CloudEvent, Accepted, Delivered, Problem, RpcStatus, StatsDocument)
 # The codes of decoders that replace the code of a row.
@@ -111,6 +111,7 @@ def schemas(settings: IngestSettings) -> Document:
     _, components = msgspec.json.schema_components(STRUCTS, ref_template=_REF + "{name}")
     found = {name: _plain(schema) for name, schema in components.items()}
     record = found.pop("WireRecord")
+    del record["title"], record["description"]
     found["Record"] = {
         "description": f"Key and data have at most {settings.max_record_bytes:,} bytes together.",
         "oneOf": [_without(record, "data_base64", "data"), _without(record, "data", "data_base64")],

@@ -1,20 +1,22 @@
 """The settings of the gateway: from arguments, else from the environment as KPL_INGEST_..., else the default."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kpl_core import BreakerPolicy, Config, ConfigError, DeadLetterOptions, FairnessPolicy, SpoolOptions, TierPolicy
 from kpl_core.options.kinesis_limits import MIB
+from kpl_core.options.validation import Bound, require_number
 from kpl_integrations.ingest.decoding import DecodeLimits
 from kpl_integrations.ingest.tenants import Ack
 
-__all__ = ["BOUNDS", "IngestSettings", "SettingBounds", "load_settings", "unknown_variables"]
+__all__ = ["BOUNDS", "IngestSettings", "load_settings", "unknown_variables"]
 
 _PREFIX: Final = "KPL_INGEST_"
 
@@ -23,49 +25,31 @@ _HOUR: Final = 3_600
 _DAY: Final = 86_400
 
 
-class SettingBounds(NamedTuple):
-    """The smallest and the largest value of a setting; None has no largest."""
-
-    smallest: float
-    largest: float | None
-    # Whether the smallest value itself is excluded.
-    is_above: bool = False
-
-    def allows(self, value: float) -> bool:
-        """Return True if the value is within the bounds; NaN is not."""
-        is_large_enough = value > self.smallest if self.is_above else value >= self.smallest
-        return is_large_enough and (self.largest is None or value <= self.largest)
-
-    def __str__(self) -> str:
-        smallest = f"above {self.smallest:,g}" if self.is_above else f"{self.smallest:,} or more"
-        return smallest if self.largest is None else f"{smallest}, at most {self.largest:,}"
-
-
 # The bounds of all settings that are numbers.
-BOUNDS: Final[Mapping[str, SettingBounds]] = MappingProxyType(
+BOUNDS: Final[Mapping[str, Bound]] = MappingProxyType(
     {
-        "port": SettingBounds(0, 65_535),
-        "header_seconds": SettingBounds(0, _HOUR, is_above=True),
-        "max_header_bytes": SettingBounds(1_024, MIB),
-        "body_seconds": SettingBounds(0, _HOUR, is_above=True),
-        "keep_alive_seconds": SettingBounds(1, _HOUR),
-        "max_connections": SettingBounds(1, 1_000_000),
-        "workers": SettingBounds(1, 64),
-        "max_body_bytes": SettingBounds(1_024, 1 << 30),
-        "max_reading_bytes": SettingBounds(1_024, 1 << 40),
-        "max_inflated_bytes": SettingBounds(1_024, 1 << 30),
-        "max_records": SettingBounds(1, 1_000_000),
-        "max_depth": SettingBounds(1, 500),
-        "max_record_bytes": SettingBounds(8_192, 10 * MIB),
-        "reload_seconds": SettingBounds(0, _HOUR, is_above=True),
-        "idempotency_keys": SettingBounds(1, 1_000_000),
-        "idempotency_seconds": SettingBounds(0, _DAY),
-        "max_outstanding_records": SettingBounds(1, None),
-        "max_outstanding_bytes": SettingBounds(1, None),
-        "record_ttl_ms": SettingBounds(100, 10**12),
-        "record_max_buffered_time_ms": SettingBounds(0, 10**12),
-        "drain_delay_seconds": SettingBounds(0, _DAY),
-        "close_seconds": SettingBounds(0, _DAY),
+        "port": Bound(0, 65_535, "", whole=True),
+        "header_seconds": Bound(0, _HOUR, "seconds", above=True),
+        "max_header_bytes": Bound(1_024, MIB, "bytes", whole=True),
+        "body_seconds": Bound(0, _HOUR, "seconds", above=True),
+        "keep_alive_seconds": Bound(1, _HOUR, "seconds", whole=True),
+        "max_connections": Bound(1, 1_000_000, "", whole=True),
+        "workers": Bound(1, 64, "processes", whole=True),
+        "max_body_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
+        "max_reading_bytes": Bound(1_024, 1 << 40, "bytes", whole=True),
+        "max_inflated_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
+        "max_records": Bound(1, 1_000_000, "records in a request", whole=True),
+        "max_depth": Bound(1, 500, "levels of JSON", whole=True),
+        "max_record_bytes": Bound(8_192, 10 * MIB, "bytes", whole=True),
+        "reload_seconds": Bound(0, _HOUR, "seconds", above=True),
+        "idempotency_keys": Bound(1, 1_000_000, "keys of a tenant", whole=True),
+        "idempotency_seconds": Bound(0, _DAY, "seconds"),
+        "max_outstanding_records": Bound(1, math.inf, "records", whole=True),
+        "max_outstanding_bytes": Bound(1, math.inf, "bytes", whole=True),
+        "record_ttl_ms": Bound(100, 1e12, "milliseconds"),
+        "record_max_buffered_time_ms": Bound(0, 1e12, "milliseconds"),
+        "drain_delay_seconds": Bound(0, _DAY, "seconds"),
+        "close_seconds": Bound(0, _DAY, "seconds"),
     }
 )
 
@@ -131,10 +115,8 @@ class IngestSettings(BaseSettings):
     @field_validator(*BOUNDS)
     @classmethod
     def _within_bounds(cls, value: float, info: ValidationInfo) -> float:
-        bounds = BOUNDS[str(info.field_name)]
-        if not bounds.allows(value):
-            message = f"{value:,} is out of bounds; give a number of {bounds}"
-            raise ValueError(message)
+        name = str(info.field_name)
+        require_number(name, value, BOUNDS[name], error=ValueError)
         return value
 
     @model_validator(mode="after")
@@ -217,4 +199,6 @@ def _reason(error: Mapping[str, Any], given: Mapping[str, object]) -> str:
     if not error["loc"]:
         return reason
     name = str(error["loc"][0])
-    return f"{name if given.get(name) is not None else _PREFIX + name.upper()}: {reason}"
+    shown = name if given.get(name) is not None else _PREFIX + name.upper()
+    # The checker's sentences start with the option's name, pydantic's do not.
+    return shown + (reason.removeprefix(name) if reason.startswith(f"{name} ") else f": {reason}")

@@ -12,16 +12,8 @@ from aiohttp import web
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecordsEntry, RequestPlan
-from kpl_integrations.kinesis_protocol import (
-    ListShards,
-    PutRecords,
-    RequestRefused,
-    Wire,
-    error_body,
-    operation_of,
-    request_of,
-    wire_of,
-)
+from kpl_integrations.kinesis_protocol.requests import ListShards, PutRecords, RequestRefused
+from kpl_integrations.kinesis_protocol.wire import Wire, error_body, operation_of, request_of, wire_of
 from kpl_integrations.local_kinesis.operations import answer, stream_of
 
 __all__ = ["Clock", "Listener"]

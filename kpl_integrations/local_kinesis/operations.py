@@ -21,7 +21,8 @@ from kpl_core.testing import (
     StreamPage,
     StreamSummary,
 )
-from kpl_integrations import kinesis_protocol as wire
+from kpl_integrations.kinesis_protocol import requests
+from kpl_integrations.kinesis_protocol.wire import Timestamp
 
 __all__ = ["answer", "stream_of"]
 
@@ -38,7 +39,7 @@ def stream_of(kinesis: FakeKinesis, request: msgspec.Struct) -> str:
     Raises:
         KinesisError: name and ARN are those of different streams.
     """
-    if not isinstance(request, wire.StreamRequest):
+    if not isinstance(request, requests.StreamRequest):
         return ""
     name, arn = request.stream_name, request.stream_arn
     if name is not None and arn is not None and kinesis.stream_name(arn) != name:
@@ -63,7 +64,7 @@ def answer(request: msgspec.Struct, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: wire.CreateStream, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.CreateStream, kinesis: FakeKinesis, now: float) -> Answer:
     mode = request.stream_mode_details and request.stream_mode_details.stream_mode
     kinesis.create_stream(
         request.stream_name or "",
@@ -76,13 +77,13 @@ def _(request: wire.CreateStream, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: wire.DeleteStream, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.DeleteStream, kinesis: FakeKinesis, now: float) -> Answer:
     kinesis.delete_stream(stream_of(kinesis, request), now=now)
     return _EMPTY
 
 
 @answer.register
-def _(request: wire.DescribeStream, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.DescribeStream, kinesis: FakeKinesis, now: float) -> Answer:
     return _description(
         kinesis.describe_stream(
             stream_of(kinesis, request),
@@ -94,12 +95,12 @@ def _(request: wire.DescribeStream, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: wire.DescribeStreamSummary, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.DescribeStreamSummary, kinesis: FakeKinesis, now: float) -> Answer:
     return _summary(kinesis.describe_stream_summary(stream_of(kinesis, request), now=now))
 
 
 @answer.register
-def _(request: wire.ListStreams, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.ListStreams, kinesis: FakeKinesis, now: float) -> Answer:
     return _listed_streams(
         kinesis.list_streams(
             limit=request.limit or _ITEMS_PER_PAGE,
@@ -111,7 +112,7 @@ def _(request: wire.ListStreams, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: wire.ListShards, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.ListShards, kinesis: FakeKinesis, now: float) -> Answer:
     wanted = request.shard_filter
     shard_filter = (
         None
@@ -131,14 +132,14 @@ def _(request: wire.ListShards, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: wire.PutRecord, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.PutRecord, kinesis: FakeKinesis, now: float) -> Answer:
     record = (request.partition_key or "", request.explicit_hash_key, request.data or b"")
     entry = kinesis.put_record(stream_of(kinesis, request), record, now=now)
     return {"ShardId": entry.shard_id, "SequenceNumber": entry.sequence_number}
 
 
 @answer.register
-def _(request: wire.GetShardIterator, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.GetShardIterator, kinesis: FakeKinesis, now: float) -> Answer:
     iterator = kinesis.get_shard_iterator(
         stream_of(kinesis, request),
         shard_id=request.shard_id or "",
@@ -151,13 +152,13 @@ def _(request: wire.GetShardIterator, kinesis: FakeKinesis, now: float) -> Answe
 
 
 @answer.register
-def _(request: wire.GetRecords, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.GetRecords, kinesis: FakeKinesis, now: float) -> Answer:
     limit = request.limit or _RECORDS_PER_ANSWER
     return _read_records(kinesis.get_records(request.shard_iterator or "", limit=limit, now=now))
 
 
 @answer.register
-def _(request: wire.SplitShard, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.SplitShard, kinesis: FakeKinesis, now: float) -> Answer:
     kinesis.split_shard(
         stream_of(kinesis, request),
         shard_id=request.shard_to_split or "",
@@ -168,7 +169,7 @@ def _(request: wire.SplitShard, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: wire.MergeShards, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.MergeShards, kinesis: FakeKinesis, now: float) -> Answer:
     kinesis.merge_shards(
         stream_of(kinesis, request),
         shard_id=request.shard_to_merge or "",
@@ -179,7 +180,7 @@ def _(request: wire.MergeShards, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: wire.UpdateShardCount, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.UpdateShardCount, kinesis: FakeKinesis, now: float) -> Answer:
     stream = stream_of(kinesis, request)
     change = kinesis.update_shard_count(stream, target_shard_count=request.target_shard_count or 0, now=now)
     return {
@@ -191,7 +192,7 @@ def _(request: wire.UpdateShardCount, kinesis: FakeKinesis, now: float) -> Answe
 
 
 @answer.register
-def _(request: wire.UpdateMaxRecordSize, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.UpdateMaxRecordSize, kinesis: FakeKinesis, now: float) -> Answer:
     size = request.max_record_size_kib or 0
     kinesis.update_max_record_size(stream_of(kinesis, request), max_record_size_kib=size, now=now)
     return _EMPTY
@@ -227,7 +228,7 @@ def _stream(stream: StreamSummary) -> dict[str, object]:
         "StreamARN": stream.stream_arn,
         "StreamStatus": stream.stream_status,
         "StreamModeDetails": {"StreamMode": stream.stream_mode},
-        "StreamCreationTimestamp": wire.Timestamp(stream.created_ms),
+        "StreamCreationTimestamp": Timestamp(stream.created_ms),
     }
 
 
@@ -277,7 +278,7 @@ def _read_records(page: RecordsPage) -> Answer:
     records = [
         {
             "SequenceNumber": record.sequence_number,
-            "ApproximateArrivalTimestamp": wire.Timestamp(record.arrived_ms),
+            "ApproximateArrivalTimestamp": Timestamp(record.arrived_ms),
             "Data": record.data,
             "PartitionKey": record.partition_key,
         }

@@ -34,7 +34,7 @@ def parse_stream(text: str) -> tuple[str, int]:
     """
     name, _, shards = text.partition(":")
     if not name or not (shards or "1").isdecimal() or int(shards or "1") < 1:
-        message = f"{text!r} is no stream; write NAME or NAME:SHARDS with at least one shard, such as orders:4"
+        message = f"{text!r} is not a stream; write NAME or NAME:SHARDS with at least one shard, such as orders:4"
         raise ValueError(message)
     return name, int(shards or "1")
 

@@ -7,7 +7,7 @@
         region: us-east-1
         level: INFO
 
-The sender's thread starts with the first record, in the process that logs it. A forked child starts anew. `emit`
+The sender's thread starts with the first record, in the process that logs it. A forked child starts empty. `emit`
 raises nothing.
 """
 
@@ -325,7 +325,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         super().close()
 
     def finish_closing(self) -> None:
-        """Wait for the end of a sender that was told to close, and report what was lost."""
+        """Wait for the end of a sender that is closing, and report what was lost."""
         sender = self._sender
         if sender is not None:
             sender.join(self._time_left(1.0))

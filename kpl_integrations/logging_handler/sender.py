@@ -43,7 +43,7 @@ _EMPTY_POLLS_BEFORE_IDLE: Final = 5
 # which it is given up.
 SPILL_SHARE: Final = 0.3
 _QUEUE_SHARE: Final = 0.6
-# The share of what is left then after which the stream is told which records are lost, and the share of the last part
+# The share of what is left then after which a notice in the stream reports what is lost, and the share of the last part
 # that is kept back for disk and connections to close.
 _FLUSH_SHARE: Final = 0.6
 _END_SHARE: Final = 0.25
@@ -53,7 +53,7 @@ _LINGER_SECONDS: Final = 0.3
 
 
 class _Piece(NamedTuple):
-    """One user record to put, and what is told its result: an error code or None, and whether it is kept."""
+    """One user record to put, and the functions that take its result, or the error code of a record never put."""
 
     key: str
     data: bytes

@@ -26,8 +26,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 
-from kpl_core import ConfigError
 from kpl_core.hooks import Fact, RecordsFinished, RequestCompleted
+from kpl_core.options.validation import require_choice
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.records.record_result import EXPIRED
 from kpl_integrations.metrics.metrics_hook import BoundedLabel
@@ -153,10 +153,8 @@ class CloudWatchMetrics:
         dimensions: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        for name, value, allowed in (("level", level, _LEVELS), ("granularity", granularity, _GRANULARITIES)):
-            if value not in allowed:
-                message = f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}"
-                raise ConfigError(message)
+        require_choice("level", level, _LEVELS)
+        require_choice("granularity", granularity, _GRANULARITIES)
         sent = _LEVELS[: _LEVELS.index(level) + 1]
         self._names = {name for name, metric in KPL_METRICS.items() if metric.level in sent}
         self._granularities = _GRANULARITIES[: _GRANULARITIES.index(granularity) + 1]

@@ -2,15 +2,15 @@
 
     OTEL_TRACES_EXPORTER=kinesis KPL_OTEL_STREAM=telemetry opentelemetry-instrument uvicorn app:app
 
-The sender's thread starts with the first export, in the process that exports. A forked child starts anew.
+The sender's thread starts with the first export, in the process that exports. A forked child starts empty.
 
 Each exporter can have metrics of its own, by the names of OpenTelemetry's semantic conventions:
 
     otel.sdk.exporter.span.exported            and .log.exported, .metric_data_point.exported
     otel.sdk.exporter.span.inflight
 
-What was lost carries `error.type`. The SDK's processors count what they hand over as processed, whatever an exporter
-returns, so only these metrics show a loss. They are made where the SDK makes its own: with
+What was lost carries `error.type`. The SDK's processors count everything that they hand over as processed, even if the
+exporter returns FAILURE, so only these metrics show a loss. They are made where the SDK makes its own: with
 OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED=true, or for a `meter_provider` that is given.
 """
 
@@ -267,7 +267,7 @@ class SignalExporter(ProcessListener):
 
     def last_flush(self, timeout: float) -> None:
         """Flush before the process ends, for `timeout` seconds at most; log what did not arrive."""
-        # An earlier flush, such as the one of the SDK's reader, saw a loss and may have told nobody.
+        # An earlier flush may have reported a loss to the SDK's reader, which ignores it.
         if not self.force_flush(timeout) or self.counts().lost:
             self._log_losses()
 

@@ -4,7 +4,7 @@
     app = FastAPI(telemetry=telemetry.for_fastapi())
 
 FastAPI's own telemetry (0.142 and later) configures OTLP exporters only, refuses OTEL_*_EXPORTER=kinesis, and never
-shuts down providers that it is given. So it is told not to configure, and this package flushes at the end.
+shuts down providers that it is given. So its own configuration is turned off, and this package flushes at the end.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""The producer for threads, in real time: a thread does not wait for a clock that jumps."""
+"""`BlockingProducer` in real time, because a thread cannot wait for a virtual clock."""
 
 import contextlib
 import threading
@@ -66,7 +66,7 @@ def test_a_thread_puts_and_waits_for_the_result():
         assert delivery.result() == result
 
 
-def test_what_was_put_just_before_leaving_is_delivered():
+def test_records_put_just_before_the_block_ends_are_delivered():
     kinesis = transport()
     with blocking(kinesis) as orders:
         deliveries = put(orders, 500)
@@ -74,7 +74,7 @@ def test_what_was_put_just_before_leaving_is_delivered():
     assert len(stored(kinesis)) == 500
 
 
-def test_many_threads_put_at_once_and_nothing_is_lost_or_doubled():
+def test_many_threads_put_at_once_without_loss_or_duplicates():
     kinesis = transport()
     deliveries: list[BlockingDelivery] = []
 
@@ -91,7 +91,7 @@ def test_many_threads_put_at_once_and_nothing_is_lost_or_doubled():
     assert len({key for key, _ in stored(kinesis)}) == len(stored(kinesis)) == 1_600
 
 
-def test_a_full_buffer_refuses_now_or_after_the_timeout():
+def test_a_full_buffer_rejects_a_put_at_once_or_after_the_timeout():
     kinesis = transport()
     kinesis.kinesis.faults.add(Hang(), When(operation=PUT))
     with blocking(kinesis, max_outstanding_records=10) as orders:
@@ -113,7 +113,7 @@ def test_a_put_waits_for_room():
 
 @pytest.mark.parametrize("made", [lambda buffer: ("k", buffer), lambda buffer: UserRecord("k", buffer)])
 @pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data))])
-def test_what_many_are_put_from_may_be_filled_anew(made, kind):
+def test_put_many_copies_buffers_that_the_caller_overwrites_later(made, kind):
     kinesis = transport()
     with blocking(kinesis, max_outstanding_records=50) as orders:
         # Far more than there is room for: most wait in the inbox, or for their turn.
@@ -124,7 +124,7 @@ def test_what_many_are_put_from_may_be_filled_anew(made, kind):
     assert stored(kinesis) == [("k", b"first")] * 200
 
 
-def test_put_many_checks_all_and_then_puts_all():
+def test_put_many_checks_all_records_before_it_puts_the_first():
     with blocking(transport(latency_seconds=0.01), max_outstanding_records=20) as orders:
         with pytest.raises(InvalidUserRecord, match=r"records\[1\]: partition_key"):
             orders.put_many(STREAM, [("k", b""), ("", b"")])
@@ -145,7 +145,7 @@ def test_put_many_checks_all_and_then_puts_all():
         ("k", "text", None, TypeError),
     ],
 )
-def test_a_bad_record_is_refused_in_the_thread_that_put_it(key, data, explicit, error):
+def test_an_invalid_record_raises_in_the_thread_that_puts_it(key, data, explicit, error):
     with blocking(transport()) as orders:
         with pytest.raises(error):
             orders.put_nowait(STREAM, partition_key=key, data=data, explicit_hash_key=explicit)
@@ -163,7 +163,7 @@ def test_a_failed_put_is_a_value():
     assert (result.successful, result.error_code) == (False, "AccessDeniedException")
 
 
-def test_a_result_that_is_not_there_in_time_is_a_timeout():
+def test_a_result_that_does_not_come_in_time_raises_timeout_error():
     kinesis = transport()
     kinesis.kinesis.faults.add(Latency(0.2), When(operation=PUT))
     with blocking(kinesis) as orders:
@@ -174,7 +174,7 @@ def test_a_result_that_is_not_there_in_time_is_a_timeout():
         assert delivery.result(timeout=10).successful
 
 
-def test_a_flush_with_a_timeout_returns_and_says_so():
+def test_a_flush_that_times_out_reports_that_it_is_incomplete():
     kinesis = transport()
     kinesis.kinesis.faults.add(Hang(), When(operation=PUT))
     with blocking(kinesis) as orders:
@@ -223,7 +223,7 @@ def test_results_and_reports_can_be_read_after_the_end():
     assert orders.flush() == first
 
 
-def test_after_a_close_nothing_is_taken():
+def test_puts_after_a_close_raise():
     with blocking(transport()) as orders:
         orders.close()
         for call in (
@@ -235,7 +235,7 @@ def test_after_a_close_nothing_is_taken():
                 call()
 
 
-def test_those_who_wait_for_room_when_it_closes_are_told():
+def test_puts_that_wait_for_room_fail_when_the_producer_closes():
     kinesis = transport()
     kinesis.kinesis.faults.add(Hang(), When(operation=PUT))
     outcomes: list[type[BaseException]] = []
@@ -291,7 +291,7 @@ def test_flush_and_close_from_many_threads_while_others_put():
     assert last.delivered == len(stored(kinesis))
 
 
-def test_a_producer_never_entered_says_so():
+def test_a_producer_that_was_never_entered_raises():
     orders = BlockingProducer(Config(), transport=transport())
     with pytest.raises(ProducerClosed):
         put(orders, 1)
@@ -307,7 +307,7 @@ def test_a_producer_is_entered_once():
         orders.__enter__()
 
 
-def test_what_goes_wrong_on_entering_is_raised_where_it_was_entered():
+def test_an_error_while_opening_is_raised_to_the_thread_that_enters():
     class Broken(FakeTransport):
         def open(self):
             message = "region is not set"

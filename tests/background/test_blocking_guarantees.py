@@ -1,4 +1,4 @@
-"""The producer for threads promises what the other one does, where more than room decides about a put."""
+"""`BlockingProducer` gives the guarantees of `Producer` with a spool, dead letters and flows."""
 
 import logging
 import math
@@ -42,7 +42,7 @@ def _put_for_ever(put_one: Callable[[], object]) -> None:
         put_one()
 
 
-def test_a_flow_beyond_its_share_is_refused_at_once_and_no_other_waits_behind_it() -> None:
+def test_a_flow_beyond_its_share_is_rejected_at_once_and_other_flows_do_not_wait_behind_it() -> None:
     slow = {"rate_limit_records_per_sec_per_shard": 1.0, "max_outstanding_records": 1_000}
     with blocking(hanging(), fairness=FairnessPolicy(), **slow) as orders:
         with pytest.raises(BufferFull, match="its share of the room"):
@@ -52,7 +52,7 @@ def test_a_flow_beyond_its_share_is_refused_at_once_and_no_other_waits_behind_it
         orders.close(timeout=0.0)
 
 
-def test_without_room_a_put_goes_to_the_spool_and_is_delivered_later(tmp_path: Path) -> None:
+def test_a_put_into_a_full_buffer_is_spilled_to_the_spool_and_delivered_later(tmp_path: Path) -> None:
     kinesis = transport()
     outage = kinesis.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation=PUT))
     spool = SpoolOptions(path=tmp_path / "spool.db", commit_interval_ms=1.0)
@@ -79,7 +79,7 @@ def test_a_put_returns_when_the_write_ahead_spool_has_it(tmp_path: Path) -> None
         assert orders.close(timeout=0.0).spooled == 3
 
 
-def test_a_put_that_the_spool_does_not_take_is_not_acknowledged(tmp_path: Path) -> None:
+def test_a_put_that_the_spool_rejects_is_not_acknowledged(tmp_path: Path) -> None:
     spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=1.0, max_bytes=2_000_000)
     with blocking(hanging(), spool=spool) as orders:
         with pytest.raises(NotSpooled):
@@ -89,7 +89,7 @@ def test_a_put_that_the_spool_does_not_take_is_not_acknowledged(tmp_path: Path) 
         orders.close(timeout=0.0)
 
 
-def test_a_put_waits_for_room_for_its_timeout_and_no_longer(tmp_path: Path) -> None:
+def test_a_put_waits_for_room_no_longer_than_its_timeout(tmp_path: Path) -> None:
     letters = DeadLetterOptions(path=tmp_path / "letters.db")
     with blocking(hanging(), dead_letters=letters, max_outstanding_records=3) as orders:
         for _ in range(3):
@@ -103,7 +103,7 @@ def test_a_put_waits_for_room_for_its_timeout_and_no_longer(tmp_path: Path) -> N
         orders.close(timeout=0.0)
 
 
-def test_those_who_wait_in_the_loop_when_it_closes_are_told(tmp_path: Path) -> None:
+def test_puts_that_wait_in_the_loop_fail_when_the_producer_closes(tmp_path: Path) -> None:
     letters = DeadLetterOptions(path=tmp_path / "letters.db")
     outcomes: list[type[BaseException]] = []
 
@@ -125,7 +125,7 @@ def test_those_who_wait_in_the_loop_when_it_closes_are_told(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fair", [False, True])
-def test_a_hook_may_put_and_is_refused_what_would_wait_for_its_own_thread(fair: bool) -> None:
+def test_a_hook_can_put_but_not_wait_for_its_own_thread(fair: bool) -> None:
     errors: list[BaseException] = []
     deliveries: list[Any] = []
 
@@ -150,14 +150,14 @@ def test_a_hook_may_put_and_is_refused_what_would_wait_for_its_own_thread(fair: 
 
 
 class Dying(FakeTransport):
-    """Breaks the promise that whatever goes wrong is a value."""
+    """Raises, although a transport must return every failure as a value."""
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
         message = "no transport may raise this"
         raise ArithmeticError(message)
 
 
-def test_a_thread_that_dies_says_so_and_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_dies_logs_it_and_ends_every_wait(caplog: pytest.LogCaptureFixture) -> None:
     orders = BlockingProducer(Config(record_max_buffered_time_ms=5), transport=Dying(FakeKinesis({STREAM: 1})))
     with caplog.at_level(logging.ERROR, logger="kpl_core"):
         orders.__enter__()
@@ -173,7 +173,7 @@ def test_a_thread_that_dies_says_so_and_leaves_nobody_waiting(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("timeout", [-1.0, math.nan])
-def test_a_wrong_timeout_is_refused_wherever_one_is_taken(timeout: float) -> None:
+def test_every_method_rejects_an_invalid_timeout(timeout: float) -> None:
     with blocking(transport()) as orders:
         delivery = put(orders)
         for call in (
@@ -192,15 +192,15 @@ def test_a_wrong_timeout_is_refused_wherever_one_is_taken(timeout: float) -> Non
 # The loop and its thread
 
 
-def test_a_call_returns_what_it_returns_and_raises_what_it_raises() -> None:
+def test_a_call_into_the_loop_returns_its_result_or_raises_its_error() -> None:
     thread, stop = _started()
 
     async def fail() -> None:
-        message = "told to the caller"
+        message = "raised to the caller"
         raise LookupError(message)
 
     assert thread.call(lambda: 42) == 42
-    with pytest.raises(LookupError, match="told to the caller"):
+    with pytest.raises(LookupError, match="raised to the caller"):
         thread.begin(fail)(10)
     with pytest.raises(WrongEventLoop, match="make it in another thread"):
         thread.call(lambda: thread.call(lambda: 1))
@@ -211,7 +211,7 @@ def test_a_call_returns_what_it_returns_and_raises_what_it_raises() -> None:
     thread.run_soon(lambda: pytest.fail("it has ended"))
 
 
-def test_no_call_hangs_when_the_loop_ends_meanwhile() -> None:
+def test_no_call_hangs_when_the_loop_ends() -> None:
     for _ in range(20):
         thread, stop = _started()
         outcomes: list[bool] = []
@@ -260,7 +260,7 @@ assert producer.close().delivered == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
-def test_a_forked_child_is_told_to_make_its_own_and_nobody_hangs() -> None:
+def test_a_forked_child_gets_an_error_that_says_to_make_its_own_producer() -> None:
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""The producer for threads in the hands of others: signals' handlers, and hooks that hang or ask."""
+"""`BlockingProducer` interrupted: signal handlers, hooks that never return, and hooks that read the put's context."""
 
 import contextlib
 import signal
@@ -26,7 +26,7 @@ from tests.background.test_blocking_guarantees import put
 @pytest.mark.parametrize(
     ("place", "method"), [(BufferLimit, "has_room"), (BlockingDelivery, "__init__"), (BackgroundSender, "run_soon")]
 )
-def test_a_signals_handler_may_close_in_the_middle_of_a_put(
+def test_a_signal_handler_can_close_in_the_middle_of_a_put(
     place: type, method: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted, reports = getattr(place, method), []
@@ -57,7 +57,7 @@ def test_a_signals_handler_may_close_in_the_middle_of_a_put(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal on this system")
-def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted, others = BackgroundSender.run_soon, []
 
     def interrupting(sender: BackgroundSender, callback: Callable[[], object]) -> None:
@@ -81,7 +81,7 @@ def test_a_signals_handler_may_put_and_flush_in_the_middle_of_a_put(monkeypatch:
     assert orders.close().delivered == 2
 
 
-def test_a_hook_that_does_not_return_holds_up_no_flush_and_no_close_beyond_their_time(
+def test_flush_and_close_return_in_time_although_a_hook_never_returns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kpl_core.background.blocking._STUCK_SECONDS", 0.1)
@@ -111,7 +111,7 @@ WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
 
 class _Asking(list[RequestCompleted]):
-    """A hook that remembers who opened what."""
+    """A hook that records the context in which each Kinesis record opened."""
 
     def __call__(self, fact: Fact) -> None:
         if isinstance(fact, RequestCompleted):
@@ -122,7 +122,7 @@ class _Asking(list[RequestCompleted]):
 
 
 @pytest.mark.parametrize("fairness", [None, FairnessPolicy()])
-def test_a_hook_that_asks_where_a_record_comes_from_is_told_of_the_thread_that_put_it(
+def test_an_opening_hook_runs_in_the_context_of_the_put(
     fairness: FairnessPolicy | None,
 ) -> None:
     asking = _Asking()

@@ -64,7 +64,9 @@ def end_of(endpoint_url: str, *arguments: str, program: str = PROGRAM) -> subpro
     [((), 0, {"early"}), (("raises",), 3, {"early"}), (("late",), 0, {"early", "late"})],
     ids=["runs off its end", "exits with a status", "a thread outlives the main one"],
 )
-def test_what_was_put_is_delivered_though_nobody_closed(how: tuple[str, ...], status: int, names: set[str]) -> None:
+def test_records_are_delivered_when_the_program_never_closes_the_producer(
+    how: tuple[str, ...], status: int, names: set[str]
+) -> None:
     with ThreadedLocalKinesis(LocalKinesis({"orders": 2}, enforce_limits=False)) as local:
         ended = end_of(local.endpoint_url, *how)
         assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "")
@@ -73,7 +75,7 @@ def test_what_was_put_is_delivered_though_nobody_closed(how: tuple[str, ...], st
     assert {data for _key, data in kept} == wanted
 
 
-def test_a_loop_that_ends_with_records_outstanding_says_so() -> None:
+def test_a_loop_that_ends_with_records_outstanding_logs_a_warning() -> None:
     with ThreadedLocalKinesis(LocalKinesis({"orders": 2}, enforce_limits=False)) as local:
         ended = end_of(local.endpoint_url, program=FORGOTTEN)
     said = ended.stderr

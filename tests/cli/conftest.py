@@ -1,4 +1,4 @@
-"""A Kinesis for all tests of the command, and the command in this process, where it answers at once."""
+"""One Kinesis for all tests of the commands, and a fixture that runs a command in this process, which is fast."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,26 +20,26 @@ _Result = TypeVar("_Result")
 
 
 class Stream(NamedTuple):
-    """A stream of its own for each test."""
+    """The stream of one test."""
 
     name: str
     kinesis: ThreadedLocalKinesis
 
     @property
     def address(self) -> tuple[str, str, str]:
-        """Return what a command takes to find it."""
+        """The arguments with which a command finds the stream."""
         return (self.name, "--endpoint-url", self.kinesis.endpoint_url)
 
     def stored(self) -> list[tuple[str, bytes]]:
-        """Return partition key and data of all Kinesis records."""
+        """Return partition key and data of all stored Kinesis records."""
         return [(record.partition_key, record.data) for record in self.call(lambda fake, _: fake.records(self.name))]
 
     def store(self, *records: tuple[str, str | None, bytes]) -> None:
-        """Put Kinesis records (key, explicit hash key, data) past any producer."""
+        """Store Kinesis records (key, explicit hash key, data) without a producer."""
         self.call(lambda fake, now: fake.put_records(self.name, records, now=now))
 
     def call(self, function: Callable[[FakeKinesis, float], _Result]) -> _Result:
-        """Run a function of the service between two requests."""
+        """Run a function on the service between two requests."""
         return self.kinesis.call(function)
 
     @contextmanager
@@ -54,7 +54,7 @@ class Stream(NamedTuple):
 
 @pytest.fixture(scope="session")
 def kinesis() -> Iterator[ThreadedLocalKinesis]:
-    """Return a Kinesis on loopback, of all tests of this folder."""
+    """Yield a Kinesis on loopback for all tests of this folder."""
     with ThreadedLocalKinesis(LocalKinesis({})) as server:
         yield server
 
@@ -68,7 +68,7 @@ def stream(kinesis: ThreadedLocalKinesis) -> Stream:
 
 
 class _Session(AioSession):  # type: ignore[misc] # aiobotocore has no types
-    """A session that does not read botocore's files anew: that is most of what a command costs here."""
+    """A session that shares botocore's parsed files, because parsing them is most of a command's time here."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -83,7 +83,7 @@ def _loader() -> Loader:
 
 @pytest.fixture
 def kpl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Return `kpl(*arguments)`, which runs the command in this process."""
+    """Return `kpl(*arguments)`, which runs a command in this process."""
     monkeypatch.setattr(connection, "AioSession", _Session)
 
     def kpl(*arguments: object) -> Outcome:

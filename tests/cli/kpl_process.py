@@ -1,4 +1,4 @@
-"""The `kpl` command as a process of its own, with pipes or with a terminal, and never longer than its test."""
+"""Runs the `kpl` command in a separate process, with pipes or a terminal; it ends with its test."""
 
 import os
 import pty
@@ -22,7 +22,7 @@ _ESCAPE_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Outcome(NamedTuple):
-    """What a command leaves behind."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -30,14 +30,14 @@ class Outcome(NamedTuple):
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a process: this one's, without a width or warnings of its own."""
-    # Wherever the packages of this test come from, the process takes them from there too.
+    """Return the environment of a process: this one's with a fixed width, and warnings as errors."""
+    # The process imports the packages from the same folder as this test.
     folder = str(Path(kpl_integrations.__file__).parents[1])
     return os.environ | {"PYTHONPATH": folder, "PYTHONWARNINGS": "error", "COLUMNS": "100", "TERM": "xterm-256color"}
 
 
 class Running(NamedTuple):
-    """A command that has three pipes."""
+    """A running command with three pipes."""
 
     process: subprocess.Popen[str]
     stdin: IO[str]
@@ -45,7 +45,7 @@ class Running(NamedTuple):
     stderr: IO[str]
 
     def end(self, number: signal.Signals | None = None) -> int:
-        """Send a signal, if one is given, and return the exit status; its input stays open."""
+        """Send a signal, if given, and wait for the exit status; stdin stays open."""
         if number is not None:
             self.process.send_signal(number)
         return self.process.wait(_SECONDS)
@@ -53,7 +53,7 @@ class Running(NamedTuple):
 
 @contextmanager
 def started(*arguments: str) -> Iterator[Running]:
-    """Start a command, and end it with the block."""
+    """Start a command and kill it at the end of the block."""
     process = subprocess.Popen(
         [*_COMMAND, *arguments],
         stdin=subprocess.PIPE,
@@ -73,7 +73,7 @@ def started(*arguments: str) -> Iterator[Running]:
 
 
 def run(*arguments: str, stdin: str = "") -> Outcome:
-    """Run a command in a pipe to its end."""
+    """Run a command with pipes to its end."""
     with started(*arguments) as running:
         out, err = running.process.communicate(stdin, timeout=_SECONDS)
         return Outcome(running.end(), out, err)
@@ -86,9 +86,9 @@ def of_program(*command: str) -> Outcome:
 
 
 def in_a_terminal(*arguments: str, after: str = "", typed: str = "") -> Outcome:
-    """Run a command whose three streams are one terminal; `out` is what it showed, escape codes and all.
+    """Run a command in a terminal; `out` is everything that the terminal received, with escape codes.
 
-    When it has shown `after`, `typed` is typed: \\x03 is Ctrl-C, \\x04 Ctrl-D.
+    When the terminal has received `after`, the test types `typed`: \\x03 is Ctrl-C, \\x04 Ctrl-D.
     """
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover - another process
@@ -103,7 +103,7 @@ def in_a_terminal(*arguments: str, after: str = "", typed: str = "") -> Outcome:
                 os.write(terminal, typed.encode())
                 typed = ""
         os.kill(child, signal.SIGKILL)
-    except OSError:  # the end of a terminal whose last process is gone
+    except OSError:  # the last process of the terminal has ended
         pass
     os.close(terminal)
     _, status = os.waitpid(child, 0)
@@ -111,5 +111,5 @@ def in_a_terminal(*arguments: str, after: str = "", typed: str = "") -> Outcome:
 
 
 def without_escape_codes(shown: str) -> str:
-    """Return the text of what a terminal was sent."""
+    """Return terminal output without escape codes."""
     return _ESCAPE_CODES.sub("", shown)

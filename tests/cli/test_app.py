@@ -8,13 +8,13 @@ from kpl_integrations.cli.exit_code import ExitCode
 GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "cli.md"
 
 
-def test_the_version_is_told(kpl):
+def test_version_is_printed(kpl):
     outcome = kpl("--version")
     assert (outcome.status, outcome.err) == (0, "")
     assert re.match(r"kpl (\d+\.\d+|\(from a folder)", outcome.out)
 
 
-def test_help_lists_the_commands_there_are(kpl):
+def test_help_lists_all_commands(kpl):
     outcome = kpl("--help")
     assert outcome.status == 0
     names = re.findall(r"^│ ([a-z]+) ", outcome.out, re.MULTILINE)
@@ -25,7 +25,7 @@ def test_help_lists_the_commands_there_are(kpl):
 
 
 @pytest.mark.parametrize("command", ["demo", "local", "put", "tail", "top", "doctor"])
-def test_the_guide_names_every_option(kpl, command):
+def test_the_guide_describes_every_option(kpl, command):
     options = set(re.findall(r"--[a-z-]+", kpl(command, "--help").out)) - {"--help"}
     section = GUIDE.read_text().partition(f"## `kpl {command}`\n")[2].partition("\n## ")[0]
     assert options <= set(re.findall(r"--[a-z-]+", section))
@@ -37,6 +37,6 @@ def test_the_guide_has_the_table_of_exit_codes():
 
 
 @pytest.mark.parametrize("command", [(), ("demo",), ("dlq", "list"), ("keys", "new")])
-def test_help_gives_a_flag_no_type(kpl, command):
+def test_help_shows_flags_without_a_type(kpl, command):
     outcome = kpl(*command, "--help")
     assert (outcome.status, "--help" in outcome.out, "bool" in outcome.out) == (0, True, False)

@@ -3,14 +3,14 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from kpl_core import RecordResult
-from kpl_integrations.cli.put.confirmed_lines import ConfirmedLines
+from kpl_integrations.cli.put_input import ConfirmedLines
 
 DELIVERED = RecordResult(successful=True, shard_id="s", sequence_number="1", attempts=())
 FAILED = RecordResult(successful=False, shard_id=None, sequence_number=None, attempts=())
 
 
 class Delivery:
-    """A delivery whose result the test decides."""
+    """A delivery with a result set by the test."""
 
     def __init__(self):
         self.known = None
@@ -27,13 +27,13 @@ class Delivery:
     st.lists(st.sampled_from(["blank", "delivered", "failed", "pending"]), max_size=20),
     st.randoms(use_true_random=False),
 )
-def test_lines_count_up_to_the_first_that_is_not_delivered(fates, chance):
+def test_confirmed_lines_end_before_the_first_undelivered_line(fates, chance):
     lines = ConfirmedLines()
     deliveries = []
     for number, fate in enumerate(fates, start=1):
         begins_at = 10 * (number - 1)
         if fate == "blank":
-            lines.passed_over(number, begins_at, 10)
+            lines.skip(number, begins_at, 10)
         else:
             delivery: Any = Delivery()
             deliveries.append((fate, delivery))

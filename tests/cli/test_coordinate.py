@@ -1,4 +1,4 @@
-"""`kpl coordinate`: a summary for the workers that meet in a folder."""
+"""`kpl coordinate`: a summary for workers that share a folder."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ def test_it_counts_the_workers_and_writes_a_summary(kpl, tmp_path):
     assert summary.dedicated
 
 
-def test_it_sums_up_as_the_example_does(kpl, tmp_path):
+def test_the_proportional_policy_sums_up_like_aws_example(kpl, tmp_path):
     (tmp_path / "worker-1.json").write_text('{"timestamp": 1e12, "read_rate": 5, "write_rate": 2}')
     outcome = kpl("coordinate", f"file://{tmp_path}", "--policy", "proportional", "--once")
     assert outcome.status == 0
@@ -52,20 +52,20 @@ def test_it_runs_until_it_is_stopped(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("ftp://host",), 2, "no URL of a known kind"),
+        (("ftp://host",), 2, "not a URL of a known kind"),
         (("file://relative/x",), 2, "give the full path of a folder"),
         (("memory://x",), 2, "no producer is in this one"),
         (("memory://x", "--policy", "fair"), 2, "'leases', 'proportional'"),
-        (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 seconds"),
+        (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 (seconds)"),
     ],
 )
-def test_a_wrong_option_is_a_sentence(kpl, arguments, status, message):
+def test_a_wrong_option_is_one_sentence(kpl, arguments, status, message):
     outcome = kpl("coordinate", *arguments)
     assert outcome.status == status
     assert message in outcome.err
 
 
-def test_a_summary_of_another_release_is_left_alone(kpl, tmp_path):
+def test_a_summary_of_another_release_is_not_overwritten(kpl, tmp_path):
     (tmp_path / SUMMARY_NAME).write_text('{"version": 9, "generation": 1}')
     outcome = kpl("coordinate", f"file://{tmp_path}", "--once")
     assert outcome.status == 3

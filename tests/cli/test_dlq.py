@@ -1,4 +1,4 @@
-"""`kpl dlq` as a process of its own: what it counts, shows, sends again, exports and deletes."""
+"""`kpl dlq`: list, show, redrive, export and purge."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from kpl_core.durability.dead_letters import DeadLetterQueue, ExportReport, Lett
 from kpl_core.durability.spool import LetterFilter, Spool, SpooledRecord, SpoolOptions
 from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.cli.dlq import dead_letters
+from kpl_integrations.cli import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started
 
@@ -26,7 +26,7 @@ STREAM = "orders"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A spool file with 20 bulk letters and then 10 critical ones."""
+    """Return a spool file with 20 bulk letters, then 10 critical ones."""
     path = tmp_path / "orders.spool"
     with Spool(SpoolOptions(path=path)) as spool:
         queue = DeadLetterQueue(spool)
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def large_file(tmp_path: Path) -> Path:
-    """A spool file with more letters than a command reads at once."""
+    """Return a spool file with more letters than a command reads in one batch."""
     path = tmp_path / "large.spool"
     with Spool(SpoolOptions(path=path)) as spool:
         queue = DeadLetterQueue(spool)
@@ -58,7 +58,7 @@ def counts(file: Path) -> dict[str, int]:
 
 
 @pytest.mark.long
-def test_list_counts_by_reason_and_lists_critical_first(file: Path) -> None:
+def test_list_counts_by_reason_and_prints_critical_letters_first(file: Path) -> None:
     assert counts(file) == {"rate_limited": 20, "ttl": 10, "total": 30}
     outcome = run("dlq", "list", str(file), "--letters", "--limit", "12")
     lines = outcome.out.splitlines()
@@ -70,7 +70,7 @@ def test_list_counts_by_reason_and_lists_critical_first(file: Path) -> None:
 
 
 @pytest.mark.long
-def test_show_prints_one_letter_whole(file: Path) -> None:
+def test_show_prints_all_fields_of_a_letter(file: Path) -> None:
     letter = json.loads(run("dlq", "list", str(file), "--letters", "--limit", "1", "--json").out)
     outcome = run("dlq", "show", str(file), letter["id"])
     assert (outcome.status, json.loads(outcome.out)) == (0, letter)
@@ -79,7 +79,7 @@ def test_show_prints_one_letter_whole(file: Path) -> None:
     assert (unknown.status, unknown.err.startswith("kpl: there is no letter 'none'")) == (4, True)
 
 
-def test_redrive_empties_the_file_into_the_stream_critical_first(file: Path) -> None:
+def test_redrive_delivers_all_letters(file: Path) -> None:
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 1})) as kinesis:
         outcome = run("dlq", "redrive", str(file), "--json", "--endpoint-url", kinesis.endpoint_url)
         assert outcome.status == 0, outcome.err
@@ -90,7 +90,7 @@ def test_redrive_empties_the_file_into_the_stream_critical_first(file: Path) -> 
 
 
 @pytest.mark.long
-def test_a_redrive_that_is_interrupted_is_run_again(file: Path) -> None:
+def test_an_interrupted_redrive_can_be_run_again(file: Path) -> None:
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 1})) as kinesis:
         outage = kinesis.call(
             lambda fake, _: fake.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
@@ -107,7 +107,7 @@ def test_a_redrive_that_is_interrupted_is_run_again(file: Path) -> None:
 
 
 @pytest.mark.long
-def test_export_and_purge_with_one_filter(file: Path, tmp_path: Path) -> None:
+def test_export_and_purge_use_the_same_filter(file: Path, tmp_path: Path) -> None:
     destination = tmp_path / "letters.jsonl"
     assert run("dlq", "export", str(file), str(destination), "--reason", "ttl").status == 0
     assert len(destination.read_text(encoding="utf-8").splitlines()) == 10
@@ -118,7 +118,7 @@ def test_export_and_purge_with_one_filter(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_file_in_use_and_a_file_that_is_none_are_said_in_one_sentence(file: Path, tmp_path: Path) -> None:
+def test_a_file_in_use_and_a_missing_file_are_one_sentence(file: Path, tmp_path: Path) -> None:
     with Spool(SpoolOptions(path=file)):
         outcome = run("dlq", "redrive", str(file), "--region", "us-east-1")
         assert (outcome.status, "owns this spool" in outcome.err) == (3, True)
@@ -129,20 +129,20 @@ def test_a_file_in_use_and_a_file_that_is_none_are_said_in_one_sentence(file: Pa
     assert (wrong.status, "rate_limited" in wrong.err) == (2, True)
 
 
-def test_a_reason_is_taken_as_list_prints_it(file: Path) -> None:
+def test_a_reason_is_accepted_as_list_prints_it(file: Path) -> None:
     (printed,) = [line for line in run("dlq", "list", str(file)).out.splitlines() if "20" in line]
     outcome = run("dlq", "list", str(file), "--json", "--reason", printed.rpartition("20")[0].strip())
     assert (outcome.status, json.loads(outcome.out)) == (0, {"rate_limited": 20, "total": 20})
 
 
-def test_a_purge_that_nobody_can_answer_for_names_the_option(file: Path) -> None:
+def test_a_purge_without_a_terminal_names_the_option(file: Path) -> None:
     outcome = run("dlq", "purge", str(file), stdin="")
     assert (outcome.status, "--yes" in outcome.err) == (2, True)
     assert counts(file)["total"] == 30
 
 
 class _Interrupted:
-    """An input at which somebody presses Ctrl-C instead of an answer."""
+    """A standard input that raises KeyboardInterrupt instead of an answer."""
 
     def fileno(self) -> int:
         raise io.UnsupportedOperation
@@ -151,7 +151,7 @@ class _Interrupted:
         raise KeyboardInterrupt
 
 
-def test_a_ctrl_c_for_an_answer_is_status_130_and_deletes_nothing(
+def test_ctrl_c_at_the_prompt_is_status_130_and_deletes_no_letter(
     kpl: Callable[..., Outcome], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", _Interrupted())
@@ -162,12 +162,12 @@ def test_a_ctrl_c_for_an_answer_is_status_130_and_deletes_nothing(
 @pytest.mark.parametrize(
     ("settings", "endpoint", "words"),
     [
-        ({"AWS_PROFILE": "nobody"}, (), "profile (nobody) could not be found; check AWS_PROFILE"),
+        ({"AWS_PROFILE": "missing"}, (), "profile (missing) could not be found; check AWS_PROFILE"),
         ({"AWS_SECRET_ACCESS_KEY": ""}, (), "AWS_SECRET_ACCESS_KEY"),
         ({}, ("--endpoint-url", "http://127.0.0.1:9"), "cannot be reached; check --endpoint-url"),
     ],
 )
-def test_a_redrive_without_a_way_to_kinesis_is_one_sentence(
+def test_a_redrive_without_a_connection_is_one_sentence(
     kpl: Callable[..., Outcome],
     monkeypatch: pytest.MonkeyPatch,
     file: Path,
@@ -186,20 +186,20 @@ def test_a_redrive_without_a_way_to_kinesis_is_one_sentence(
     assert counts(file)["total"] == 30
 
 
-def test_a_redrive_of_nothing_needs_no_kinesis(kpl: Callable[..., Outcome], file: Path) -> None:
+def test_a_redrive_without_matching_letters_needs_no_kinesis(kpl: Callable[..., Outcome], file: Path) -> None:
     outcome = kpl("dlq", "redrive", file, "--tier", "normal", "--region", "us-east-1", "--json")
     assert (outcome.status, outcome.err) == (0, "")
     assert json.loads(outcome.out)["letters"] == 0
 
 
-def test_nobody_is_asked_about_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_purge_does_not_ask_about_a_missing_file(tmp_path: Path) -> None:
     outcome = run("dlq", "purge", str(tmp_path / "none.spool"), stdin="")
     assert outcome.status == 4
-    assert "is no file" in outcome.err
-    assert "for good?" not in outcome.err
+    assert "is not a file" in outcome.err
+    assert "permanently?" not in outcome.err
 
 
-def test_a_line_is_a_letter_whatever_is_in_it(kpl: Callable[..., Outcome], file: Path) -> None:
+def test_a_letter_is_one_line_without_control_characters(kpl: Callable[..., Outcome], file: Path) -> None:
     with Spool(SpoolOptions(path=file)) as spool:
         queue = DeadLetterQueue(spool)
         record = SpooledRecord(STREAM, "two\nlines \x1b[2J", b"", 1_700_000_000.0, flow="odd")
@@ -209,7 +209,7 @@ def test_a_line_is_a_letter_whatever_is_in_it(kpl: Callable[..., Outcome], file:
     assert line.endswith("two\\nlines \\x1b[2J  Slow: \\x1b]0;\\r\\n")
 
 
-def test_a_damaged_letter_is_remarked_and_its_neighbours_are_json(kpl: Callable[..., Outcome], file: Path) -> None:
+def test_a_damaged_letter_is_reported_and_the_others_are_printed(kpl: Callable[..., Outcome], file: Path) -> None:
     connection = sqlite3.connect(file)
     with connection:
         connection.execute("UPDATE dead_letters SET checksum = checksum + 1 WHERE number = 21")
@@ -220,9 +220,7 @@ def test_a_damaged_letter_is_remarked_and_its_neighbours_are_json(kpl: Callable[
 
 
 @pytest.mark.parametrize("command", ["list", "export", "show"])
-def test_a_file_that_turns_out_to_be_damaged_is_one_sentence(
-    kpl: Callable[..., Outcome], file: Path, tmp_path: Path, command: str
-) -> None:
+def test_a_damaged_file_is_one_sentence(kpl: Callable[..., Outcome], file: Path, tmp_path: Path, command: str) -> None:
     connection = sqlite3.connect(file)
     pages = connection.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = 'dead_letters'").fetchall()
     connection.close()
@@ -238,26 +236,26 @@ def test_a_file_that_turns_out_to_be_damaged_is_one_sentence(
 @pytest.mark.parametrize(
     "command", [("list",), ("purge", "--yes"), ("redrive", "--endpoint-url", "http://127.0.0.1:9")]
 )
-def test_a_filter_that_is_no_utf_8_is_one_sentence(file: Path, command: tuple[str, ...]) -> None:
+def test_a_filter_that_is_not_utf_8_is_one_sentence(file: Path, command: tuple[str, ...]) -> None:
     outcome = run("dlq", command[0], str(file), *command[1:], "--tenant", "a\udcff")
-    assert (outcome.status, outcome.err.count("\n"), "no UTF-8" in outcome.err) == (4, 1, True)
+    assert (outcome.status, outcome.err.count("\n"), "not UTF-8" in outcome.err) == (4, 1, True)
     assert counts(file)["total"] == 30
 
 
 def interrupted(advanced: Callable[[int], object]) -> Callable[[int], None]:
-    """Return what reports progress and is then interrupted, as by Ctrl-C: it goes on reporting until that is heard."""
+    """Return a progress callback that sends SIGINT and then reports progress until the signal has an effect."""
 
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         give_up_at = time.monotonic() + 30
         while time.monotonic() < give_up_at:
             advanced(done)
             time.sleep(0.001)
 
-    return told
+    return report
 
 
-def test_a_purge_that_is_interrupted_deletes_no_more(
+def test_an_interrupted_purge_deletes_no_more_letters(
     kpl: Callable[..., Outcome], large_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted_purge(queue: DeadLetterQueue, wanted: LetterFilter, *, on_progress: Callable[[int], object]) -> int:
@@ -269,7 +267,7 @@ def test_a_purge_that_is_interrupted_deletes_no_more(
     assert counts(large_file)["total"] == 600
 
 
-def test_an_export_that_is_interrupted_leaves_nothing(
+def test_an_interrupted_export_leaves_no_file(
     kpl: Callable[..., Outcome], large_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = LetterReader.export
@@ -285,7 +283,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
     assert not [each.name for each in tmp_path.iterdir() if each.name.startswith("out")]
 
 
-def test_an_export_onto_the_spool_is_refused_in_one_sentence(kpl: Callable[..., Outcome], file: Path) -> None:
+def test_an_export_onto_the_spool_is_rejected_in_one_sentence(kpl: Callable[..., Outcome], file: Path) -> None:
     outcome = kpl("dlq", "export", file, file)
     assert (outcome.status, outcome.err.count("\n"), "cannot be written" in outcome.err) == (4, 1, True)
     assert counts(file)["total"] == 30

@@ -1,4 +1,4 @@
-"""`kpl doctor`: every check, well and ill, as a table and as JSON."""
+"""`kpl doctor`: every check with every result, as a table and as JSON."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.cli.doctor.checks import clock, open_files, shards, stream as stream_check
+from kpl_integrations.cli.doctor import check_clock, check_open_files, check_shards, check_stream
 from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -16,33 +16,33 @@ def dated(seconds: float) -> str:
     return (NOW - timedelta(seconds=seconds)).strftime("%a, %d %b %Y %H:%M:%S GMT")
 
 
-# A check, how it ends, and words of what it says.
+# (check, status, expected words)
 VERDICTS = [
-    (clock(dated(2), NOW), "ok", "within a few seconds"),
-    (clock(dated(60), NOW), "warning", "60 s ahead of the service"),
-    (clock(dated(-60), NOW), "warning", "60 s behind the service"),
-    (clock(dated(600), NOW), "failed", "AWS refuses signatures that are five minutes off"),
-    (clock(None, NOW), "skipped", "does not say"),
-    (clock("yesterday", NOW), "skipped", "does not say"),
-    (stream_check({"StreamStatus": "ACTIVE"}), "ok", "ACTIVE, provisioned, records of 1,024 KiB at most"),
-    (stream_check({"StreamStatus": "UPDATING"}), "warning", "its shards change"),
-    (stream_check({"StreamStatus": "DELETING"}), "failed", "wait until it is ACTIVE, or create it"),
+    (check_clock(dated(2), NOW), "ok", "within a few seconds"),
+    (check_clock(dated(60), NOW), "warning", "60 s ahead of the service"),
+    (check_clock(dated(-60), NOW), "warning", "60 s behind the service"),
+    (check_clock(dated(600), NOW), "failed", "AWS rejects signatures that are five minutes off"),
+    (check_clock(None, NOW), "skipped", "sends no time"),
+    (check_clock("yesterday", NOW), "skipped", "sends no time"),
+    (check_stream({"StreamStatus": "ACTIVE"}), "ok", "ACTIVE, provisioned, records of 1,024 KiB at most"),
+    (check_stream({"StreamStatus": "UPDATING"}), "warning", "its shards are changing"),
+    (check_stream({"StreamStatus": "DELETING"}), "failed", "wait until it is ACTIVE, or create it"),
     (
-        stream_check({"StreamStatus": "ACTIVE", "StreamModeDetails": {"StreamMode": "ON_DEMAND"}}),
+        check_stream({"StreamStatus": "ACTIVE", "StreamModeDetails": {"StreamMode": "ON_DEMAND"}}),
         "ok",
         "on-demand",
     ),
-    (shards(4, None), "ok", "4 open, together 4,000 records and 4 MiB a second"),
-    (shards(4, {"ShardLimit": 500, "OpenShardCount": 12}), "ok", "the account uses 12 of 500"),
-    (shards(4, {"ShardLimit": 500, "OpenShardCount": 500}), "warning", "ask AWS to raise the shard quota"),
-    (open_files(None), "ok", "no limit"),
-    (open_files(1_024), "ok", "1,024 at most"),
-    (open_files(64), "warning", "ulimit -n 1024"),
+    (check_shards(4, None), "ok", "4 open, together 4,000 records and 4 MiB a second"),
+    (check_shards(4, {"ShardLimit": 500, "OpenShardCount": 12}), "ok", "the account uses 12 of 500"),
+    (check_shards(4, {"ShardLimit": 500, "OpenShardCount": 500}), "warning", "ask AWS to raise the shard quota"),
+    (check_open_files(None), "ok", "no limit"),
+    (check_open_files(1_024), "ok", "1,024 at most"),
+    (check_open_files(64), "warning", "ulimit -n 1024"),
 ]
 
 
 @pytest.mark.parametrize(("check", "status", "words"), VERDICTS)
-def test_a_check_says_what_it_found_and_what_to_mend(check, status, words):
+def test_a_check_describes_its_result_and_the_fix(check, status, words):
     assert check.status == status
     assert words in f"{check.found} {check.fix}"
     assert bool(check.fix) is (status in {"warning", "failed"})
@@ -52,14 +52,14 @@ def verdicts(out: str) -> dict[str, str]:
     return {check["name"]: check["status"] for check in json.loads(out)["checks"]}
 
 
-def test_a_stream_that_can_be_used_passes_every_check(kpl, stream):
+def test_a_usable_stream_passes_every_check(kpl, stream):
     status, out, err = kpl("doctor", *stream.address, "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["ok"] is True
     assert set(verdicts(out).values()) == {"ok"}
 
 
-def test_in_a_pipe_it_is_a_table_without_escape_codes(stream):
+def test_in_a_pipe_the_table_has_no_escape_codes(stream):
     status, out, err = run("doctor", *stream.address)
     assert (status, err) == (0, "")
     assert "\x1b" not in out
@@ -75,15 +75,14 @@ def test_in_a_pipe_it_is_a_table_without_escape_codes(stream):
     ]
 
 
-def test_on_a_terminal_what_is_well_is_green(stream):
+def test_on_a_terminal_ok_is_green(stream):
     status, shown, _ = in_a_terminal("doctor", *stream.address)
     assert status == 0
     assert "\x1b[32mok" in shown
     assert "clock" in without_escape_codes(shown)
 
 
-# What is wrong, the check that fails, and words of what to do.
-def test_a_stream_that_is_missing_is_told_with_the_command_that_makes_it(kpl, stream):
+def test_a_missing_stream_is_reported_with_the_command_that_creates_it(kpl, stream):
     status, out, _ = kpl("doctor", "missing", *stream.address[1:], "--json")
     found = verdicts(out)
     assert (status, found["connection"], found["clock"], found["stream"], found["shards"]) == (
@@ -96,7 +95,7 @@ def test_a_stream_that_is_missing_is_told_with_the_command_that_makes_it(kpl, st
     assert "aws kinesis create-stream --stream-name missing" in out
 
 
-def test_without_a_region_only_this_machine_is_checked(kpl, monkeypatch):
+def test_without_a_region_only_local_checks_run(kpl, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     status, out, _ = kpl("doctor", "orders", "--json")
     found = verdicts(out)
@@ -105,7 +104,7 @@ def test_without_a_region_only_this_machine_is_checked(kpl, monkeypatch):
     assert "--region" in out
 
 
-def test_an_endpoint_that_nobody_listens_to_is_a_failed_connection(kpl):
+def test_an_unreachable_endpoint_is_a_failed_connection(kpl):
     status, out, _ = kpl("doctor", "orders", "--endpoint-url", "http://127.0.0.1:9", "--json")
     found = verdicts(out)
     assert (status, found["credentials"], found["connection"], found["stream"]) == (3, "ok", "failed", "skipped")
@@ -119,7 +118,7 @@ def test_an_endpoint_that_nobody_listens_to_is_a_failed_connection(kpl):
         ("AccessDeniedException", "stream"),
     ],
 )
-def test_a_refusal_is_an_answer_and_fails_what_it_speaks_of(kpl, stream, code, check):
+def test_an_error_from_kinesis_fails_the_matching_check(kpl, stream, code, check):
     with stream.fault(ErrorAnswer(code), When(operation="DescribeStreamSummary")):
         status, out, _ = kpl("doctor", *stream.address, "--json")
     found = verdicts(out)

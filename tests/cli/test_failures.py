@@ -1,4 +1,4 @@
-"""Whatever stops a command is one sentence with the fix, on stderr, and a status from the table."""
+"""A failure of any command is one sentence with the fix, on stderr, and a status from the table."""
 
 import socket
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.cli.aws_failures import advice
+from kpl_integrations.cli.connection import advice
 from kpl_integrations.cli.exit_code import ExitCode
 from tests.cli.kpl_process import of_program, run
 
@@ -14,16 +14,16 @@ COMMANDS = ("put", "tail")
 
 
 @pytest.fixture
-def nothing(tmp_path):
-    """Return an empty input, so that only the way to Kinesis can be wrong."""
-    path = tmp_path / "nothing"
+def empty_file(tmp_path):
+    """Return an empty input, so that only the connection can fail."""
+    path = tmp_path / "empty"
     path.touch()
     return path
 
 
 @pytest.fixture
 def unused_port():
-    """Return a port of this machine that refuses connections."""
+    """Yield a loopback port that refuses connections."""
     # It stays bound during the test, so that nothing else can listen on it.
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -31,11 +31,11 @@ def unused_port():
 
 
 @pytest.fixture
-def failing(kpl, nothing):
-    """Run a command that must fail in one sentence; return its status and the sentence."""
+def failing(kpl, empty_file):
+    """Return a function that runs a command, checks that it fails in one sentence, and returns status and sentence."""
 
     def failing(command, *arguments):
-        outcome = kpl(command, *arguments, *[nothing] * (command == "put"))
+        outcome = kpl(command, *arguments, *[empty_file] * (command == "put"))
         assert outcome.out == ""
         assert outcome.err.startswith("kpl: ")
         assert outcome.err.count("\n") == 1
@@ -47,44 +47,44 @@ def failing(kpl, nothing):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_stream(failing, kinesis, command):
-    status, said = failing(command, "nope", "--endpoint-url", kinesis.endpoint_url)
+    status, error = failing(command, "nope", "--endpoint-url", kinesis.endpoint_url)
     assert status == ExitCode.UNUSABLE
-    assert f"Kinesis at {kinesis.endpoint_url} has no stream 'nope'" in said
+    assert f"Kinesis at {kinesis.endpoint_url} has no stream 'nope'" in error
     place = f"--region us-east-1 --endpoint-url {kinesis.endpoint_url}"
-    assert said.endswith(f"or create it: aws kinesis create-stream --stream-name nope --shard-count 1 {place}\n")
+    assert error.endswith(f"or create it: aws kinesis create-stream --stream-name nope --shard-count 1 {place}\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_endpoint_nobody_listens_at(failing, command, unused_port):
-    status, said = failing(command, "demo", "--endpoint-url", f"http://127.0.0.1:{unused_port}")
+def test_an_unreachable_endpoint(failing, command, unused_port):
+    status, error = failing(command, "demo", "--endpoint-url", f"http://127.0.0.1:{unused_port}")
     assert status == ExitCode.UNUSABLE
-    assert "cannot be reached; check --endpoint-url" in said
+    assert "cannot be reached; check --endpoint-url" in error
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_credentials(failing, monkeypatch, command):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    status, said = failing(command, "demo", "--region", "eu-west-1")
+    status, error = failing(command, "demo", "--region", "eu-west-1")
     assert status == ExitCode.UNUSABLE
-    assert "no AWS credentials found" in said
-    assert "AWS_PROFILE" in said
+    assert "no AWS credentials found" in error
+    assert "AWS_PROFILE" in error
 
 
-def test_half_of_the_credentials(failing, monkeypatch):
+def test_incomplete_credentials(failing, monkeypatch):
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    status, said = failing("tail", "demo", "--region", "eu-west-1")
+    status, error = failing("tail", "demo", "--region", "eu-west-1")
     assert status == ExitCode.UNUSABLE
-    assert "AWS_SECRET_ACCESS_KEY" in said
+    assert "AWS_SECRET_ACCESS_KEY" in error
 
 
-def test_a_kinesis_on_this_machine_needs_neither_credentials_nor_region(kpl, stream, monkeypatch, nothing):
+def test_a_kinesis_on_this_machine_needs_neither_credentials_nor_region(kpl, stream, monkeypatch, empty_file):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "")
     monkeypatch.setenv("no_proxy", "")
-    assert kpl("put", *stream.address, nothing).status == ExitCode.DONE
+    assert kpl("put", *stream.address, empty_file).status == ExitCode.DONE
     assert kpl("tail", *stream.address, "--no-follow").status == ExitCode.DONE
 
 
@@ -100,23 +100,23 @@ def test_no_region(failing, monkeypatch, command):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--endpoint-url", "kinesis"), "no URL; write it like http://"),
-        (("--endpoint-url", "http://["), "no URL; write it like http://"),
-        (("--endpoint-url", "http://example.com:port"), "no URL; write it like http://"),
+        (("--endpoint-url", "kinesis"), "not a URL; write it like http://"),
+        (("--endpoint-url", "http://["), "not a URL; write it like http://"),
+        (("--endpoint-url", "http://example.com:port"), "not a URL; write it like http://"),
         (("--region", "eu west"), "check --region, such as eu-west-1, and --endpoint-url"),
     ],
 )
-def test_a_place_that_cannot_be(failing, options, words):
-    status, said = failing("tail", "demo", *options)
+def test_an_invalid_endpoint_or_region(failing, options, words):
+    status, error = failing("tail", "demo", *options)
     assert status == ExitCode.UNUSABLE
-    assert words in said
+    assert words in error
 
 
 def test_a_profile_that_does_not_exist(failing, monkeypatch):
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    status, said = failing("tail", "demo")
+    monkeypatch.setenv("AWS_PROFILE", "missing")
+    status, error = failing("tail", "demo")
     assert status == ExitCode.UNUSABLE
-    assert "profile (nobody) could not be found; check AWS_PROFILE" in said
+    assert "profile (missing) could not be found; check AWS_PROFILE" in error
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,17 @@ def test_a_profile_that_does_not_exist(failing, monkeypatch):
         ("ValidationException", "GetRecords", "check the stream and the endpoint"),
     ],
 )
-def test_a_refusal_of_the_service(failing, stream, code, operation, words):
+def test_an_error_of_the_service(failing, stream, code, operation, words):
     with stream.fault(ErrorAnswer(code), When(operation=operation)):
-        status, said = failing("tail", *stream.address, "--no-follow")
+        status, error = failing("tail", *stream.address, "--no-follow")
     assert status == ExitCode.UNUSABLE
-    assert f"refuses {operation} of '{stream.name}' ({code}: " in said
-    assert advice(code) in said
-    assert words in said
+    assert f"rejects {operation} of '{stream.name}' ({code}: " in error
+    assert advice(code) in error
+    assert words in error
 
 
 @pytest.mark.parametrize("name", ["missing", "."])
-def test_a_file_that_cannot_be_read(kpl, stream, tmp_path, name):
+def test_an_unreadable_file(kpl, stream, tmp_path, name):
     outcome = kpl("put", *stream.address, tmp_path / name)
     assert outcome.status == ExitCode.BAD_INPUT
     assert outcome.err.startswith(f"kpl: {tmp_path / name} cannot be read (")
@@ -167,13 +167,13 @@ def test_wrong_usage_is_status_2(kpl, arguments, words):
     assert words in outcome.err.lower()
 
 
-def test_a_process_fails_like_its_main():
+def test_a_process_fails_like_main():
     outcome = run("put", "demo", "--endpoint-url", "kinesis")
     assert (outcome.status, outcome.out) == (ExitCode.UNUSABLE, "")
-    assert outcome.err == "kpl: --endpoint-url is 'kinesis', no URL; write it like http://127.0.0.1:4567\n"
+    assert outcome.err == "kpl: --endpoint-url is 'kinesis', which is not a URL; write it like http://127.0.0.1:4567\n"
 
 
-def test_a_missing_extra_is_named():
+def test_a_missing_extra_is_reported():
     module = "typer"
     program = f"import sys; sys.modules[{module!r}] = None; from kpl_integrations.cli import main; sys.exit(main())"
     outcome = of_program(sys.executable, "-c", program, "tail", "s")
@@ -182,7 +182,7 @@ def test_a_missing_extra_is_named():
 
 
 @pytest.mark.parametrize("arguments", [("serve", "--local"), ("keys", "new")])
-def test_what_a_command_needs_beside_its_own_extra_is_named(arguments):
+def test_a_missing_second_extra_is_reported(arguments):
     module = "prometheus_client"
     program = f"import sys; sys.modules[{module!r}] = None; from kpl_integrations.cli import main; sys.exit(main())"
     outcome = of_program(sys.executable, "-c", program, *arguments)

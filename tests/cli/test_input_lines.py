@@ -7,9 +7,9 @@ import anyio
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.put import input_lines
-from kpl_integrations.cli.put.input_lines import InputLines
+from kpl_integrations.cli import put_input
+from kpl_integrations.cli.exit_code import CommandFailure
+from kpl_integrations.cli.put_input import InputLines
 
 
 async def read_all(lines):
@@ -17,26 +17,26 @@ async def read_all(lines):
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
-def test_no_byte_is_lost_or_moved_to_another_line(content, chunk_bytes):
+def test_lines_have_all_bytes_of_the_input(content, chunk_bytes):
     reading, writing = os.pipe()
     os.write(writing, content)
     os.close(writing)
     with pytest.MonkeyPatch.context() as patch, os.fdopen(reading) as file:
-        patch.setattr(input_lines, "_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(put_input, "_CHUNK_BYTES", chunk_bytes)
         lines = anyio.run(read_all, InputLines("a pipe", file.fileno()))
     assert b"".join(lines) == content
     assert all(line.count(b"\n") == line.endswith(b"\n") for line in lines)
     assert all(line.endswith(b"\n") for line in lines[:-1])
 
 
-def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(input_lines, "_LONGEST_LINE_BYTES", 100)
+def test_an_endless_line_is_rejected_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(put_input, "_MAX_LINE_BYTES", 100)
     (tmp_path / "endless").write_bytes(b"x" * 101)
     with InputLines.opened(tmp_path / "endless") as lines, pytest.raises(CommandFailure, match="longer than 100 bytes"):
         anyio.run(read_all, lines)
 
 
-def test_reading_can_be_left_while_the_input_is_silent(monkeypatch):
+def test_reading_can_be_cancelled_while_the_input_is_silent(monkeypatch):
     reading, writing = os.pipe()
     os.write(writing, b"first\n")
 
@@ -47,7 +47,7 @@ def test_reading_can_be_left_while_the_input_is_silent(monkeypatch):
                 scope.cancel()
 
     anyio.run(leave)
-    os.close(writing)  # which wakes the thread, to find its loop gone
+    os.close(writing)  # wakes the thread, whose loop has ended
     for thread in threading.enumerate():
         if thread.name == "kpl-input":
             thread.join(5)
@@ -55,7 +55,7 @@ def test_reading_can_be_left_while_the_input_is_silent(monkeypatch):
     os.close(reading)
 
 
-def test_the_size_of_a_file_is_known_and_that_of_a_pipe_is_not(tmp_path, monkeypatch):
+def test_only_a_regular_file_has_a_known_size(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"12345")
     with InputLines.opened(tmp_path / "file") as lines:
         assert lines.size_bytes == 5
@@ -66,8 +66,8 @@ def test_the_size_of_a_file_is_known_and_that_of_a_pipe_is_not(tmp_path, monkeyp
             assert (lines.size_bytes, lines.name) == (None, "standard input")
 
 
-def test_a_long_line_is_joined_once_however_many_pieces_it_comes_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(input_lines, "_CHUNK_BYTES", 64)
+def test_a_long_line_is_joined_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(put_input, "_CHUNK_BYTES", 64)
     line = bytes(range(256)).replace(b"\n", b"") * 40 + b"\n"
     (tmp_path / "lines").write_bytes(b"first\n" + line + b"last")
 

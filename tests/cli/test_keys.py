@@ -1,4 +1,4 @@
-"""`kpl keys`: what it prints is what the gateway lets in, and a secret is written where only its owner reads."""
+"""`kpl keys`: the gateway accepts the printed keys, and only the owner can read a secret file."""
 
 import io
 import json
@@ -10,11 +10,11 @@ from kpl_integrations.cli import main
 from kpl_integrations.ingest.tenants import FileTenants
 
 
-def test_what_it_prints_for_the_tenants_file_lets_the_key_in(tmp_path, capsys):
+def test_the_gateway_accepts_a_new_key(tmp_path, capsys):
     assert main(["keys", "new"]) == 0
-    said = capsys.readouterr()
-    key, line = said.out.splitlines()
-    assert key not in said.err
+    printed = capsys.readouterr()
+    key, line = printed.out.splitlines()
+    assert key not in printed.err
     path = tmp_path / "tenants.toml"
     path.write_text(f'[[tenant]]\nid = "a"\n{line}\n')
     tenant = FileTenants(path).authenticate(f"Bearer {key}")
@@ -24,7 +24,7 @@ def test_what_it_prints_for_the_tenants_file_lets_the_key_in(tmp_path, capsys):
     assert re.search(r"tenants +1\n", capsys.readouterr().out)
 
 
-def test_hash_prints_the_same_line_for_a_key_that_exists(capsys, monkeypatch):
+def test_hash_prints_the_same_line_for_an_existing_key(capsys, monkeypatch):
     assert main(["keys", "new", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     monkeypatch.setattr(sys, "stdin", io.StringIO(made["api_key"] + "\n"))
@@ -32,20 +32,20 @@ def test_hash_prints_the_same_line_for_a_key_that_exists(capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out) == {"stored": made["stored"]}
 
 
-def test_hash_of_nothing_is_bad_input(capsys, monkeypatch):
+def test_hash_of_an_empty_input_is_bad_input(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert main(["keys", "hash"]) == 4
-    assert "holds no key" in capsys.readouterr().err
+    assert "has no key" in capsys.readouterr().err
 
 
-def test_a_key_pair_s_secret_is_in_a_private_file_and_nowhere_else(tmp_path, capsys):
+def test_the_secret_of_a_key_pair_is_only_in_a_private_file(tmp_path, capsys):
     secret_file = tmp_path / "ada.secret"
     assert main(["keys", "sigv4", str(secret_file)]) == 0
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     secret = secret_file.read_text().strip()
     assert stat.S_IMODE(secret_file.stat().st_mode) == 0o600
-    assert secret not in said.out + said.err
-    id_line, toml_line = said.out.splitlines()
+    assert secret not in printed.out + printed.err
+    id_line, toml_line = printed.out.splitlines()
     path = tmp_path / "tenants.toml"
     path.write_text(f'[[tenant]]\nid = "ada"\n{toml_line}\n')
     key = FileTenants(path).access_key(id_line.rpartition(" ")[2])
@@ -53,17 +53,17 @@ def test_a_key_pair_s_secret_is_in_a_private_file_and_nowhere_else(tmp_path, cap
     assert key.secret == secret
 
 
-def test_a_file_that_is_there_is_never_overwritten(tmp_path, capsys):
+def test_an_existing_file_is_not_overwritten(tmp_path, capsys):
     secret_file = tmp_path / "ada.secret"
     secret_file.write_text("precious")
     assert main(["keys", "sigv4", str(secret_file)]) == 2
-    assert "not there yet" in capsys.readouterr().err
+    assert "name a new file" in capsys.readouterr().err
     assert secret_file.read_text() == "precious"
 
 
-def test_check_says_in_one_sentence_what_is_wrong(tmp_path, capsys):
+def test_check_reports_a_problem_in_one_sentence(tmp_path, capsys):
     path = tmp_path / "tenants.toml"
     path.write_text('[[tenant]]\nid = "a"\nwieght = 2\n')
     assert main(["keys", "check", str(path)]) == 4
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.endswith("cannot be used: Object contains unknown field `wieght` - at `$.tenant[0]`")
+    error = " ".join(capsys.readouterr().err.split())
+    assert error.endswith("cannot be used: Object contains unknown field `wieght` - at `$.tenant[0]`")

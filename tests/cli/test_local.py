@@ -9,7 +9,7 @@ import pytest
 from tests.cli.kpl_process import of_program, started
 
 
-def test_it_serves_any_sdk_until_it_is_told_to_stop():
+def test_it_serves_any_sdk_until_sigterm():
     with started("local", "--port", "0", "--stream", "orders:3", "--stream", "clicks") as local:
         url = local.stdout.readline().split()[-1]
         client = boto3.client("kinesis", endpoint_url=url, region_name="us-east-1")
@@ -22,7 +22,7 @@ def test_it_serves_any_sdk_until_it_is_told_to_stop():
 
 
 @pytest.mark.long
-def test_the_lines_it_prints_work_as_they_stand_until_ctrl_c():
+def test_the_printed_example_commands_work():
     with started("local", "--port", "0") as local:
         shown = local.stdout.readline()
         while "asyncio.run(main())" not in shown:
@@ -44,17 +44,17 @@ def test_the_lines_it_prints_work_as_they_stand_until_ctrl_c():
         (("--stream", "orders:none"), 2, "write NAME or NAME:SHARDS"),
         (("--stream", ":2"), 2, "write NAME or NAME:SHARDS"),
         (("--stream", "orders:0"), 2, "at least one shard"),
-        (("--stream", "bad name!"), 3, "a stream cannot be made"),
+        (("--stream", "bad name!"), 3, "a stream cannot be created"),
         (("--port", "70000"), 2, "65535"),
     ],
 )
-def test_what_cannot_be_served_is_said(kpl, arguments, status, words):
+def test_invalid_options_are_reported(kpl, arguments, status, words):
     outcome = kpl("local", "--port", "0", *arguments)
     assert outcome.status == status
     assert words in outcome.err
 
 
-def test_a_taken_port_is_named(kpl, kinesis):
+def test_a_port_in_use_is_reported(kpl, kinesis):
     port = kinesis.endpoint_url.rpartition(":")[2]
     outcome = kpl("local", "--port", port)
     assert outcome.status == 3

@@ -8,14 +8,13 @@ import pytest
 
 from kpl_core import Attempt, RecordResult, decode
 from kpl_core.testing import ErrorAnswer, RecordError, When
-from kpl_integrations.cli.demo import traffic
-from kpl_integrations.cli.put import put
-from kpl_integrations.cli.put.put import cause_of
+from kpl_integrations.cli import put
+from kpl_integrations.cli.put import cause_of
 from tests.cli.kpl_process import in_a_terminal, run, started, without_escape_codes
 
 
 def user_records(stream):
-    """Return partition key and data of all user records stored, in the order of their lines."""
+    """Return partition key and data of all stored user records, in the order of their lines."""
     found: list[tuple[str, bytes]] = []
     for key, data in stream.stored():
         records = decode(data)
@@ -23,7 +22,7 @@ def user_records(stream):
     return sorted(found, key=lambda record: (len(record[0]), record[0]))
 
 
-def test_lines_from_a_pipe_become_records_keyed_by_their_numbers(stream):
+def test_lines_from_a_pipe_become_records_with_their_numbers_as_keys(stream):
     outcome = run("put", *stream.address, stdin="first\nsecond\r\n\n  \nfünf\nsix without an end")
     assert (outcome.status, outcome.err) == (0, "")
     assert user_records(stream) == [
@@ -37,7 +36,7 @@ def test_lines_from_a_pipe_become_records_keyed_by_their_numbers(stream):
     assert "\x1b" not in outcome.out
 
 
-def test_many_lines_travel_aggregated(stream, kpl, tmp_path):
+def test_many_lines_are_aggregated(stream, kpl, tmp_path):
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"line {number}\n" for number in range(1, 5_001)))
     outcome = kpl("put", *stream.address, lines, "--json")
@@ -47,7 +46,7 @@ def test_many_lines_travel_aggregated(stream, kpl, tmp_path):
     assert len(stream.stored()) < 10
 
 
-def test_a_terminal_sees_a_bar_and_the_summary(stream, tmp_path):
+def test_a_terminal_shows_a_bar_and_the_summary(stream, tmp_path):
     (tmp_path / "lines").write_text("a line\n" * 10)
     outcome = in_a_terminal("put", *stream.address, str(tmp_path / "lines"))
     assert outcome.status == 0
@@ -55,16 +54,14 @@ def test_a_terminal_sees_a_bar_and_the_summary(stream, tmp_path):
     assert re.search(r"^delivered +10\b", without_escape_codes(outcome.out), re.MULTILINE)
 
 
-def test_lines_can_be_typed_and_no_bar_is_drawn_over_them(stream):
+def test_lines_can_be_typed_without_a_progress_bar(stream):
     outcome = in_a_terminal("put", *stream.address, after="Ctrl-D", typed="hello\nworld\n\x04")
     assert outcome.status == 0
     assert user_records(stream) == [("1", b"hello"), ("2", b"world")]
     assert "━" not in outcome.out
 
 
-NDJSON = (
-    '{"partition_key": "a", "data": "text"}\n{"partition_key": "b", "data_base64": "/wA=", "shard": "passed over"}\n'
-)
+NDJSON = '{"partition_key": "a", "data": "text"}\n{"partition_key": "b", "data_base64": "/wA=", "shard": "ignored"}\n'
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,7 @@ NDJSON = (
         (("--skip", "2"), "one\ntwo\n", []),
     ],
 )
-def test_options_say_what_is_key_and_what_is_data(stream, kpl, tmp_path, options, lines, expected):
+def test_options_choose_partition_key_and_data(stream, kpl, tmp_path, options, lines, expected):
     (tmp_path / "lines").write_text(lines)
     outcome = kpl("put", *stream.address, tmp_path / "lines", *options, "--json")
     assert outcome.status == 0, outcome.err
@@ -90,7 +87,7 @@ def test_options_say_what_is_key_and_what_is_data(stream, kpl, tmp_path, options
     assert json.loads(outcome.out)["confirmed_lines"] == lines.count("\n")
 
 
-def test_an_explicit_hash_key_chooses_the_shard(stream, kpl, tmp_path):
+def test_an_explicit_hash_key_selects_the_shard(stream, kpl, tmp_path):
     highest = str(2**128 - 1)
     (tmp_path / "lines").write_text(
         "".join(
@@ -102,14 +99,14 @@ def test_an_explicit_hash_key_chooses_the_shard(stream, kpl, tmp_path):
     assert shards == {"shardId-000000000000", "shardId-000000000001"}
 
 
-def test_a_bad_line_is_named_and_the_run_can_go_on_after_the_lines_before_it(stream, kpl, tmp_path):
+def test_a_bad_line_is_reported_and_a_later_run_can_continue(stream, kpl, tmp_path):
     good = '{"partition_key": "k", "data": "good"}'
     (tmp_path / "lines").write_text(f"{good}\n{good}\nnonsense\n{good}\n")
     command = ("put", *stream.address, tmp_path / "lines", "--format", "ndjson", "--json")
     outcome = kpl(*command)
     assert outcome.status == 4
-    assert outcome.err.startswith(f"kpl: line 3 of {tmp_path / 'lines'}: it is no JSON (")
-    assert outcome.err.endswith("then go on with --skip 2\n")
+    assert outcome.err.startswith(f"kpl: line 3 of {tmp_path / 'lines'}: it is not JSON (")
+    assert outcome.err.endswith("then continue with --skip 2\n")
     assert outcome.err.count("\n") == 1
     assert len(user_records(stream)) == json.loads(outcome.out)["confirmed_lines"] == 2
     (tmp_path / "lines").write_text(f"{good}\n{good}\n{good}\n{good}\n")
@@ -117,7 +114,7 @@ def test_a_bad_line_is_named_and_the_run_can_go_on_after_the_lines_before_it(str
     assert len(user_records(stream)) == 4
 
 
-def test_a_line_that_kinesis_could_never_take_is_named(stream, kpl, tmp_path):
+def test_a_line_with_an_invalid_record_is_reported(stream, kpl, tmp_path):
     (tmp_path / "lines").write_text('{"partition_key": "", "data": "d"}')
     outcome = kpl("put", *stream.address, tmp_path / "lines", "--format", "ndjson")
     assert outcome.status == 4
@@ -125,7 +122,7 @@ def test_a_line_that_kinesis_could_never_take_is_named(stream, kpl, tmp_path):
     assert "partition_key has 0 characters" in outcome.err
 
 
-def test_a_line_larger_than_any_record_is_named(stream, kpl, tmp_path):
+def test_a_line_larger_than_any_record_is_reported(stream, kpl, tmp_path):
     (tmp_path / "lines").write_bytes(b"small\n" + b"x" * 1_100_000 + b"\n")
     outcome = kpl("put", *stream.address, tmp_path / "lines")
     assert outcome.status == 4
@@ -133,40 +130,40 @@ def test_a_line_larger_than_any_record_is_named(stream, kpl, tmp_path):
     assert "1,048,576" in outcome.err
 
 
-def test_a_record_that_kinesis_refuses_ends_the_run_and_says_where_to_go_on(stream, kpl, tmp_path, monkeypatch):
-    monkeypatch.setattr(traffic, "_SHARD_MAP_SECONDS", 0.0)
+def test_a_rejected_record_ends_the_run_with_the_option_to_continue(stream, kpl, tmp_path, monkeypatch):
+    monkeypatch.setattr(put, "_SHARD_MAP_SECONDS", 0.0)
     (tmp_path / "lines").write_text("".join(f"line {number}\n" for number in range(1, 101)))
-    meets = When(stream=stream.name, record=lambda _, data: data == b"line 41")
-    # While the shards are unknown a Kinesis record holds one user record: only line 41 fails.
+    matching = When(stream=stream.name, record=lambda _, data: data == b"line 41")
+    # Without a shard map a Kinesis record has one user record, so only line 41 fails.
     no_shards = When(stream=stream.name, operation="ListShards")
     with (
-        stream.fault(RecordError("KMSAccessDeniedException", "no key"), meets),
+        stream.fault(RecordError("KMSAccessDeniedException", "no key"), matching),
         stream.fault(ErrorAnswer("AccessDeniedException"), no_shards),
     ):
         outcome = kpl("put", *stream.address, tmp_path / "lines")
     assert outcome.status == 1
     assert "1 of 100 records were not delivered, the first of them line 41 (KMSAccess" in outcome.err
-    assert "go on with --skip 40" in outcome.err
+    assert "continue with --skip 40" in outcome.err
     assert re.search(r"^confirmed lines +40\b", outcome.out, re.MULTILINE)
     assert re.search(r"^failed +1 +1 KMSAccessDeniedException$", outcome.out, re.MULTILINE)
 
 
-def test_requests_that_keep_failing_are_told_while_they_are_tried_again(stream, kpl, tmp_path, monkeypatch):
+def test_failing_requests_are_reported_while_they_are_retried(stream, kpl, tmp_path, monkeypatch):
     monkeypatch.setattr(put, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(put, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(put, "_POLL_SECONDS", 0.01)
     (tmp_path / "lines").write_text("one\n")
     with stream.fault(ErrorAnswer("ServiceUnavailable"), When(stream=stream.name, operation="PutRecords", times=3)):
         outcome = kpl("put", *stream.address, tmp_path / "lines")
     assert outcome.status == 0
-    said = outcome.err.splitlines()
-    assert said.count("no request succeeds now (ServiceUnavailable); each record is tried for 60 seconds") == 1
-    # The producer's own line has the service's words.
-    told = f"warning: requests to stream {stream.name!r} fail (ServiceUnavailable: Service is unavailable.); "
-    assert sum(line.startswith(told) for line in said) == 1
-    assert len(said) == 2
+    lines = outcome.err.splitlines()
+    assert lines.count("all requests fail now (ServiceUnavailable); each record is retried for 60 seconds") == 1
+    # The producer's own log has the service's message.
+    logged = f"warning: requests to stream {stream.name!r} fail (ServiceUnavailable: Service is unavailable.); "
+    assert sum(line.startswith(logged) for line in lines) == 1
+    assert len(lines) == 2
 
 
-def test_who_may_put_but_not_look_can_put(stream, kpl, tmp_path):
+def test_put_works_without_permission_to_describe(stream, kpl, tmp_path):
     (tmp_path / "lines").write_text("one\n")
     with stream.fault(
         ErrorAnswer("AccessDeniedException"), When(stream=stream.name, operation="DescribeStreamSummary")
@@ -174,23 +171,23 @@ def test_who_may_put_but_not_look_can_put(stream, kpl, tmp_path):
         assert kpl("put", *stream.address, tmp_path / "lines").status == 0
 
 
-def test_ctrl_c_delivers_what_was_read_and_says_where_to_go_on(stream):
+def test_ctrl_c_delivers_the_read_lines_and_prints_the_option_to_continue(stream):
     with started("put", *stream.address) as running:
         running.stdin.write("one\ntwo\n")
         running.stdin.flush()
         while len(user_records(stream)) < 2:
             time.sleep(0.01)
-        # Its input is still open: nobody waits for the end of that.
+        # The input is still open, and the command does not wait for its end.
         assert running.end(signal.SIGINT) == 130
         out, err = running.stdout.read(), running.stderr.read()
     assert re.search(r"^delivered +2\b", out, re.MULTILINE)
-    assert err.splitlines()[1:] == ["interrupted; go on with --skip 2"]
+    assert err.splitlines()[1:] == ["interrupted; continue with --skip 2"]
 
 
-def test_a_second_signal_ends_it_now(stream):
-    meets = When(stream=stream.name, operation="PutRecords")
+def test_a_second_signal_stops_it_immediately(stream):
+    matching = When(stream=stream.name, operation="PutRecords")
     unavailable = ErrorAnswer("ServiceUnavailable")
-    with stream.fault(unavailable, meets) as fault, started("put", *stream.address, "--json") as running:
+    with stream.fault(unavailable, matching) as fault, started("put", *stream.address, "--json") as running:
         running.stdin.write("one\n")
         running.stdin.flush()
         while not fault.fired:
@@ -202,7 +199,7 @@ def test_a_second_signal_ends_it_now(stream):
     assert (summary["records"], summary["failed"], summary["confirmed_lines"]) == (1, 1, 0)
 
 
-def test_a_record_that_expired_is_told_with_what_kept_it_from_arriving():
+def test_an_expired_record_is_reported_with_the_error_before():
     throttled = Attempt(False, "ProvisionedThroughputExceededException", "Rate\nexceeded.", 0.0, 1.0)
     expired = Attempt(False, "Expired", "too late", 1.0, 2.0)
     result = RecordResult(successful=False, shard_id=None, sequence_number=None, attempts=(throttled, expired))
@@ -210,7 +207,7 @@ def test_a_record_that_expired_is_told_with_what_kept_it_from_arriving():
     assert cause_of(msgspec.structs.replace(result, attempts=(expired,))) == ("Expired", "too late")
 
 
-def test_an_input_that_is_bad_from_its_first_line_prints_no_table(stream, kpl, tmp_path):
+def test_a_bad_first_line_prints_no_table(stream, kpl, tmp_path):
     (tmp_path / "lines").write_text("nonsense\n")
     outcome = kpl("put", *stream.address, tmp_path / "lines", "--format", "ndjson")
     assert (outcome.status, outcome.out) == (4, "")
@@ -218,7 +215,7 @@ def test_an_input_that_is_bad_from_its_first_line_prints_no_table(stream, kpl, t
 
 
 @pytest.mark.parametrize(("skip", "status"), [(2, 0), (3, 4)])
-def test_skipping_more_lines_than_there_are_is_told(stream, kpl, tmp_path, skip, status):
+def test_skipping_more_lines_than_the_input_has_is_an_error(stream, kpl, tmp_path, skip, status):
     (tmp_path / "lines").write_text("one\ntwo\n")
     outcome = kpl("put", *stream.address, tmp_path / "lines", "--skip", skip)
     assert outcome.status == status

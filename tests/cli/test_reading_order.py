@@ -1,6 +1,6 @@
 from hypothesis import given, strategies as st
 
-from kpl_integrations.cli.tail.reading_order import ReadableShard, ReadingOrder
+from kpl_integrations.cli.tail import ReadableShard, ReadingOrder
 
 
 def shard(number, *parents):
@@ -11,7 +11,7 @@ def ids(shards):
     return [each.shard_id for each in shards]
 
 
-def test_a_child_waits_for_both_its_parents():
+def test_a_child_is_read_after_both_parents():
     order = ReadingOrder()
     child = shard(2, 0, 1)
     assert ids(order.discover([shard(0), shard(1), child])) == ["0", "1"]
@@ -19,13 +19,13 @@ def test_a_child_waits_for_both_its_parents():
     assert ids(order.finish("1", [child])) == ["2"]
 
 
-def test_a_parent_that_nobody_reads_holds_no_child_up():
+def test_a_parent_that_is_not_read_does_not_delay_its_child():
     assert ids(ReadingOrder().discover([shard(7, 3)])) == ["7"]
 
 
 @st.composite
 def lineages(draw):
-    """Draw shards of which each may have up to two earlier ones as its parents."""
+    """Draw shards, each with up to two earlier ones as parents."""
     shards = []
     for number in range(draw(st.integers(1, 12))):
         parents = draw(st.lists(st.integers(0, number - 1), max_size=2, unique=True)) if number else []

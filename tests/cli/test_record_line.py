@@ -1,17 +1,17 @@
-"""What a line says, row by row; `kpl put` adds its number to what is wrong with it."""
+"""Decoding of one input line of `kpl put`."""
 
 import pytest
 
 from kpl_core import InvalidUserRecord, UserRecord
 from kpl_core.durability.spool import SpooledRecord, letter_to_json
 from kpl_core.durability.spool.envelope import dead_letter_of
-from kpl_integrations.cli.put.input_format import InputFormat
-from kpl_integrations.cli.put.record_line import reader_of
+from kpl_integrations.cli.options import InputFormat
+from kpl_integrations.cli.put_input import reader_of
 
 LINES, NDJSON = InputFormat
 
 
-def says(line, *, input_format=NDJSON, key=None, key_field=None):
+def record_of(line, *, input_format=NDJSON, key=None, key_field=None):
     return reader_of(input_format, key=key, key_field=key_field)(line, 7)
 
 
@@ -31,39 +31,39 @@ def says(line, *, input_format=NDJSON, key=None, key_field=None):
     ],
 )
 def test_a_line_becomes_a_record(line, options, expected):
-    assert says(line, **options) == expected
+    assert record_of(line, **options) == expected
 
 
 @pytest.mark.parametrize(
     ("line", "options", "words"),
     [
-        (b"nonsense", {}, "it is no JSON"),
-        (b'{"partition_key": "k", "data": "\xff"}', {}, "it is no JSON"),
-        (b'{"partition_key": "k", "data": "\\ud800"}', {}, "it is no JSON"),
+        (b"nonsense", {}, "it is not JSON"),
+        (b'{"partition_key": "k", "data": "\xff"}', {}, "it is not JSON"),
+        (b'{"partition_key": "k", "data": "\\ud800"}', {}, "it is not JSON"),
         (b"[1]", {}, "Expected `object`"),
         (b'{"data": "d"}', {}, "partition_key"),
         (b'{"partition_key": 7, "data": "d"}', {}, "Expected `str`"),
         (b'{"partition_key": "k"}', {}, "either data"),
         (b'{"partition_key": "k", "data": "d", "data_base64": "ZA=="}', {}, "either data"),
-        (b'{"partition_key": "k", "data_base64": "?"}', {}, "no base64"),
-        (b'{"partition_key": "k", "data_base64": "\xc3\xa9"}', {}, "no base64"),
+        (b'{"partition_key": "k", "data_base64": "?"}', {}, "not base64"),
+        (b'{"partition_key": "k", "data_base64": "\xc3\xa9"}', {}, "not base64"),
         (b'{"n": 1}', {"key_field": "user"}, "field 'user' is missing"),
         (b'{"user": true}', {"key_field": "user"}, "field 'user' is 'True'"),
         (b'{"user": 1.5}', {"key_field": "user"}, "a string or a whole number"),
         (b"7", {"key_field": "user"}, "Expected `object`"),
-        (b"nonsense", {"key": "k"}, "it is no JSON"),
+        (b"nonsense", {"key": "k"}, "it is not JSON"),
     ],
 )
-def test_a_line_that_is_no_record_says_why(line, options, words):
+def test_an_invalid_line_raises_with_the_reason(line, options, words):
     with pytest.raises(InvalidUserRecord, match=words) as caught:
-        says(line, **options)
+        record_of(line, **options)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [b"\xff\x00", b"text", b"", b"true"])
-def test_an_exported_dead_letter_is_the_record_that_was_not_delivered(data):
+def test_an_exported_dead_letter_becomes_its_record(data):
     record = SpooledRecord("orders", "k", data, 1_700_000_000.0, explicit_hash_key="5", flow="tenant")
     letter = dead_letter_of(record, id="0193", reason="ttl", producer_version="unknown")
-    assert says(letter_to_json(letter)) == UserRecord("k", data, "5")
-    # Its words alone make no letter.
-    assert says(b'{"partition_key": "k", "data": "d", "reason": "ttl"}') == UserRecord("k", b"d")
+    assert record_of(letter_to_json(letter)) == UserRecord("k", data, "5")
+    # A line with only some of a letter's fields is not a letter.
+    assert record_of(b'{"partition_key": "k", "data": "d", "reason": "ttl"}') == UserRecord("k", b"d")

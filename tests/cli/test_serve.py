@@ -49,7 +49,7 @@ def test_sigterm_drains_what_it_took():
             assert client.post(f"{url}/v1/streams/orders/records", json=ONE).status_code == 202
         assert serve.end() == 0
         said = serve.stderr.read()
-        assert "not ready any more" in said
+        assert "stopping: not ready" in said
         assert "1,001 accepted: 1,001 delivered" in said
 
 

@@ -1,9 +1,11 @@
-"""`kpl serve --workers`: several processes are one gateway, under load, at the end, and when one of them dies."""
+"""`kpl serve --workers`: several processes act as one gateway, under load, while they stop, and when one dies."""
 
 import json
 import os
 import re
+import resource
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,11 +23,11 @@ from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.tenants import new_api_key, stored_key
 from tests.cli.conftest import Stream
-from tests.cli.kpl_process import Running, started
+from tests.cli.kpl_process import Running, run, started
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-# Two processes have to begin, on a machine that may be busy with other tests.
+# Several processes start, on a machine that may be busy with other tests.
 _SECONDS = 60
 ADMIN = "an-admin-key-of-32-characters-xyz"
 OUTAGE = ErrorAnswer("ServiceUnavailable", status=503)
@@ -39,14 +41,14 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class Gateway:
-    """A running `kpl serve` of several workers; each question goes by a connection of its own."""
+    """A running `kpl serve` of several workers; each request has its own connection."""
 
     def __init__(self, serve: Running) -> None:
         self.serve = serve
         self.port = int(serve.stdout.readline().rpartition(":")[2])
 
     def ask(self, method: str, path: str, body: Any = None, *, key: str = ADMIN) -> tuple[int, bytes]:
-        """Return status and body; OSError or HTTPException if whoever was asked is gone."""
+        """Return status and body; raise OSError or HTTPException if the worker died meanwhile."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
         headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
         with closing(connection):
@@ -59,7 +61,7 @@ class Gateway:
         return self.ask("POST", f"/v1/streams/{stream.name}/records?ack={ack}", {"records": records}, key=key)[0]
 
     def end(self, *numbers: signal.Signals) -> int:
-        """Send these signals; return the status when all is over."""
+        """Send these signals; return the exit status."""
         for number in numbers:
             self.serve.process.send_signal(number)
         return self.serve.process.wait(_SECONDS)
@@ -68,7 +70,7 @@ class Gateway:
         return json.loads(self.ask("GET", "/v1/stats")[1])
 
     def counters(self) -> dict[str, float]:
-        """Return the samples of counters that every run has."""
+        """Return the samples of all counters."""
         lines = self.ask("GET", "/metrics")[1].decode().splitlines()
         found = (line.rpartition(" ") for line in lines if re.match(r"kinesis_\w+_total(\{| )", line))
         return {name: float(value) for name, _, value in found}
@@ -76,21 +78,21 @@ class Gateway:
     def pids(self) -> dict[str, int]:
         return {number: each["process_id"] for number, each in self.stats()["workers"].items()}
 
-    def has_new(self, dead: set[int]) -> bool:
-        """Say whether there are two workers again, and none of these; who is just being killed may hang up instead."""
+    def has_replaced(self, dead: set[int]) -> bool:
+        """Return whether two workers run again, and none of the dead. A worker that is being killed may not answer."""
         with suppress(OSError, HTTPException):
             pids = self.pids().values()
             return len(pids) > 1 and not dead & set(pids)
         return False
 
-    def all_took_some(self, workers: int = 2) -> bool:
-        taken = [each["accepted"] for each in self.stats()["workers"].values()]
-        return len(taken) == workers and all(taken)
+    def all_accepted_some(self, workers: int = 2) -> bool:
+        accepted = [each["accepted"] for each in self.stats()["workers"].values()]
+        return len(accepted) == workers and all(accepted)
 
-    def give_to_all(self, stream: Stream, prefix: str, *, ack: str, workers: int = 2) -> list[str]:
-        """Post records until every worker has some; return their data."""
+    def post_to_all(self, stream: Stream, prefix: str, *, ack: str, workers: int = 2) -> list[str]:
+        """Post records until every worker accepted some; return their data."""
         given: list[str] = []
-        while len(given) < 100 * workers or not self.all_took_some(workers):
+        while len(given) < 100 * workers or not self.all_accepted_some(workers):
             data = [f"{prefix} {len(given) + number}" for number in range(10)]
             assert self.post(stream, data, ack=ack) in {200, 202}
             given += data
@@ -102,7 +104,7 @@ def gateway(stream: Stream, *options: str, workers: int = 2) -> Iterator[Gateway
     arguments = ("--workers", str(workers), "--port", "0", "--endpoint-url", stream.kinesis.endpoint_url)
     with started("serve", *arguments, *(options or ("--local",))) as serve:
         yield Gateway(serve)
-        # Whatever else the test does, it ends the gateway; then nothing of it is left.
+        # Each test stops its gateway.
         assert serve.process.wait(_SECONDS) is not None
 
 
@@ -116,7 +118,7 @@ def stored(stream: Stream) -> list[str]:
 
 
 def accounts(said: str) -> tuple[int, int]:
-    """Return what the last line says was accepted and delivered."""
+    """Return the accepted and delivered records of the last line."""
     match = re.search(r"stopped; ([\d,]+) accepted: ([\d,]+) delivered", said)
     assert match is not None, said
     accepted, delivered = (int(each.replace(",", "")) for each in match.groups())
@@ -124,7 +126,7 @@ def accounts(said: str) -> tuple[int, int]:
 
 
 class Load:
-    """Posts from several threads, each request by a connection of its own, until it is told to end."""
+    """Posts from several threads until the block ends; each request has its own connection."""
 
     def __init__(self, running: Gateway, stream: Stream, *, ack: str) -> None:
         self._running, self._stream, self._ack = running, stream, ack
@@ -155,23 +157,23 @@ class Load:
                     self.taken += data
 
 
-def test_a_signal_under_load_ends_all_workers_in_order_and_every_record_they_took_is_stored(stream):
+def test_sigterm_under_load_drains_all_workers_and_stores_every_accepted_record(stream):
     with gateway(stream, "--local", "--drain-delay-seconds", "0.5") as running:
         with Load(running, stream, ack="queued") as load:
-            until(lambda: len(load.taken) > 500 and running.all_took_some(), "both workers to take records")
+            until(lambda: len(load.taken) > 500 and running.all_accepted_some(), "both workers to accept records")
             assert running.end(signal.SIGTERM) == 0
         said = running.serve.stderr.read()
     found = stored(stream)
     assert set(load.taken) <= set(found)
-    # A request whose answer did not come may have been taken; none was taken and not stored.
+    # A request without an answer may have been accepted; no record was accepted and not stored.
     assert accounts(said) == (len(found), len(found))
-    assert said.count("not ready any more") == 2
+    assert said.count("stopping: not ready") == 2
     assert set(load.statuses) <= {202, 503}
 
 
-def test_whichever_worker_answers_tells_the_sum_of_all(stream):
+def test_each_worker_answers_with_the_sum_over_all_workers(stream):
     with gateway(stream) as running:
-        given = running.give_to_all(stream, "sum", ack="delivered")
+        given = running.post_to_all(stream, "sum", ack="delivered")
         for _ in range(20):
             stats = running.stats()
             assert stats["records"]["accepted"] == stats["records"]["delivered"] == len(given)
@@ -182,29 +184,32 @@ def test_whichever_worker_answers_tells_the_sum_of_all(stream):
             assert counters["kinesis_producer_accepted_records_total"] == len(given)
             delivered = 'kinesis_producer_records_total{outcome="delivered",reason="",tier="normal"}'
             assert counters[delivered] == len(given)
-        # Each of the workers answered some of these questions, and each answer was counted.
+        # Each worker answered some of these requests.
         answered = [each["requests"] for each in running.stats()["workers"].values()]
         assert all(answered)
         assert running.end(signal.SIGTERM) == 0
 
 
-def test_a_killed_worker_is_replaced_and_what_was_answered_is_stored_and_no_counter_falls(stream):
+def test_a_killed_worker_is_replaced_and_no_answered_record_is_missing_and_no_counter_falls(stream):
     with gateway(stream) as running:
         before = running.pids()
         seen: list[dict[str, float]] = []
         with Load(running, stream, ack="delivered") as load:
-            until(running.all_took_some, "both workers to take records")
+            until(running.all_accepted_some, "both workers to accept records")
             seen.append(running.counters())
             os.kill(before["1"], signal.SIGKILL)
 
             def is_replaced() -> bool:
                 with suppress(OSError, HTTPException):
                     seen.append(running.counters())
-                return running.has_new({before["1"]})
+                return running.has_replaced({before["1"]})
 
-            until(is_replaced, "another worker in its place")
+            until(is_replaced, "a replacement")
             taken = len(load.taken)
-            until(lambda: running.all_took_some() and len(load.taken) > taken + 100, "the new one to take records")
+            until(
+                lambda: running.all_accepted_some() and len(load.taken) > taken + 100,
+                "the replacement to accept records",
+            )
             seen.append(running.counters())
         stats = running.stats()
         assert stats["workers"]["1"]["deaths"] == 1
@@ -216,20 +221,23 @@ def test_a_killed_worker_is_replaced_and_what_was_answered_is_stored_and_no_coun
             assert {name: value for name, value in earlier.items() if later.get(name, 0.0) < value} == {}
         status = running.end(signal.SIGTERM)
         assert status == (1 if records["lost"] else 0)
-        assert "worker 1 was ended by SIGKILL; another takes its place" in running.serve.stderr.read()
+        assert "worker 1 was ended by SIGKILL; it is replaced in" in running.serve.stderr.read()
     assert set(load.taken) <= set(stored(stream))
 
 
-def test_who_takes_over_from_a_killed_worker_delivers_its_spool(stream, tmp_path):
+def test_the_replacement_of_a_killed_worker_delivers_its_spool(stream, tmp_path):
     with gateway(stream, "--local", "--spool", str(tmp_path / "spool.db")) as running:
         with stream.fault(OUTAGE, When(operation="PutRecords")):
-            given = running.give_to_all(stream, "spooled", ack="spooled")
+            given = running.post_to_all(stream, "spooled", ack="spooled")
             pids = running.pids()
             for pid in pids.values():
                 os.kill(pid, signal.SIGKILL)
-            until(lambda: running.has_new(set(pids.values())), "new workers")
-        until(lambda: set(given) <= set(stored(stream)), "the records of the dead")
-        until(lambda: running.stats()["records"]["spooled"] == running.stats()["records"]["buffered"] == 0, "the books")
+            until(lambda: running.has_replaced(set(pids.values())), "new workers")
+        until(lambda: set(given) <= set(stored(stream)), "the records of the dead workers")
+        until(
+            lambda: running.stats()["records"]["spooled"] == running.stats()["records"]["buffered"] == 0,
+            "all records to be delivered",
+        )
         records = running.stats()["records"]
         assert records["lost"] == 0
         assert records["accepted"] == records["delivered"] == len(given)
@@ -237,18 +245,18 @@ def test_who_takes_over_from_a_killed_worker_delivers_its_spool(stream, tmp_path
     assert sorted(each.name for each in tmp_path.glob("*.db")) == ["spool-0.db", "spool-1.db"]
 
 
-def test_a_spool_that_no_worker_has_any_more_is_emptied(stream, tmp_path, monkeypatch):
+def test_an_orphaned_spool_is_drained(stream, tmp_path, monkeypatch):
     monkeypatch.setenv("KPL_INGEST_CLOSE_SECONDS", "0.5")
     options = ("--local", "--spool", str(tmp_path / "spool.db"))
     with (
         stream.fault(OUTAGE, When(operation="PutRecords")),
         gateway(stream, *options, workers=3) as running,
     ):
-        given = running.give_to_all(stream, "left", ack="spooled", workers=3)
+        given = running.post_to_all(stream, "orphaned", ack="spooled", workers=3)
         assert running.end(signal.SIGTERM) == 0
         assert f"{len(given):,} spooled" in running.serve.stderr.read()
     with gateway(stream, *options) as running:
-        until(lambda: set(given) <= set(stored(stream)), "the records that were left")
+        until(lambda: set(given) <= set(stored(stream)), "the records of the orphaned spool")
         assert running.end(signal.SIGTERM) == 0
 
 
@@ -262,13 +270,13 @@ def tenants_file(folder: Path, **rates: str) -> tuple[Path, dict[str, str]]:
 
 def write_tenants(path: Path, keys: dict[str, str], **rates: str) -> None:
     parts = [f'[[tenant]]\nid = "{name}"\napi_keys = ["{stored_key(keys[name])}"]\n{rates[name]}\n' for name in rates]
-    # At once, as a careful editor would.
+    # Replace the file in one step, as a careful editor does.
     path.with_suffix(".new").write_text("\n".join(parts))
     path.with_suffix(".new").replace(path)
 
 
 def test_a_tenants_rate_holds_for_all_workers_together(stream, tmp_path, monkeypatch):
-    """burst + 1.1 x rate x time, and what one request of each worker may exceed its part of the burst by."""
+    """Bound: burst + 1.1 x rate x time, and one request by which each worker may exceed its part of the burst."""
     monkeypatch.setenv("KPL_INGEST_ADMIN_KEY", ADMIN)
     rate, burst_seconds, workers = 100, 0.5, 2
     path, keys = tenants_file(tmp_path, noisy=f"records_per_second = {rate}\nburst_seconds = {burst_seconds}")
@@ -290,7 +298,7 @@ def test_a_tenants_rate_holds_for_all_workers_together(stream, tmp_path, monkeyp
             thread.join(_SECONDS)
             assert not thread.is_alive()
         seconds = time.monotonic() - began_at
-        assert running.all_took_some()
+        assert running.all_accepted_some()
         assert running.stats()["tenants"]["noisy"]["accepted_records"] == sum(taken)
         running.end(signal.SIGINT)
     assert sum(taken) <= rate * burst_seconds + 1.1 * rate * seconds + workers * 5
@@ -306,13 +314,13 @@ def test_a_changed_tenants_file_reaches_every_worker(stream, tmp_path, monkeypat
         assert running.post(stream, ["x"], key=keys["second"]) == 401
         write_tenants(path, keys, second="")
 
-        def is_known_everywhere() -> bool:
-            """Thirty connections in a row do not all miss one of three workers."""
+        def has_reached_all() -> bool:
+            """Return whether 30 connections in a row, which reach all three workers, see the new file."""
             known = {running.post(stream, ["x"], key=keys["second"]) for _ in range(30)}
             gone = {running.post(stream, ["x"], key=keys["first"]) for _ in range(30)}
             return (known, gone) == ({202}, {401})
 
-        until(is_known_everywhere, "all workers to know the new tenant")
+        until(has_reached_all, "all workers to read the new file")
         running.end(signal.SIGINT)
 
 
@@ -321,22 +329,22 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # One that has ended and was not waited for is there, and dead.
+    # A zombie still has a process id.
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
-def test_workers_end_in_order_when_whoever_started_them_is_gone(stream):
+def test_workers_drain_and_exit_when_their_supervisor_is_killed(stream):
     with gateway(stream) as running:
-        given = running.give_to_all(stream, "orphan", ack="queued")
+        given = running.post_to_all(stream, "orphan", ack="queued")
         pids = running.pids().values()
         running.serve.process.kill()
-        until(lambda: not any(is_alive(pid) for pid in pids), "the workers to end")
+        until(lambda: not any(is_alive(pid) for pid in pids), "the workers to exit")
     assert set(given) <= set(stored(stream))
 
 
-def test_workers_that_cannot_begin_are_one_failure_with_its_reason(stream, tmp_path):
+def test_workers_that_cannot_start_make_the_command_fail_with_the_reason(stream, tmp_path):
     file = tmp_path / "no-folder"
     file.write_text("")
     options = ("--local", "--port", "0", "--workers", "2", "--endpoint-url", stream.kinesis.endpoint_url)
@@ -347,9 +355,75 @@ def test_workers_that_cannot_begin_are_one_failure_with_its_reason(stream, tmp_p
     assert "Traceback" not in said
 
 
-def test_a_port_that_is_taken_is_refused_though_workers_could_share_it(kpl):
+def test_a_port_in_use_is_refused_although_workers_could_share_it(kpl):
     with listening_sockets("127.0.0.1", 0, 1)[0] as first:
         port = first.getsockname()[1]
         outcome = kpl("serve", "--local", "--workers", "2", "--port", str(port))
         assert outcome.status == 3
         assert f"port {port} of 127.0.0.1 cannot be used" in outcome.err
+
+
+def test_a_signal_to_the_whole_process_group_is_one_request_to_stop(stream):
+    """A service manager may signal every process, while the supervisor passes on its own signal."""
+    delay_seconds = 2.0
+    with gateway(stream, "--local", "--drain-delay-seconds", str(delay_seconds)) as running:
+        given = running.post_to_all(stream, "group", ack="queued")
+        pids = running.pids().values()
+        signalled_at = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        assert running.end(signal.SIGTERM) == 0
+        # A second request would have cut the delay short.
+        assert time.monotonic() - signalled_at >= delay_seconds
+        assert running.serve.stderr.read().count(f"closing in {delay_seconds:g} s") == 2
+    assert set(given) <= set(stored(stream))
+
+
+def test_a_second_sigterm_ends_the_drain(stream, monkeypatch):
+    monkeypatch.setenv("KPL_INGEST_CLOSE_SECONDS", "600")
+    monkeypatch.setenv("KPL_INGEST_RECORD_TTL_MS", "600000")
+    with stream.fault(OUTAGE, When(operation="PutRecords")), gateway(stream) as running:
+        # One request: after a few failures the circuit breaker would reject more.
+        assert running.post(stream, [f"outage {number}" for number in range(10)]) == 202
+        running.serve.process.send_signal(signal.SIGTERM)
+        until(lambda: not is_accepting(running), "the gateway to drain")
+        assert running.end(signal.SIGTERM) == 1
+        assert accounts(running.serve.stderr.read()) == (10, 0)
+
+
+def is_accepting(running: Gateway) -> bool:
+    with suppress(OSError, HTTPException):
+        return running.ask("GET", "/readyz")[0] == 200
+    return False
+
+
+def test_a_disk_that_is_full_at_the_start_is_refused(stream):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Each write to a file fails with EFBIG in the processes that are started meanwhile.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        outcome = run(
+            "serve", "--workers", "2", "--port", "0", "--local", "--endpoint-url", stream.kinesis.endpoint_url
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert outcome.status == 3
+    assert "check its disks" in outcome.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux changes the limits of another process")
+def test_on_a_disk_that_fills_up_the_sum_stays_exact_and_no_counter_falls_when_a_worker_is_killed(stream):
+    with gateway(stream) as running:
+        pids = running.pids()
+        for pid in (running.serve.process.pid, *pids.values()):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+        given = running.post_to_all(stream, "full", ack="delivered")
+        assert {running.stats()["records"]["delivered"] for _ in range(10)} == {len(given)}
+        before = running.counters()
+        os.kill(pids["1"], signal.SIGKILL)
+        until(lambda: running.has_replaced({pids["1"]}), "a replacement")
+        after = running.counters()
+        assert {name: value for name, value in before.items() if after.get(name, 0.0) < value} == {}
+        assert running.stats()["records"]["delivered"] == len(given)
+        assert running.end(signal.SIGTERM) == 0
+    assert set(given) <= set(stored(stream))

@@ -56,16 +56,16 @@ async def read_all_returns_exactly_the_objects_of_a_prefix(store: CoordinationSt
 
 
 async def every_answer_has_the_stores_clock(store: CoordinationStore) -> None:
-    told = [
+    instants = [
         (await store.write("clock.json", b"1")).at,
         (await store.write("clock.json", b"1", expected=ABSENT)).at,
         (await store.read("clock.json")).at,
         (await store.read("no-clock.json")).at,
         (await store.read_all("clock")).at,
     ]
-    assert all(abs(at - time.time()) < 5 for at in told)
-    # HTTP's clock has whole seconds.
-    assert all(later >= earlier - 1 for earlier, later in pairwise(told))
+    assert all(abs(at - time.time()) < 5 for at in instants)
+    # The HTTP Date header has whole seconds.
+    assert all(later >= earlier - 1 for earlier, later in pairwise(instants))
 
 
 async def of_many_concurrent_writes_one_wins(store: CoordinationStore) -> None:

@@ -35,7 +35,7 @@ class StoreProblem(NamedTuple):
 
 
 PROBLEMS = {
-    "down": StoreProblem("down", "nobody answers"),
+    "down": StoreProblem("down", "no answer"),
     "denied": StoreProblem("denied", "AccessDenied; allow this role"),
     "slow": StoreProblem("slow", "no answer within 2 s"),
     # Only a sync that computes lists objects, so other syncs succeed; the problem must not be logged as over in
@@ -60,7 +60,7 @@ class BadStore(MemoryStore):
     async def read(self, name: str) -> Reading:
         match self.problem:
             case "down":
-                message = "nobody answers"
+                message = "no answer"
                 raise StoreFailed(message, reason="down")
             case "denied":
                 message = "s3://bucket/: AccessDenied; allow this role to read and write there"
@@ -85,7 +85,7 @@ class BadStore(MemoryStore):
             case "garbage in a report":
                 await self.write(f"{REPORT_PREFIX}other.json", b"[1, 2")
             case "a summary of another release":
-                await self.write(SUMMARY_NAME, b'{"version": 99, "whatever": true}')
+                await self.write(SUMMARY_NAME, b'{"version": 99, "unknown": true}')
 
     async def end(self) -> None:
         if self.problem == "a summary of another release":
@@ -197,7 +197,7 @@ async def test_an_object_of_another_release_is_not_overwritten():
             tasks.start_soon(worker.run)
         await anyio.sleep(6 * INTERVAL)
         tasks.cancel_scope.cancel()
-    assert (await store.read(SUMMARY_NAME)).body == b'{"version": 99, "whatever": true}'
+    assert (await store.read(SUMMARY_NAME)).body == b'{"version": 99, "unknown": true}'
     # Two workers, each with a sixth of its half.
     assert fleet.total() == pytest.approx(LIMIT[0] / 6)
 

@@ -90,10 +90,10 @@ def test_a_report_with_numbers_out_of_bounds_is_garbage(ours, theirs):
 @pytest.mark.parametrize(
     ("generation", "token", "holding", "highest"),
     [
-        (7, "b", 100.0, 100.0),  # it goes by this summary, so what it gave up is nobody's
-        (6, "z", 800.0, 800.0),  # it has not heard of it
-        (7, "a", 100.0, 800.0),  # it speaks of another of that number, which the store has forgotten
-        (8, "c", 900.0, 900.0),  # so here, and it holds more than the table knows of
+        (7, "b", 100.0, 100.0),  # it applied this summary, so the share it gave up is free
+        (6, "z", 800.0, 800.0),  # it has not applied this summary
+        (7, "a", 100.0, 800.0),  # it applied another summary of this generation, which the store lost
+        (8, "c", 900.0, 900.0),  # likewise, and it holds more than the table granted
     ],
 )
 def test_the_holding_of_a_worker_follows_from_the_summary_it_applied(generation, token, holding, highest):

@@ -120,7 +120,7 @@ async def test_a_url_opens_a_folder(tmp_path: Path) -> None:
         ("file:///", "give the full path of a folder"),
         ("s3:///prefix", "names no bucket"),
         ("dynamodb://", "names no table"),
-        ("ftp://host", "no URL of a known kind"),
+        ("ftp://host", "not a URL of a known kind"),
     ],
 )
 async def test_an_incomplete_url_names_what_is_missing(url: str, message: str) -> None:

@@ -41,7 +41,7 @@ class Down(Virtual):
 
     async def read(self, name):
         if self.is_down:
-            message = "nobody answers"
+            message = "no answer"
             raise StoreFailed(message, reason="down")
         return await super().read(name)
 
@@ -148,7 +148,7 @@ async def test_without_a_store_a_producer_sends_at_its_safe_share_and_logs_it_on
     assert failures == {"down"}
     warnings = [record for record in caplog.records if "coordination" in record.message]
     assert len(warnings) == 1
-    assert "nobody answers. This worker keeps its present share" in warnings[0].message
+    assert "no answer. This worker keeps its present share" in warnings[0].message
 
 
 async def test_a_store_that_goes_down_changes_no_share():

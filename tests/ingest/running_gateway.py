@@ -1,4 +1,4 @@
-"""A gateway in a thread of its own, before a local Kinesis, so that any client can speak to it by its address."""
+"""A gateway in a separate thread in front of a local Kinesis, for clients that use its address."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ __all__ = ["RunningGateway", "StoredUserRecord", "key_directory", "running_gatew
 
 
 class StoredUserRecord(NamedTuple):
-    """A user record as a consumer finds it, and the Kinesis record it was in."""
+    """A user record as a consumer reads it, and its Kinesis record."""
 
     partition_key: str
     data: bytes
@@ -29,7 +29,7 @@ class StoredUserRecord(NamedTuple):
 
 
 class RunningGateway:
-    """What a test needs of it."""
+    """The running gateway, its address and its Kinesis."""
 
     def __init__(self, gateway: IngestGateway, url: str, kinesis: ThreadedLocalKinesis) -> None:
         self.gateway = gateway
@@ -61,7 +61,7 @@ def running_gateway(
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[RunningGateway]:
-    """Serve on a free port until the end of the block, and end in order; `report` says what became of all records."""
+    """Serve on a free port until the end of the block, then shut down; `report` has the final counts."""
     with ThreadedLocalKinesis(LocalKinesis(streams)) as kinesis:
         given = {"record_max_buffered_time_ms": 20, "drain_delay_seconds": 0, "port": 0, **settings}
         found = load_settings(region="us-east-1", endpoint_url=kinesis.endpoint_url, **given)

@@ -11,7 +11,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from hypothesis import given, strategies as st
 
-from kpl_integrations.kinesis_protocol import RequestRefused, SignedRequest, named_credential, require_signature
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
+from kpl_integrations.kinesis_protocol.sigv4 import SignedRequest, named_credential, require_signature
 
 NOW = float(calendar.timegm((2026, 11, 20, 12, 0, 0)))
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"

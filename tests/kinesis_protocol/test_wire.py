@@ -9,10 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.kinesis_protocol import (
-    CONSTRAINTS,
+from kpl_integrations.kinesis_protocol.constraints import CONSTRAINTS, Constraint
+from kpl_integrations.kinesis_protocol.requests import (
     REQUEST_TYPES,
-    Constraint,
     CreateStream,
     GetShardIterator,
     ListShards,
@@ -22,12 +21,8 @@ from kpl_integrations.kinesis_protocol import (
     PutRecordsRequestEntry,
     RequestRefused,
     StreamModeDetails,
-    Timestamp,
-    error_body,
-    operation_of,
-    request_of,
-    wire_of,
 )
+from kpl_integrations.kinesis_protocol.wire import Timestamp, error_body, operation_of, request_of, wire_of
 
 JSON = wire_of("application/x-amz-json-1.1")
 CBOR = wire_of("application/x-amz-cbor-1.1")

@@ -1,4 +1,4 @@
-"""What a handler loses: bounded, counted by reason, told in the stream where anything can be, and on stderr."""
+"""What a handler loses is bounded, counted by reason, and reported in the stream and on stderr."""
 
 import errno
 import io
@@ -53,7 +53,7 @@ def test_neither_a_closed_stderr_nor_a_message_without_end_makes_emit_raise(make
 
 
 @pytest.mark.parametrize("effect", [Hang(), ErrorAnswer("ServiceUnavailable", status=503)], ids=["hang", "refusal"])
-def test_what_is_lost_at_close_is_said_once_and_exactly(make, kinesis, logger, capsys, effect):
+def test_close_prints_the_exact_loss_once(make, kinesis, logger, capsys, effect):
     kinesis.faults.add(effect)
     handler = make(close_timeout=0.5, max_queue_records=100)
     logger.addHandler(handler)
@@ -73,7 +73,7 @@ def test_what_is_lost_at_close_is_said_once_and_exactly(make, kinesis, logger, c
     assert "5,000 of 5,000 log records were lost" in said
 
 
-def test_drops_are_told_in_the_stream_by_reason(make, kinesis, logger, capsys):
+def test_drops_are_reported_in_the_stream_by_reason(make, kinesis, logger, capsys):
     handler = make(max_queue_records=50, overflow="drop_newest")
     logger.addHandler(handler)
     with handler._lock:  # noqa: SLF001 - nothing is taken meanwhile
@@ -108,7 +108,7 @@ def test_block_gives_up_after_its_time(make, kinesis, logger, capsys):
     assert handler.counts().dropped["Full"] >= 1
 
 
-def test_a_sender_that_cannot_start_is_said_and_counted(make, logger, capsys, monkeypatch):
+def test_a_sender_that_cannot_start_is_printed_and_counted(make, logger, capsys, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     handler = make(transport=None)
     logger.addHandler(handler)
@@ -117,11 +117,11 @@ def test_a_sender_that_cannot_start_is_said_and_counted(make, logger, capsys, mo
     assert handler._sender.join(30)  # noqa: SLF001
     logger.info("second")
     assert handler.counts().dropped == {"SenderFailed": 2}
-    assert "nothing can be sent: region is" in capsys.readouterr().err
+    assert "nothing can be sent: no region is configured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["ExitSafeLoop", "threading.Thread"])
-def test_a_process_without_files_or_threads_to_spare_is_not_told_so_by_emit_and_the_next_record_tries_again(
+def test_emit_raises_nothing_without_free_files_or_threads_and_the_next_record_tries_again(
     make, kinesis, logger, capsys, monkeypatch, where
 ):
     failures = {"ExitSafeLoop": OSError(errno.EMFILE, "Too many open files"), "threading.Thread": RuntimeError("none")}
@@ -141,7 +141,7 @@ def test_a_process_without_files_or_threads_to_spare_is_not_told_so_by_emit_and_
 
 
 @pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest", "drop_lowest_level"])
-def test_what_an_outage_cost_is_told_in_the_stream_once_it_is_over(make, kinesis, logger, capsys, overflow):
+def test_drops_of_an_outage_are_reported_in_the_stream_when_it_is_over(make, kinesis, logger, capsys, overflow):
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     config = Config(record_ttl_ms=300, retry_backoff_cap_ms=50, max_outstanding_records=200)
     handler = make(config=config, max_queue_records=100, overflow=overflow, notice_seconds=0.05, close_timeout=30)
@@ -157,7 +157,7 @@ def test_what_an_outage_cost_is_told_in_the_stream_once_it_is_over(make, kinesis
     assert told(kinesis) == Counter(counts.dropped)
 
 
-def test_a_notice_that_does_not_arrive_is_told_again(make, kinesis, logger, capsys):
+def test_a_notice_that_does_not_arrive_is_repeated(make, kinesis, logger, capsys):
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     config = Config(record_ttl_ms=100, retry_backoff_cap_ms=50)
     handler = make(config=config, notice_seconds=0.02, close_timeout=30)
@@ -173,7 +173,7 @@ def test_a_notice_that_does_not_arrive_is_told_again(make, kinesis, logger, caps
     assert handler.counts().dropped_total == 1
 
 
-def test_what_the_close_gives_up_is_told_in_the_stream_if_that_works_again(make, kinesis, logger, capsys):
+def test_records_that_a_close_gives_up_are_reported_in_the_stream(make, kinesis, logger, capsys):
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     config = Config(max_outstanding_records=100, retry_backoff_cap_ms=50)
     # What is left when the queue is given up, 40 % of it, must do for the rest on a busy machine too.
@@ -193,7 +193,7 @@ def test_what_the_close_gives_up_is_told_in_the_stream_if_that_works_again(make,
     assert capsys.readouterr().err.count("log records were lost") == 1
 
 
-def test_what_could_not_be_formatted_is_told_in_the_stream(make, kinesis, logger, capsys):
+def test_formatting_errors_are_reported_in_the_stream(make, kinesis, logger, capsys):
     handler = make()
     logger.addHandler(handler)
     logger.info("%d", "no number")
@@ -202,7 +202,7 @@ def test_what_could_not_be_formatted_is_told_in_the_stream(make, kinesis, logger
     assert told(kinesis) == {"FormatError": 1}
 
 
-def test_a_shared_producer_that_closed_first_takes_nothing_and_the_loss_is_counted(make, kinesis, logger, capsys):
+def test_records_logged_after_a_shared_producer_closed_are_counted_as_lost(make, kinesis, logger, capsys):
     with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
         handler = make(producer=producer)
         logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Whole programs that log and end: what they lose, what they say, how long they take."""
+"""Whole programs that log and end: what they lose, what they print, how long they take."""
 
 import re
 import time
@@ -28,7 +28,7 @@ def number_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("endpoint", [black_hole, refusing])
-def test_against_a_dead_endpoint_memory_and_exit_are_bounded_and_the_loss_is_exact(endpoint):
+def test_with_a_dead_endpoint_memory_and_exit_are_bounded_and_the_loss_is_exact(endpoint):
     with endpoint() as url:
         ended = run("logging_handler/programs/log_and_exit.py", url, "60000", "2")
     assert ended.returncode == 0, ended.stderr
@@ -51,7 +51,7 @@ def test_children_lose_nothing_and_send_nothing_twice(kinesis, means):
     assert logged == Counter(f"{sender} {number}" for sender in senders for number in range(200))
 
 
-def test_children_whose_parent_has_the_spool_ship_without_it_and_say_so(kinesis, tmp_path):
+def test_children_whose_parent_has_the_spool_send_without_it_and_print_why(kinesis, tmp_path):
     more = {"KPL_ENDPOINT_URL": kinesis.endpoint_url, "SPOOL": str(tmp_path / "logs.spool")}
     ended = run("logging_handler/programs/log_in_children.py", "fork", more=more)
     assert ended.returncode == 0

@@ -33,7 +33,7 @@ def test_plain_has_time_level_logger_and_message():
     }
 
 
-def test_ecs_has_the_schemas_names():
+def test_ecs_uses_the_field_names_of_the_schema():
     fields = encoded("ecs", record("hello"))
     assert fields["@timestamp"] == "2025-11-20T12:00:00.250Z"
     assert (fields["log.level"], fields["log.logger"], fields["message"]) == ("info", "orders", "hello")
@@ -44,7 +44,7 @@ def test_ecs_has_the_schemas_names():
     ("level", "number"),
     [(5, 1), (logging.DEBUG, 5), (logging.INFO, 9), (25, 9), (logging.WARNING, 13), (logging.ERROR, 17), (60, 21)],
 )
-def test_otel_has_the_data_models_names_and_numbers(level, number):
+def test_otel_uses_the_names_and_numbers_of_the_data_model(level, number):
     fields = encoded("otel", record("hello", level=level, order=42))
     assert fields["Timestamp"] == "1763640000250000000"
     assert fields["SeverityNumber"] == number
@@ -53,20 +53,20 @@ def test_otel_has_the_data_models_names_and_numbers(level, number):
     assert fields["Attributes"]["code.line.number"] == 7
 
 
-def test_extra_is_added_and_cannot_pass_for_the_level():
+def test_extra_fields_are_added_and_cannot_replace_the_level():
     fields = encoded("plain", record("hello", order=42, level_of_trust=object, logger="mine"))
     assert fields["order"] == 42
     assert fields["level_of_trust"] == "<class 'object'>"
     assert (fields["logger"], fields["extra.logger"]) == ("orders", "mine")
 
 
-def test_what_another_formatter_left_on_the_record_is_no_extra():
+def test_attributes_of_other_formatters_are_not_extra_fields():
     made = record("hello")
     logging.Formatter("%(asctime)s %(message)s").format(made)
     assert set(encoded("plain", made)) == {"time", "level", "logger", "message"}
 
 
-def test_an_exception_comes_with_its_traceback():
+def test_an_exception_is_formatted_with_its_traceback():
     with pytest.raises(ZeroDivisionError) as raised:
         1 / 0  # noqa: B018
     fields = encoded("ecs", record("failed", exc_info=(raised.type, raised.value, raised.tb)))
@@ -154,14 +154,14 @@ def test_no_line_is_lost_for_one_of_its_fields(json_format, value, said):
 
 
 @pytest.mark.parametrize("value", [nested(5_000), all_to_all(40)], ids=["depth", "all to all"])
-def test_what_has_no_end_is_left_out_beyond_a_bound(value):
+def test_endless_nesting_is_cut_at_a_bound(value):
     data = JsonFormatter().encode(record("hello", value=value))
     assert b'"..."' in data
     assert len(data) < 200_000
     assert json.loads(data)["message"] == "hello"
 
 
-def test_an_exception_without_words_comes_with_its_traceback():
+def test_an_exception_without_a_message_is_formatted_with_its_traceback():
     with pytest.raises(Mute) as raised:
         raise Mute
     fields = encoded("plain", record("failed", exc_info=(raised.type, raised.value, raised.tb)))
@@ -178,18 +178,18 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(min_size=1), VALUES), st.sampled_from(["plain", "ecs", "otel"]))
-def test_whatever_an_extra_field_holds_is_one_json_object(extra, json_format):
+def test_every_extra_field_gives_one_json_object(extra, json_format):
     message = encoded(json_format, record("hello", **{f"x_{name}": value for name, value in extra.items()}))
     assert message["Body" if json_format == "otel" else "message"] == "hello"
 
 
-def test_an_unknown_format_is_refused():
+def test_an_unknown_format_raises():
     with pytest.raises(ConfigError, match="'plain', 'ecs', 'otel'"):
         JsonFormatter("xml")  # type: ignore[arg-type]
 
 
 @given(st.text(min_size=1, max_size=3_000), st.sampled_from(["plain", "ecs", "otel"]))
-def test_a_truncated_record_fits_and_says_so(text, json_format):
+def test_a_truncated_record_fits_and_is_marked(text, json_format):
     data = oversize_data(record(), bytes(9_999), text, JsonFormatter(json_format), rule="truncate", max_bytes=700)
     assert isinstance(data, bytes)
     fields = json.loads(data)
@@ -200,7 +200,7 @@ def test_a_truncated_record_fits_and_says_so(text, json_format):
     assert text.encode(errors="backslashreplace").decode().startswith(message)
 
 
-def test_what_is_too_large_beside_the_message_goes_too():
+def test_extra_fields_that_are_too_large_are_removed():
     data = oversize_data(
         record("hello", blob="x" * 5_000), bytes(5_100), "hello", JsonFormatter(), rule="truncate", max_bytes=700
     )

@@ -1,4 +1,4 @@
-"""The handler against a Kinesis in memory, its sender's thread and all."""
+"""The handler with its sender's thread, against a Kinesis in memory."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def messages(kinesis: FakeKinesis) -> list[str]:
     return [record["message"] for record in log_records(kinesis)]
 
 
-def test_what_is_logged_is_in_the_stream(make, kinesis, logger):
+def test_every_line_arrives_in_the_stream(make, kinesis, logger):
     handler = make()
     logger.addHandler(handler)
     for number in range(1_000):
@@ -38,7 +38,7 @@ def test_what_is_logged_is_in_the_stream(make, kinesis, logger):
     assert (counts.emitted, counts.delivered, counts.dropped_total, counts.buffered) == (1_000, 1_000, 0, 0)
 
 
-def test_close_delivers_and_may_be_called_twice(make, kinesis, logger):
+def test_close_delivers_and_can_be_called_twice(make, kinesis, logger):
     handler = make()
     logger.addHandler(handler)
     logger.info("last words")
@@ -49,7 +49,7 @@ def test_close_delivers_and_may_be_called_twice(make, kinesis, logger):
     assert handler.counts().dropped == {"Closed": 1}
 
 
-def test_a_handler_nobody_logs_to_starts_no_thread(make):
+def test_a_handler_without_records_starts_no_thread(make):
     before = threading.active_count()
     handler = make()
     handler.flush()
@@ -58,7 +58,7 @@ def test_a_handler_nobody_logs_to_starts_no_thread(make):
     assert handler.counts().emitted == 0
 
 
-def test_any_formatter_will_do(make, kinesis, logger):
+def test_any_formatter_works(make, kinesis, logger):
     handler = make()
     handler.setFormatter(logging.Formatter("%(levelname)s|%(message)s"))
     logger.addHandler(handler)
@@ -67,7 +67,7 @@ def test_any_formatter_will_do(make, kinesis, logger):
     assert [record.data for record in user_records(kinesis)] == [b"WARNING|plain text"]
 
 
-def test_python_json_logger_will_do(make, kinesis, logger):
+def test_python_json_logger_works(make, kinesis, logger):
     handler = make()
     handler.setFormatter(PythonJsonFormatter("%(levelname)s %(message)s"))
     logger.addHandler(handler)
@@ -76,7 +76,7 @@ def test_python_json_logger_will_do(make, kinesis, logger):
     assert log_records(kinesis) == [{"levelname": "WARNING", "message": "as json", "order": 42}]
 
 
-def test_structlog_will_do(make, kinesis, logger):
+def test_structlog_works(make, kinesis, logger):
     handler = make()
     logger.addHandler(handler)
     bound = structlog.wrap_logger(
@@ -90,7 +90,7 @@ def test_structlog_will_do(make, kinesis, logger):
     assert (found["message"], found["order"], found["customer"]) == ("placed", 42, "7")
 
 
-def test_loguru_will_do(make, kinesis):
+def test_loguru_works(make, kinesis):
     handler = make()
     sink = loguru.logger.add(handler, format="{message}")
     try:
@@ -119,7 +119,7 @@ def test_the_partition_key_is_chosen(make, kinesis, logger, choice, expected):
     assert [record.partition_key for record in user_records(kinesis)] == [expected]
 
 
-def test_a_key_that_is_not_there_is_left_to_chance(make, kinesis, logger):
+def test_a_record_without_the_key_field_gets_a_random_key(make, kinesis, logger):
     handler = make(partition_key="extra:customer")
     logger.addHandler(handler)
     logger.info("x")
@@ -157,7 +157,7 @@ def test_an_oversize_record_is_split_and_counts_once(make, kinesis, logger):
     assert (handler.counts().emitted, handler.counts().delivered) == (2, 2)
 
 
-def test_its_own_libraries_do_not_log_to_it_even_at_debug(make, kinesis):
+def test_the_handlers_libraries_do_not_log_to_it_even_at_debug(make, kinesis):
     handler = make()
     root = logging.getLogger()
     levels = {name: logging.getLogger(name).level for name in ("", "asyncio", "botocore", "kpl_core")}
@@ -176,8 +176,10 @@ def test_its_own_libraries_do_not_log_to_it_even_at_debug(make, kinesis):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_line_of_another_process_is_taken_though_its_thread_has_the_sender_s_identity(make, kinesis, logger, shared):
-    """As a QueueListener hands them on: a forked child's first threads have the identities of the parent's."""
+def test_a_line_of_another_process_is_accepted_although_its_thread_has_the_senders_identity(
+    make, kinesis, logger, shared
+):
+    """As from a QueueListener: a forked child's first threads have the identities of the parent's threads."""
     with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
         handler = make(producer=producer) if shared else make()
         logger.addHandler(handler)
@@ -283,7 +285,7 @@ def test_dict_config_twice_under_load_loses_nothing_accepted_and_does_not_deadlo
     counts = [handler.counts() for handler in handlers]
     assert [each.buffered for each in counts] == [0, 0, 0]
     assert sum(each.delivered for each in counts) == messages(kinesis).count("line")
-    # While dictConfig exchanges the handlers, the logger has none: what is logged then goes to nobody.
+    # While dictConfig exchanges the handlers, the logger has none, and a record logged then is lost.
     assert sum(logged) >= sum(each.emitted for each in counts) > 400
     assert set().union(*(each.dropped for each in counts)) <= may_drop
     logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
@@ -318,7 +320,7 @@ def test_dict_config_takes_scalars_and_factories(kinesis):
         ({"partition_key": None}, "partition_key is None; it must be 'random'"),
     ],
 )
-def test_an_option_out_of_bounds_is_an_error_that_says_so(options, words):
+def test_an_option_out_of_its_bounds_raises_an_error_that_names_it(options, words):
     with pytest.raises(ConfigError, match=words):
         KinesisHandler("logs", **options)
 
@@ -331,7 +333,7 @@ def test_the_json_is_one_object_a_record(make, kinesis, logger):
     assert json.loads(user_records(kinesis)[0].data)["SeverityNumber"] == 17
 
 
-def test_a_shared_producer_carries_log_records_beside_others_and_stays_open(make, kinesis, logger):
+def test_a_shared_producer_sends_log_records_too_and_stays_open(make, kinesis, logger):
     with BlockingProducer(Config(max_outstanding_records=50), transport=FakeTransport(kinesis)) as producer:
         handler = make(producer=producer)
         logger.addHandler(handler)

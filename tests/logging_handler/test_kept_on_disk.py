@@ -1,4 +1,4 @@
-"""What a handler keeps on disk: what finds no room, what is too large, what a close leaves behind."""
+"""What a handler keeps on disk: records without room, records that are too large, and what a close did not deliver."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ def make(kinesis: FakeKinesis, path: Path) -> Iterator[Callable[..., KinesisHand
 
 
 def log_lines(logger: logging.Logger, handler: KinesisHandler, *, wait: bool) -> None:
-    """Log lines, and between them let the sender take what waits, so that nothing overflows for want of its turn."""
+    """Log lines, and wait between them until the sender has emptied the queue, so that none is evicted."""
     for number in range(LINES):
         logger.info("line %d", number)
         if wait and not number % 100:
@@ -57,7 +57,7 @@ def letters(path: Path) -> list[DeadLetter]:
 
 
 @pytest.mark.parametrize("overflow", ["spool", "dlq"])
-def test_what_finds_no_room_in_an_outage_is_kept_on_disk_and_nothing_is_dropped(
+def test_records_without_room_in_an_outage_are_kept_on_disk_and_none_is_dropped(
     make, kinesis, logger, path, capsys, overflow
 ):
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
@@ -77,7 +77,7 @@ def test_what_finds_no_room_in_an_outage_is_kept_on_disk_and_nothing_is_dropped(
     assert capsys.readouterr().err == ""
 
 
-def test_what_the_spool_took_in_an_outage_is_delivered_by_itself_once_that_is_over(make, kinesis, logger):
+def test_spooled_records_are_delivered_when_the_outage_is_over(make, kinesis, logger):
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     handler = make(overflow="spool", max_queue_records=1_000, max_sending_bytes=40_000)
     logger.addHandler(handler)
@@ -91,9 +91,7 @@ def test_what_the_spool_took_in_an_outage_is_delivered_by_itself_once_that_is_ov
     assert (counts.emitted, counts.delivered, counts.kept, counts.dropped_total) == (LINES, LINES, 0, 0)
 
 
-def test_what_cannot_be_delivered_is_kept_in_the_spool_and_delivered_by_the_next(
-    make, kinesis, logger, capsys, tmp_path
-):
+def test_undelivered_records_stay_in_the_spool_for_the_next_handler(make, kinesis, logger, capsys, tmp_path):
     config = Config(spool=SpoolOptions(path=tmp_path / "logs.spool"))
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     first = make(config=config, close_timeout=5)
@@ -140,7 +138,7 @@ def test_an_oversize_record_is_a_dead_letter_and_its_beginning_in_the_stream_nam
     assert (stub["truncated"], stub["original_bytes"]) == (True, len(letter.data))
 
 
-def test_a_dead_letter_that_finds_no_room_is_counted_and_told_in_the_stream(make, kinesis, logger, path):
+def test_a_dead_letter_without_room_is_counted_and_reported_in_the_stream(make, kinesis, logger, path):
     spool = SpoolOptions(path=path, max_dead_letter_bytes=1024 * 1024)
     handler = make(oversize="dlq", config=Config(spool=spool, dead_letters=DeadLetterOptions()))
     logger.addHandler(handler)
@@ -150,7 +148,7 @@ def test_a_dead_letter_that_finds_no_room_is_counted_and_told_in_the_stream(make
     assert [each["dropped_by_reason"] for each in log_records(kinesis) if "dropped_records" in each] == [{"NotKept": 1}]
 
 
-def test_a_process_that_finds_the_file_taken_ships_without_it_and_says_so(make, kinesis, logger, path, capsys):
+def test_a_process_whose_file_is_locked_sends_without_it_and_prints_why(make, kinesis, logger, path, capsys):
     with Spool(SpoolOptions(path=path)):
         handler = make(overflow="spool")
         logger.addHandler(handler)
@@ -170,7 +168,7 @@ def test_a_process_that_finds_the_file_taken_ships_without_it_and_says_so(make, 
         ({"overflow": "spool", "config": Config()}, "or in config spool"),
     ],
 )
-def test_to_keep_records_without_a_place_is_an_error_that_says_so(options, words):
+def test_keeping_records_without_a_file_raises_an_error(options, words):
     with pytest.raises(ConfigError, match=words):
         KinesisHandler("logs", **options)
 

@@ -25,7 +25,7 @@ def taken(queue: LevelQueue) -> list[object]:
 
 
 @given(RULES, STEPS, st.integers(1, 8), st.integers(100, 2_000))
-def test_every_record_is_refused_evicted_taken_or_there_and_the_bounds_hold(rule, steps, max_records, max_bytes):
+def test_every_record_is_refused_evicted_taken_or_queued_and_the_bounds_hold(rule, steps, max_records, max_bytes):
     queue = queue_of(rule, max_records=max_records, max_bytes=max_bytes)
     offered = 0
     for step in steps:
@@ -44,7 +44,7 @@ def test_every_record_is_refused_evicted_taken_or_there_and_the_bounds_hold(rule
 
 
 @given(RULES, st.lists(LEVELS, max_size=60), st.integers(1, 6))
-def test_an_error_stays_while_anything_below_it_is_there(rule, levels, max_records):
+def test_an_error_stays_while_a_lower_level_is_queued(rule, levels, max_records):
     queue = queue_of(rule, max_records=max_records)
     errors = [bytes([number]) for number, level in enumerate(levels) if level >= logging.ERROR]
     for number, level in enumerate(levels):
@@ -53,14 +53,14 @@ def test_an_error_stays_while_anything_below_it_is_there(rule, levels, max_recor
     assert len(left) == min(len(errors), max_records)
 
 
-def test_drop_oldest_lets_the_oldest_go():
+def test_drop_oldest_evicts_the_oldest():
     queue = queue_of("drop_oldest", max_records=2)
     assert [put(queue, data, logging.INFO) for data in (b"1", b"2", b"3")] == [True, True, True]
     assert taken(queue) == [b"2", b"3"]
     assert queue.dropped == {EVICTED: 1}
 
 
-def test_drop_newest_refuses_the_newcomer_but_not_an_error():
+def test_drop_newest_refuses_the_new_record_unless_it_is_an_error():
     queue = queue_of("drop_newest", max_records=2)
     assert [put(queue, data, logging.INFO) for data in (b"1", b"2", b"3")] == [True, True, False]
     assert put(queue, b"error", logging.ERROR)
@@ -68,7 +68,7 @@ def test_drop_newest_refuses_the_newcomer_but_not_an_error():
     assert queue.dropped == {FULL: 1, EVICTED: 1}
 
 
-def test_drop_lowest_level_lets_debug_go_before_info_before_warning():
+def test_drop_lowest_level_evicts_debug_before_info_before_warning():
     queue = queue_of("drop_lowest_level", max_records=3)
     for data, level in ((b"w", logging.WARNING), (b"d", logging.DEBUG), (b"i", logging.INFO)):
         put(queue, data, level)
@@ -78,7 +78,7 @@ def test_drop_lowest_level_lets_debug_go_before_info_before_warning():
     assert taken(queue) == [b"w", b"w2", b"w3"]
 
 
-def test_nobody_goes_for_a_newcomer_that_would_not_fit_all_the_same():
+def test_no_record_is_evicted_for_one_that_would_not_fit_even_then():
     queue = queue_of("drop_oldest", max_bytes=2 * ENTRY_BYTES + 20)
     put(queue, b"first", logging.INFO)
     assert not put(queue, bytes(1_000), logging.ERROR)

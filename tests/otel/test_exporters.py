@@ -24,7 +24,7 @@ PER_COUNT = {"traces": 2, "logs": 1, "metrics": 1}
 
 @pytest.mark.parametrize("encoding", ["otlp_proto", "otlp_json"])
 @pytest.mark.parametrize("signal", EXPORTERS)
-def test_what_the_sdk_made_is_what_a_consumer_decodes(kinesis, make_exporter, signal, encoding):
+def test_a_consumer_decodes_what_the_sdk_made(kinesis, make_exporter, signal, encoding):
     exporter = make_exporter(signal, encoding=encoding)
     shut_down = emit(signal, exporter, 700)
     shut_down()
@@ -44,7 +44,7 @@ def test_the_spans_of_one_trace_are_in_one_shard(kinesis, make_exporter):
     assert len(set.union(*shards.values())) == 4
 
 
-def test_by_resource_one_service_is_in_one_shard_and_keeps_its_key_in_every_process(kinesis, make_exporter):
+def test_the_key_by_resource_is_the_same_for_a_service_in_every_process(kinesis, make_exporter):
     exporter = make_exporter("logs", partition_key="resource")
     for service in ("orders", "billing"):
         logs = LoggerProvider(Resource({"service.name": service}), shutdown_on_exit=False)
@@ -56,14 +56,14 @@ def test_by_resource_one_service_is_in_one_shard_and_keeps_its_key_in_every_proc
     assert keys == {"02c7ba6ad046e691", "3ba1e9b8adb4bdc8"}
 
 
-def test_by_a_function_each_span_says_its_own_key(kinesis, make_exporter):
+def test_a_key_function_gives_each_span_its_key(kinesis, make_exporter):
     exporter = make_exporter("traces", partition_key=lambda span: str(span.attributes.get("number", "child")))
     emit("traces", exporter, 10)()
     keys = Counter(record.partition_key for _, record in user_records(kinesis, "telemetry"))
     assert keys == Counter(["child", *map(str, range(10))])
 
 
-def test_a_function_that_raises_costs_its_export_and_is_counted(make_exporter):
+def test_a_key_function_that_raises_loses_its_export_and_is_counted(make_exporter):
     exporter = make_exporter("traces", partition_key=lambda span: span.nothing)
     spans = TracerProvider(shutdown_on_exit=False)
     spans.add_span_processor(SimpleSpanProcessor(exporter))
@@ -105,14 +105,14 @@ def test_what_the_exporter_logs_is_not_exported(kinesis):
 
 
 @pytest.mark.parametrize("signal", EXPORTERS)
-def test_after_the_shutdown_what_comes_is_counted_as_lost(make_exporter, signal):
+def test_exports_after_the_shutdown_are_counted_as_lost(make_exporter, signal):
     exporter = make_exporter(signal)
     exporter.shutdown()
     emit(signal, exporter, 3)()
     assert exporter.counts().lost == {"Closed": 3 * PER_COUNT[signal]}
 
 
-def test_what_cannot_be_sent_at_all_is_lost_with_a_reason_and_said_once(caplog):
+def test_a_sender_that_cannot_start_logs_the_reason_and_counts_the_loss(caplog):
     exporter = EXPORTERS["traces"]("telemetry", transport=_no_transport)
     with caplog.at_level(logging.WARNING, logger="kpl_integrations.otel"):
         emit("traces", exporter, 5)()
@@ -130,7 +130,7 @@ def _no_transport(_config):
     raise ConfigError(message)
 
 
-def test_the_exporters_own_metrics_tell_of_losses_by_the_names_of_the_conventions(kinesis, make_exporter):
+def test_the_exporters_metrics_show_losses_by_the_names_of_the_conventions(kinesis, make_exporter):
     reader = InMemoryMetricReader()
     exporter = make_exporter("traces", meter_provider=MeterProvider([reader], shutdown_on_exit=False))
     emit("traces", exporter, 4)()

@@ -1,4 +1,4 @@
-"""Endpoints that do not answer: what is said, what is counted, and how long it takes."""
+"""Endpoints that do not answer: what is reported and counted, and how long it takes."""
 
 import time
 
@@ -25,7 +25,7 @@ def seconds(call):
 
 @pytest.mark.parametrize("signal", EXPORTERS)
 @pytest.mark.parametrize("endpoint", [black_hole, refusing])
-def test_against_a_dead_endpoint_a_flush_says_no_in_time_and_a_shutdown_counts_the_loss(endpoint, signal):
+def test_with_a_dead_endpoint_a_flush_returns_false_in_time_and_a_shutdown_counts_the_loss(endpoint, signal):
     with endpoint() as url:
         exporter = EXPORTERS[signal]("telemetry", region="us-east-1", endpoint_url=url, shutdown_timeout_millis=500)
         emit(signal, exporter, 50)()
@@ -36,7 +36,7 @@ def test_against_a_dead_endpoint_a_flush_says_no_in_time_and_a_shutdown_counts_t
 
 
 @pytest.mark.parametrize("endpoint", [black_hole, refusing])
-def test_half_a_second_to_flush_is_half_a_second_whatever_the_endpoint_does(endpoint):
+def test_a_flush_of_half_a_second_takes_half_a_second_with_every_dead_endpoint(endpoint):
     with endpoint() as url:
         exporter = KinesisSpanExporter("telemetry", region="us-east-1", endpoint_url=url, shutdown_timeout_millis=300)
         exporter.export(large_spans(5, 10))
@@ -50,7 +50,7 @@ def test_half_a_second_to_flush_is_half_a_second_whatever_the_endpoint_does(endp
     assert (counts.exported, counts.delivered, counts.pending, counts.lost_total) == (5, 0, 0, 5)
 
 
-def test_where_the_sdk_reports_success_the_exporter_tells_of_the_loss(kinesis: FakeKinesis):
+def test_the_exporter_reports_a_loss_that_the_sdk_reports_as_success(kinesis: FakeKinesis):
     exporter = KinesisSpanExporter("no-such-stream", transport=lambda _config: FakeTransport(kinesis))
     spans = TracerProvider(shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter)
@@ -60,7 +60,7 @@ def test_where_the_sdk_reports_success_the_exporter_tells_of_the_loss(kinesis: F
     assert processor.force_flush() is True
     assert exporter.force_flush(5_000) is False
     assert exporter.counts().lost == {"ResourceNotFoundException": 100}
-    # Told once: what comes later is judged by itself.
+    # The loss is reported once.
     assert exporter.force_flush(5_000) is True
     spans.shutdown()
 
@@ -86,7 +86,7 @@ def test_a_full_buffer_makes_one_export_wait_and_the_next_fail_at_once():
     assert exporter.counts().exported == 2 + TRIES
 
 
-def test_a_buffer_with_room_again_takes_what_waited(kinesis: FakeKinesis):
+def test_an_export_that_waits_for_room_is_taken_when_room_comes(kinesis: FakeKinesis):
     exporter = KinesisSpanExporter(
         "telemetry", transport=lambda _config: FakeTransport(kinesis, latency_seconds=0.02), max_buffer_bytes=20_000
     )
@@ -98,7 +98,7 @@ def test_a_buffer_with_room_again_takes_what_waited(kinesis: FakeKinesis):
 
 
 @pytest.mark.parametrize("signal", EXPORTERS)
-def test_what_a_telemetry_lost_its_flush_tells_once_whichever_signal_it_was(kinesis: FakeKinesis, signal):
+def test_a_flush_of_all_signals_reports_a_loss_of_each_signal_once(kinesis: FakeKinesis, signal):
     telemetry = kinesis_telemetry("no-such-stream", transport=lambda _config: FakeTransport(kinesis))
     assert telemetry.force_flush(30_000) is True
     if signal == "traces":
@@ -112,7 +112,7 @@ def test_what_a_telemetry_lost_its_flush_tells_once_whichever_signal_it_was(kine
     telemetry.shutdown()
 
 
-def test_half_a_second_to_flush_all_signals_is_half_a_second_though_an_export_waits_for_room():
+def test_a_flush_of_all_signals_takes_half_a_second_although_an_export_waits_for_room():
     with black_hole() as url:
         telemetry = kinesis_telemetry(
             "telemetry",

@@ -27,7 +27,7 @@ RESOLVED = [
 
 
 @pytest.mark.parametrize(("signal", "given", "environment", "option", "value"), RESOLVED)
-def test_an_option_is_what_is_given_else_what_the_environment_says(signal, given, environment, option, value):
+def test_an_option_comes_from_the_keyword_otherwise_from_the_environment(signal, given, environment, option, value):
     assert getattr(resolve_options(signal, given, environment), option) == value
 
 
@@ -37,7 +37,7 @@ def test_region_and_endpoint_reach_the_producer():
     assert (config.region, config.endpoint_url) == ("eu-west-1", "http://127.0.0.1:1")
 
 
-def test_a_record_limit_that_is_known_is_what_exports_are_parted_by():
+def test_exports_are_divided_by_the_known_record_limit():
     given = {"stream": "a", "config": Config(max_record_size=10_485_760)}
     assert resolve_options("logs", given, {}).max_data_bytes == 10_485_760 - 1_024
 
@@ -52,7 +52,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "words"), REFUSED)
-def test_a_wrong_option_is_refused_in_one_sentence_that_names_it(given, words):
+def test_an_invalid_option_raises_an_error_that_names_it(given, words):
     with pytest.raises(ConfigError) as error:
         resolve_options("logs", given, {})
     assert words in str(error.value)
@@ -60,12 +60,12 @@ def test_a_wrong_option_is_refused_in_one_sentence_that_names_it(given, words):
 
 
 @pytest.mark.parametrize("make", [*EXPORTERS.values(), kinesis_telemetry])
-def test_an_option_that_there_is_not_is_refused_by_its_name(make):
+def test_an_unknown_option_raises_an_error_that_names_it(make):
     with pytest.raises(TypeError, match="there is no option strem; there are config, encoding"):
         make("telemetry", region="us-east-1", strem="a")
 
 
-def test_the_periodic_readers_own_word_for_its_timeout_is_understood(make_exporter):
+def test_the_timeout_keyword_of_the_periodic_reader_is_accepted(make_exporter):
     exporter: KinesisMetricExporter = make_exporter("metrics")
     exporter.shutdown(timeout=100)
     assert exporter.counts().exported == 0

@@ -1,4 +1,4 @@
-"""Whole programs: what the environment alone makes of them, what a fork does, and what arrives."""
+"""Whole programs, configured by the environment alone: what arrives at the end and across a fork."""
 
 import importlib.util
 import os
@@ -48,7 +48,7 @@ def kinesis() -> Iterator[ThreadedLocalKinesis]:
 
 
 def variables(kinesis: ThreadedLocalKinesis) -> dict[str, str]:
-    """Return all that the programs are told."""
+    """Return the environment variables of the programs."""
     return {
         "OTEL_TRACES_EXPORTER": "kinesis",
         "OTEL_LOGS_EXPORTER": "kinesis",
@@ -116,7 +116,7 @@ def test_environment_variables_alone_send_all_three_signals_of_a_fastapi_app(kin
     everything_arrived(kinesis)
 
 
-def test_a_configuration_file_alone_does_the_same_as_the_page_shows_it(kinesis, tmp_path):
+def test_the_configuration_file_of_the_documentation_sends_all_three_signals(kinesis, tmp_path):
     (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     file = tmp_path / "otel.yaml"
     file.write_text(shown, encoding="utf-8")
@@ -136,7 +136,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("case", ENDINGS)
-def test_sigterm_loses_nothing_though_nobody_shuts_the_providers_down(kinesis, tmp_path, case):
+def test_sigterm_loses_nothing_although_the_providers_are_not_shut_down(kinesis, tmp_path, case):
     app, server, status = ENDINGS[case]
     more = {**variables(kinesis), "KPL_OTEL_SHUTDOWN_TIMEOUT": "25000"}
     more |= dict.fromkeys(
@@ -157,7 +157,7 @@ def wait_until_each_stream_has_something(kinesis: ThreadedLocalKinesis, running:
         time.sleep(0.02)
 
 
-def test_an_endpoint_that_does_not_answer_holds_up_the_end_for_seconds_only(tmp_path):
+def test_an_endpoint_that_does_not_answer_delays_the_end_by_seconds_only(tmp_path):
     with black_hole() as endpoint:
         more = {"OTEL_TRACES_EXPORTER": "kinesis", "OTEL_LOGS_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
         more |= {"KPL_OTEL_STREAM": "spans", "KPL_OTEL_REGION": "us-east-1", "KPL_OTEL_ENDPOINT": endpoint}
@@ -193,7 +193,7 @@ def test_fastapis_own_telemetry_takes_our_providers(kinesis, tmp_path):
     assert counter_value(kinesis, "orders") == REQUESTS
 
 
-def test_with_everything_at_debug_only_the_applications_own_lines_arrive(kinesis):
+def test_with_every_logger_at_debug_only_the_applications_lines_arrive(kinesis):
     # By name, which takes a resolver too.
     more = {**variables(kinesis), "KPL_OTEL_ENDPOINT": kinesis.endpoint_url.replace("127.0.0.1", "localhost")}
     ended = subprocess.run(
@@ -210,7 +210,7 @@ def test_with_everything_at_debug_only_the_applications_own_lines_arrive(kinesis
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forks_child_begins_anew_and_every_span_arrives_once(kinesis):
+def test_a_forked_child_starts_empty_and_every_span_arrives_once(kinesis):
     ended = subprocess.run(
         [sys.executable, PROGRAMS / "forking.py", "300"],
         env=environment(variables(kinesis)),

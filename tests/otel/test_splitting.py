@@ -92,7 +92,7 @@ def test_twelve_mebibytes_of_one_trace_arrive_whole_and_in_one_shard(make_export
     assert exporter.counts().delivered == 120
 
 
-def test_log_records_are_parted_by_resource_then_by_scope(make_exporter, kinesis: FakeKinesis):
+def test_log_records_are_divided_by_resource_then_by_scope(make_exporter, kinesis: FakeKinesis):
     made = InMemoryLogRecordExporter()
     for service in ("orders", "billing"):
         provider = LoggerProvider(Resource({"service.name": service}), shutdown_on_exit=False)
@@ -113,7 +113,7 @@ def test_log_records_are_parted_by_resource_then_by_scope(make_exporter, kinesis
     assert places == Counter({(service, scope, 5): 1 for service in ("orders", "billing") for scope in ("http", "sql")})
 
 
-def test_a_metric_with_too_many_data_points_is_parted_among_them():
+def test_a_metric_with_too_many_data_points_is_divided_between_them():
     reader = InMemoryMetricReader()
     counter = MeterProvider([reader], shutdown_on_exit=False).get_meter("tests").create_counter("requests")
     for number in range(500):
@@ -135,7 +135,7 @@ def test_a_metric_with_too_many_data_points_is_parted_among_them():
 
 
 @pytest.mark.parametrize("others", [0, 3])
-def test_a_span_that_no_record_holds_is_lost_alone_and_counted(make_exporter, kinesis: FakeKinesis, others):
+def test_only_a_span_that_is_too_large_is_lost_and_counted(make_exporter, kinesis: FakeKinesis, others):
     exporter = make_exporter("traces")
     exporter.export([*large_spans(1, 2 * MIB), *large_spans(others, 10)])
     assert not exporter.force_flush(10_000)

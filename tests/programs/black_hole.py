@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def black_hole() -> Iterator[str]:
-    """Yield the URL of a port whose connections the kernel accepts and nobody reads."""
+    """Yield the URL of a port whose connections the kernel accepts and no process reads."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)

@@ -54,9 +54,9 @@ class Running:
         return self.process.wait(within)
 
 
-def wait_until(happened: Callable[[], bool], wanted: Callable[[], str]) -> None:
-    """Wait for something that another process does, 30 seconds at most."""
-    deadline = time.monotonic() + 30
+def wait_until(happened: Callable[[], bool], wanted: Callable[[], str], *, seconds: float = 30.0) -> None:
+    """Wait for something that another process does, `seconds` at most."""
+    deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"never happened: {wanted()}"
         time.sleep(0.01)

@@ -1,4 +1,6 @@
-"""Opens the store that the URL in `CoordinationOptions.store` names. A new store: one file, one case in `open_store`.
+"""Opens the store that the URL in `CoordinationOptions.store` names.
+
+To add a store: one file here, one case in `open_store`, and its scheme in `options/coordination_options.py`.
 
     memory://name
     file:///run/kpl/orders
@@ -57,7 +59,7 @@ async def open_store(
         case "redis" | "rediss" | "unix":
             group = query.pop("group", DEFAULT_GROUP)
             return _redis_store(urlunsplit(parts._replace(query=urlencode(query))), group)
-    message = "store is no URL of a known kind; see docs/howto/coordination.md"
+    message = "store is not a URL of a known kind; see docs/howto/coordination.md"
     raise ConfigError(message)
 
 

@@ -222,7 +222,7 @@ class ExportReport(NamedTuple):
 
 
 class LetterReader:
-    """Reads the dead letters of a spool file, whoever owns it: `with LetterReader(path) as letters:`."""
+    """Reads the dead letters of a spool file without its lock: `with LetterReader(path) as letters:`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -306,7 +306,7 @@ class LetterReader:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(destination)
-            # An operator who purges after an export must find the file after a power failure.
+            # After an export and a purge, a power failure must not lose the exported file.
             sync_folder(destination.parent)
         except BaseException:
             partial.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Which spooled record may be replayed next; pure.
 
 Records of one partition key leave in the order in which they were accepted. With one record in flight per key this
-holds whatever happens to it. More may be in flight if they share one fate: either all of them are delivered or none.
+always holds. More may be in flight if they share one fate: either all of them are delivered or none.
 Otherwise records are only handed over in order, and the producer keeps it. If a record of a key fails, the key waits
 until all its records in flight have a result, then starts again from the oldest that failed.
 """

@@ -58,7 +58,7 @@ class ClaimTable:
 
     @property
     def backlog(self) -> int:
-        """Records that nobody has claimed, including those not committed yet."""
+        """Records without a claim, including those not committed yet."""
         return self.records - len(self._claimed) - len(self._confirmed)
 
     def reserve(self, sizes: Sequence[int], *, claim: bool) -> range:

@@ -2,8 +2,8 @@
 
 Any thread may append. One writer thread commits all records that have gathered, in one transaction with one fsync, and
 only then completes the futures of the callers. `confirm` marks records as delivered; the next commit deletes their
-rows. `release` returns records that could not be delivered to the backlog. `claim_backlog_nowait` hands out records
-that nobody has claimed.
+rows. `release` returns records that could not be delivered to the backlog. `claim_backlog_nowait` claims records of
+the backlog.
 
 Claims exist only in memory, so after a crash every record that is not confirmed is backlog. A record is delivered a
 second time if it was in flight at the crash, or confirmed after the last commit (at most `commit_interval_ms` ago while

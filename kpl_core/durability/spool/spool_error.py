@@ -26,7 +26,7 @@ class SpoolError(KplError):
     """Base class of the errors that a spool raises."""
 
 
-class SpoolFull(SpoolError):  # noqa: N818  - the name says what happened
+class SpoolFull(SpoolError):  # noqa: N818 - the name says what happened
     """The spool, or its dead-letter table, has reached its limit in bytes; nothing was stored."""
 
     def __init__(self, message: str, *, stored_bytes: int, max_bytes: int) -> None:
@@ -92,7 +92,7 @@ _TROUBLES: Final = MappingProxyType(
         ),
     }
 )
-# After these errors the same file may be writable again, once somebody frees space or fixes its permissions.
+# After these errors the same file may be writable again, once space is freed or its permissions are fixed.
 _TEMPORARY: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY})
 
 

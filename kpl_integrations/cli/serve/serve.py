@@ -1,28 +1,42 @@
-"""`kpl serve`: the ingest gateway, from one command with a Kinesis of its own to a process behind a load balancer."""
+"""`kpl serve`: the ingest gateway, for a try with a local Kinesis, or in production with one or several processes."""
 
 import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from kpl_core import ConfigError, ProducerReport
-from kpl_core.durability.spool import SpoolError
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.serve.serve_crew import serve_by_many
-from kpl_integrations.cli.serve.serve_parts import connection_of, own_kinesis, settings_given, through, who_may
-from kpl_integrations.cli.signals import on_signal
-from kpl_integrations.cli.terminal import note, noted
+import msgspec
+
+from kpl_core import ProducerReport
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
+from kpl_integrations.cli.serve.gateway_parts import (
+    connect,
+    embedded_kinesis,
+    given_settings,
+    known_failures,
+    tenant_directory,
+)
+from kpl_integrations.cli.serve.worker import Instructions
+from kpl_integrations.cli.terminal import note, show_logs
+from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import listening_sockets, require_certificate
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
 from kpl_integrations.ingest.settings import unknown_variables
-from kpl_integrations.ingest.workers.own_files import kept_in, left_by_workers
+from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
+from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
 
 __all__ = ["Serve"]
 
+_WORKER_COMMAND: Final = (sys.executable, "-m", "kpl_integrations.cli.serve.worker")
+# Beyond the drain delay and the closing: for the last answers, and on a busy machine.
+_GRACE_SECONDS: Final = 15.0
+# The reason of records that a dead worker had accepted. With a spool the next run may still find them in it.
+_LOST: Final = "WorkerDied"
 _INTRODUCTION: Final = """\
 Gateway listens on {url}
   Dashboard at {url}/dashboard
@@ -46,62 +60,50 @@ _TAIL: Final = """\
 
 
 class Serve:
-    """One run of the command. `given` are settings, None where the environment or the default holds."""
+    """One run of the command. `given` are settings; None means the environment's value or the default."""
 
     def __init__(self, *, local: bool, streams: Sequence[str], given: Mapping[str, object]) -> None:
         self._local = local
-        self._wanted = list(streams)
+        self._stream_texts = list(streams)
         self._streams: dict[str, int] = {}
         self._given = dict(given)
 
     async def run(self) -> ExitCode:
-        """Serve until a signal; status 0 if every accepted record was delivered or is kept."""
-        self._streams = _wanted_streams(self._wanted)
-        try:
-            with noted("kpl_integrations", logging.INFO), noted("uvicorn.error", logging.ERROR):
-                report = await self._run()
-        except ConfigError as error:
-            raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
-        except SpoolError as error:
-            raise CommandFailure(str(error)) from error
+        """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
+        self._streams = _parse_streams(self._stream_texts)
+        with known_failures(), show_logs("kpl_integrations", logging.INFO), show_logs("uvicorn.error", logging.ERROR):
+            report = await self._run()
         note(f"stopped; {report}")
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
     async def _run(self) -> ProducerReport:
-        given = settings_given(self._given, local=self._local)
+        given = given_settings(self._given, local=self._local)
         settings = load_settings(**given)
         for variable in unknown_variables():
             note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")
         if settings.tls_certificate is not None and settings.tls_key is not None:
             require_certificate(settings.tls_certificate, settings.tls_key)
-        directory = who_may(settings, local=self._local, first_stream=self._first_stream)
-        if settings.workers > 1:
-            return await self._run_many(settings, given)
-        _warn_of_files_left(settings)
+        directory = tenant_directory(settings, local=self._local, first_stream=self._first_stream)
+        if settings.workers == 1:
+            _warn_of_orphaned_spools(settings)
         with _listening(settings) as sockets:
-            async with own_kinesis(settings, self._streams, local=self._local) as our_own:
-                found, transport = through(settings, await connection_of(settings, our_own))
-                gateway = IngestGateway(found, directory, transport=transport)
-                server = GatewayServer(gateway, sockets[0])
-                with on_signal(server.stop):
-                    return await server.run(started=lambda: self._introduce(server.url, found))
-
-    async def _run_many(self, settings: IngestSettings, given: Mapping[str, object]) -> ProducerReport:
-        with _listening(settings) as sockets:
-            url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
-            async with own_kinesis(settings, self._streams, local=self._local) as our_own:
-                found, _ = through(settings, await connection_of(settings, our_own))
-                return await serve_by_many(
-                    settings,
-                    sockets,
-                    briefing={
+            async with embedded_kinesis(settings, self._streams, local=self._local) as embedded_url:
+                connected, transport = await connect(settings, embedded_url)
+                url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
+                if settings.workers > 1:
+                    instructions = {
                         "given": {name: _plain(value) for name, value in given.items()},
                         "local": self._local,
                         "first_stream": self._first_stream,
-                        "our_own": our_own,
-                    },
-                    started=lambda: self._introduce(url, found),
-                )
+                        "embedded_url": embedded_url,
+                    }
+                    return await _supervise(
+                        settings, sockets, instructions, started=lambda: self._introduce(url, connected)
+                    )
+                gateway = IngestGateway(connected, directory, transport=transport)
+                server = GatewayServer(gateway, sockets[0])
+                with on_signal(server.stop):
+                    return await server.run(started=lambda: self._introduce(url, connected))
 
     @property
     def _first_stream(self) -> str:
@@ -113,11 +115,13 @@ class Serve:
         named = ", ".join(
             f"{name} ({shards} {'shard' if shards == 1 else 'shards'})" for name, shards in self._streams.items()
         )
-        where = settings.endpoint_url or f"Kinesis in {settings.region}"
+        endpoint = settings.endpoint_url or f"Kinesis in {settings.region}"
         text = _INTRODUCTION.format(
             url=url,
             stream=stream if self._local else "STREAM",
-            kinesis=f"Local Kinesis at {where}: {named}; nothing is kept" if self._local else f"Ships to {where}",
+            kinesis=f"Local Kinesis at {endpoint}: {named}; it keeps nothing"
+            if self._local
+            else f"Ships to {endpoint}",
             tenants="Credentials are not checked" if is_open else f"Tenants from {settings.tenants}",
             authorization="" if is_open else " -H 'Authorization: Bearer KEY'",
             workers=f"  {settings.workers} processes\n" if settings.workers > 1 else "",
@@ -128,19 +132,62 @@ class Serve:
         sys.stdout.flush()
 
 
+async def _supervise(
+    settings: IngestSettings,
+    sockets: Sequence[socket.socket],
+    instructions: Mapping[str, Any],
+    *,
+    started: Callable[[], object],
+) -> ProducerReport:
+    """Serve with one worker for each socket until a signal; return what became of all workers' records.
+
+    Raises:
+        CommandFailure: a worker could not start, or this system cannot run several.
+    """
+    if sys.platform == "win32":
+        message = "several workers need a POSIX system; omit --workers"
+        raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
+    with tempfile.TemporaryDirectory(prefix="kpl-serve-", ignore_cleanup_errors=True) as folder:
+        numbers = [*range(len(sockets)), *orphaned_spools(settings, len(sockets))]
+        supervisor = Supervisor(
+            _WORKER_COMMAND,
+            lambda identity, descriptor: msgspec.json.encode(
+                Instructions(identity=identity, descriptor=descriptor, **instructions)
+            ),
+            sockets=sockets,
+            identities=[
+                WorkerIdentity(worker=number, count=len(numbers), folder=folder, takes_requests=place < len(sockets))
+                for place, number in enumerate(numbers)
+            ],
+            grace_seconds=settings.drain_delay_seconds + settings.close_seconds + _GRACE_SECONDS,
+        )
+        try:
+            with on_signal(supervisor.stop):
+                return _report((await supervisor.run(started=started)).stats)
+        except WorkerFailed as failed:
+            raise CommandFailure(str(failed)) from failed
+
+
+def _report(stats: StatsDocument) -> ProducerReport:
+    """Return the counts of all workers as those of one producer."""
+    counts = msgspec.structs.asdict(stats.records)
+    lost = counts.pop("lost")
+    counts["failed"] = counts["failed"] | ({_LOST: lost} if lost else {})
+    return ProducerReport(**counts, complete=not counts["failed"] and not counts["buffered"])
+
+
 def _plain(value: object) -> object:
-    """Return an option as JSON can say it."""
+    """Return an option's value as JSON can express it."""
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
-def _warn_of_files_left(settings: IngestSettings) -> None:
-    """Say so if there are spools, or dead letters, that nobody opens."""
-    path = kept_in(settings)
-    left = [] if path is None else left_by_workers(path)
-    if left:
+def _warn_of_orphaned_spools(settings: IngestSettings) -> None:
+    path = durable_path(settings)
+    count = 0 if path is None else len(numbered_files(path))
+    if count:
         note(
-            f"warning: {path} has {len(left)} files beside it of an earlier run with --workers; what they "
-            f"hold is delivered by a run with --workers 2 or more"
+            f"warning: {path} has {count} files beside it of an earlier run with --workers; run with --workers 2 "
+            f"or more to deliver the records in them"
         )
 
 
@@ -164,11 +211,11 @@ def _listening(settings: IngestSettings) -> Iterator[list[socket.socket]]:
             each.close()
 
 
-def _wanted_streams(texts: Sequence[str]) -> dict[str, int]:
-    """Return streams and their shards from NAME or NAME:SHARDS.
+def _parse_streams(texts: Sequence[str]) -> dict[str, int]:
+    """Return the number of shards of each stream, from NAME or NAME:SHARDS.
 
     Raises:
-        CommandFailure: a text is neither.
+        CommandFailure: a text has another form.
     """
     streams = {}
     for text in texts:

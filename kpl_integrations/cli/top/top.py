@@ -10,9 +10,7 @@ import anyio
 import msgspec
 from rich.live import Live
 
-from kpl_integrations.cli.exit_code import ExitCode
-from kpl_integrations.cli.failure import CommandFailure
-from kpl_integrations.cli.signals import until_signal
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import results
 from kpl_integrations.cli.top.top_screen import screen
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument

@@ -47,7 +47,7 @@ MOST_SLOTS: Final = 1_024
 # Waits are whole seconds, so several clients are due together. Each slot gets 10 % more than its cost, so that all
 # of them are admitted.
 SLACK: Final = 1.1
-# A shorter sample says nothing. Samples decay with this time constant.
+# Shorter samples are ignored. Samples decay with this time constant.
 _SHORTEST_SAMPLE_SECONDS: Final = 0.2
 _MEMORY_SECONDS: Final = 3.0
 

@@ -32,7 +32,7 @@ def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: in
     The field is a list (RFC 9110, sections 5.6.1 and 8.4). Empty elements and `identity` are ignored. More than
     one coding is rejected; no client compresses a body twice on purpose.
 
-    Memory is bounded by twice `max_inflated_bytes`, whatever sizes the body declares. Several gzip members or
+    Memory is bounded by twice `max_inflated_bytes`, for all sizes that the body declares. Several gzip members or
     zstd frames may follow one another.
 
     Raises:

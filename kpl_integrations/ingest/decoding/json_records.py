@@ -66,7 +66,10 @@ class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class WireRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The members of a record. `Meta(extra_json_schema=...)` is for OpenAPI; it checks nothing."""
+    """The members of a record.
+
+    `Meta(extra_json_schema=...)` is for OpenAPI; it checks nothing.
+    """
 
     partition_key: Annotated[str, msgspec.Meta(extra_json_schema=_KEY_SCHEMA)] | None = None
     data: Annotated[

@@ -35,23 +35,20 @@ from kpl_integrations.ingest.streams.upstream import (
     Upstream,
 )
 from kpl_integrations.ingest.tenants import AccessKey
-from kpl_integrations.kinesis_protocol import (
-    REFUSED_CREDENTIALS,
+from kpl_integrations.kinesis_protocol.requests import (
     UNKNOWN_OPERATION,
     PutRecord,
     PutRecords,
-    PutResult,
     RequestRefused,
-    SignedRequest,
     StreamRequest,
-    Wire,
-    error_body,
-    named_credential,
-    operation_of,
-    request_of,
-    require_signature,
-    wire_of,
 )
+from kpl_integrations.kinesis_protocol.sigv4 import (
+    REFUSED_CREDENTIALS,
+    SignedRequest,
+    named_credential,
+    require_signature,
+)
+from kpl_integrations.kinesis_protocol.wire import PutResult, Wire, error_body, operation_of, request_of, wire_of
 
 __all__ = ["UNAVAILABLE_ANSWER", "WIRE_ANSWERS", "WIRE_CODES", "KinesisWireRoute", "WireAnswer"]
 

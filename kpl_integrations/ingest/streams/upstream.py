@@ -15,7 +15,8 @@ import anyio
 from botocore.exceptions import ClientError
 
 from kpl_core.pipeline.token_bucket import TokenBucket
-from kpl_integrations.kinesis_protocol import RequestRefused, Timestamp
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
+from kpl_integrations.kinesis_protocol.wire import Timestamp
 
 __all__ = ["FAILED", "FORWARDED", "TOO_OFTEN", "UNAVAILABLE", "AiobotocoreUpstream", "CallTurns", "Turn", "Upstream"]
 

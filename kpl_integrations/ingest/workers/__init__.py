@@ -1,1 +1,1 @@
-"""Several gateway processes behind one port: their sums, their tenants' shared rates, and who keeps them alive."""
+"""Several gateway processes behind one port: supervision, their summed statistics, and tenants' shared rates."""

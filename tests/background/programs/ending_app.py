@@ -1,4 +1,4 @@
-"""An application whose server is told to end. It puts through the senders that SENDERS names.
+"""An application whose server is ended by a signal. It puts through the senders that SENDERS names.
 
 `app` is for ASGI servers, with a `KinesisLifespan` if LIFESPAN is 1, and `wsgi` for WSGI servers. POST /<number> puts
 five records through each sender. Nothing leaves by itself within the test: records are batched for 25 seconds, and

@@ -154,7 +154,7 @@ def test_letters_are_selected_by_each_filter_field(queue: DeadLetterQueue) -> No
         LetterFilter(ids=(second.id, "none"), stream="orders", seen_from=1.0, seen_before=4e9),
     ):
         assert all_letters(queue, wanted) == [second]
-    assert all_letters(queue, LetterFilter(tenant="nobody")) == []
+    assert all_letters(queue, LetterFilter(tenant="unknown")) == []
     assert all_letters(queue, LetterFilter(ids=())) == []
     assert all_letters(queue, LetterFilter(seen_before=1.0)) == []
     assert all_letters(queue) == [first, second]
@@ -171,14 +171,14 @@ def test_letters_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_the_alarm_escalates_once_for_each_crossing(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Escalation] = []
-    queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=told.append)
+    escalations: list[Escalation] = []
+    queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=escalations.append)
     with caplog.at_level(logging.INFO, logger="kpl_core"):
         for number in range(6):
             bury(queue, number)
         queue.remove(queue.select_nowait(LetterFilter(), 5).result(SECONDS)).result(SECONDS)
         queue.watch_depth()
-    assert [(each.change, each.depth) for each in told] == [(AlarmChange.RAISED, 3), (AlarmChange.CLEARED, 1)]
+    assert [(each.change, each.depth) for each in escalations] == [(AlarmChange.RAISED, 3), (AlarmChange.CLEARED, 1)]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "kpl dlq list" in caplog.text
 

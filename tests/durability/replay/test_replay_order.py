@@ -1,4 +1,4 @@
-"""Records are replayed in key order, whatever fails."""
+"""Records are replayed in key order despite failures."""
 
 import random
 from collections import Counter, deque

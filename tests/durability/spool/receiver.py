@@ -44,5 +44,5 @@ class Receiver:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until the spool's writer thread has done its work."""
     with anyio.fail_after(20.0):
-        while not condition():  # noqa: ASYNC110 - no event crosses from there to here for every condition
+        while not condition():  # noqa: ASYNC110 - the writer thread sets no event for these conditions
             await anyio.sleep(0.001)

@@ -138,7 +138,7 @@ async def test_the_spool_is_closed_after_the_async_with_block(tmp_path: Path) ->
 async def test_futures_that_complete_together_wake_the_loop_once() -> None:
     mailbox = LoopMailbox()
     wakes: list[object] = []
-    wake = mailbox._wake  # noqa: SLF001 - how often it is called is the point
+    wake = mailbox._wake  # noqa: SLF001 - the test counts its calls
 
     def count_and_wake(call: Callable[[], None]) -> None:
         wakes.append(call)

@@ -68,7 +68,7 @@ def test_a_full_dead_letter_queue_rejects_letters() -> None:
 
 
 class AnyLedger(RuleBasedStateMachine):
-    """The claims beside a dictionary of what is on the disk and who holds it."""
+    """The claim table compared with a dictionary of the stored records and their states."""
 
     @initialize()
     def start(self) -> None:

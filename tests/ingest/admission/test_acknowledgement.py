@@ -1,4 +1,4 @@
-"""An answer never claims more than happened."""
+"""An answer never claims more than what happened."""
 
 from collections import Counter
 from pathlib import Path
@@ -61,9 +61,9 @@ async def test_delivered_names_shard_and_sequence_number_of_each_in_order():
             assert (result["shard_id"], result["sequence_number"]) == expected
 
 
-# The disk is a thread of its own: virtual time would run away while it writes.
+# The spool writes in a separate thread, and virtual time would pass while it writes.
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-async def test_spooled_is_answered_when_the_file_has_it(tmp_path: Path):
+async def test_spooled_is_answered_after_the_spool_has_the_records(tmp_path: Path):
     transport = kinesis(latency_seconds=0.2)
     async with open_gateway(transport, spool=tmp_path / "spool.db") as gateway:
         answer = await Client(gateway).post(records(7), ack="spooled")
@@ -74,7 +74,7 @@ async def test_spooled_is_answered_when_the_file_has_it(tmp_path: Path):
     assert gateway.report.delivered == 7
 
 
-async def test_the_tenants_default_holds_where_the_request_does_not_ask_and_the_query_before_the_header():
+async def test_the_query_has_precedence_over_the_header_and_both_over_the_tenants_default():
     tenants = KnownTenants(Tenant(id="t", default_ack="delivered"))
     async with open_gateway(directory=tenants) as gateway:
         client = Client(gateway, "t")
@@ -83,7 +83,7 @@ async def test_the_tenants_default_holds_where_the_request_does_not_ask_and_the_
         assert (await client.post(records(1), ack="delivered", x_ack="queued")).json()["ack"] == "delivered"
 
 
-async def test_partial_takes_the_good_records_and_answers_for_each_bad_one():
+async def test_partial_accepts_the_valid_records_and_names_each_invalid_one():
     transport = kinesis()
     body = b'{"partition_key":"a","data":"1"}\n{"data":null}\nnonsense\n{"partition_key":"b","data":"2"}'
     async with open_gateway(transport) as gateway:
@@ -100,7 +100,7 @@ async def test_partial_takes_the_good_records_and_answers_for_each_bad_one():
     assert Counter(data for _, data, _, _ in stored(transport)) == {b"1": 2, b"2": 2}
 
 
-async def test_a_client_that_goes_away_does_not_cancel_what_was_accepted():
+async def test_a_client_that_disconnects_does_not_cancel_accepted_records():
     transport = kinesis(latency_seconds=1.0)
     async with open_gateway(transport) as gateway:
         assert (await Client(gateway).post(records(1))).status == 202
@@ -117,7 +117,7 @@ async def test_a_client_that_goes_away_does_not_cancel_what_was_accepted():
     assert len(stored(transport)) == 11
 
 
-async def test_a_client_that_goes_away_before_its_body_is_whole_puts_nothing():
+async def test_a_client_that_disconnects_before_its_body_is_complete_puts_nothing():
     messages = [{"type": "http.request", "body": b'{"partition', "more_body": True}, {"type": "http.disconnect"}]
     sent = []
 
@@ -138,13 +138,13 @@ async def test_a_client_that_goes_away_before_its_body_is_whole_puts_nothing():
 # Seconds each; twenty thousand through sockets are in tests/chaos. The other backend runs the same code.
 @pytest.mark.parametrize("anyio_backend", [backend_in_virtual_time("asyncio")], ids=["asyncio"])
 async def test_five_thousand_delivered_answers_are_true_under_random_faults_per_record():
-    """Some records are throttled, some refused for good, some requests fail whole: no answer says otherwise."""
+    """Some records are throttled, some are rejected permanently, and some requests fail completely."""
     transport = kinesis(4, enforce_limits=False, chance=Random(8).random)
     faults = transport.kinesis.faults
     faults.add(RecordError(), When(operation="PutRecords", probability=0.1))
     faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords", probability=0.05))
     lost = {f"k{number}" for number in range(0, 50, 7)}
-    # SingleProcessStats in its Kinesis record, a user record is refused by its own key.
+    # Alone in its Kinesis record, a user record is rejected by its own key.
     faults.add(
         RecordError("InternalFailure"), When(operation="PutRecords", record=lambda key, _: key in lost and key != "a")
     )
@@ -174,11 +174,11 @@ async def test_five_thousand_delivered_answers_are_true_under_random_faults_per_
     assert claimed <= found
     assert gateway.report is not None
     assert gateway.report.delivered == len(claimed)
-    # Denied means: refused each time it was tried, so it is not there either.
+    # Denied means rejected at each attempt, so the record is not in the stream.
     assert not {data for data, _, _ in denied} & {data for data, _, _ in found}
 
 
-async def test_what_was_accepted_before_the_door_closed_is_answered_after_it():
+async def test_records_accepted_before_the_gateway_closed_are_answered_afterwards():
     transport = kinesis(latency_seconds=2.0)
     gateway = gateway_of(transport)
     answers = []
@@ -192,7 +192,7 @@ async def test_what_was_accepted_before_the_door_closed_is_answered_after_it():
         assert (await Client(gateway).get("/readyz")).status == 200
         gateway.drain()
         assert (await Client(gateway).get("/readyz")).status == 503
-        # Not ready, and still serving: whoever has not noticed loses nothing.
+        # Not ready, and still serving: clients that have not noticed yet lose nothing.
         assert (await Client(gateway).post(records(1, first=9))).status == 202
         report = await gateway.close()
         assert (await Client(gateway).post(records(1))).status == 503
@@ -200,7 +200,7 @@ async def test_what_was_accepted_before_the_door_closed_is_answered_after_it():
     assert report.accepted == report.delivered == 6
 
 
-async def test_what_cannot_be_delivered_before_the_end_is_reported_to_who_waits_for_it():
+async def test_records_that_are_not_delivered_before_the_end_are_reported_to_the_waiting_client():
     transport = kinesis()
     transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
     gateway = gateway_of(transport, close_seconds=1.0)
@@ -214,6 +214,6 @@ async def test_what_cannot_be_delivered_before_the_end_is_reported_to_who_waits_
         await anyio.sleep(0.2)
         report = await gateway.close()
     assert answers[0].status == 503
-    # Waiting to be tried again, or just then on its way.
+    # Waiting for a retry, or in flight.
     assert {each["error_code"] for each in answers[0].json()["records"]} in ({"Shutdown"}, {"Unknown"})
     assert (report.accepted, report.failed_total) == (5, 5)

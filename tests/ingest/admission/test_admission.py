@@ -1,4 +1,4 @@
-"""Every row of the admission table is an answer that somebody really gets."""
+"""Every row of the table of refusals is an answer that a client can get."""
 
 import dataclasses
 import gzip
@@ -147,7 +147,7 @@ def typed(content_type: str, **more: str) -> dict[str, str]:
     return {"content-type": content_type, **{name.replace("_", "-"): value for name, value in more.items()}}
 
 
-# What leads to each row: the settings, and what is done.
+# For each row: the settings, and the requests that lead to it.
 ROWS: list[tuple[Refusal, dict[str, Any], Callable[[IngestGateway], Awaitable[Answer]]]] = [
     (Refusal.QUOTA, {}, over_the_rate),
     (Refusal.QUEUE_SHARE, {"max_outstanding_bytes": 4_000_000}, queue_share),
@@ -197,18 +197,18 @@ ROWS: list[tuple[Refusal, dict[str, Any], Callable[[IngestGateway], Awaitable[An
 
 
 def parsed(answer: Answer, field: str) -> Any:
-    """A header field's value as RFC 9651 reads it, by somebody else's parser."""
+    """The value of a header field, parsed by an independent parser of RFC 9651."""
     return http_sf.parse(answer.headers[field].encode(), tltype="list")
 
 
-def test_every_row_of_the_table_is_led_to():
+def test_every_row_of_the_table_has_a_request():
     assert {row[0] for row in ROWS} == set(REFUSALS) == set(Refusal)
 
 
 @pytest.mark.parametrize(
     ("refusal", "settings", "lead"), ROWS, ids=[f"{index}-{row[0].value}" for index, row in enumerate(ROWS)]
 )
-async def test_a_refused_request_is_answered_by_its_row(refusal, settings, lead, tmp_path: Path):
+async def test_a_rejected_request_is_answered_by_its_row(refusal, settings, lead, tmp_path: Path):
     config = None
     if "spool" in settings:
         settings = {**settings, "spool": tmp_path / settings["spool"]}
@@ -234,7 +234,7 @@ async def test_a_refused_request_is_answered_by_its_row(refusal, settings, lead,
         assert gateway.refusals[refusal] >= 1
 
 
-async def test_nothing_of_a_refused_request_is_put():
+async def test_no_record_of_a_rejected_request_is_put():
     async with open_gateway(directory=KnownTenants(*TENANTS), max_outstanding_records=100) as gateway:
         for body in ([ONE, {"partition_key": ""}], records(101), [ONE, {"data": None}]):
             answer = await Client(gateway, "acme").post(body)
@@ -260,7 +260,7 @@ async def test_the_fields_of_a_quota_parse_as_structured_fields_and_agree_with_r
         assert parsed(good, "ratelimit")[0][1]["r"] <= 10
 
 
-async def test_a_share_of_the_queue_that_is_used_up_says_so_and_when_there_is_more_of_it():
+async def test_a_full_queue_share_is_named_with_the_time_until_it_has_room():
     settings = next(settings for refusal, settings, _ in ROWS if refusal is Refusal.QUEUE_SHARE)
     async with open_gateway(kinesis(), KnownTenants(*TENANTS), close_seconds=0.5, **settings) as gateway:
         answer = await queue_share(gateway)

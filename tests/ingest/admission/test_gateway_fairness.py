@@ -1,4 +1,4 @@
-"""Tenants that share a hot shard through the gateway: a flood waits, is refused, and harms itself alone."""
+"""Tenants that share a hot shard through the gateway: a flood delays and rejects only its own tenant."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ def body(count: int, *, key: str, size: int = 100) -> bytes:
 
 @dataclass
 class Load:
-    """What quiet tenants met: seconds from request to delivery, and refusals."""
+    """The results of quiet tenants: seconds from request to delivery, and rejections."""
 
     gateway: IngestGateway
     seconds: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Load:
             await anyio.sleep(50 / per_second)
 
     async def quiet(self, tenant: str, *, key: str, per_second: float = 20.0) -> None:
-        """One record a request, not in step with anybody."""
+        """One record per request, at times that differ from those of other tenants."""
         client, request = Client(self.gateway, tenant), body(1, key=key)
         await anyio.sleep(0.0037 * QUIET.index(tenant))
         async with anyio.create_task_group() as requests:
@@ -79,9 +79,9 @@ async def quiet_beside_noise(
     keys: tuple[str, str] = ("quiet", "noise"),
     **settings: Any,
 ) -> Load:
-    """Every record is a Kinesis record of its own, so that a shard takes a thousand of them a second."""
+    """Every record is one Kinesis record, so a shard accepts 1,000 of them a second."""
     tenants = KnownTenants(Tenant(id="noisy"), *(Tenant(id=name) for name in QUIET))
-    # BufferStats for what a rested shard takes at once, and as much again that waits.
+    # Room for the burst of an idle shard, and for as many waiting records.
     options = {"aggregation_enabled": False, "max_outstanding_records": 2_500, "close_seconds": 1.0, **settings}
     async with open_gateway(transport or kinesis(), directory or tenants, **options) as gateway:
         load = Load(gateway)
@@ -90,7 +90,7 @@ async def quiet_beside_noise(
         async with anyio.create_task_group() as noise:
             if noise_per_second:
                 noise.start_soon(partial(load.noise, noise_per_second, key=keys[1]))
-                # Past the burst of a rested shard.
+                # After the burst of an idle shard.
                 await anyio.sleep(1.0)
             async with anyio.create_task_group() as quiet:
                 for name in QUIET:
@@ -99,7 +99,7 @@ async def quiet_beside_noise(
     return load
 
 
-async def test_a_noisy_tenant_costs_ten_quiet_ones_no_request_and_hardly_any_time():
+async def test_a_noisy_tenant_costs_ten_quiet_ones_no_request_and_little_time():
     unloaded = await quiet_beside_noise(0)
     beside = await quiet_beside_noise(5_000)
     one_for_all = await quiet_beside_noise(5_000, directory=OpenTenants(Tenant(id="all")))
@@ -107,7 +107,7 @@ async def test_a_noisy_tenant_costs_ten_quiet_ones_no_request_and_hardly_any_tim
     assert len(beside.seconds) == len(unloaded.seconds) == len(QUIET) * SECONDS * 20
     assert beside.p99() <= 2 * unloaded.p99() + 0.025
     assert beside.noise_refused > 100
-    # The same gateway with one queue for everybody refuses most of the quiet ones' requests.
+    # The same gateway with one queue for all tenants rejects most of the quiet tenants' requests.
     assert one_for_all.refused / (one_for_all.refused + len(one_for_all.seconds)) > 0.5
 
 
@@ -135,13 +135,13 @@ async def test_shares_of_a_hot_shard_follow_the_tenants_weights_within_two_hundr
                 filling.start_soon(fill, "gold")
                 filling.start_soon(fill, "tin")
     stored = [record for blob in transport.kinesis.records(STREAM) for record in decode(blob.data) or ()]
-    # The first second's burst went straight through: nobody had to wait yet.
+    # Without the first second: its burst passed without waiting.
     competing = Counter(record.partition_key for record in stored[2_000:])
     assert competing.total() > 5_000
     assert competing["gold"] / competing.total() == pytest.approx(0.75, abs=0.02)
 
 
-async def test_a_changed_weight_holds_from_then_on():
+async def test_a_changed_weight_takes_effect_at_once():
     tenants = KnownTenants(Tenant(id="a"), Tenant(id="b"))
     async with open_gateway(directory=tenants) as gateway:
         policy = gateway.producer.config.fairness
@@ -151,8 +151,8 @@ async def test_a_changed_weight_holds_from_then_on():
         assert (policy.weight_of("a"), policy.weight_of("gone")) == (5, 1)
 
 
-async def test_a_full_house_never_costs_a_quiet_tenant():
-    """Nothing leaves any more, and a hundred tenants send as much as they can: one that begins now is still taken."""
+async def test_a_full_buffer_never_rejects_a_quiet_tenant():
+    """Kinesis accepts nothing, and 100 tenants send as much as they can. A new tenant is still admitted."""
     transport = kinesis(latency_seconds=1_000.0)
     noisy = [Tenant(id=f"noisy-{number}") for number in range(100)]
     tenants = KnownTenants(*noisy, Tenant(id="quiet"), Tenant(id="alarm", tier="critical"))
@@ -174,8 +174,8 @@ async def test_a_full_house_never_costs_a_quiet_tenant():
             assert answer.status == 202, answer.body
 
 
-async def test_what_one_tenant_has_on_its_way_to_many_shards_leaves_room_for_another():
-    """No shard is slow, so that nothing waits in the fair queue: what fills the house is past it."""
+async def test_records_of_one_tenant_on_their_way_to_many_shards_leave_room_for_another():
+    """No shard is slow, so nothing waits in the fair queue. Records behind it fill the buffer."""
     transport = kinesis(16, latency_seconds=30.0)
     tenants = KnownTenants(Tenant(id="noisy"), Tenant(id="quiet"))
     async with open_gateway(transport, tenants, max_outstanding_records=2_000, close_seconds=0.0) as gateway:
@@ -195,7 +195,7 @@ async def test_what_one_tenant_has_on_its_way_to_many_shards_leaves_room_for_ano
             assert answer.status == 202, answer.body
 
 
-async def test_strangers_share_one_bounded_flow():
+async def test_unknown_tenants_share_one_bounded_flow():
     stranger = Tenant(id="unknown", records_per_second=50)
     tenants = KnownTenants(Tenant(id="known"), unknown=stranger)
     async with open_gateway(directory=tenants) as gateway:

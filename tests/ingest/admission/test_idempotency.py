@@ -1,4 +1,4 @@
-"""The same key is the same request, within a bounded window."""
+"""Within a bounded window, the same key is the same request."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -21,21 +21,21 @@ def test_a_repetition_gets_the_first_answer():
     assert keys.begin("a", b"1", 9.0) == StoredAnswer(202, b"first")
 
 
-def test_a_key_is_forgotten_when_its_time_is_over():
+def test_a_key_expires():
     keys = window()
     assert keys.begin("a", b"1", 0.0) is None
     keys.finish("a", StoredAnswer(202, b""), 0.0)
     assert keys.begin("a", b"2", 10.0) is None
 
 
-def test_a_refused_request_gives_its_key_back():
+def test_a_rejected_request_frees_its_key():
     keys = window()
     assert keys.begin("a", b"1", 0.0) is None
     keys.forget("a")
     assert keys.begin("a", b"2", 0.0) is None
 
 
-def test_a_key_in_use_and_a_key_of_another_request_are_told_apart():
+def test_a_key_in_use_and_a_key_of_another_request_have_different_answers():
     keys = window()
     assert keys.begin("a", b"1", 0.0) is None
     with pytest.raises(Refused) as refused:
@@ -46,7 +46,7 @@ def test_a_key_in_use_and_a_key_of_another_request_are_told_apart():
     assert refused.value.refusal is Refusal.KEY_REUSED
 
 
-def test_what_is_worked_on_is_not_forgotten_for_others_nor_for_its_age():
+def test_the_key_of_a_request_in_progress_is_not_evicted_and_does_not_expire():
     keys = window()
     assert keys.begin("slow", b"1", 0.0) is None
     for key in "abcdef":
@@ -62,7 +62,7 @@ def test_what_is_worked_on_is_not_forgotten_for_others_nor_for_its_age():
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.floats(0, 5), st.integers(0, 200))))
-def test_it_never_holds_more_than_its_bounds(steps):
+def test_the_window_never_exceeds_its_bounds(steps):
     keys = IdempotencyWindow(most_keys=5, seconds=10.0, most_bytes=500)
     now = 0.0
     for key, request, passed, size in steps:
@@ -79,18 +79,18 @@ def test_it_never_holds_more_than_its_bounds(steps):
 @pytest.mark.parametrize(
     ("value", "key"), [(b'"9f1c"', "9f1c"), (b"9f1c", "9f1c"), (b'  "a b"  ', "a b"), (b"x" * 255, "x" * 255)]
 )
-def test_a_key_is_a_structured_string_or_bare(value, key):
+def test_a_key_is_a_structured_string_or_unquoted(value, key):
     assert parse_key(value) == key
 
 
 @pytest.mark.parametrize("value", [b"", b"  ", b"x" * 256, b"\xff", b"a\tb"])
-def test_what_is_no_key_is_refused_without_repeating_it(value):
+def test_an_invalid_key_is_rejected_without_repeating_it(value):
     with pytest.raises(Refused) as refused:
         parse_key(value)
     assert refused.value.refusal is Refusal.BAD_PARAMETER
 
 
-def test_parts_of_a_request_cannot_be_shifted_into_one_another():
+def test_the_fingerprint_separates_the_parts_of_a_request():
     assert fingerprint(b"ab", b"c") != fingerprint(b"a", b"bc")
 
 
@@ -108,7 +108,7 @@ async def test_a_request_that_is_sent_twice_is_put_once():
 
 
 @pytest.mark.anyio
-async def test_a_key_of_a_refused_request_can_be_used_again():
+async def test_the_key_of_a_rejected_request_can_be_used_again():
     async with open_gateway(max_outstanding_records=10) as gateway:
         client = Client(gateway)
         assert (await client.post(records(11), idempotency_key="one")).status == 413
@@ -130,7 +130,7 @@ EVENT = {"content-type": JSON, "ce-specversion": "1.0", "ce-type": "t", "ce-sour
         (EVENT, {"ce-id": "2"}),
     ],
 )
-async def test_the_same_body_with_another_field_that_decides_its_record_is_another_request(headers, other):
+async def test_the_same_body_with_another_decoding_field_is_another_request(headers, other):
     async with open_gateway() as gateway:
         client = Client(gateway)
         path, key = f"/v1/streams/{STREAM}/records", {"idempotency-key": "one"}

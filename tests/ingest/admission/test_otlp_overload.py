@@ -1,4 +1,4 @@
-"""OTLP where there is no room, or Kinesis does not answer: 503 for the whole request, with a Retry-After that holds."""
+"""OTLP without room, or without Kinesis: 503 for the whole request, with a Retry-After that is true."""
 
 import anyio
 import pytest
@@ -16,7 +16,7 @@ from tests.ingest.app.scene import JSON, STREAM, Answer, Client, open_gateway, r
 pytestmark = pytest.mark.anyio
 
 PROTOBUF = "application/x-protobuf"
-# A service that takes nothing else: "partial_success" would have a client drop the rest.
+# Overload is never answered with "partial_success", because a client would drop the rest.
 BODIES = {
     PROTOBUF: ExportLogsServiceRequest(resource_logs=[{"schema_url": "one"}]).SerializeToString(),  # type: ignore[list-item]
     JSON: b'{"resourceLogs": [{"schemaUrl": "one"}]}',
@@ -42,10 +42,10 @@ def assert_comes_again(answer: Answer, content_type: str) -> float:
 
 
 @pytest.mark.parametrize("content_type", BODIES)
-async def test_without_room_it_is_503_and_who_comes_back_when_told_is_let_in(content_type: str) -> None:
+async def test_without_room_it_is_503_and_a_retry_after_the_given_time_succeeds(content_type: str) -> None:
     transport = FakeTransport(FakeKinesis({STREAM: 1}), latency_seconds=0.5)
     async with open_gateway(transport, DIRECTORY, max_outstanding_records=100) as gateway:
-        # All the room there is, by other tenants' records.
+        # Other tenants' records fill the buffer.
         held = gateway.producer.put_together_nowait(
             STREAM, [UserRecord(f"k{n}", b"x") for n in range(90)], flow="others"
         )

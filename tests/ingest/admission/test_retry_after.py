@@ -1,4 +1,4 @@
-"""Whoever comes back when he was told is taken then."""
+"""Clients that wait for Retry-After succeed at the first retry."""
 
 from collections import Counter
 from functools import partial
@@ -20,8 +20,8 @@ pytestmark = [
 BODY = b'{"records":[' + b",".join([b'{"partition_key":"k","data":"x"}'] * 20) + b"]}"
 
 
-async def obedient(client: Client, number: int, seen: Counter[str], *, seconds: float) -> None:
-    """Post as fast as it is taken; when refused, wait as told and count what comes of the return."""
+async def obeying_client(client: Client, number: int, seen: Counter[str], *, seconds: float) -> None:
+    """Post as fast as possible. After a rejection, wait for Retry-After and count the result of the retry."""
     deadline = anyio.current_time() + seconds
     await anyio.sleep(0.0113 * number)
     is_return = False
@@ -49,20 +49,20 @@ async def run(tenant: Tenant, *, clients: int, seconds: float, **settings: Any) 
     async with opened as gateway, anyio.create_task_group() as tasks:
         for number in range(clients):
             client = Client(gateway, tenant.id)
-            tasks.start_soon(partial(obedient, client, number, seen, seconds=seconds))
+            tasks.start_soon(partial(obeying_client, client, number, seen, seconds=seconds))
     return seen
 
 
-async def test_a_client_that_obeys_a_quota_is_taken_at_its_first_return():
-    """Thirty clients of one tenant ask for twelve times its rate."""
+async def test_clients_over_a_quota_that_wait_for_retry_after_succeed_at_the_first_retry():
+    """Thirty clients of one tenant send twelve times its rate."""
     seen = await run(Tenant(id="t", records_per_second=100), clients=30, seconds=120)
     assert seen["429"] > 300
     assert seen["taken"] / (seen["taken"] + seen["refused again"]) >= 0.95
-    # Nor does it cost the tenant what it paid for.
+    # The tenant still gets at least 90 % of its rate.
     assert seen["records"] >= 0.9 * 100 * 120
 
 
-async def test_a_client_that_obeys_a_full_queue_is_taken_at_its_first_return():
+async def test_clients_over_a_queue_share_that_wait_for_retry_after_succeed_at_the_first_retry():
     """One tenant alone fills its share of a slow stream's queue."""
     options: dict[str, Any] = {"rate_limit_records_per_sec_per_shard": 200, "aggregation_enabled": False}
     config = Config(fairness=FairnessPolicy(), max_outstanding_records=700, record_ttl_ms=60_000, **options)
@@ -71,8 +71,8 @@ async def test_a_client_that_obeys_a_full_queue_is_taken_at_its_first_return():
     assert seen["taken"] / (seen["taken"] + seen["refused again"]) >= 0.95
 
 
-async def test_a_tenant_deep_in_debt_is_not_told_to_come_back_before_it_is_out_of_it():
-    """A request larger than the whole burst passes, and is paid for by what comes after it."""
+async def test_retry_after_of_a_tenant_in_debt_covers_the_whole_debt():
+    """A request larger than the whole burst passes, and later requests wait until its debt is gone."""
     directory = KnownTenants(Tenant(id="t", records_per_second=1))
     async with open_gateway(kinesis(), directory) as gateway:
         client = Client(gateway, "t")
@@ -88,7 +88,7 @@ async def test_a_tenant_deep_in_debt_is_not_told_to_come_back_before_it_is_out_o
         assert (await client.post(records(1))).status == 202
 
 
-async def test_what_never_fits_is_too_large_and_nobody_is_told_to_come_back_with_it():
+async def test_a_request_that_can_never_fit_is_too_large_and_has_no_retry_after():
     directory = KnownTenants(Tenant(id="t"), Tenant(id="b", tier="bulk"), Tenant(id="c", tier="critical"))
     async with open_gateway(kinesis(), directory, max_outstanding_records=100) as gateway:
         for tenant, most in (("b", 45), ("t", 90), ("c", 100)):
@@ -98,7 +98,7 @@ async def test_what_never_fits_is_too_large_and_nobody_is_told_to_come_back_with
             assert (await client.post(records(most), ack="delivered")).status == 200
 
 
-async def test_a_quota_of_bytes_counts_a_keys_bytes_not_its_characters():
+async def test_a_byte_quota_counts_the_bytes_of_a_key_not_its_characters():
     async with open_gateway(kinesis(), KnownTenants(Tenant(id="t", bytes_per_second=1_000))) as gateway:
         client = Client(gateway, "t")
         for data in ("x", {"not": "plain"}):

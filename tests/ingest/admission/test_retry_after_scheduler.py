@@ -1,4 +1,4 @@
-"""When to come back: one after another, never too early, and bounded."""
+"""Retry times: one client after another, never too early, and bounded."""
 
 import math
 from heapq import heappop, heappush
@@ -9,15 +9,15 @@ from kpl_integrations.ingest.admission.retry_after import LONGEST_SECONDS, MOST_
 from kpl_integrations.ingest.tenants import Tenant, TenantQuota
 
 
-def no_chance() -> float:
+def no_jitter() -> float:
     return 0.0
 
 
-def test_a_queue_that_nothing_leaves_asks_for_the_longest_wait():
+def test_a_queue_that_does_not_drain_has_the_longest_wait():
     assert DrainRate(0.0).seconds_for(1) == LONGEST_SECONDS
 
 
-def test_the_rate_follows_what_leaves():
+def test_the_estimate_follows_the_drain_rate():
     drain = DrainRate(0.0)
     for second in range(1, 40):
         drain.observe(second * 100, float(second))
@@ -27,14 +27,14 @@ def test_the_rate_follows_what_leaves():
     assert drain.seconds_for(50) > 5
 
 
-def test_those_who_are_refused_together_return_one_after_another():
-    slots = RetryAfterScheduler(no_chance)
+def test_clients_rejected_together_get_successive_times():
+    slots = RetryAfterScheduler(no_jitter)
     waits = [slots.assign(1.0, ready_in=1.0, now=0.0) for _ in range(10)]
     assert waits == [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
-def test_a_newcomer_is_kept_out_while_others_were_told_to_return():
-    slots = RetryAfterScheduler(no_chance)
+def test_a_new_request_is_rejected_while_slots_are_reserved():
+    slots = RetryAfterScheduler(no_jitter)
     assert not slots.is_reserved(0.0)
     assert slots.assign(1.0, ready_in=2.0, now=0.0) == 2
     assert slots.is_reserved(1.0)
@@ -42,8 +42,8 @@ def test_a_newcomer_is_kept_out_while_others_were_told_to_return():
     assert not slots.is_reserved(2.2)
 
 
-def test_whoever_does_not_return_loses_the_slot():
-    slots = RetryAfterScheduler(no_chance)
+def test_a_client_that_does_not_return_loses_its_slot():
+    slots = RetryAfterScheduler(no_jitter)
     slots.assign(1.0, ready_in=1.0, now=0.0)
     slots.assign(1.0, ready_in=1.0, now=0.0)
     assert not slots.is_reserved(10.0)
@@ -51,7 +51,7 @@ def test_whoever_does_not_return_loses_the_slot():
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 100.0), st.floats(0.0, 1_000.0)), max_size=200))
-def test_a_wait_is_whole_seconds_within_its_bounds_and_never_before_there_is_room(requests):
+def test_a_wait_is_whole_seconds_within_its_bounds_and_never_before_there_is_capacity(requests):
     slots = RetryAfterScheduler(lambda: 0.999)
     now = 0.0
     for passed, cost, ready_in in requests:
@@ -62,10 +62,10 @@ def test_a_wait_is_whole_seconds_within_its_bounds_and_never_before_there_is_roo
     assert len(slots) <= MOST_SLOTS
 
 
-def test_of_clients_that_obey_nineteen_in_twenty_are_taken_at_their_first_return():
-    """Fifty clients of one tenant want twice its rate, and start together."""
+def test_95_percent_of_obeying_clients_succeed_at_the_first_retry():
+    """Fifty clients of one tenant send twice its rate, and start together."""
     tenant = Tenant(id="t", records_per_second=100)
-    quota, slots = TenantQuota(tenant), RetryAfterScheduler(no_chance)
+    quota, slots = TenantQuota(tenant), RetryAfterScheduler(no_jitter)
     events = [(0.001 * client, client, False) for client in range(50)]
     returned = taken_at_once = served = 0
     while events:
@@ -83,5 +83,5 @@ def test_of_clients_that_obey_nineteen_in_twenty_are_taken_at_their_first_return
             heappush(events, (now + told + 0.003 * (client % 10), client, True))
     assert returned > 500
     assert taken_at_once / returned >= 0.95
-    # And it does not cost the tenant its rate.
+    # The tenant still gets at least 90 % of its rate.
     assert served >= 0.9 * 100 * 120

@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Speaks for one tenant, or for nobody."""
+    """A client of one tenant, or one without credentials."""
 
     def __init__(self, gateway: IngestGateway, tenant: str | None = None) -> None:
         self._gateway = gateway
@@ -132,7 +132,7 @@ def gateway_of(
     config: Config | None = None,
     **settings: Any,
 ) -> IngestGateway:
-    """A gateway whose chance is no chance: no jitter."""
+    """Return a gateway without jitter."""
     return IngestGateway(
         load_settings(**settings),
         OpenTenants(Tenant(id="local")) if directory is None else directory,

@@ -1,4 +1,4 @@
-"""The gateway's examples work as they stand, and its manifests agree with its own delays."""
+"""The gateway's examples work unchanged, and its manifests match its own delays."""
 
 import configparser
 import importlib.util
@@ -19,7 +19,7 @@ from tests.ingest.running_gateway import running_gateway
 EXAMPLES = Path(__file__).parents[3] / "examples" / "ingest"
 
 
-def test_every_line_of_the_curl_example_is_taken():
+def test_every_line_of_the_curl_example_is_accepted():
     with running_gateway(OpenTenants(Tenant(id="local")), {"demo": 2}) as gateway:
         environment = os.environ | {"GATEWAY": gateway.url}
         ended = subprocess.run(
@@ -31,7 +31,7 @@ def test_every_line_of_the_curl_example_is_taken():
     assert '"rejected":[{"index":1,"field":"data"' in ended.stdout
 
 
-def test_the_httpx_client_brings_everything_to_a_tenant_of_a_small_rate():
+def test_the_httpx_client_delivers_everything_for_a_tenant_with_a_low_rate():
     tenant = Tenant(id="t", records_per_second=400)
     with running_gateway(CallableTenants(lambda _: tenant, tenants=[tenant]), {"demo": 1}) as gateway:
         ended = subprocess.run(
@@ -47,7 +47,7 @@ def test_the_httpx_client_brings_everything_to_a_tenant_of_a_small_rate():
     assert gateway.report.delivered == 1_000
 
 
-def test_the_httpx_client_puts_nothing_twice_when_an_answer_is_lost():
+def test_the_httpx_client_duplicates_nothing_when_an_answer_is_lost():
     specification = importlib.util.spec_from_file_location("httpx_client", EXAMPLES / "httpx_client.py")
     assert specification is not None
     assert specification.loader is not None
@@ -84,7 +84,7 @@ def test_systemd_waits_longer_than_the_gateway_needs():
     assert float(unit["Service"]["TimeoutStopSec"]) > needed + 5
 
 
-def test_the_manifest_asks_the_gateways_own_probes_and_gives_it_time():
+def test_the_manifest_uses_the_gateways_probes_and_gives_it_enough_time():
     documents = list(yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()))
     (workload,) = (each for each in documents if each["kind"] == "StatefulSet")
     pod = workload["spec"]["template"]["spec"]

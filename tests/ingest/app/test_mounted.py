@@ -1,4 +1,4 @@
-"""Under a prefix, as a host mounts it: with the slash or without, and what only looks like the prefix is not."""
+"""Mounted under a prefix: with or without the slash, and not under a path that only resembles the prefix."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ ROOTS = [
     ("/ingest", "/ingest", True),
     ("/ingest/", "/ingest", True),
     ("/ingest/", "/ingest/", True),
-    # A host that takes the prefix off itself.
+    # A host that removes the prefix itself.
     ("/", "/ingest", True),
     ("", "/ingest", True),
     ("/ingester", "/ingest", False),

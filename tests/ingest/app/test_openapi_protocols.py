@@ -1,4 +1,4 @@
-"""The description of OTLP and of the Kinesis API holds: schemathesis finds nothing at either."""
+"""The description of OTLP and of the Kinesis API is true: schemathesis finds no difference."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,11 +19,11 @@ from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.decoding.otlp_body import PROTOBUF
 from kpl_integrations.ingest.openapi import openapi_document, protocol_paths
 from kpl_integrations.ingest.tenants import SIGNALS, OpenTenants, Tenant
-from kpl_integrations.kinesis_protocol import JSON_CONTENT_TYPE
+from kpl_integrations.kinesis_protocol.wire import JSON_CONTENT_TYPE
 from tests.ingest.running_gateway import RunningGateway, running_gateway
 
 schemathesis.serializer.alias(JSON_CONTENT_TYPE, "application/json")
-# Any resources will do, and their fields are no business of the gateway's.
+# Any resources are valid, because the gateway does not read their fields.
 schemathesis.openapi.media_type(
     PROTOBUF,
     st.lists(st.binary(max_size=100)).map(lambda parts: b"".join(b"\x0a%c%b" % (len(part), part) for part in parts)),
@@ -49,7 +49,7 @@ def gateway() -> Iterator[RunningGateway]:
 @SCHEMA.exclude(path="/").parametrize()
 @QUICKLY
 def test_schemathesis_finds_nothing_at_otlp(case: "Case[Any]", gateway: RunningGateway) -> None:
-    # A partition key may be more than the description's ASCII, which is what every client can send.
+    # The gateway accepts partition keys outside ASCII, which the description leaves out.
     response = case.call(base_url=gateway.url, timeout=20)
     case.validate_response(response, excluded_checks=[negative_data_rejection])
 
@@ -59,7 +59,7 @@ def test_schemathesis_finds_nothing_at_otlp(case: "Case[Any]", gateway: RunningG
 def test_schemathesis_finds_no_undescribed_answer_at_the_kinesis_api(
     case: "Case[Any]", gateway: RunningGateway
 ) -> None:
-    # What a valid body is depends on the operation, and AWS describes it: so it is not asked here.
+    # Bodies are not described, because they depend on the operation and AWS documents them.
     checks: list[Any] = [
         not_a_server_error,
         status_code_conformance,

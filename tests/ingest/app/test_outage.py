@@ -1,4 +1,4 @@
-"""An outage that outlasts every record the gateway holds: refused while it lasts, and taken again after it."""
+"""An outage that outlasts every buffered record: requests are rejected during it and accepted after it."""
 
 import anyio
 import pytest
@@ -9,7 +9,7 @@ from tests.ingest.app.scene import STREAM, Client, kinesis, open_gateway, record
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_gateway_whose_records_have_all_expired_takes_new_ones_when_kinesis_answers_again() -> None:
+async def test_a_gateway_accepts_records_after_an_outage_in_which_all_records_expired() -> None:
     transport = kinesis()
     outage = transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
     async with open_gateway(transport, record_ttl_ms=1_000, aggregation_enabled=False) as gateway:
@@ -28,7 +28,9 @@ async def test_a_gateway_whose_records_have_all_expired_takes_new_ones_when_kine
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_who_waits_for_delivery_hears_whose_breaker_it_was_and_that_the_spool_has_his_records(tmp_path) -> None:
+async def test_a_client_that_waits_for_delivery_learns_the_open_breaker_and_that_the_spool_has_its_records(
+    tmp_path,
+) -> None:
     transport = kinesis()
     outage = transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
     async with open_gateway(
@@ -50,7 +52,7 @@ async def test_who_waits_for_delivery_hears_whose_breaker_it_was_and_that_the_sp
             said.startswith(f"the circuit breaker of stream {STREAM} is open; not delivered yet") for said in stopped
         )
         transport.kinesis.faults.remove(outage)
-        # The count is there only where there is something to count.
+        # The count is left out if it is 0.
         with anyio.fail_after(30):
             while True:
                 answer = await client.post(records(1), ack="delivered")

@@ -1,4 +1,4 @@
-"""The gateway on a socket: clients that are slow, never end or hang up, and an end in order."""
+"""The gateway on a socket: slow, endless and disconnecting clients, and the shutdown."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ async def served(gateway: IngestGateway) -> AsyncIterator[GatewayServer]:
 
 
 async def spoken(server: GatewayServer, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """What the server says to these bytes before it hangs up."""
+    """Return what the server sends for these bytes before it closes the connection."""
     host, _, port = server.url.rpartition("/")[2].partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -61,7 +61,7 @@ async def spoken(server: GatewayServer, *pieces: bytes, pause: float = 0.0) -> b
         writer.close()
 
 
-async def test_a_head_that_comes_too_slowly_is_answered_408_and_others_are_served_meanwhile():
+async def test_a_slow_head_is_answered_408_while_other_clients_are_served():
     async with served(gateway_of(kinesis(), header_seconds=0.3)) as server, httpx.AsyncClient() as client:
         slow = [asyncio.create_task(spoken(server, b"POST / HTTP/1.1\r\n", b"a: b\r\n", pause=0.1)) for _ in range(20)]
         silent = asyncio.create_task(spoken(server))
@@ -69,7 +69,7 @@ async def test_a_head_that_comes_too_slowly_is_answered_408_and_others_are_serve
         assert all(answer.startswith(b"HTTP/1.1 408") for answer in await asyncio.gather(*slow, silent))
 
 
-async def test_a_head_that_never_ends_is_answered_431():
+async def test_an_endless_head_is_answered_431():
     head = b"GET /livez HTTP/1.1\r\n" + b"a: b\r\n" * 500
     async with served(gateway_of(kinesis(), max_header_bytes=2_048)) as server:
         answer = await spoken(server, head)
@@ -77,12 +77,12 @@ async def test_a_head_that_never_ends_is_answered_431():
         assert (await spoken(server, b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_client_that_sends_many_requests_at_once_has_not_sent_one_long_head():
+async def test_many_pipelined_requests_are_not_one_long_head():
     body = b'{"partition_key":"k","data":"' + b"x" * 400 + b'"}'
     fields = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
     async with served(gateway_of(kinesis(), max_header_bytes=2_048)) as server:
-        # The first piece ends within a head.
+        # The first piece ends inside a head.
         said = await spoken(server, (fields.encode() + body) * 10 + last[:9], last[9:], pause=0.1)
         assert said.count(b"HTTP/1.1 202") == 10
         assert b"HTTP/1.1 200" in said
@@ -90,7 +90,7 @@ async def test_a_client_that_sends_many_requests_at_once_has_not_sent_one_long_h
         assert endless == b"" or b"HTTP/1.1 431" in endless
 
 
-async def test_a_body_that_comes_too_slowly_is_answered_408():
+async def test_a_slow_body_is_answered_408():
     head = f"POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".encode()
     async with served(gateway_of(kinesis(), body_seconds=0.3)) as server:
         assert (await spoken(server, head, b"{", b'"', pause=0.1)).startswith(b"HTTP/1.1 408")
@@ -109,10 +109,10 @@ async def test_a_second_head_on_the_same_connection_is_bounded_like_the_first():
         (f"POST {PATH} HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n", b"401", b"x"),
         ("GET /livez HTTP/1.1\r\n\r\n", b"200", b"\r\n"),
     ],
-    ids=["a body nobody reads", "empty lines"],
+    ids=["an unread body", "empty lines"],
 )
-@pytest.mark.parametrize("times", [1, 600], ids=["once", "on and on"])
-async def test_who_was_answered_holds_a_connection_no_longer_by_sending_what_is_no_request(asked, status, rest, times):
+@pytest.mark.parametrize("times", [1, 600], ids=["once", "repeatedly"])
+async def test_bytes_that_are_not_a_request_do_not_extend_an_idle_connection(asked, status, rest, times):
     gateway = gateway_of(kinesis(), KnownTenants(Tenant(id="t")), keep_alive_seconds=1)
     async with served(gateway) as server:
         host, _, port = server.url.rpartition("/")[2].partition(":")
@@ -132,7 +132,7 @@ async def test_who_was_answered_holds_a_connection_no_longer_by_sending_what_is_
 
 
 def answering_after(gateway: IngestGateway, told: asyncio.Event) -> None:
-    """Let the application answer no request before it is told to."""
+    """Delay the application's answers until the returned event is set."""
     application = type(gateway).__call__
 
     class Waiting(type(gateway)):  # type: ignore[misc] # a class that is an argument's
@@ -144,7 +144,7 @@ def answering_after(gateway: IngestGateway, told: asyncio.Event) -> None:
     gateway.__class__ = Waiting
 
 
-async def test_a_head_too_slow_behind_a_request_still_answered_is_refused_after_the_answer():
+async def test_a_slow_head_behind_a_pending_request_is_rejected_after_the_answer():
     told = asyncio.Event()
     gateway = gateway_of(kinesis(), header_seconds=1.0)
     answering_after(gateway, told)
@@ -155,7 +155,7 @@ async def test_a_head_too_slow_behind_a_request_still_answered_is_refused_after_
         assert b"HTTP/1.1 408" in said
 
 
-async def test_a_head_too_large_behind_a_request_still_answered_is_not_its_answer():
+async def test_a_large_head_behind_a_pending_request_does_not_replace_its_answer():
     told = asyncio.Event()
     gateway = gateway_of(kinesis(), max_header_bytes=2_048)
     answering_after(gateway, told)
@@ -167,7 +167,7 @@ async def test_a_head_too_large_behind_a_request_still_answered_is_not_its_answe
             told.set()
 
 
-async def test_what_is_no_http_is_answered_400_and_hurts_nobody():
+async def test_bytes_that_are_not_http_are_answered_400_and_affect_no_other_client():
     async with served(gateway_of(kinesis())) as server, httpx.AsyncClient() as client:
         for noise in (b"\x16\x03\x01\x02\x00\x01", b"\r\n\r\n\x00\x00", b"GET /\xff HTTP/1.1\r\n\r\n"):
             answer = await spoken(server, noise, b"\r\n\r\n")
@@ -175,7 +175,7 @@ async def test_what_is_no_http_is_answered_400_and_hurts_nobody():
         assert (await client.get(server.url + "/livez")).status_code == 200
 
 
-async def test_bodies_in_chunks_and_in_pieces_arrive_whole():
+async def test_chunked_and_fragmented_bodies_arrive_complete():
     transport = kinesis()
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -190,7 +190,7 @@ async def test_bodies_in_chunks_and_in_pieces_arrive_whole():
         assert [record.data for record in transport.kinesis.records(STREAM)] == [b"in chunks"]
 
 
-async def test_a_too_large_body_is_refused_before_it_is_read():
+async def test_a_too_large_body_is_rejected_before_it_is_read():
     head = f"POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 2000000\r\n\r\n".encode()
     async with served(gateway_of(kinesis(), max_body_bytes=1_024)) as server:
         answer = await spoken(server, head)
@@ -198,7 +198,7 @@ async def test_a_too_large_body_is_refused_before_it_is_read():
         assert b"connection: close" in answer
 
 
-async def test_no_secret_and_no_line_of_a_client_gets_into_the_log(caplog):
+async def test_no_secret_and_no_line_of_a_client_is_logged(caplog):
     tenants = KnownTenants(Tenant(id="t"))
     with caplog.at_level(logging.DEBUG):
         async with served(gateway_of(kinesis(), tenants)) as server, httpx.AsyncClient() as client:
@@ -212,8 +212,8 @@ async def test_no_secret_and_no_line_of_a_client_gets_into_the_log(caplog):
     assert not [line for line in ours if "sesame" in line or "injected" in line]
 
 
-async def test_a_signal_under_load_ends_in_order_and_every_accepted_record_is_accounted_for():
-    """Readiness first, requests are taken meanwhile; then the door closes, and what is there drains."""
+async def test_a_signal_under_load_shuts_down_and_every_accepted_record_is_reported():
+    """Readiness fails first while requests are accepted. Then admission closes and the buffer drains."""
     transport = kinesis(2, latency_seconds=0.02)
     gateway = gateway_of(transport, drain_delay_seconds=0.5, close_seconds=5.0)
     accepted = refused = 0
@@ -237,7 +237,7 @@ async def test_a_signal_under_load_ends_in_order_and_every_accepted_record_is_ac
                     refused += 1
                     return
                 if stopping.is_set() and worker == 0:
-                    # The server may be gone between two requests.
+                    # The server may end between two requests.
                     with contextlib.suppress(httpx.TransportError):
                         ready = await client.get(server.url + "/readyz")
                         live = await client.get(server.url + "/livez")
@@ -256,7 +256,7 @@ async def test_a_signal_under_load_ends_in_order_and_every_accepted_record_is_ac
     assert report.complete
 
 
-async def test_a_second_signal_gives_up_waiting_and_still_accounts_for_everything():
+async def test_a_second_signal_stops_waiting_and_every_record_is_still_reported():
     transport = kinesis()
     transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
     gateway = gateway_of(transport, drain_delay_seconds=60.0, close_seconds=60.0)
@@ -268,7 +268,7 @@ async def test_a_second_signal_gives_up_waiting_and_still_accounts_for_everythin
         server.stop()
     assert time.monotonic() - started < 15
     assert gateway.report is not None
-    # Waiting for its turn to be tried again, or just then on its way.
+    # Waiting for a retry, or in flight.
     assert dict(gateway.report.failed) in ({"Shutdown": 1}, {"Unknown": 1})
 
 
@@ -280,7 +280,7 @@ def test_a_taken_port_is_an_os_error():
             _ = bound_socket("127.0.0.1", port)
 
 
-async def test_the_lifespan_of_any_server_opens_and_closes_it():
+async def test_the_lifespan_of_any_server_opens_and_closes_the_gateway():
     gateway = gateway_of(kinesis())
     incoming: list[Any] = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
     sent: list[Any] = []
@@ -301,7 +301,7 @@ async def test_the_lifespan_of_any_server_opens_and_closes_it():
     assert gateway.report.delivered == 1
 
 
-async def test_mounted_under_a_prefix_it_answers_there():
+async def test_a_mounted_gateway_answers_under_its_prefix():
     from starlette.applications import Starlette  # noqa: PLC0415
     from starlette.routing import Mount  # noqa: PLC0415
 

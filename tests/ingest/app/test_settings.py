@@ -1,15 +1,16 @@
-"""The gateway's settings: from arguments, else the environment, checked, and never repeated in an error."""
+"""The gateway's settings come from arguments, else the environment. They are checked, and errors repeat no secret."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from kpl_core import ConfigError
 from kpl_integrations.ingest import load_settings
-from kpl_integrations.ingest.settings import unknown_variables
+from kpl_integrations.ingest.settings import BOUNDS, IngestSettings, unknown_variables
 
 
-def test_the_environment_is_read_and_arguments_come_before_it(monkeypatch):
+def test_arguments_have_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("KPL_INGEST_PORT", "9000")
     monkeypatch.setenv("KPL_INGEST_MAX_BODY_BYTES", "2048")
     assert (load_settings().port, load_settings().max_body_bytes) == (9000, 2048)
@@ -27,7 +28,7 @@ def test_the_environment_is_read_and_arguments_come_before_it(monkeypatch):
         ({"max_depth": "secret-thing"}, "max_depth"),
     ],
 )
-def test_a_setting_out_of_its_bounds_is_named_without_its_value(given, words):
+def test_an_invalid_setting_is_named_without_a_value_that_may_be_secret(given, words):
     with pytest.raises(ConfigError, match=words) as error:
         load_settings(**given)
     assert "secret-thing" not in str(error.value)
@@ -36,37 +37,69 @@ def test_a_setting_out_of_its_bounds_is_named_without_its_value(given, words):
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"port": 70_000}, "port: 70,000 is out of bounds; give a number of 0 or more, at most 65,535"),
+        ({"port": 70_000}, "port is 70000; it must be between 0 and 65,535"),
         ({}, "KPL_INGEST_MAX_DEPTH: Input should be a valid integer, unable to parse string as an integer"),
         ({"max_depth": 5, "tls_key": "k"}, "tls_certificate and tls_key belong together; give both or none"),
     ],
 )
-def test_a_setting_is_named_as_it_was_given(monkeypatch, given, reason):
+def test_a_setting_is_named_as_the_caller_gave_it(monkeypatch, given, reason):
     monkeypatch.setenv("KPL_INGEST_MAX_DEPTH", "deep" if "max_depth" not in given and "port" not in given else "5")
     with pytest.raises(ConfigError) as error:
         load_settings(**given)
     assert str(error.value) == f"invalid settings of the gateway: {reason}"
 
 
-def test_variables_that_are_no_settings_are_found():
+@pytest.mark.parametrize(("name", "bound"), BOUNDS.items())
+def test_each_bound_of_the_table_holds(name, bound):
+    """The smallest and the largest allowed value pass, and the next one outside does not."""
+    step = 1 if bound.whole else 1e-3
+    outside = [bound.smallest if bound.above else bound.smallest - step, math.nan]
+    inside = [bound.smallest + step if bound.above else bound.smallest]
+    if bound.largest < math.inf:
+        inside.append(bound.largest)
+        outside.append(bound.largest * 2)
+    for value in inside:
+        given = {"max_body_bytes": min(value, 1_024), name: value} if name == "max_reading_bytes" else {name: value}
+        given = {"max_reading_bytes": 1 << 40, **given} if name == "max_body_bytes" else given
+        assert getattr(load_settings(**given), name) == value
+    for value in outside:
+        with pytest.raises(ConfigError, match=name):
+            load_settings(**{name: value})
+
+
+def test_each_number_has_a_bound():
+    defaults = {name: field.default for name, field in IngestSettings.model_fields.items()}
+    numbers = {
+        name for name, value in defaults.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    assert numbers == set(BOUNDS)
+
+
+def test_an_out_of_bounds_variable_is_named_by_its_variable(monkeypatch):
+    monkeypatch.setenv("KPL_INGEST_WORKERS", "65")
+    with pytest.raises(ConfigError, match=r"KPL_INGEST_WORKERS is 65; it must be between 1 and 64 \(processes\)"):
+        load_settings()
+
+
+def test_variables_that_are_not_settings_are_found():
     environment = ["KPL_INGEST_SPOOOL", "KPL_INGEST_SPOOL", "kpl_ingest_port", "KPL_GATEWAY_KEY", "PATH"]
     assert unknown_variables(environment) == ["KPL_INGEST_SPOOOL"]
 
 
-def test_the_admin_key_is_in_no_repr(monkeypatch):
+def test_no_repr_contains_the_admin_key(monkeypatch):
     monkeypatch.setenv("KPL_INGEST_ADMIN_KEY", "open sesame, please")
     assert "sesame" not in repr(load_settings())
 
 
 @pytest.mark.parametrize("key", ["", "sesame"])
-def test_an_admin_key_that_is_empty_or_short_is_refused_since_it_would_be_everybody_s(monkeypatch, key):
+def test_an_empty_or_short_admin_key_is_rejected(monkeypatch, key):
     monkeypatch.setenv("KPL_INGEST_ADMIN_KEY", key)
     with pytest.raises(ConfigError, match=f"admin_key has {len(key)} characters; give at least 16") as error:
         load_settings()
     assert "sesame" not in str(error.value)
 
 
-def test_a_spool_takes_dead_letters_too_and_writes_ahead(tmp_path: Path):
+def test_a_spool_stores_dead_letters_too_and_writes_ahead(tmp_path: Path):
     config = load_settings(spool=tmp_path / "s.db", dead_letters=tmp_path / "d.db").producer_config()
     assert config.spool is not None
     assert config.spool.mode == "write_ahead"

@@ -1,4 +1,4 @@
-"""The dashboard's routes over ASGI: who may look, what leaves, and that watching ends."""
+"""The dashboard's routes over ASGI: authorization, events, and the end of event streams."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ async def _gateway(directory: TenantDirectory, **settings: object) -> AsyncItera
 
 
 class Client:
-    """One request; `gone` ends it from the client's side."""
+    """One request. Setting `gone` disconnects the client."""
 
     def __init__(self, method: str, path: str, *, body: bytes = b"", **headers: str) -> None:
         fields = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -74,7 +74,7 @@ class Client:
         return [msgspec.json.decode(each.rpartition(b"data: ")[2]) for each in self.content.split(b"\n\n") if each]
 
 
-async def test_where_nothing_is_checked_everybody_may_look() -> None:
+async def test_without_credentials_every_client_is_authorized() -> None:
     async with _gateway(OPEN) as gateway:
         page = await Client("GET", "/dashboard").ask(gateway)
         assert page.status == 200
@@ -82,14 +82,14 @@ async def test_where_nothing_is_checked_everybody_may_look() -> None:
         assert "unsafe" not in page.headers["content-security-policy"]
 
 
-async def test_without_a_session_there_is_a_form_and_nothing_else() -> None:
+async def test_without_a_session_there_is_only_a_form() -> None:
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
         assert (await Client("GET", "/dashboard").ask(gateway)).status == 401
         events = await Client("GET", "/dashboard/events").ask(gateway)
         assert (events.status, events.content) == (401, b"")
 
 
-async def test_without_an_admin_key_nobody_may_look_and_the_page_says_what_to_set() -> None:
+async def test_without_an_admin_key_the_page_names_the_variable_to_set() -> None:
     async with _gateway(CLOSED) as gateway:
         page = await Client("GET", "/dashboard").ask(gateway)
         assert page.status == 403
@@ -106,12 +106,12 @@ async def test_the_key_is_exchanged_for_a_cookie_that_opens_page_and_events() ->
         assert (await Client("GET", "/dashboard", cookie=cookie).ask(gateway)).status == 200
 
 
-async def test_a_form_that_is_too_large_is_refused_like_any_body() -> None:
+async def test_a_form_that_is_too_large_is_rejected_like_any_body() -> None:
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
         assert (await Client("POST", "/dashboard", body=b"key=" + b"x" * 10_000).ask(gateway)).status == 413
 
 
-async def test_who_enters_under_a_path_prefix_comes_back_with_the_cookie() -> None:
+async def test_a_login_under_a_path_prefix_returns_with_the_cookie() -> None:
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
 
         async def behind_a_proxy(scope: Any, receive: Any, send: Any) -> None:
@@ -124,13 +124,13 @@ async def test_who_enters_under_a_path_prefix_comes_back_with_the_cookie() -> No
             assert (entered.status_code, entered.url.path) == (200, "/some/gateway/dashboard")
 
 
-async def test_a_form_of_other_fields_is_a_wrong_key_and_no_error_of_the_server() -> None:
+async def test_a_form_without_a_key_is_a_wrong_key_and_not_a_server_error() -> None:
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
         for body in (b"a=1&b=2&c=3", b"&" * 4_000, b"\xff=%ff&;key", b"key=%ff"):
             assert (await Client("POST", "/dashboard", body=body).ask(gateway)).status == 401
 
 
-async def test_each_second_has_one_event_until_the_client_goes() -> None:
+async def test_there_is_one_event_a_second_until_the_client_disconnects() -> None:
     async with _gateway(OPEN) as gateway, anyio.create_task_group() as tasks:
         watcher = Client("GET", "/dashboard/events")
         tasks.start_soon(watcher.ask, gateway)
@@ -140,7 +140,7 @@ async def test_each_second_has_one_event_until_the_client_goes() -> None:
         watcher.gone.set()
 
 
-async def test_closing_the_intake_ends_every_event_stream() -> None:
+async def test_closing_admission_ends_every_event_stream() -> None:
     async with _gateway(OPEN) as gateway, anyio.create_task_group() as tasks:
         watchers = [Client("GET", "/dashboard/events") for _ in range(3)]
         for watcher in watchers:
@@ -151,7 +151,7 @@ async def test_closing_the_intake_ends_every_event_stream() -> None:
         assert b"event: closed" in watcher.content
 
 
-async def test_a_session_that_is_over_ends_its_event_stream() -> None:
+async def test_an_expired_session_ends_its_event_stream() -> None:
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
         began_at = anyio.current_time()
         gateway.routes |= Dashboard(
@@ -164,12 +164,12 @@ async def test_a_session_that_is_over_ends_its_event_stream() -> None:
         with anyio.fail_after(20):
             await watcher.ask(gateway)
         assert watcher.status == 200
-        # Eight hours, of which each second of this test is one.
+        # Advance the wall clock by eight hours.
         assert len(watcher.events()) in {8, 9}
         assert b"closed" not in watcher.content
 
 
-async def test_a_watcher_that_reads_no_more_does_not_hold_up_the_end() -> None:
+async def test_a_watcher_that_does_not_read_does_not_delay_the_shutdown() -> None:
     async def unread(message: Any) -> None:
         if message["type"] == "http.response.body":
             await anyio.sleep_forever()
@@ -183,7 +183,7 @@ async def test_a_watcher_that_reads_no_more_does_not_hold_up_the_end() -> None:
                 await gateway.close()
 
 
-async def test_watchers_beyond_the_bound_are_told_to_come_later() -> None:
+async def test_watchers_beyond_the_bound_get_503_with_retry_after() -> None:
     async with _gateway(OPEN) as gateway, anyio.create_task_group() as tasks:
         watchers = [Client("GET", "/dashboard/events") for _ in range(MOST_WATCHERS)]
         for watcher in watchers:
@@ -200,7 +200,7 @@ async def test_watchers_beyond_the_bound_are_told_to_come_later() -> None:
             watcher.gone.set()
 
 
-async def test_a_key_that_is_guessed_again_and_again_is_not_even_looked_at_for_a_while() -> None:
+async def test_after_repeated_wrong_keys_no_key_is_checked_for_a_while() -> None:
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
 
         async def enter(key: str, address: str = "192.0.2.1") -> Client:
@@ -209,7 +209,7 @@ async def test_a_key_that_is_guessed_again_and_again_is_not_even_looked_at_for_a
             return await asking.ask(gateway)
 
         assert [(await enter(f"guess-{number}")).status for number in range(6)] == [401] * 5 + [429]
-        # Nor is the right one: or to be refused would tell that it is wrong.
+        # The right key is rejected too. Otherwise a rejection would reveal that a key is wrong.
         refused = await enter(KEY)
         assert (refused.status, refused.headers["retry-after"]) == (429, "12")
         assert b"12 s" in refused.content
@@ -219,8 +219,8 @@ async def test_a_key_that_is_guessed_again_and_again_is_not_even_looked_at_for_a
 
 
 @pytest.mark.parametrize(("scheme", "is_secure"), [("http", False), ("https", True)])
-async def test_behind_what_ends_tls_the_cookie_is_for_tls_alone(scheme: str, is_secure: bool) -> None:
-    """The server says the scheme: by X-Forwarded-Proto, where it believes whoever sent it."""
+async def test_behind_a_tls_proxy_the_cookie_is_secure(scheme: str, is_secure: bool) -> None:
+    """The server sets the scheme from X-Forwarded-Proto if it trusts the proxy."""
     async with _gateway(CLOSED, admin_key=KEY) as gateway:
         asking = Client("POST", "/dashboard", body=f"key={KEY}".encode())
         asking.scope["scheme"] = scheme

@@ -1,4 +1,4 @@
-"""Guessing the admin key: a few tries, then slowly, and nobody else pays for it. In literal times."""
+"""Wrong admin keys: a few attempts, then slowly, without an effect on other addresses. Times are literal."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def guessed(count: int, *addresses: str, now: float = 0.0) -> LoginAttempts:
     return attempts
 
 
-def test_after_a_few_wrong_keys_an_address_waits_and_then_has_one_try_at_a_time() -> None:
+def test_after_a_few_wrong_keys_an_address_waits_and_then_has_one_attempt_at_a_time() -> None:
     attempts = guessed(AT_ONCE - 1, "192.0.2.1")
     assert attempts.wait_seconds("192.0.2.1", 0.0) == 0
     attempts.failed("192.0.2.1", 0.0)
@@ -35,7 +35,7 @@ def test_after_a_few_wrong_keys_an_address_waits_and_then_has_one_try_at_a_time(
         ("a socket", "a socket", True),
     ],
 )
-def test_who_guesses_makes_only_its_own_address_wait(guesser: str, other: str, is_same: bool) -> None:
+def test_wrong_keys_delay_only_their_own_address(guesser: str, other: str, is_same: bool) -> None:
     assert (guessed(AT_ONCE, guesser).wait_seconds(other, 0.0) > 0) == is_same
 
 

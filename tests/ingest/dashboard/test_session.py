@@ -1,4 +1,4 @@
-"""A cookie is what it says it is, under one key and until it is over."""
+"""A cookie is valid for one admin key and until it expires."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -15,14 +15,14 @@ def _cookie(set_cookie: str | None) -> bytes:
     return set_cookie.partition(";")[0].encode()
 
 
-def test_the_right_key_opens_a_session_and_only_for_its_time() -> None:
+def test_the_right_key_opens_a_session_that_expires() -> None:
     cookie = _cookie(session.begin(KEY, NOW, is_secure=True))
     assert session.is_open(cookie, NOW)
     assert session.is_open(cookie, NOW + SECONDS - 1)
     assert not session.is_open(cookie, NOW + SECONDS)
 
 
-def test_no_script_reads_the_cookie_and_no_other_site_sends_it() -> None:
+def test_scripts_cannot_read_the_cookie_and_other_sites_cannot_send_it() -> None:
     set_cookie = session.begin(KEY, NOW, is_secure=True)
     assert set_cookie is not None
     assert {"HttpOnly", "SameSite=Strict", "Secure"} <= {each.strip() for each in set_cookie.split(";")}
@@ -30,7 +30,7 @@ def test_no_script_reads_the_cookie_and_no_other_site_sends_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "the-admin-kez", "THE-ADMIN-KEY", "ключ"])
-def test_a_wrong_key_opens_nothing(wrong: str) -> None:
+def test_a_wrong_key_opens_no_session(wrong: str) -> None:
     assert session.begin(wrong, NOW, is_secure=True) is None
 
 
@@ -38,7 +38,7 @@ def test_a_new_key_ends_all_sessions() -> None:
     assert not DashboardSession("another").is_open(_cookie(session.begin(KEY, NOW, is_secure=True)), NOW)
 
 
-def test_a_longer_life_cannot_be_written_into_a_cookie() -> None:
+def test_the_expiration_of_a_cookie_cannot_be_changed() -> None:
     name, _, value = _cookie(session.begin(KEY, NOW, is_secure=True)).decode().partition("=")
     expires_at, _, mac = value.partition(".")
     forged = f"{name}={int(expires_at) + 1}.{mac}".encode()
@@ -46,5 +46,5 @@ def test_a_longer_life_cannot_be_written_into_a_cookie() -> None:
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=80).map(lambda rest: COOKIE.encode() + b"=" + rest)))
-def test_whatever_is_sent_instead_is_no_session_and_no_error(header: bytes) -> None:
+def test_any_other_cookie_is_no_session_and_no_error(header: bytes) -> None:
     assert not session.is_open(header, NOW)

@@ -1,4 +1,4 @@
-"""CloudEvents in their three HTTP modes; the official SDK's own events are in tests/ingest/test_cloudevents_sdk.py."""
+"""CloudEvents in their three HTTP modes. tests/ingest/routes/test_cloudevents_sdk.py has events of the official SDK."""
 
 import json
 
@@ -18,23 +18,23 @@ def decoded(content_type: str, body: bytes, headers: dict[str, str] | None = Non
     return decode(content_type, body, limits=LIMITS, headers=headers or {}, new_key=lambda: "random")
 
 
-def test_a_structured_event_stays_the_text_it_is():
+def test_a_structured_event_keeps_its_text():
     text = b'{"specversion":"1.0", "id":"1", "source":"/s", "type":"t", "partitionkey":"p", "data":{"n": 1.0}, "x":7}'
     assert decoded(STRUCTURED, text) == Decoded([UserRecord("p", text)], [])
 
 
 @pytest.mark.parametrize("content_type", [STRUCTURED, STRUCTURED.title(), f"{STRUCTURED}; charset=utf-8"])
-def test_a_structured_event_that_repeats_its_attributes_as_headers_is_no_binary_one(content_type):
+def test_a_structured_event_with_attribute_headers_is_not_binary(content_type):
     text = json.dumps({**EVENT, "partitionkey": "p"}).encode()
     assert decoded(content_type, text, HEADERS) == Decoded([UserRecord("p", text)], [])
 
 
-def test_events_of_a_batch_with_such_headers_are_no_binary_one():
+def test_a_batch_with_attribute_headers_is_not_binary():
     text = json.dumps(EVENT).encode()
     assert decoded(BATCHED, b"[" + text + b"]", HEADERS) == Decoded([UserRecord("random", text)], [])
 
 
-def test_an_event_in_another_format_is_refused_and_not_wrapped_as_data():
+def test_an_event_in_an_unknown_format_is_rejected_and_not_wrapped_as_data():
     with pytest.raises(DecodeRefusal) as raised:
         decoded("application/cloudevents+xml", b"<event/>", HEADERS)
     assert raised.value.status == 415
@@ -65,7 +65,7 @@ FAULTS: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("event", "field"), FAULTS)
-def test_a_bad_event_is_named_by_its_place_and_field(event, field):
+def test_an_invalid_event_is_named_by_its_index_and_field(event, field):
     alone = decoded(STRUCTURED, json.dumps(event).encode())
     assert [(each.index, each.field) for each in alone.problems] == [(0, field)]
     among = decoded(BATCHED, json.dumps([EVENT, event, EVENT]).encode())
@@ -85,7 +85,7 @@ def test_a_bad_event_is_named_by_its_place_and_field(event, field):
         (BATCHED, json.dumps([EVENT] * 4).encode(), "too-many-records"),
     ],
 )
-def test_a_body_that_holds_no_events_is_refused_whole(content_type, body, code):
+def test_a_body_without_events_is_rejected_completely(content_type, body, code):
     with pytest.raises(DecodeRefusal) as raised:
         decoded(content_type, body)
     assert raised.value.code == code
@@ -103,7 +103,7 @@ def test_a_body_that_holds_no_events_is_refused_whole(content_type, body, code):
         ("text/plain", b"", {"datacontenttype": "text/plain"}),
     ],
 )
-def test_a_binary_event_is_written_in_the_json_format(content_type, body, member):
+def test_a_binary_event_is_converted_to_the_json_format(content_type, body, member):
     headers = {**HEADERS, "ce-partitionkey": "p", "ce-subject": "%E2%82%AC 50%25", "ce-q": '"a\\"b"', "accept": "*/*"}
     result = decoded(content_type, body, headers)
     assert result.problems == []
@@ -112,7 +112,7 @@ def test_a_binary_event_is_written_in_the_json_format(content_type, body, member
     assert json.loads(result.records[0].data) == wanted
 
 
-def test_a_binary_event_in_the_headers_outranks_a_body_of_records():
+def test_a_binary_event_in_the_headers_has_precedence_over_a_body_of_records():
     result = decoded("application/json", b'{"records":[{"data":1}]}', HEADERS)
     assert json.loads(result.records[0].data)["data"] == {"records": [{"data": 1}]}
 
@@ -126,19 +126,19 @@ def test_a_binary_event_in_the_headers_outranks_a_body_of_records():
         ({"ce-specversion": "2.0"}, "specversion"),
     ],
 )
-def test_a_bad_attribute_of_a_binary_event_is_named(headers, field):
+def test_an_invalid_attribute_of_a_binary_event_is_named(headers, field):
     result = decoded("application/json", b"1", {**HEADERS, **headers})
     assert [(each.index, each.field) for each in result.problems] == [(0, field)]
 
 
 @pytest.mark.parametrize(("headers", "body"), [({"ce-x": "%FF"}, b"1"), ({}, b"{"), ({}, b"\xff")])
-def test_a_binary_event_that_cannot_be_written_as_json_is_refused(headers, body):
+def test_a_binary_event_that_cannot_be_json_is_rejected(headers, body):
     with pytest.raises(DecodeRefusal) as raised:
         decoded("application/json", body, {**HEADERS, **headers})
     assert raised.value.status == 400
 
 
-def test_an_event_that_is_too_large_is_not_asked_how_deep_it_is():
+def test_the_depth_of_an_event_that_is_too_large_is_not_checked():
     too_large = {**EVENT, "data": ["x" * 5_000, json.loads("[" * 20 + "]" * 20)]}
     (problem,) = decoded(STRUCTURED, json.dumps(too_large).encode()).problems
     assert problem.field == "data"

@@ -1,4 +1,4 @@
-"""Content-Encoding, and what a small body must not become."""
+"""Content-Encoding, and the bound of the decompressed size."""
 
 import gzip
 import tracemalloc
@@ -15,7 +15,7 @@ MIB = 1024 * 1024
 
 
 def streamed_zstd(data: bytes) -> bytes:
-    """Compress without saying the size, as a client does that streams."""
+    """Compress without a declared size, as a streaming client does."""
     compressor = zstandard.ZstdCompressor().compressobj()
     return compressor.compress(data) + compressor.flush()
 
@@ -35,13 +35,13 @@ def refused(encoding: str, body: bytes, most: int = MIB) -> DecodeRefusal:
 
 
 @given(st.binary(max_size=2000), st.sampled_from(sorted(ENCODERS)), st.integers(1, 3))
-def test_what_was_compressed_comes_back(data, encoding, times):
+def test_a_compressed_body_is_restored(data, encoding, times):
     compress = ENCODERS[encoding]
     assert inflate(encoding, compress(data) * times, max_inflated_bytes=6000) == data * times
 
 
 @pytest.mark.parametrize("encoding", [None, "", "identity"])
-def test_no_encoding_is_no_work(encoding):
+def test_a_body_without_encoding_is_returned_unchanged(encoding):
     body = b"x" * 10
     assert inflate(encoding, body, max_inflated_bytes=10) is body
     assert refused("identity", body, 9).status == 413
@@ -55,7 +55,7 @@ def test_one_byte_above_the_bound_is_too_large(encoding):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", " ZSTD "])
-def test_a_bomb_is_refused_without_being_inflated(encoding):
+def test_a_decompression_bomb_is_rejected_without_inflating_it(encoding):
     bomb = ENCODERS[encoding](bytes(64 * MIB))
     tracemalloc.start()
     try:
@@ -66,20 +66,20 @@ def test_a_bomb_is_refused_without_being_inflated(encoding):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", " ZSTD "])
-def test_every_truncation_and_any_rest_is_told(encoding):
+def test_every_truncation_and_any_trailing_bytes_are_rejected(encoding):
     body = ENCODERS[encoding](b"some data " * 20)
     for length in range(len(body)):
         assert refused(encoding, body[:length]).code == "encoding"
     assert refused(encoding, body + b"rest").code == "encoding"
 
 
-def test_a_body_of_many_members_is_refused_before_it_costs_a_decoder_for_each():
+def test_a_body_of_many_members_is_rejected_before_each_costs_a_decoder():
     assert refused("gzip", gzip.compress(b"") * 10_000).code == "encoding"
     assert refused("zstd", zstandard.compress(b"") * 10_000).code == "encoding"
 
 
 @pytest.mark.parametrize("encoding", ["gzip,", ", gzip", "identity, gzip", "gzip,\tidentity,,"])
-def test_what_is_no_coding_in_the_list_counts_for_nothing(encoding):
+def test_empty_elements_and_identity_are_ignored(encoding):
     assert inflate(encoding, gzip.compress(b"x"), max_inflated_bytes=10) == b"x"
 
 

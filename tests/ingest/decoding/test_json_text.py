@@ -1,4 +1,4 @@
-"""How deep a JSON text stands, for whatever it costs to ask."""
+"""The nesting depth of a JSON text, and the cost of finding it."""
 
 import json
 import tracemalloc
@@ -25,7 +25,7 @@ def depth_of(value: Any) -> int:
 
 
 @given(values, st.integers(0, 5), st.sampled_from([1, 2, 3, 7, 65_536]))
-def test_only_brackets_that_are_in_no_string_make_a_text_deep(value, depth, piece_bytes):
+def test_brackets_in_strings_do_not_count(value, depth, piece_bytes):
     with mock.patch.object(json_text, "_PIECE_BYTES", piece_bytes):
         assert is_deeper_than(depth, json.dumps(value).encode()) == (depth_of(value) > depth)
 
@@ -39,7 +39,7 @@ def test_only_brackets_that_are_in_no_string_make_a_text_deep(value, depth, piec
     ],
     ids=["a long string", "escapes", "many"],
 )
-def test_to_ask_takes_a_few_copies_of_the_text_at_most(text):
+def test_the_check_needs_memory_for_a_few_copies_of_the_text_at_most(text):
     assert json.loads(text)
     tracemalloc.start()
     try:

@@ -26,7 +26,7 @@ def refusal(content_type: str, body: bytes, headers: dict[str, str] | None = Non
     return raised.value
 
 
-# What a client writes, and the user record it stands for.
+# A record as a client writes it, and its user record.
 SHAPES: list[tuple[str, UserRecord]] = [
     ('{"partition_key":"k","data":"text"}', UserRecord("k", b"text")),
     ('{"partition_key":"k","data":"a\\n\\u00e9"}', UserRecord("k", "a\né".encode())),
@@ -44,13 +44,13 @@ SHAPES: list[tuple[str, UserRecord]] = [
 
 
 @pytest.mark.parametrize(("text", "record"), SHAPES)
-def test_every_shape_means_the_same_alone_in_an_envelope_and_on_a_line(text, record):
+def test_every_form_decodes_the_same_alone_in_an_envelope_and_on_a_line(text, record):
     assert decoded(JSON, text.encode()) == Decoded([record], [])
     assert decoded(JSON, f'{{"records":[{text}]}}'.encode()) == Decoded([record], [])
     assert decoded(NDJSON, f"\n{text}\r\n\n".encode()) == Decoded([record], [])
 
 
-# What is wrong with a record, and how that is said: field, part of the sentence.
+# An invalid record, the field, and a part of the error message.
 FAULTS: list[tuple[str, str, str]] = [
     ("{}", "data", "no data"),
     ('{"data":null}', "data", "no data"),
@@ -75,7 +75,7 @@ FAULTS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "field", "said"), FAULTS)
-def test_a_bad_record_is_named_by_its_place_and_field_and_costs_its_neighbours_nothing(text, field, said):
+def test_an_invalid_record_is_named_by_its_index_and_field_and_does_not_affect_the_others(text, field, said):
     good = '{"partition_key":"k","data":"x"}'
     for content_type, body in ((NDJSON, f"{good}\n{text}\n{good}"), (JSON, f'{{"records":[{good},{text},{good}]}}')):
         result = decoded(content_type, body.encode())
@@ -86,7 +86,7 @@ def test_a_bad_record_is_named_by_its_place_and_field_and_costs_its_neighbours_n
 
 
 @pytest.mark.parametrize("text", [fault[0] for fault in FAULTS if fault[0] != "3"])
-def test_a_single_bad_record_is_a_problem_at_index_0(text):
+def test_a_single_invalid_record_is_a_problem_at_index_0(text):
     result = decoded(JSON, text.encode())
     assert result.records == []
     assert [problem.index for problem in result.problems] == [0]
@@ -114,7 +114,7 @@ def test_a_single_bad_record_is_a_problem_at_index_0(text):
         (b'{"data":' + b'{"a":' * 100_000, "too-deep"),
     ],
 )
-def test_a_body_that_is_no_json_of_records_is_refused_whole(body, code):
+def test_a_body_that_is_not_json_of_records_is_rejected_completely(body, code):
     refused = refusal(JSON, body)
     assert (refused.status, refused.code) == (400, code)
     assert refused.detail.isprintable()
@@ -129,36 +129,36 @@ def test_a_body_that_is_no_json_of_records_is_refused_whole(body, code):
         (b'{"data":' + b"[" * 100_000, "too deep"),
     ],
 )
-def test_a_line_that_is_no_json_is_the_problem_of_that_line(line, said):
+def test_a_line_that_is_not_json_is_a_problem_of_that_line(line, said):
     result = decoded(NDJSON, b'{"data":"x"}\n\n' + line + b'\n{"data":"z"}')
     assert [record.data for record in result.records] == [b"x", b"z"]
     assert [(problem.index, problem.field) for problem in result.problems] == [(1, "$")]
     assert said in result.problems[0].detail
 
 
-def test_no_lines_are_no_records():
+def test_a_body_without_lines_is_rejected():
     assert refusal(NDJSON, b"\n \r\n").field == "records"
     assert refusal(NDJSON, b"").status == 400
 
 
 @pytest.mark.parametrize("line", [b'{"partition_key":"k","data":"x"}', b'{"data":1}', b"{}", b"nonsense"])
-def test_more_records_than_a_request_may_have_are_too_many_whatever_they_are(line):
+def test_more_records_than_the_bound_are_too_many_in_every_format(line):
     refused = refusal(NDJSON, b"\n".join([line] * 1001))
     assert (refused.status, refused.code) == (413, "too-many-records")
 
 
-def test_neighbours_without_a_key_share_one_so_that_they_travel_together():
+def test_successive_records_without_a_key_share_one():
     lines = b"\n".join(b'{"data":%d}' % index for index in range(RECORDS_PER_KEY + 1))
     keys = [record.partition_key for record in decoded(NDJSON, lines).records]
     assert keys == ["key-0"] * RECORDS_PER_KEY + ["key-1"]
 
 
-def test_a_key_that_is_made_is_random():
+def test_a_generated_key_is_random():
     records = [decode(JSON, b'{"data":1}', limits=LIMITS, headers={}).records[0] for _ in range(2)]
     assert records[0].partition_key != records[1].partition_key
 
 
-def test_an_octet_stream_is_one_record_whose_key_is_a_header():
+def test_an_octet_stream_is_one_record_with_its_key_in_a_header():
     headers = {"x-partition-key": "ключ".encode().decode("latin-1"), "x-explicit-hash-key": "5"}
     body = bytes(range(256))
     assert decoded("application/octet-stream", body, headers) == Decoded([UserRecord("ключ", body, "5")], [])
@@ -180,7 +180,7 @@ def test_an_octet_stream_is_one_record_whose_key_is_a_header():
         ("application/json\r\nX: y", 415),
     ],
 )
-def test_the_content_type_decides(content_type, status):
+def test_the_content_type_selects_the_decoder(content_type, status):
     if status is None:
         assert len(decoded(content_type, b'{"data":1}').records) == 1
     else:
@@ -189,7 +189,7 @@ def test_the_content_type_decides(content_type, status):
         assert refused.detail.isprintable()
 
 
-def test_aggregates_of_a_client_s_own_are_noticed_wherever_bytes_can_come_in():
+def test_aggregated_records_of_a_client_are_detected_in_every_format_with_bytes():
     blob = encode([UserRecord("k", b"inside")])
     line = b'{"partition_key":"k","data_base64":"%s"}' % pybase64.b64encode(blob)
     for content_type, body in (
@@ -222,7 +222,7 @@ json_values = st.recursive(
     ),
     st.booleans(),
 )
-def test_what_was_written_is_what_is_decoded_in_its_order(rows, ascii_only):
+def test_written_records_are_decoded_in_order(rows, ascii_only):
     texts: list[str] = []
     wanted: list[bytes] = []
     for key, data, spaced in rows:
@@ -249,7 +249,7 @@ def test_what_was_written_is_what_is_decoded_in_its_order(rows, ascii_only):
 @given(
     st.lists(st.sampled_from([text for text, _ in SHAPES] + [text for text, _, _ in FAULTS]), min_size=1, max_size=20)
 )
-def test_every_record_of_a_request_is_taken_or_named_exactly_once(texts):
+def test_every_record_of_a_request_is_accepted_or_named_exactly_once(texts):
     good = {text for text, _ in SHAPES}
     for content_type, body in ((NDJSON, "\n".join(texts)), (JSON, f'{{"records":[{",".join(texts)}]}}')):
         result = decoded(content_type, body.encode())

@@ -1,4 +1,4 @@
-"""Export requests as records: whole, or cut between resources if they do not fit; opentelemetry-proto is the oracle."""
+"""Export requests as records: complete, or split between resources. opentelemetry-proto is the oracle."""
 
 import json
 
@@ -27,7 +27,7 @@ def parts(media_type: str, body: bytes, signal: str = "logs") -> list[bytes]:
 
 
 @given(st.lists(st.integers(0, 300), max_size=12))
-def test_protobuf_is_stored_as_sent_or_in_parts_that_are_requests_again(sizes):
+def test_protobuf_is_stored_unchanged_or_in_parts_that_are_requests(sizes):
     request = export_request(sizes)
     body = request.SerializeToString()
     stored = parts(PROTOBUF, body)
@@ -41,7 +41,7 @@ def test_protobuf_is_stored_as_sent_or_in_parts_that_are_requests_again(sizes):
 
 
 @given(st.lists(st.integers(0, 300), max_size=12), st.sampled_from(sorted(RESOURCES)))
-def test_json_is_stored_as_sent_or_in_parts_that_are_requests_again(sizes, signal):
+def test_json_is_stored_unchanged_or_in_parts_that_are_requests(sizes, signal):
     name = RESOURCES[signal]
     request = {name: [{"schemaUrl": f"{number}:{'x' * size}"} for number, size in enumerate(sizes)]}
     body = json.dumps(request).encode()
@@ -58,7 +58,7 @@ def test_an_empty_request_stores_nothing():
     assert parts(JSON, b'{"resourceLogs":[]}') == []
 
 
-def test_fields_of_the_future_travel_along():
+def test_unknown_fields_are_kept():
     body = export_request([3]).SerializeToString() + bytes([0x10, 0x96, 0x01, 0x1D, 1, 2, 3, 4])
     assert parts(PROTOBUF, body) == [body]
 
@@ -90,7 +90,7 @@ def test_fields_of_the_future_travel_along():
         (JSON, b'{"resourceLogs":' + b"[" * 100_000, 400),
     ],
 )
-def test_what_is_no_export_request_is_refused(media_type, body, status):
+def test_a_body_that_is_not_an_export_request_is_rejected(media_type, body, status):
     with pytest.raises(DecodeRefusal) as raised:
         parts(media_type, body)
     assert raised.value.status == status
@@ -99,14 +99,14 @@ def test_what_is_no_export_request_is_refused(media_type, body, status):
 
 @pytest.mark.parametrize(("media_type", "body"), [(PROTOBUF, b""), (JSON, b"{}")])
 @pytest.mark.parametrize("key", ["", "k" * 257])
-def test_a_key_that_cannot_be_is_refused_with_nothing_to_store_too(media_type, body, key):
+def test_an_invalid_key_is_rejected_for_an_empty_request_too(media_type, body, key):
     with pytest.raises(DecodeRefusal) as raised:
         otlp_records("logs", media_type, body, limits=LIMITS, partition_key=key)
     assert (raised.value.status, raised.value.field) == (400, "X-Partition-Key")
 
 
 @given(st.binary(max_size=100))
-def test_what_protobuf_itself_can_parse_is_never_refused_and_the_rest_never_crashes(body):
+def test_everything_that_protobuf_parses_is_accepted_and_other_bytes_never_crash(body):
     try:
         parsed = ExportLogsServiceRequest.FromString(body)
     except Exception:  # noqa: BLE001 - whatever the oracle raises for no message
@@ -114,13 +114,13 @@ def test_what_protobuf_itself_can_parse_is_never_refused_and_the_rest_never_cras
     try:
         stored = parts(PROTOBUF, body)
     except DecodeRefusal:
-        # Groups, which protobuf gave up in 2010, it skips and we do not.
+        # Protobuf skips groups, deprecated since 2010. The gateway rejects them.
         assert parsed is None or not parsed.resource_logs or any(byte & 7 in {3, 4} for byte in body)
     else:
         assert bool(stored) or parsed is None or not parsed.resource_logs
 
 
-def test_a_request_of_too_many_resources_is_not_asked_how_deep_it_is():
+def test_the_depth_of_a_request_with_too_many_resources_is_not_checked():
     with pytest.raises(DecodeRefusal) as raised:
         parts(JSON, b'{"resourceLogs":[' + b"{}," * 100 + b'{"a":' + b"[" * 30 + b"]" * 30 + b"}]}")
     assert (raised.value.status, raised.value.code) == (413, "too-many-records")

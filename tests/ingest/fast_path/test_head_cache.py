@@ -1,4 +1,4 @@
-"""A head that was parsed before means what it meant, and nothing else is taken for it: a parser is asked each time."""
+"""The head cache agrees with the parser: it recognises only heads that the parser would parse the same."""
 
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +13,7 @@ Field = tuple[bytes, bytes]
 
 
 class Parsed(NamedTuple):
-    """What a parser found: whole messages of a target, header fields and a body, and whether it wants no more."""
+    """The result of a parser: complete messages with target, header fields and body, and whether it failed."""
 
     messages: list[tuple[bytes, list[Field], bytes]]
     begun: int
@@ -67,7 +67,7 @@ OTHERS = st.sampled_from([b"host: x", b"transfer-encoding: chunked", b"x: conten
 
 @st.composite
 def received(draw: st.DrawFn) -> bytes:
-    """Something near a request: most of it is one, the rest is what an attacker would make of it."""
+    """Bytes that resemble a request: mostly valid, with the changes that an attacker would make."""
     line = draw(NAMES) + b":" + draw(SPACES) + draw(LENGTHS) + draw(SPACES)
     fields = [*draw(st.lists(OTHERS, max_size=2)), line, *draw(st.lists(OTHERS, max_size=1))]
     before = draw(st.sampled_from([b"", b"", b"", b"\r\n", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"]))
@@ -78,9 +78,9 @@ def received(draw: st.DrawFn) -> bytes:
 @given(received(), received())
 @example(request(b"ab"), request(b"0123456789"))
 @example(request(b"ab", b"host: x"), request(b"", b"host: x"))
-def test_what_is_taken_for_a_repeated_head_is_what_the_parser_says(first: bytes, second: bytes):
+def test_a_cached_head_means_what_the_parser_returns(first: bytes, second: bytes):
     known = the_only_one(first)
-    # A parser has seen the first one; what it did not take is never remembered.
+    # Only heads that the parser accepted are cached.
     remembered = None if known is None else HeadCache.of(first, len(known[2]))
     body = None if remembered is None else remembered.body_of(second)
     if body is None:
@@ -126,7 +126,7 @@ def test_another_length_is_the_same_head(body, behind):
         b"",
     ],
 )
-def test_what_differs_in_more_than_its_length_is_another_head(other):
+def test_a_head_that_differs_in_more_than_its_length_is_not_the_cached_one(other):
     head = HeadCache.of(request(b"ab"), 2)
     assert head is not None
     assert head.body_of(other) is None
@@ -142,5 +142,5 @@ def test_what_differs_in_more_than_its_length_is_another_head(other):
     ],
     ids=["a part of the next", "two", "no length", "long"],
 )
-def test_what_is_not_one_whole_request_of_usual_size_is_not_remembered(first, body_bytes):
+def test_only_a_single_complete_request_of_usual_size_is_cached(first, body_bytes):
     assert HeadCache.of(first, body_bytes) is None

@@ -1,4 +1,4 @@
-"""The short cut on a socket: in whatever pieces and ways a request comes, it is answered once and in its order."""
+"""The fast path on a socket: a request in any form and in any pieces is answered once and in order."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def count_of(gateway: IngestGateway) -> Callable[[], int]:
     return lambda: called
 
 
-async def test_many_requests_in_one_piece_are_answered_in_their_order():
+async def test_many_requests_in_one_piece_are_answered_in_order():
     gateway = gateway_of(kinesis())
     async with served(gateway) as server:
         await spoken(server, request(), LAST)
@@ -78,7 +78,7 @@ async def test_many_requests_in_one_piece_are_answered_in_their_order():
     ],
     ids=["plain", "close", "expect", "1.0", "chunked"],
 )  # fmt: skip
-async def test_whatever_way_it_comes_it_is_taken_once(asked_for, calls):
+async def test_a_request_in_any_form_is_accepted_once(asked_for, calls):
     transport = kinesis()
     gateway = gateway_of(transport)
     async with served(gateway) as server, httpx.AsyncClient() as client:
@@ -90,7 +90,7 @@ async def test_whatever_way_it_comes_it_is_taken_once(asked_for, calls):
 
 
 @pytest.mark.parametrize("cut", [1, 10, 40, -32, -31, -1])
-async def test_a_request_in_two_pieces_is_taken_once_wherever_it_is_cut(cut):
+async def test_a_request_in_two_pieces_is_accepted_once_wherever_it_is_split(cut):
     transport = kinesis()
     async with served(gateway_of(transport)) as server, httpx.AsyncClient() as client:
         assert (await client.post(server.url + PATH, json=json.loads(ONE))).status_code == 202
@@ -101,7 +101,7 @@ async def test_a_request_in_two_pieces_is_taken_once_wherever_it_is_cut(cut):
     assert len(stored(transport, STREAM)) == 2
 
 
-async def test_what_is_no_http_after_its_head_is_not_taken():
+async def test_a_request_that_is_not_http_after_its_head_is_not_accepted():
     transport = kinesis()
     head = request()[: -len(ONE)].replace(b"content-length: 32", b"transfer-encoding: chunked")
     async with served(gateway_of(transport)) as server:
@@ -110,17 +110,17 @@ async def test_what_is_no_http_after_its_head_is_not_taken():
     assert len(stored(transport, STREAM)) == 1
 
 
-async def test_a_quiet_connection_is_closed_after_a_while_though_it_was_answered_at_once():
+async def test_an_idle_connection_of_the_fast_path_is_closed():
     async with served(gateway_of(kinesis(), keep_alive_seconds=1)) as server:
         await spoken(server, request(), LAST)
         started = asyncio.get_running_loop().time()
-        # Without another word from the client: the server hangs up.
+        # The client sends nothing more, and the server closes the connection.
         said = await spoken(server, request(), request(), pause=0.3)
         assert said.count(b"HTTP/1.1 202") == 2
         assert asyncio.get_running_loop().time() - started >= 1.2
 
 
-async def test_a_failure_of_ours_is_answered_500_and_logged_once(caplog):
+async def test_an_exception_is_answered_500_and_logged_once(caplog):
     gateway = gateway_of(kinesis())
     async with served(gateway) as server:
         gateway.sync_answer = _fails  # type: ignore[method-assign, assignment] # there is no way to make it fail
@@ -133,7 +133,7 @@ async def test_a_failure_of_ours_is_answered_500_and_logged_once(caplog):
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\n\r\n"], ids=["alone", "after another"])
-async def test_what_is_behind_an_answer_that_closes_is_not_taken(before):
+async def test_requests_behind_an_answer_that_closes_are_not_accepted(before):
     transport = kinesis()
     gateway = gateway_of(transport)
     async with served(gateway) as server:
@@ -148,7 +148,7 @@ async def test_what_is_behind_an_answer_that_closes_is_not_taken(before):
 @pytest.mark.parametrize(
     "target", ["http://host", "http://host:70000/", "/" + "x" * 65_536], ids=["no path", "no port", "too long"]
 )
-async def test_a_target_that_is_none_is_answered_400_whether_its_body_is_there_or_not(target, caplog):
+async def test_an_invalid_target_is_answered_400_with_and_without_its_body(target, caplog):
     async with served(gateway_of(kinesis(), max_header_bytes=1_048_576)) as server:
         whole = request(target=target)
         with caplog.at_level(logging.WARNING, "uvicorn.error"):
@@ -163,7 +163,7 @@ def _fails(*_: object) -> None:
     raise RuntimeError(message)
 
 
-async def test_who_does_not_read_his_answers_is_not_answered_at_once_for_ever():
+async def test_a_client_that_does_not_read_its_answers_is_paused():
     gateway = gateway_of(kinesis())
     async with served(gateway) as server:
         await spoken(server, request(), LAST)
@@ -173,7 +173,7 @@ async def test_who_does_not_read_his_answers_is_not_answered_at_once_for_ever():
             writer.write(request(b"{") * 150_000)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writer.drain(), 1.0)
-            # The buffers of both sockets and the server's own hold some; the rest is not even read.
+            # The buffers of both sockets and of the server take some answers. The other requests are not read.
             assert gateway.answers[400] < 150_000
             assert await reader.read(12) == b"HTTP/1.1 400"
         finally:

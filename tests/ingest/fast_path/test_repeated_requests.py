@@ -1,4 +1,4 @@
-"""A connection that remembers its last head answers as if it remembered nothing, in whatever pieces it hears."""
+"""A connection with a cached head answers exactly like one without, for requests in any pieces."""
 
 import asyncio
 import itertools
@@ -52,7 +52,7 @@ ASKED["the rest of one"] = ASKED["one"][20:]
 
 
 class Wire(asyncio.Transport):
-    """Takes down what a server says."""
+    """Records the bytes of a server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Line(NamedTuple):
     async def hear(self, piece: bytes) -> None:
         if not self.wire.closed:
             self.protocol.data_received(piece)
-        # Whatever has to wait waits for nothing but its turns.
+        # Requests that wait need only a few turns of the event loop.
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -106,7 +106,7 @@ def tenants() -> KnownTenants:
 
 
 async def what_happens(pieces: list[bytes]) -> tuple[Any, ...]:
-    """What a new gateway says and does that hears these pieces on one connection."""
+    """Return the answers and effects of a new gateway that receives these pieces on one connection."""
     transport = kinesis()
     async with gateway_of(transport, tenants()) as gateway:
         assert (await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})).status == 202
@@ -128,7 +128,7 @@ async def what_happens(pieces: list[bytes]) -> tuple[Any, ...]:
 @example(["one", "another path", "one", "one", "nobody"], [], True)
 @example(["one", "the rest of one"], [20], True)
 @settings(max_examples=60, deadline=None)
-def test_it_says_and_does_what_it_would_if_it_had_parsed_everything(names: list[str], cuts: list[int], apart: bool):
+def test_answers_and_effects_are_those_of_parsing_every_request(names: list[str], cuts: list[int], apart: bool):
     asked = [ASKED[name] for name in names]
     whole = b"".join(asked)
     ends = {sum(len(each) for each in asked[:count]) for count in range(len(asked) + 1)} if apart else {0, len(whole)}
@@ -148,9 +148,9 @@ def test_it_says_and_does_what_it_would_if_it_had_parsed_everything(names: list[
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 class TestOneConnection:
-    """What may change between two requests that are alike."""
+    """State that changes between two requests with the same head."""
 
-    async def test_requests_like_the_one_before_are_not_parsed(self):
+    async def test_requests_with_the_cached_head_are_not_parsed(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway)
@@ -160,7 +160,7 @@ class TestOneConnection:
                 await line.hear(ASKED[name])
             assert gateway.answers == {202: 5, 400: 1}
 
-    async def test_who_asks_is_looked_up_each_time(self):
+    async def test_the_tenant_is_looked_up_for_each_request(self):
         directory = tenants()
         async with gateway_of(kinesis(), directory) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
@@ -174,7 +174,7 @@ class TestOneConnection:
             await line.hear(ASKED["one"])
             assert line.wire.said.count(b"HTTP/1.1 403") == 1
 
-    async def test_a_closed_gateway_says_so_and_hangs_up(self):
+    async def test_a_closed_gateway_answers_503_and_closes_the_connection(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway)
@@ -186,7 +186,7 @@ class TestOneConnection:
             await line.hear(ASKED["one"])
             assert line.wire.said.count(b"HTTP/1.1 ") == 2
 
-    async def test_more_connections_than_the_server_takes_are_told_so(self):
+    async def test_connections_above_the_limit_get_503(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway, limit_concurrency=2)
@@ -195,7 +195,7 @@ class TestOneConnection:
             await line.hear(ASKED["one"])
             assert line.wire.said.count(b"HTTP/1.1 503") == 1
 
-    async def test_who_does_not_read_his_answers_waits_until_he_does(self):
+    async def test_a_client_that_does_not_read_its_answers_waits_until_it_does(self):
         async with gateway_of(kinesis(), tenants()) as gateway:
             await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
             line = line_to(gateway)

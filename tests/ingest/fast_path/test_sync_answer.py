@@ -1,4 +1,4 @@
-"""What is answered in the call that brings a request's last byte is what the application would have said and done."""
+"""The fast path answers and does exactly what the application would."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def directory() -> KnownTenants:
     )
 
 
-# What is asked: target, body and header fields beside content-type and content-length; whether it is answered at once.
+# A request: target, body, further header fields, and whether the fast path answers it.
 Asked = tuple[str, bytes, dict[str, str], bool]
 ASKED: dict[str, Asked] = {
     "one": (PATH, ONE, {}, True),
@@ -94,7 +94,7 @@ async def what_it_did(each: Asked, *, at_once: bool) -> tuple[Any, ...]:
     async with gateway_of(transport, directory(), max_body_bytes=10_000) as gateway:
         known = await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
         assert known.status == 202
-        # The second of some finds the first's quota used up.
+        # For some, the first request uses up the quota of the second.
         answers = [await asked(gateway, each, at_once=at_once) for _ in range(2)]
         accounts = sorted((one.tenant.id, one.requests, one.accepted_records) for one in gateway.opened.accounts)
         refused = {one.tenant.id: dict(one.refused) for one in gateway.opened.accounts if one.refused}
@@ -103,12 +103,12 @@ async def what_it_did(each: Asked, *, at_once: bool) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", [name for name, each in ASKED.items() if each[3]])
-async def test_what_is_answered_at_once_is_what_the_application_answers(name):
+async def test_the_fast_path_answers_like_the_application(name):
     assert await what_it_did(ASKED[name], at_once=True) == await what_it_did(ASKED[name], at_once=False)
 
 
 @pytest.mark.parametrize("name", [name for name, each in ASKED.items() if not each[3]])
-async def test_what_may_have_to_wait_is_left_to_the_application_and_nothing_has_happened(name):
+async def test_a_request_that_may_wait_is_left_to_the_application_without_effects(name):
     answers, accounts, refused, tally, _ = await what_it_did(ASKED[name], at_once=True)
     assert answers == [None, None]
     assert ("plain", 1, 1) in accounts
@@ -116,7 +116,7 @@ async def test_what_may_have_to_wait_is_left_to_the_application_and_nothing_has_
     assert (refused, tally) == ({}, ({202: 1}, {}))
 
 
-async def test_a_closed_gateway_refuses_at_once_and_ends_the_connection():
+async def test_a_closed_gateway_rejects_in_the_fast_path_and_closes_the_connection():
     async with gateway_of(kinesis()) as gateway:
         await Client(gateway).post({"partition_key": "k", "data": "x"})
         await gateway.close()

@@ -1,4 +1,4 @@
-"""How much of a body, and of all bodies together, the gateway takes: on every route the same."""
+"""The bounds of one body and of all bodies together are the same on every route."""
 
 import json
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def test_a_body_above_the_bound_is_too_large_on_every_route(route: str, is
 
 
 class Slow:
-    """Sends the beginning of a body, and the rest when it is told to."""
+    """Sends the start of a body, and the rest after `go_on` is set."""
 
     def __init__(self, gateway: IngestGateway, route: str, body: bytes) -> None:
         self._gateway = gateway
@@ -71,7 +71,7 @@ async def gateway_with_little_room() -> AsyncIterator[IngestGateway]:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_bodies_that_come_slowly_have_a_bound_together_and_who_comes_whole_pays_nothing(route: str) -> None:
+async def test_slow_bodies_share_one_budget_and_complete_bodies_do_not_use_it(route: str) -> None:
     body = json.dumps({"partition_key": "k", "data": "x" * 3_000}).encode()
     async with gateway_with_little_room() as gateway, anyio.create_task_group() as tasks:
         slow = [Slow(gateway, "native", body) for _ in range(2)]
@@ -80,7 +80,7 @@ async def test_bodies_that_come_slowly_have_a_bound_together_and_who_comes_whole
         await anyio.sleep(1.0)
         refused = Slow(gateway, route, body)
         await refused.run()
-        # The Kinesis API's own word for it.
+        # The Kinesis API's error code.
         assert refused.status == (400 if route == "kinesis" else 503)
         if route != "kinesis":
             assert int(refused.headers["retry-after"]) >= 1
@@ -92,7 +92,7 @@ async def test_bodies_that_come_slowly_have_a_bound_together_and_who_comes_whole
         assert gateway.opened.body_budget.used_bytes == 0
 
 
-async def test_who_is_too_slow_or_goes_away_gives_its_room_back() -> None:
+async def test_slow_and_disconnected_clients_release_their_part_of_the_budget() -> None:
     async with gateway_with_little_room() as gateway, anyio.create_task_group() as tasks:
         late = Slow(gateway, "native", b" " * 3_000)
         tasks.start_soon(late.run)
@@ -105,7 +105,7 @@ async def test_who_is_too_slow_or_goes_away_gives_its_room_back() -> None:
         assert gateway.opened.body_budget.used_bytes == 0
 
 
-def test_one_body_always_has_room() -> None:
+def test_a_single_body_always_gets_its_bytes() -> None:
     room = BodyBudget(10)
     assert room.try_take(100)
     assert not room.try_take(1)
@@ -113,6 +113,6 @@ def test_one_body_always_has_room() -> None:
     assert room.try_take(1)
 
 
-def test_less_room_for_all_than_for_one_is_a_mistake() -> None:
+def test_a_budget_below_the_bound_of_one_body_is_rejected() -> None:
     with pytest.raises(ValueError, match="max_reading_bytes is 2,048, below max_body_bytes, 4,096"):
         load_settings(max_body_bytes=4_096, max_reading_bytes=2_048)

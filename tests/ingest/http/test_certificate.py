@@ -1,4 +1,4 @@
-"""Files for TLS are looked at before the gateway listens, and what is wrong with them is said in a sentence."""
+"""TLS files are checked before the gateway listens, and an error is one sentence."""
 
 import shutil
 import subprocess
@@ -21,12 +21,12 @@ def _pair(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
 
 
 @needs_openssl
-def test_a_pair_that_belongs_together_is_taken(tmp_path: Path):
+def test_a_matching_certificate_and_key_are_accepted(tmp_path: Path):
     require_certificate(*_pair(tmp_path, "one", "-nodes"))
 
 
 @needs_openssl
-def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path: Path):
+def test_invalid_files_are_reported_in_one_sentence(tmp_path: Path):
     certificate, key = _pair(tmp_path, "one", "-nodes")
     _, other = _pair(tmp_path, "other", "-nodes")
     _, locked = _pair(tmp_path, "locked", "-passout", "pass:sesame")

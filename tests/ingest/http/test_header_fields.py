@@ -1,4 +1,4 @@
-"""A header field that stands in a request twice: a list is one list, and what is none is refused, never guessed."""
+"""Repeated header fields: lists are joined, and other fields are rejected if their values differ."""
 
 import gzip
 from typing import Any
@@ -29,7 +29,7 @@ PROTOBUF = (b"content-type", b"application/x-protobuf")
         ([], {}),
     ],
 )
-def test_a_list_in_several_fields_is_one_list_and_a_value_said_twice_is_that_value(headers, fields):
+def test_repeated_lists_are_joined_and_equal_values_are_one_value(headers, fields):
     assert header_fields(headers) == fields
 
 
@@ -50,7 +50,7 @@ def test_a_list_in_several_fields_is_one_list_and_a_value_said_twice_is_that_val
         "ce-type",
     ],
 )
-def test_two_values_of_what_may_stand_there_once_are_refused_without_repeating_them(name):
+def test_two_values_of_a_single_field_are_rejected_without_repeating_them(name):
     with pytest.raises(Refused) as raised:
         header_fields([(name.encode(), b"secret-1"), (b"accept", b"x"), (name.encode(), b"secret-2")])
     assert raised.value.refusal is Refusal.BAD_PARAMETER
@@ -76,7 +76,7 @@ async def answered(
 
 
 @pytest.mark.anyio
-async def test_otlp_unpacks_no_body_that_was_packed_twice_and_takes_no_key_that_was_said_in_two_ways():
+async def test_otlp_rejects_two_content_encodings_and_two_partition_keys():
     directory = OpenTenants(Tenant(id="local", otlp_streams={"logs": STREAM}))
     body = LOGS.SerializeToString()
     packed = (b"content-encoding", b"gzip")
@@ -94,7 +94,7 @@ async def test_otlp_unpacks_no_body_that_was_packed_twice_and_takes_no_key_that_
 
 
 @pytest.mark.anyio
-async def test_the_kinesis_api_does_nothing_that_was_said_in_two_ways():
+async def test_the_kinesis_api_rejects_two_values_of_a_single_field():
     body = b'{"StreamName":"orders","PartitionKey":"k","Data":"eA=="}'
     wire = (b"content-type", b"application/x-amz-json-1.1")
     targets = [(b"x-amz-target", b"Kinesis_20131202." + name) for name in (b"PutRecord", b"ListShards")]
@@ -106,7 +106,7 @@ async def test_the_kinesis_api_does_nothing_that_was_said_in_two_ways():
 
 
 @pytest.mark.anyio
-async def test_nobody_sees_numbers_who_says_in_two_ways_who_he_is():
+async def test_two_credentials_get_no_statistics():
     async with open_gateway(directory=KnownTenants(Tenant(id="a"), Tenant(id="b"))) as gateway:
         a, b = ((b"authorization", b"Bearer " + name) for name in (b"a", b"b"))
         assert (await answered(gateway, "/v1/stats", b"", a, a, method="GET"))[0] == 200
@@ -124,7 +124,7 @@ async def test_nobody_sees_numbers_who_says_in_two_ways_who_he_is():
         (b"idempotency-key", (b'"one"', b'"two"')),
     ],
 )
-async def test_records_are_not_taken_by_the_last_of_two_fields(name, values):
+async def test_records_are_not_accepted_by_the_last_of_two_fields(name, values):
     body = b'{"partition_key": "k", "data": "d"}'
     fields = [(name, value) for value in values]
     async with open_gateway(directory=OpenTenants(Tenant(id="local"))) as gateway:

@@ -1,4 +1,4 @@
-"""What HTTP allows and hardly anybody sends: fields behind a body, and requests that ask for an upgrade."""
+"""Rare HTTP: trailer fields behind a body, and requests for an upgrade."""
 
 import asyncio
 from typing import Any
@@ -39,7 +39,7 @@ def two_tenants() -> CallableTenants:
 @pytest.mark.parametrize(
     "trailer", ["authorization: Bearer b", "x-ack: delivered", "content-type: text/plain", "expect: 100-continue"]
 )
-async def test_a_field_behind_the_body_stands_for_none_of_the_head(trailer):
+async def test_a_trailer_field_replaces_no_field_of_the_head(trailer):
     gateway = gateway_of(kinesis(), two_tenants())
     async with served(gateway) as server:
         whole = head("authorization: Bearer a", "transfer-encoding: chunked") + chunks(ONE, trailer)
@@ -50,7 +50,7 @@ async def test_a_field_behind_the_body_stands_for_none_of_the_head(trailer):
 
 @pytest.mark.parametrize("flood", [b"x: " + b"a" * 80 + b"\r\n", b"a" * 80], ids=["many", "one without an end"])
 @pytest.mark.parametrize("key", ["a", "nobody's"])
-async def test_fields_behind_a_body_that_never_end_are_broken_off(flood, key):
+async def test_endless_trailer_fields_end_the_connection(flood, key):
     gateway = gateway_of(kinesis(), two_tenants(), max_header_bytes=2_048, body_seconds=600, keep_alive_seconds=600)
     async with served(gateway) as server:
         start = head(f"authorization: Bearer {key}", "transfer-encoding: chunked") + b"1\r\na\r\n0\r\nx: "
@@ -59,7 +59,7 @@ async def test_fields_behind_a_body_that_never_end_are_broken_off(flood, key):
 
 
 async def poured(server: GatewayServer, start: bytes, flood: bytes) -> None:
-    """Send far more than sockets hold; raises `ConnectionError` where the server hangs up."""
+    """Send far more than socket buffers take; raises `ConnectionError` if the server closes the connection."""
     host, _, port = server.url.rpartition("/")[2].partition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -77,7 +77,7 @@ def pieces_of(whole: bytes, at: int) -> tuple[bytes, ...]:
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("cut", ["nowhere", "in the head", "before the body", "in the body"])
-async def test_a_request_that_asks_for_an_upgrade_is_answered_as_if_it_had_not(is_chunked, cut):
+async def test_a_request_for_an_upgrade_is_answered_as_a_normal_request(is_chunked, cut):
     gateway = gateway_of(kinesis())
     async with served(gateway) as server:
         length = "transfer-encoding: chunked" if is_chunked else f"content-length: {len(ONE)}"
@@ -90,7 +90,7 @@ async def test_a_request_that_asks_for_an_upgrade_is_answered_as_if_it_had_not(i
         assert gateway.producer.report().accepted == 3
 
 
-async def test_the_body_of_a_request_that_asks_for_an_upgrade_is_never_a_request():
+async def test_the_body_of_a_request_for_an_upgrade_is_never_a_request():
     gateway = gateway_of(kinesis(), two_tenants())
     async with served(gateway) as server:
         inner = head("authorization: Bearer b", f"content-length: {len(ONE)}") + ONE
@@ -107,6 +107,6 @@ async def test_the_body_of_a_request_that_asks_for_an_upgrade_is_never_a_request
         b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
     ],
 )
-async def test_a_tunnel_is_refused(what: Any):
+async def test_a_connect_request_is_rejected(what: Any):
     async with served(gateway_of(kinesis())) as server:
         assert (await spoken(server, what)).startswith(b"HTTP/1.1 400")

@@ -1,4 +1,4 @@
-"""CloudEvents made by the official SDK arrive with their attributes, in all three modes, and it reads them back."""
+"""CloudEvents of the official SDK arrive with their attributes in all three modes, and the SDK reads them back."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

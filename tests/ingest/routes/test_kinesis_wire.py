@@ -1,4 +1,4 @@
-"""The Kinesis API of the gateway, as boto3 and aiobotocore speak it: nothing of theirs is changed but endpoint_url.
+"""The Kinesis API of the gateway with unmodified boto3 and aiobotocore; only endpoint_url is set.
 
 100,000 records, the JavaScript SDK and async-kinesis are in tests/interop/test_ingest_clients.py.
 """
@@ -23,7 +23,7 @@ from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal
 from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
 from kpl_integrations.ingest.streams.upstream import UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
-from kpl_integrations.kinesis_protocol import RequestRefused
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 
 SECRET = "a-secret-of-the-tenant"
@@ -80,8 +80,8 @@ def refusal(call: Any, **arguments: Any) -> tuple[str, int, str]:
     return error["Code"], response["ResponseMetadata"]["HTTPStatusCode"], error["Message"]
 
 
-def test_each_answer_names_the_kinesis_record_that_holds_the_user_record(gateway, client):
-    # Until the gateway knows the shards, each record travels alone.
+def test_each_answer_names_the_kinesis_record_that_contains_the_user_record(gateway, client):
+    # Until the gateway knows the shards, each record is sent alone.
     client.put_record(StreamName=STREAM, PartitionKey="k", Data=b"first")
     sent: dict[object, tuple[str, str]] = {}
     for start in range(0, 2000, 500):
@@ -100,7 +100,7 @@ def test_each_answer_names_the_kinesis_record_that_holds_the_user_record(gateway
     assert len(set(sent.values())) < 200
 
 
-def test_put_record_answers_where_it_is(gateway, client):
+def test_put_record_answers_shard_and_sequence_number(gateway, client):
     answer = client.put_record(StreamName=STREAM, PartitionKey="one", Data=b"one", ExplicitHashKey="5")
     (found,) = [record for record in gateway.user_records(STREAM) if record.data == b"one"]
     assert found.partition_key == "one"
@@ -110,7 +110,7 @@ def test_put_record_answers_where_it_is(gateway, client):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_aiobotocore_speaks_to_it_too(gateway, anyio_backend):
+async def test_aiobotocore_works_too(gateway, anyio_backend):
     keys = {"aws_access_key_id": "TEMP", "aws_secret_access_key": SECRET, "aws_session_token": "token"}
     async with AioSession().create_client("kinesis", endpoint_url=gateway.url, region_name="x-1", **keys) as aio_client:
         records = [{"PartitionKey": str(n), "Data": b"aio-%d" % n} for n in range(50)]
@@ -120,7 +120,7 @@ async def test_aiobotocore_speaks_to_it_too(gateway, anyio_backend):
     assert {entry["ShardId"] for entry in answer["Records"]} <= {shard["ShardId"] for shard in shards}
 
 
-def test_questions_about_a_stream_are_passed_on(gateway, client):
+def test_read_only_operations_are_forwarded(gateway, client):
     summary = client.describe_stream_summary(StreamName=STREAM)["StreamDescriptionSummary"]
     assert (summary["StreamName"], summary["OpenShardCount"]) == (STREAM, 2)
     assert abs((datetime.now(UTC) - summary["StreamCreationTimestamp"]).total_seconds()) < 600
@@ -143,7 +143,7 @@ def test_a_stream_by_its_arn_is_the_same_stream(gateway, client):
     assert refusal(client.put_record, StreamARN=foreign, **record)[0] == "AccessDeniedException"
 
 
-# Credentials, and the code and status AWS answers them with.
+# Credentials, and the error code and status of AWS.
 CREDENTIALS: list[tuple[str, dict[str, Any], str]] = [
     ("wrong secret", {"secret": "another"}, "InvalidSignatureException"),
     ("unknown key", {"key": "NOBODY"}, "UnrecognizedClientException"),
@@ -154,7 +154,7 @@ CREDENTIALS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "code"), [row[1:] for row in CREDENTIALS], ids=[row[0] for row in CREDENTIALS])
-def test_credentials_that_do_not_hold_are_answered_in_aws_words(gateway, given, code):
+def test_invalid_credentials_are_answered_with_the_codes_of_aws(gateway, given, code):
     refused = client_for(gateway.url, **given)
     counted = gateway.gateway.refusals[Refusal.BAD_CREDENTIALS]
     assert refusal(refused.put_record, StreamName=STREAM, PartitionKey="k", Data=b"refused")[:2] == (code, 400)
@@ -163,7 +163,7 @@ def test_credentials_that_do_not_hold_are_answered_in_aws_words(gateway, given, 
 
 
 @pytest.mark.parametrize("hours", [-3, 3])
-def test_a_skewed_clock_is_answered_in_aws_words(gateway, client, hours, monkeypatch):
+def test_a_skewed_clock_is_answered_with_the_code_of_aws(gateway, client, hours, monkeypatch):
     skewed = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=hours)
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: skewed)
     code, status, message = refusal(client.put_record, StreamName=STREAM, PartitionKey="k", Data=b"")
@@ -171,12 +171,12 @@ def test_a_skewed_clock_is_answered_in_aws_words(gateway, client, hours, monkeyp
     assert message.startswith("Signature expired" if hours < 0 else "Signature not yet current")
 
 
-# What is asked for, and the code and status AWS answers it with.
+# A request, and the error code and status of AWS.
 REQUESTS: list[tuple[str, str, dict[str, Any], str, int]] = [
     ("not its stream", "put_record", {"StreamName": "secret-plans"}, "AccessDeniedException", 400),
     ("no such stream", "put_record", {"StreamName": "none"}, "ResourceNotFoundException", 400),
     ("not its stream to look at", "list_shards", {"StreamName": "secret-plans"}, "AccessDeniedException", 400),
-    ("an operation for nobody", "list_streams", {}, "UnknownOperationException", 400),
+    ("an unknown operation", "list_streams", {}, "UnknownOperationException", 400),
     ("a record too large", "put_record", {"Data": b"x" * 1_048_577}, "ValidationException", 400),
     ("a key too long", "put_record", {"PartitionKey": "k" * 257}, "ValidationException", 400),
     ("a hash key out of range", "put_record", {"ExplicitHashKey": str(2**128)}, "InvalidArgumentException", 400),
@@ -188,7 +188,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any], str, int]] = [
 @pytest.mark.parametrize(
     ("operation", "given", "code", "status"), [row[1:] for row in REQUESTS], ids=[row[0] for row in REQUESTS]
 )
-def test_what_kinesis_would_not_take_is_answered_in_its_words(gateway, operation, given, code, status):
+def test_requests_that_kinesis_rejects_have_its_error_codes(gateway, operation, given, code, status):
     unchecked = client_for(gateway.url, parameter_validation=False)
     record = {"PartitionKey": "k", "Data": b"x"}
     arguments: dict[str, Any] = {
@@ -224,7 +224,7 @@ def test_a_tenant_over_its_rate_is_throttled_record_by_record_until_all_are_in(g
     assert throttled
 
 
-def test_put_record_over_the_rate_is_an_error_every_client_retries(gateway):
+def test_put_record_over_the_rate_is_an_error_that_every_client_retries(gateway):
     slow = client_for(gateway.url, key="SLOW")
     assert slow.put_record(StreamName=STREAM, PartitionKey="k", Data=b"x")["ShardId"]
     code, status, _ = refusal(slow.put_record, StreamName=STREAM, PartitionKey="k", Data=b"x")
@@ -240,7 +240,7 @@ def test_a_gateway_that_shuts_down_is_503_which_every_sdk_retries(gateway, clien
     assert answered["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "1"
 
 
-def test_who_asks_while_kinesis_cannot_be_asked_is_told_when_to_come_again(client, monkeypatch):
+def test_a_forwarded_call_without_kinesis_is_answered_with_retry_after(client, monkeypatch):
     async def call(*_: object, **__: object) -> None:
         raise RequestRefused(UNAVAILABLE, "Kinesis could not be asked", status=503)
 
@@ -277,7 +277,7 @@ def test_an_answer_is_true_for_each_record_when_kinesis_fails_some(gateway):
 
 
 @pytest.mark.parametrize("default_ack", ["queued", "spooled", "delivered"])
-def test_a_record_answered_with_an_error_is_not_kept_so_the_client_s_retry_is_its_only_copy(tmp_path, default_ack):
+def test_a_record_answered_with_an_error_is_not_kept_so_that_a_retry_does_not_duplicate_it(tmp_path, default_ack):
     tenant = Tenant(id="ada", default_ack=default_ack)
     paths = {"spool": tmp_path / "spool.db"}
     with running_gateway(
@@ -306,7 +306,7 @@ def test_a_record_answered_with_an_error_is_not_kept_so_the_client_s_retry_is_it
                 break
             pause.wait(0.1)
         assert not waiting
-        # What had been kept would come back now.
+        # A kept record would be delivered now.
         report = running.gateway.producer.report()
         for _ in range(300):
             report = running.gateway.producer.report()
@@ -337,7 +337,7 @@ LIST = {"X-Amz-Target": "Kinesis_20131202.ListShards"}
         ),
     ],
 )
-def test_a_body_that_is_no_request_is_answered_in_aws_words(open_gateway, headers, body, code):
+def test_a_malformed_body_is_answered_with_the_code_of_aws(open_gateway, headers, body, code):
     request = urllib.request.Request(open_gateway.url + "/", data=body, headers=headers, method="POST")  # noqa: S310
     with pytest.raises(urllib.error.HTTPError) as raised:
         urllib.request.urlopen(request)  # noqa: S310 - loopback
@@ -348,13 +348,13 @@ def test_a_body_that_is_no_request_is_answered_in_aws_words(open_gateway, header
         assert json.loads(answered.read())["__type"] == code
 
 
-def test_where_nothing_is_verified_any_keys_will_do(open_gateway):
+def test_without_verification_any_keys_are_accepted(open_gateway):
     anybody = client_for(open_gateway.url, key="any", secret="thing")
     assert anybody.put_record(StreamName=STREAM, PartitionKey="k", Data=b"x")["ShardId"]
 
 
 @pytest.mark.parametrize("wire_path", ["fast", "cbor"])
-def test_a_producer_of_ours_puts_through_it_on_both_wires(gateway, wire_path):
+def test_this_projects_producer_puts_in_json_and_in_cbor(gateway, wire_path):
     options = ProducerConfig(
         region="eu-west-1",
         endpoint_url=gateway.url,
@@ -371,7 +371,7 @@ def test_a_producer_of_ours_puts_through_it_on_both_wires(gateway, wire_path):
     assert [found[data] for data in sent] == [(result.shard_id, result.sequence_number) for result in results]
 
 
-def test_what_a_client_has_aggregated_itself_travels_as_it_is(gateway, client):
+def test_records_that_a_client_aggregated_are_sent_unchanged(gateway, client):
     client.put_record(StreamName=STREAM, PartitionKey="k", Data=b"first")
     blobs = [encode([UserRecord(f"own-{n}", b"own-%d-%d" % (n, each)) for each in range(3)]) for n in range(40)]
     records = [{"PartitionKey": f"own-{n}", "Data": blob} for n, blob in enumerate(blobs)]
@@ -381,10 +381,10 @@ def test_what_a_client_has_aggregated_itself_travels_as_it_is(gateway, client):
     assert sorted(found) == sorted(b"own-%d-%d" % (n, each) for n in range(40) for each in range(3))
 
 
-def test_every_refusal_the_intake_can_raise_has_an_answer_of_kinesis():
+def test_every_refusal_of_admission_has_an_answer_of_kinesis():
     for refused in (Refusal.QUOTA, Refusal.QUEUE_SHARE, Refusal.NO_ROOM):
         assert WIRE_ANSWERS[refused] == ("ProvisionedThroughputExceededException", 400, True)
     for refused, answer in WIRE_ANSWERS.items():
-        # Who may try again on the native route may do so here.
+        # A refusal that is retryable on the native route is retryable here.
         comes_again = answer.per_record or answer.status == 503
         assert comes_again == (REFUSALS[refused].retry_after_seconds is not None), refused

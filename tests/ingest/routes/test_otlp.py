@@ -1,4 +1,4 @@
-"""OTLP/HTTP at the gateway: the OpenTelemetry SDK's own exporters, and every status the specification knows."""
+"""OTLP/HTTP: the OpenTelemetry SDK's own exporters, and every status of the specification."""
 
 import gzip
 import json
@@ -58,7 +58,7 @@ def post(gateway: RunningGateway, body: bytes, *, tenant: str = "ada", signal: s
 
 
 def stored(gateway: RunningGateway, stream: str, *, in_json: bool = False) -> list[bytes]:
-    """Return what a stream holds in one of the two encodings: a record's first byte tells them apart."""
+    """Return the records of a stream in one encoding; the first byte of a record shows its encoding."""
     return [record.data for record in gateway.user_records(stream) if record.data.startswith(b"{") == in_json]
 
 
@@ -125,7 +125,7 @@ def test_success_is_an_empty_answer_in_the_request_s_encoding(gateway):
     assert post(gateway, b"").status_code == 200
 
 
-def test_the_partition_key_is_a_header_s_and_random_without(gateway):
+def test_the_partition_key_comes_from_a_header_or_is_random(gateway):
     request = ExportLogsServiceRequest(resource_logs=[{"schema_url": "keyed"}]).SerializeToString()  # type: ignore[list-item]
     for headers in ({}, {}, {"X_Partition_Key": "host-1"}):
         assert post(gateway, request, **headers).status_code == 200
@@ -134,7 +134,7 @@ def test_the_partition_key_is_a_header_s_and_random_without(gateway):
     assert "host-1" in keys
 
 
-# What is sent, and the status the specification has for it.
+# A request, and its status in the specification.
 STATUSES: list[tuple[str, bytes, dict[str, str], int]] = [
     ("no protobuf", b"\xff\xff", {}, 400),
     ("no json", b"{", {"Content_Type": JSON}, 400),
@@ -187,7 +187,7 @@ def test_overload_is_429_for_the_whole_request_and_an_sdk_that_retries_loses_not
     assert sorted(lines) == sorted(f"held-{number}" for number in range(30))
 
 
-def test_a_refusal_over_the_rate_says_when_to_come_back_and_is_no_partial_success(gateway):
+def test_a_rejection_over_the_rate_has_retry_after_and_is_not_a_partial_success(gateway):
     answers = [post(gateway, ONE.SerializeToString(), tenant="held") for _ in range(3)]
     refused = next(answered for answered in answers if answered.status_code == 429)
     assert int(refused.headers["Retry-After"]) >= 1
@@ -205,7 +205,7 @@ def test_a_gateway_that_shuts_down_is_503_with_retry_after(gateway, monkeypatch,
     assert int(answered.headers["Retry-After"]) >= 1
 
 
-def test_what_kinesis_does_not_take_is_retryable_for_whoever_waits_for_delivery(gateway):
+def test_records_that_kinesis_rejects_are_retryable_with_ack_delivered(gateway):
     effect, when = RecordError("ValidationException", "not this one"), When(stream="metrics")
     fault = gateway.kinesis.call(lambda fake, _: fake.faults.add(effect, when))
     try:
@@ -216,7 +216,7 @@ def test_what_kinesis_does_not_take_is_retryable_for_whoever_waits_for_delivery(
 
 
 @pytest.mark.parametrize("refusal", Refusal)
-def test_every_row_of_admission_has_a_status_message_that_google_rpc_reads(refusal):
+def test_every_refusal_has_a_status_message_that_google_rpc_reads(refusal):
     status = REFUSALS[refusal].status
     for detail in ("", "x" * 127, "x" * 128, "é" * 10_000):
         message = Status.FromString(status_message(status, detail, is_protobuf=True))

@@ -1,4 +1,4 @@
-"""The Kinesis API of the gateway, request by request as clients may also write them: in chunks, in CBOR, presigned."""
+"""The Kinesis API of the gateway with unusual requests: chunked, in CBOR, presigned."""
 
 import http.client
 import json
@@ -58,7 +58,7 @@ def stored(gateway: RunningGateway) -> list[bytes]:
     return [record.data for record in gateway.user_records("orders")]
 
 
-def test_a_signed_body_may_come_in_chunks(gateway):
+def test_a_signed_body_may_be_chunked(gateway):
     body = json.dumps({**RECORD, "Data": "aW4gY2h1bmtz"}).encode()
     assert posted(gateway, "PutRecord", body, in_chunks=True)[0] == 200
     assert b"in chunks" in stored(gateway)
@@ -79,17 +79,17 @@ def test_each_record_put_after_an_answer_has_the_higher_sequence_number(gateway)
     assert (status, json.loads(answered)["__type"]) == (400, "ValidationException")
 
 
-# Credentials that are not where this service looks for them, and its own code for it.
+# Credentials in an unsupported place, and the error code for them.
 @pytest.mark.parametrize(
     ("signer", "more", "code"),
     [
         (SigV4QueryAuth, {}, "MissingAuthenticationTokenException"),
-        # A body that no signature covers could be exchanged on its way.
+        # A body outside the signature could be replaced in transit.
         (SigV4Auth, {"X-Amz-Content-Sha256": "UNSIGNED-PAYLOAD"}, "InvalidSignatureException"),
     ],
     ids=["presigned", "unsigned body"],
 )
-def test_only_a_signature_of_headers_and_body_is_taken(gateway, signer, more, code):
+def test_only_a_signature_of_headers_and_body_is_accepted(gateway, signer, more, code):
     body = json.dumps({**RECORD, "Data": "cmVmdXNlZA=="}).encode()
     status, answered = posted(gateway, "PutRecord", body, signer=signer, more=more)
     assert (status, json.loads(answered)["__type"]) == (400, code)
@@ -101,7 +101,7 @@ def test_only_a_signature_of_headers_and_body_is_taken(gateway, signer, more, co
     ["CreateStream", "DescribeLimits", "GetRecords", "ListStreams", "RegisterStreamConsumer", "SubscribeToShard"],
 )
 @pytest.mark.parametrize("content_type", [JSON, CBOR])
-def test_what_the_gateway_does_not_do_is_refused_with_what_it_does(gateway, operation, content_type):
+def test_an_unsupported_operation_is_rejected_with_the_supported_ones(gateway, operation, content_type):
     read, write = (json.loads, json.dumps) if content_type == JSON else (cbor2.loads, cbor2.dumps)
     body = write(RECORD)
     body = body.encode() if isinstance(body, str) else body

@@ -1,4 +1,4 @@
-"""One stream, one pipeline, by whichever name it is asked for; and nobody writes where he may not."""
+"""A stream has one pipeline for its name and its ARN, and tenants cannot write to forbidden streams."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ ELSEWHERE = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders"
 
 
 class Scene:
-    """A directory whose account has one stream; counts how often its ARN was asked for."""
+    """A directory whose account has one stream. It counts the lookups of its ARN."""
 
     def __init__(self, arn: str | None = OWN) -> None:
         self.arn = arn
@@ -39,7 +39,7 @@ def globs(*streams: str) -> Callable[[str], bool]:
     return Tenant(id="t", streams=streams).allows
 
 
-# What the tenant may write to, what it asks for, and the name under which the gateway knows it (None: 403).
+# The tenant's globs, the requested stream, and its canonical name (None: 403).
 ROWS = [
     (("orders",), "orders", "orders"),
     (("*",), OWN, "orders"),
@@ -61,13 +61,13 @@ async def test_an_arn_of_the_account_is_the_stream_s_name_and_another_account_s_
     assert scene.directory.known == ({known_as} if known_as else set())
 
 
-async def test_who_may_not_use_a_stream_makes_nobody_ask_for_it():
+async def test_a_tenant_without_permission_causes_no_lookup():
     scene = Scene()
     assert await scene.directory.admit(OWN, globs("payments")) is None
     assert scene.asked == []
 
 
-async def test_the_account_is_asked_once_however_many_arns_are_invented():
+async def test_many_invented_arns_cause_one_lookup():
     scene = Scene()
     for number in range(50):
         invented = f"arn:aws:kinesis:us-east-1:{number:012}:stream/orders"
@@ -75,7 +75,7 @@ async def test_the_account_is_asked_once_however_many_arns_are_invented():
     assert scene.asked == ["orders"]
 
 
-async def test_an_arn_of_which_nobody_can_say_whose_it_is_stays_as_it_is_and_is_asked_for_again_later():
+async def test_an_unresolved_arn_stays_unchanged_and_is_looked_up_again_later():
     scene = Scene(arn=None)
     assert await scene.directory.admit(OWN, globs("orders")) is None
     assert await scene.directory.admit(OWN, globs("orders")) is None
@@ -85,7 +85,7 @@ async def test_an_arn_of_which_nobody_can_say_whose_it_is_stays_as_it_is_and_is_
 
 
 class FailingClient:
-    """Fails to describe a stream, until it is mended."""
+    """Fails to describe a stream until it is repaired."""
 
     def __init__(self, failure: Exception) -> None:
         self.failure: Exception | None = failure
@@ -100,7 +100,7 @@ def of_kinesis(code: str) -> ClientError:
     return ClientError({"Error": {"Code": code}}, "DescribeStreamSummary")
 
 
-# What asking for the ARN fails with, and whether that says anything of the stream.
+# An exception of the lookup, and whether it means that the stream has no ARN.
 FAILURES = [
     (of_kinesis("AccessDeniedException"), True),
     (of_kinesis("AccessDenied"), True),
@@ -115,14 +115,14 @@ FAILURES = [
     (BotoCoreError(), False),
     (TimeoutError(), False),
     (ConnectionResetError(), False),
-    # From the application's own provider of credentials, and of an answer in which everything is missing.
+    # From the application's own credential provider, and from an empty answer.
     (LookupError("the vault is away"), False),
     (KeyError("StreamDescriptionSummary"), False),
 ]
 
 
 @pytest.mark.parametrize(("failure", "says"), FAILURES, ids=lambda value: repr(value)[:60])
-async def test_a_failure_that_passes_gives_no_stream_a_second_pipeline(failure, says):
+async def test_a_transient_failure_creates_no_second_pipeline(failure, says):
     client = FailingClient(failure)
     directory = StreamDirectory(
         FakeTransport(FakeKinesis({"orders": 1})), clock=lambda: 0.0, arn_of=lambda name: ask_arn(client, name)

@@ -1,4 +1,4 @@
-"""Questions that are passed on: what Kinesis says comes back, but nothing of whom it was said to."""
+"""Forwarded operations: the answer of Kinesis is returned, without details of the gateway."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kpl_integrations.ingest.streams.upstream import AiobotocoreUpstream
-from kpl_integrations.kinesis_protocol import JsonWire, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import RequestRefused
+from kpl_integrations.kinesis_protocol.wire import JsonWire
 from tests.virtual_time import Backend
 
 
@@ -22,7 +23,7 @@ def anyio_backend(virtual_time_backend: Backend) -> Backend:
 
 
 class Client:
-    """Stands for an aiobotocore client: answers, or raises."""
+    """A fake aiobotocore client that answers or raises."""
 
     def __init__(self, answer: Mapping[str, Any] | Exception) -> None:
         self.answer = answer
@@ -49,7 +50,7 @@ async def refusal(upstream: AiobotocoreUpstream) -> RequestRefused:
 
 
 @pytest.mark.anyio
-async def test_an_answer_comes_back_without_what_botocore_adds_and_with_instants_as_numbers():
+async def test_an_answer_is_returned_without_botocores_additions_and_with_timestamps_as_numbers():
     at = datetime(2026, 11, 20, 12, 0, 0, 250_000, tzinfo=UTC)
     client = Client({"Shards": [{"ShardId": "s", "At": at}], "ResponseMetadata": {"HTTPStatusCode": 200}})
     answer = await AiobotocoreUpstream(lambda: client).call("ListShards", {"StreamName": "orders"}, tenant="ada")
@@ -75,7 +76,7 @@ async def test_an_answer_comes_back_without_what_botocore_adds_and_with_instants
         (LookupError("the vault of role/gateway is away"), "ServiceUnavailable", 503),
     ],
 )
-async def test_a_failure_has_a_code_of_kinesis_and_tells_nothing_of_the_gateway(raised, code, status):
+async def test_a_failure_has_a_code_of_kinesis_and_no_details_of_the_gateway(raised, code, status):
     refused = await refusal(AiobotocoreUpstream(lambda: Client(raised)))
     assert (refused.code, refused.status) == (code, status)
     assert "role/gateway" not in str(refused)
@@ -96,7 +97,7 @@ async def test_tenants_cannot_use_up_the_account_s_calls():
 
 
 @pytest.mark.anyio
-async def test_a_tenant_that_asks_without_end_keeps_nobody_else_waiting():
+async def test_a_tenant_with_endless_calls_does_not_delay_others():
     client = Client({})
     upstream = AiobotocoreUpstream(lambda: client)
     answered: Counter[str] = Counter()
@@ -132,7 +133,7 @@ async def test_a_tenant_that_asks_without_end_keeps_nobody_else_waiting():
 
 
 @pytest.mark.anyio
-async def test_who_goes_away_while_waiting_takes_no_turn_from_others():
+async def test_a_client_that_disconnects_while_waiting_takes_no_turn():
     upstream = AiobotocoreUpstream(lambda: Client({}))
     for _ in range(16):
         await upstream.call("ListShards", {}, tenant="ada")
@@ -147,5 +148,5 @@ async def test_who_goes_away_while_waiting_takes_no_turn_from_others():
 
 
 @pytest.mark.anyio
-async def test_without_an_aws_client_nothing_can_be_passed_on():
+async def test_without_an_aws_client_nothing_is_forwarded():
     assert (await refusal(AiobotocoreUpstream(lambda: None))).code == "UnknownOperationException"

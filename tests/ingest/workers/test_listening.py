@@ -1,4 +1,4 @@
-"""Several sockets on one port, and still only one gateway."""
+"""Several listening sockets of one gateway share a port; a second gateway cannot join them."""
 
 import socket
 import sys
@@ -8,8 +8,8 @@ import pytest
 from kpl_integrations.ingest.http.listening import bound_socket, listening_sockets
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the sockets are one")
-def test_new_connections_are_dealt_out_among_all_sockets():
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the workers share one socket")
+def test_the_kernel_deals_new_connections_to_all_sockets():
     sockets = listening_sockets("127.0.0.1", 0, 2)
     port = sockets[0].getsockname()[1]
     assert [each.getsockname()[1] for each in sockets] == [port, port]
@@ -30,7 +30,7 @@ def test_new_connections_are_dealt_out_among_all_sockets():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_second_gateway_cannot_take_a_part_of_the_port(count):
+def test_a_second_gateway_cannot_share_the_port(count):
     sockets = listening_sockets("127.0.0.1", 0, 2)
     port = sockets[0].getsockname()[1]
     with pytest.raises(OSError, match="in use"):

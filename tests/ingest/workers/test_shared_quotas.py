@@ -1,4 +1,4 @@
-"""One tenant's rate across several workers, in virtual time: never above it, nearly all of it where it is wanted."""
+"""One tenant's rate across several workers, in virtual time: never exceeded, and nearly all of it where it is used."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,7 +9,7 @@ import pytest
 from kpl_core.coordination import MemoryStore
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts
 from kpl_integrations.ingest.tenants import Tenant
-from kpl_integrations.ingest.workers.seat import Seat
+from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
 from tests.virtual_time import Backend
 
@@ -27,11 +27,11 @@ def anyio_backend(virtual_time_backend: Backend) -> Backend:
 
 
 class Worker:
-    """One worker's accounts, under its leases; `taken` are times and records."""
+    """One worker's accounts, limited by its leases; `taken` are times and records."""
 
     def __init__(self, store: MemoryStore, number: int, count: int) -> None:
-        seat = Seat(worker=number, life=1, count=count, folder="/nowhere")
-        self.quotas = SharedQuotas(store, seat, clock=anyio.current_time, chance=lambda: 0.5)
+        identity = WorkerIdentity(worker=number, count=count, folder="/nowhere")
+        self.quotas = SharedQuotas(store, identity, clock=anyio.current_time, chance=lambda: 0.5)
         self.accounts = TenantAccounts(
             clock=anyio.current_time, chance=lambda: 0.5, idempotency_keys=1, idempotency_seconds=1.0
         )
@@ -39,8 +39,8 @@ class Worker:
         self.taken: list[tuple[float, int]] = []
         self._owed = 0.0
 
-    def asked(self, per_second: float, tenant: Tenant = TENANT) -> None:
-        """Answer the requests of one step at a rate of records."""
+    def receive(self, per_second: float, tenant: Tenant = TENANT) -> None:
+        """Receive one step's requests, at a rate in records a second."""
         quota = self.accounts.of(tenant).quota
         assert quota is not None
         now = anyio.current_time()
@@ -68,17 +68,17 @@ async def workers(count: int) -> AsyncIterator[list[Worker]]:
 
 
 async def load(found: Sequence[Worker], offers: Sequence[float], seconds: float) -> float:
-    """Offer each worker so many records a second; return when it began."""
+    """Send each worker this many records a second; return the time of the start."""
     began_at = anyio.current_time()
     while anyio.current_time() < began_at + seconds - STEP_SECONDS / 2:
         for worker, per_second in zip(found, offers, strict=True):
-            worker.asked(per_second)
+            worker.receive(per_second)
         await anyio.sleep(STEP_SECONDS)
     return began_at
 
 
 def most_in(found: Sequence[Worker], window: float) -> int:
-    """Return the most that all workers took in any window of so many seconds."""
+    """Return the maximum that all workers took in any window of this many seconds."""
     taken = sorted(each for worker in found for each in worker.taken)
     most = within = first = 0
     for at, records in taken:
@@ -95,7 +95,7 @@ def bound(count: int, window: float) -> float:
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
-async def test_all_workers_flooded_from_the_start_take_no_more_than_one_would(count):
+async def test_flooded_workers_together_take_no_more_than_one_worker_would(count):
     async with workers(count) as found:
         await load(found, [2 * RATE] * count, 10.0)
         for window in (0.1, 1.0, 5.0):
@@ -103,14 +103,14 @@ async def test_all_workers_flooded_from_the_start_take_no_more_than_one_would(co
         assert sum(worker.taken_since(3.0) for worker in found) >= 0.9 * RATE * 7.0
 
 
-async def test_a_tenant_that_reaches_one_worker_only_has_nearly_all_of_its_rate_there():
+async def test_a_tenant_that_uses_one_worker_gets_nearly_its_whole_rate_there():
     async with workers(4) as found:
         await load(found, [2 * RATE, 0, 0, 0], 6.0)
         assert found[0].taken_since(2.0) >= 0.9 * RATE * 4.0
         assert most_in(found, 1.0) <= bound(4, 1.0)
 
 
-async def test_a_rate_follows_its_tenant_from_one_worker_to_another_within_two_seconds():
+async def test_a_rate_follows_its_tenant_to_another_worker_within_two_seconds():
     async with workers(2) as found:
         await load(found, [2 * RATE, 0], 5.0)
         moved_at = await load(found, [0, 2 * RATE], 6.0)
@@ -119,17 +119,17 @@ async def test_a_rate_follows_its_tenant_from_one_worker_to_another_within_two_s
             assert most_in(found, window) <= bound(2, window)
 
 
-async def test_a_tenant_within_its_rate_is_hardly_refused_wherever_it_sends():
+async def test_a_tenant_within_its_rate_is_almost_never_throttled_on_any_worker():
     async with workers(2) as found:
         await load(found, [RATE / 2, RATE / 10], 10.0)
         offered = 0.6 * RATE * 8.0
         assert sum(worker.taken_since(2.0) for worker in found) >= 0.99 * offered
 
 
-async def test_after_a_pause_the_rate_is_there_again_and_no_more_than_it():
+async def test_after_a_pause_a_tenant_gets_its_rate_again_and_no_more():
     async with workers(2) as found:
         await load(found, [2 * RATE, 2 * RATE], 5.0)
-        # Longer than a leaseholder remembers.
+        # Longer than the leaseholder keeps an idle tenant.
         await anyio.sleep(30.0)
         woken_at = await load(found, [2 * RATE, 2 * RATE], 6.0)
         for window in (0.5, 1.0, 5.0):
@@ -137,20 +137,20 @@ async def test_after_a_pause_the_rate_is_there_again_and_no_more_than_it():
         assert sum(worker.taken_since(woken_at + 2.0) for worker in found) >= 0.9 * RATE * 4.0
 
 
-async def test_new_rates_of_a_changed_tenant_hold_at_once():
+async def test_changed_rates_of_a_tenant_apply_at_once():
     slower = Tenant(id="t", records_per_second=RATE / 10, burst_seconds=BURST_SECONDS)
     async with workers(2) as found:
         await load(found, [2 * RATE, 2 * RATE], 5.0)
         changed_at = anyio.current_time()
         for _ in range(500):
             for worker in found:
-                worker.asked(2 * RATE, slower)
+                worker.receive(2 * RATE, slower)
             await anyio.sleep(STEP_SECONDS)
         taken = sum(worker.taken_since(changed_at) for worker in found)
         assert taken <= slower.burst_seconds * RATE / 10 + 1.1 * RATE / 10 * 5.0 + 2 * REQUEST
         assert taken >= 0.8 * RATE / 10 * 5.0
 
 
-async def test_a_tenant_without_rates_is_nobodys_business():
+async def test_a_tenant_without_rates_has_no_quota():
     async with workers(2) as found:
         assert found[0].accounts.of(Tenant(id="free")).quota is None

@@ -1,4 +1,4 @@
-"""Everything logs at DEBUG, the exporter's own libraries too, and logging is configured anew meanwhile."""
+"""Everything logs at DEBUG, including the exporter's libraries, and logging is configured again meanwhile."""
 
 import logging
 import logging.config

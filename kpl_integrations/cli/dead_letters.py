@@ -1,0 +1,254 @@
+"""The commands of `kpl dlq`: list, show, redrive, export and purge the dead letters of a spool file."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+from rich.progress import Progress, TaskID
+
+from kpl_core import Producer, RecordResult, SpoolOptions
+from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, RedriveProgress, Redriver, purge
+from kpl_core.durability.replay import DeliveryPace
+from kpl_core.durability.spool import (
+    AsyncSpool,
+    DeadLetter,
+    LetterFilter,
+    Spool,
+    SpooledRecord,
+    SpoolError,
+    letter_to_json,
+)
+from kpl_core.producer.result_callback import ResultCallback
+from kpl_integrations.cli.connection import Connection
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, exit_code_of, until_signal
+from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
+
+__all__ = ["count", "export", "list_letters", "purge_letters", "redrive", "show"]
+
+_IN_FLIGHT: Final = 500
+_BYTES_IN_FLIGHT: Final = 8 << 20
+# So many letters are searched for an undamaged one.
+_MAX_SEARCHED: Final = 100
+
+
+async def count(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
+    """Print the number of matching letters by reason."""
+    with _opened(path) as letters:
+        counts = letters.count(wanted)
+    figures = [Figure(reason, number, f"{number:,}") for reason, number in counts.items()]
+    total = sum(counts.values())
+    print_figures([*figures, Figure("total", total, f"{total:,}", "dead letters")], as_json=as_json)
+    return ExitCode.DONE
+
+
+async def list_letters(path: Path, wanted: LetterFilter, limit: int, as_json: bool) -> ExitCode:
+    """Print a line for each matching letter, critical ones first."""
+    with _opened(path) as letters:
+        for page in letters.pages(wanted, limit=limit):
+            for stored in page:
+                if stored.letter is None:
+                    note(f"letter {stored.number} is damaged and skipped")
+                else:
+                    sys.stdout.write(_line(stored.letter, as_json=as_json))
+            # Let the loop handle Ctrl-C between two pages.
+            await anyio.lowlevel.checkpoint()
+        total = sum(letters.count(wanted).values())
+    sys.stdout.flush()
+    if total > limit:
+        note(f"{limit:,} of {total:,} letters; --limit shows more")
+    return ExitCode.DONE
+
+
+def _line(letter: DeadLetter, *, as_json: bool) -> str:
+    if as_json:
+        return letter_to_json(letter).decode() + "\n"
+    error = f"{letter.error_code or '-'}: {letter.error_message or '-'}"
+    line = f"{letter.id}  {letter.tier:8}  {letter.reason:17}  {letter.stream}  {letter.partition_key}  {error}"
+    return printable(line) + "\n"
+
+
+async def show(path: Path, letter_id: str) -> ExitCode:
+    """Print one letter as JSON with its data in base64."""
+    with _opened(path) as letters:
+        stored = letters.find(letter_id)
+    if stored is None or stored.letter is None:
+        message = f"there is no letter {letter_id!r} in {path}; `kpl dlq list {path} --letters` shows the ids"
+        raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT)
+    sys.stdout.write(msgspec.json.format(letter_to_json(stored.letter)).decode() + "\n")
+    return ExitCode.DONE
+
+
+async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
+    """Write the matching letters as JSON lines; the destination is replaced at the end or not at all."""
+    written = damaged = 0
+
+    def work() -> None:
+        nonlocal written, damaged
+        with _opened(path) as letters, progress() as bar:
+            shown = bar.add_task("export", total=sum(letters.count(wanted).values()))
+            try:
+                written, damaged = letters.export(wanted, destination, on_progress=partial(_advanced, bar, shown))
+            except OSError as error:
+                message = f"{destination} cannot be written ({error.strerror}); check its path, permissions and disk"
+                raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT) from error
+
+    ended = await until_signal(partial(_in_a_thread, work))
+    if isinstance(ended, signal.Signals):
+        note(f"interrupted; {destination} is unchanged")
+        return exit_code_of(ended)
+    figures = [
+        Figure("exported", written, f"{written:,}", f"to {destination}"),
+        Figure("damaged", damaged, f"{damaged:,}"),
+    ]
+    print_figures(figures, as_json=as_json)
+    if damaged:
+        note(f"damaged letters are in {path} only; recover them with `sqlite3 FILE .recover` before you purge them")
+    return ExitCode.DONE
+
+
+async def purge_letters(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
+    """Delete the matching letters permanently. If it is interrupted, some are deleted; run it again."""
+    purged = 0
+
+    def work() -> None:
+        with Spool(_options(path)) as spool, progress() as bar:
+            queue = DeadLetterQueue(spool)
+            shown = bar.add_task("purge", total=sum(queue.count_nowait(wanted).result().values()))
+
+            def advanced(done: int) -> None:
+                nonlocal purged
+                purged = done
+                _advanced(bar, shown, done)
+
+            purge(queue, wanted, on_progress=advanced)
+
+    try:
+        ended = await until_signal(partial(_in_a_thread, work))
+    except SpoolError as error:
+        raise CommandFailure(str(error)) from error
+    print_figures([Figure("purged", purged, f"{purged:,}")], as_json=as_json)
+    if isinstance(ended, signal.Signals):
+        note("interrupted; run it again for the rest")
+        return exit_code_of(ended)
+    return ExitCode.DONE
+
+
+async def _in_a_thread(work: Callable[[], None]) -> ExitCode:
+    """Run blocking work in a thread; it calls `_advanced` regularly, where a signal stops it."""
+    await anyio.to_thread.run_sync(work)
+    return ExitCode.DONE
+
+
+def _advanced(bar: Progress, shown: TaskID, done: int) -> None:
+    bar.update(shown, completed=done)
+    anyio.from_thread.check_cancelled()
+
+
+async def redrive(
+    path: Path,
+    wanted: LetterFilter,
+    rate: float,
+    region: str | None,
+    endpoint_url: str | None,
+    as_json: bool,
+) -> ExitCode:
+    """Send the matching letters again, critical ones first; delivered letters leave the file."""
+    last = RedriveProgress(0, 0, 0, 0)
+
+    async def work() -> ExitCode:
+        nonlocal last
+        async with AsyncSpool(Spool(_options(path))) as spool:
+            queue = DeadLetterQueue(spool.spool)
+            stream = await _first_stream(queue, spool, wanted)
+            if stream is None:
+                return ExitCode.DONE
+            connection = await Connection.resolved(stream, region=region, endpoint_url=endpoint_url)
+            await connection.require_stream()
+            async with Producer(connection.producer_config(), session=connection.session) as producer:
+                with progress() as bar:
+                    shown = bar.add_task("redrive", total=None)
+
+                    def show(now: RedriveProgress) -> None:
+                        nonlocal last
+                        last = now
+                        bar.update(shown, total=now.total, completed=sum(now[1:]))
+
+                    redriver = Redriver(queue, _put_into(producer), _pace(rate))
+                    last = await redriver.redrive(wanted, on_progress=show)
+        return ExitCode.DONE
+
+    try:
+        ended = await until_signal(work)
+    except SpoolError as error:
+        raise CommandFailure(str(error)) from error
+    left = last.total - last.delivered
+    figures = [
+        Figure("letters", last.total, f"{last.total:,}", "matched"),
+        Figure("delivered", last.delivered, f"{last.delivered:,}"),
+        Figure("failed", last.failed, f"{last.failed:,}", "still in the queue"),
+        Figure("damaged", last.damaged, f"{last.damaged:,}"),
+    ]
+    print_figures(figures, as_json=as_json)
+    if isinstance(ended, signal.Signals):
+        note("interrupted; run it again for the rest")
+        return exit_code_of(ended)
+    return ExitCode.NOT_ALL_ARRIVED if left else ExitCode.DONE
+
+
+async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: LetterFilter) -> str | None:
+    """Return the stream of the first undamaged matching letter, as name or ARN; None if there is none."""
+    for stored in await spool.mailbox.wait_for(queue.select_nowait(wanted, _MAX_SEARCHED)):
+        if stored.letter is not None:
+            return stored.letter.stream
+    return None
+
+
+def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
+    def put(record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> None:
+        delivery = producer.put_nowait(
+            record.stream,
+            partition_key=record.partition_key,
+            data=record.data,
+            explicit_hash_key=record.explicit_hash_key,
+            tier=record.tier,
+        )
+        ResultCallback(delivery, finished)
+
+    return put
+
+
+def _pace(rate: float) -> DeliveryPace:
+    return DeliveryPace(
+        records_per_second=rate,
+        bytes_per_second=1e9,
+        in_flight_records=_IN_FLIGHT,
+        in_flight_bytes=_BYTES_IN_FLIGHT,
+        # The user waits, so pauses after failures have no jitter and their minimum length.
+        chance=lambda: 0.0,
+    )
+
+
+def _options(path: Path) -> SpoolOptions:
+    if not path.is_file():
+        message = f"{path} is not a file; give the path of the producer's spool"
+        raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT)
+    # The producer's bounds are unknown; nothing here enlarges the file.
+    return SpoolOptions(path=path, max_bytes=1 << 44, max_dead_letter_bytes=1 << 44)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[LetterReader]:
+    """Open a spool file for reading; turn its errors into a CommandFailure."""
+    try:
+        with LetterReader(path) as letters:
+            yield letters
+    except SpoolError as error:
+        raise CommandFailure(str(error), exit_code=ExitCode.BAD_INPUT) from error

@@ -1,0 +1,351 @@
+"""`kpl demo`: sends records through the whole pipeline on one machine and verifies that none is lost."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from math import exp, log
+from signal import Signals
+from typing import Any, Final, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+from rich.progress import Progress, TaskID
+
+from kpl_core import Delivery, Producer, ProducerReport
+from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, KIB, MIB
+from kpl_integrations.cli.connection import Connection
+from kpl_integrations.cli.exit_code import ExitCode, exit_code_of, until_signal
+from kpl_integrations.cli.local import local_kinesis
+from kpl_integrations.cli.put import RequestTotals, failure_reasons
+from kpl_integrations.cli.tail import ReadRecord, StreamReader, raises_first
+from kpl_integrations.cli.terminal import Figure, note, print_figures, progress, results
+
+__all__ = ["DemoCommand", "DemoPace", "DemoRecords", "Inventory"]
+
+_STREAM: Final = "demo"
+_SHOW_SECONDS: Final = 0.1
+# How much of the shards' capacity the demo uses.
+LOAD: Final = 0.9
+# Approximate bytes that aggregation adds to a small record.
+_OVERHEAD_BYTES: Final = 10
+_STEP_SECONDS: Final = 0.005
+KEY_COUNT: Final = 10_000
+SMALLEST_BYTES: Final = 20
+LARGEST_BYTES: Final = 2 * KIB
+# A record begins with its number, so that all records are different.
+_NUMBER_BYTES: Final = 8
+_SIZES: Final = 4_096
+# A prime, so that the sequences of keys, sizes and contents do not repeat together.
+_STRIDE: Final = 7_919
+_TIMED_RECORDS: Final = 10_000
+
+
+class _Load(Protocol):
+    put_count: int
+    put_bytes: int
+    seconds_to_ack: list[float]
+
+    async def run(self, split: Callable[[], Any]) -> None:
+        """Put all records and wait for their results."""
+
+
+class _Gateway(Protocol):
+    @property
+    def producer(self) -> Producer:
+        """The gateway's producer."""
+
+    def load(self, records: "DemoRecords", stream: str, *, shards: int) -> _Load:
+        """Return the load that sends `records` through the gateway."""
+
+
+_Put = tuple[_Load, ProducerReport]
+OpenGateway = Callable[[Connection, RequestTotals], AbstractAsyncContextManager[_Gateway]]
+
+
+@dataclass
+class DemoCommand:
+    """One run of the command."""
+
+    count: int
+    shards: int
+    seed: int
+    split: bool
+    open_gateway: OpenGateway | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        self._records = DemoRecords(self.count, seed=self.seed)
+        self._inventory = Inventory(self._records)
+        self._hook = RequestTotals()
+
+    async def run(self) -> ExitCode:
+        """Put, read back, compare, print; the status is 0 only if every record was read back unchanged."""
+        with raises_first():
+            outcome = await until_signal(self._journey)
+        if isinstance(outcome, Signals):
+            note("interrupted; all temporary data is gone")
+            return exit_code_of(outcome)
+        return outcome
+
+    async def _journey(self) -> ExitCode:
+        async with local_kinesis({_STREAM: self.shards}) as server:
+            connection = Connection.to_own_server(_STREAM, endpoint_url=server.endpoint_url)
+            with progress() as bars:
+                started_at = time.monotonic()
+                if self.open_gateway is None:
+                    load, report = await self._put_directly(connection, bars)
+                else:
+                    load, report = await self._put_through(self.open_gateway(connection, self._hook), connection, bars)
+                put_seconds = time.monotonic() - started_at
+                reader, read_seconds = await self._read_all(connection, bars)
+        figures = self._figures(load, report, reader, put_seconds=put_seconds, read_seconds=read_seconds)
+        print_figures(figures, as_json=self.as_json)
+        is_lossless = self._inventory.lost == 0 and self._inventory.altered == 0
+        if not self.as_json:
+            self._conclude(is_lossless=is_lossless)
+        return ExitCode.DONE if is_lossless else ExitCode.NOT_ALL_ARRIVED
+
+    async def _put_through(
+        self, opening: AbstractAsyncContextManager[_Gateway], connection: Connection, bars: Progress
+    ) -> _Put:
+        async with connection.client() as client:
+            async with opening as gateway:
+                load = gateway.load(self._records, _STREAM, shards=self.shards)
+                await self._run(load, gateway.producer, client, bars)
+            report = gateway.producer.report()
+        return load, report
+
+    async def _put_directly(self, connection: Connection, bars: Progress) -> _Put:
+        producer = Producer(connection.producer_config(), session=connection.session, hooks=[self._hook])
+        async with connection.client() as client, producer:
+            load = DirectLoad(self._records, producer, _STREAM, self._hook, shards=self.shards)
+            await self._run(load, producer, client, bars)
+            report = await producer.close()
+        return load, report
+
+    async def _run(self, load: _Load, producer: Producer, client: Any, bars: Progress) -> None:  # noqa: ANN401 - aiobotocore has no types
+        shown = bars.add_task("put and acknowledged", total=self._records.count)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_show, producer, bars, shown)
+            await load.run(lambda: self._split_first_shard(client))
+            tasks.cancel_scope.cancel()
+        bars.update(shown, completed=producer.report().delivered)
+
+    async def _split_first_shard(self, client: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
+        if not self.split:
+            return
+        listed = await client.list_shards(StreamName=_STREAM, MaxResults=1)
+        shard = listed["Shards"][0]
+        middle = (int(shard["HashKeyRange"]["EndingHashKey"]) + 1) // 2
+        await client.split_shard(StreamName=_STREAM, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
+
+    async def _read_all(self, connection: Connection, bars: Progress) -> tuple[StreamReader, float]:
+        started_at = time.monotonic()
+        shown = bars.add_task("read back", total=self._records.count)
+
+        def take(records: Sequence[ReadRecord]) -> bool:
+            self._inventory.add(records)
+            bars.update(shown, completed=self._inventory.found)
+            return True
+
+        async with connection.client() as client:
+            reader = StreamReader(client, connection.stream_argument, take, start="TRIM_HORIZON", follow=False)
+            await reader.run()
+        return reader, time.monotonic() - started_at
+
+    def _figures(
+        self,
+        load: _Load,
+        report: ProducerReport,
+        reader: StreamReader,
+        *,
+        put_seconds: float,
+        read_seconds: float,
+    ) -> list[Figure]:
+        hook, inventory = self._hook, self._inventory
+        # Records that were in more than one request; a record that was in none has failed.
+        retried = max(0, hook.user_records - report.accepted)
+        p50, p99 = (1000 * percentile(load.seconds_to_ack, share) for share in (0.5, 0.99))
+        per_second = load.put_count / put_seconds
+        now_open = self.shards + 1 if self.split else self.shards
+        return [
+            Figure("records", load.put_count, f"{load.put_count:,}", f"{per_second:,.0f} a second"),
+            Figure("bytes", load.put_bytes, f"{load.put_bytes:,}", "of data"),
+            Figure("shards", now_open, f"{now_open}", "one was split in the middle" if self.split else ""),
+            Figure(
+                "aggregation_ratio",
+                round(hook.aggregation_ratio, 1),
+                f"{hook.aggregation_ratio:,.1f}",
+                "user records per Kinesis record",
+            ),
+            Figure("put_records_calls", hook.requests, f"{hook.requests:,}"),
+            Figure("throttled", hook.throttled_records, f"{hook.throttled_records:,}", "Kinesis records"),
+            Figure("retried", retried, f"{retried:,}", "user records sent again"),
+            Figure("put_to_ack_p50_ms", round(p50, 1), f"{p50:,.0f}"),
+            Figure("put_to_ack_p99_ms", round(p99, 1), f"{p99:,.0f}"),
+            Figure("put_seconds", round(put_seconds, 2), f"{put_seconds:,.1f}"),
+            Figure("read_seconds", round(read_seconds, 2), f"{read_seconds:,.1f}"),
+            Figure("failed", report.failed_total, f"{report.failed_total:,}", failure_reasons(report)),
+            Figure(
+                "dropped_aggregates",
+                reader.dropped_records,
+                f"{reader.dropped_records:,}",
+                "found on the wrong shard, sent again",
+            ),
+            Figure("altered", inventory.altered, f"{inventory.altered:,}"),
+            Figure("lost", inventory.lost, f"{inventory.lost:,}"),
+            Figure("duplicated", inventory.duplicated, f"{inventory.duplicated:,}"),
+        ]
+
+    def _conclude(self, *, is_lossless: bool) -> None:
+        lost = self._inventory.lost
+        verdict = (
+            f"lost {lost}: every record was read back unchanged"
+            if is_lossless
+            else f"lost {lost:,}: not every record was read back unchanged"
+        )
+        results().print(verdict, style="bold green" if is_lossless else "bold red", soft_wrap=True)
+
+
+async def _show(producer: Producer, bars: Progress, shown: TaskID) -> None:
+    while True:
+        bars.update(shown, completed=producer.report().delivered)
+        await anyio.sleep(_SHOW_SECONDS)
+
+
+class DemoRecords:
+    """`count` records generated from a seed, so that each can be generated again and compared.
+
+    Sizes are log-uniform, which is typical of events: as many records from 20 to 200 bytes as from 200 to 2,000.
+    """
+
+    def __init__(self, count: int, *, seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311 - content, not secrets
+        self.count = count
+        self._content = chance.randbytes(MIB)
+        low, high = log(SMALLEST_BYTES), log(LARGEST_BYTES)
+        self._sizes = [round(exp(chance.uniform(low, high))) for _ in range(_SIZES)]
+        self._keys = [f"customer-{number}" for number in range(KEY_COUNT)]
+        chance.shuffle(self._keys)
+
+    def record(self, number: int) -> tuple[str, bytes]:
+        """Return partition key and data of a record; always the same for a number."""
+        step = number * _STRIDE
+        begin = step % (MIB - LARGEST_BYTES)
+        content = self._content[begin : begin + self._sizes[step % _SIZES] - _NUMBER_BYTES]
+        return self._keys[step % KEY_COUNT], number.to_bytes(_NUMBER_BYTES, "big") + content
+
+    def number_of(self, data: bytes) -> int:
+        """Return the record number at the beginning of `data`."""
+        return int.from_bytes(data[:_NUMBER_BYTES], "big")
+
+
+class Inventory:
+    """Compares the records that were read with those that were put."""
+
+    def __init__(self, expected: DemoRecords) -> None:
+        self._expected = expected
+        self._seen: Counter[int] = Counter()
+        # Records that equal none that was put.
+        self.altered = 0
+
+    def add(self, records: Sequence[ReadRecord]) -> None:
+        """Add records that were read."""
+        expected = self._expected
+        for record in records:
+            number = expected.number_of(record.data)
+            if number < expected.count and expected.record(number) == (record.partition_key, record.data):
+                self._seen[number] += 1
+            else:
+                self.altered += 1
+
+    @property
+    def found(self) -> int:
+        """The number of records that were read at least once."""
+        return len(self._seen)
+
+    @property
+    def lost(self) -> int:
+        """The number of records that were never read."""
+        return self._expected.count - len(self._seen)
+
+    @property
+    def duplicated(self) -> int:
+        """The number of copies beyond the first of each record."""
+        return self._seen.total() - len(self._seen)
+
+
+class DemoPace:
+    """Limits the demo to 90 % of the shards' capacity; at full load put-to-ack would only measure the queue."""
+
+    def __init__(self, shards: int) -> None:
+        self._bytes_per_second = LOAD * shards * BYTES_PER_SECOND_PER_SHARD
+        self._began = 0.0
+        self._put_bytes = 0
+
+    def begin(self) -> None:
+        """Start to count."""
+        self._began = time.monotonic()
+
+    async def keep(self, records: int, size_bytes: int) -> None:
+        """Count records that were put, keys and data; sleep if the load is too high."""
+        self._put_bytes += size_bytes + records * _OVERHEAD_BYTES
+        ahead = self._put_bytes / self._bytes_per_second - (time.monotonic() - self._began)
+        if ahead > _STEP_SECONDS:
+            await asyncio.sleep(ahead)
+
+
+class DirectLoad:
+    """Puts all records into a producer, without the gateway; `split` is called once, in the middle."""
+
+    def __init__(
+        self, records: DemoRecords, producer: Producer, stream: str, totals: RequestTotals, *, shards: int
+    ) -> None:
+        self._records = records
+        self._producer = producer
+        self._stream = stream
+        self._totals = totals
+        self._pace = DemoPace(shards)
+        self._timed_every = max(1, records.count // _TIMED_RECORDS)
+        self.put_count = 0
+        self.put_bytes = 0
+        self.seconds_to_ack: list[float] = []
+
+    async def run(self, split: Callable[[], Any]) -> None:
+        """Put all records and wait for their results."""
+        half = self._records.count // 2
+        async with anyio.create_task_group() as timing:
+            await self._put(0, timing)
+            await self._totals.shard_map_known()
+            self._pace.begin()
+            for number in range(1, self._records.count):
+                if number == half:
+                    timing.start_soon(split)
+                await self._pace.keep(1, await self._put(number, timing))
+            await self._producer.flush()
+
+    async def _put(self, number: int, timing: TaskGroup) -> int:
+        key, data = self._records.record(number)
+        put_at = time.monotonic()
+        delivery = await self._producer.put(self._stream, partition_key=key, data=data)
+        self.put_count += 1
+        self.put_bytes += len(data)
+        if number % self._timed_every == 0:
+            timing.start_soon(self._time, delivery, put_at)
+        return len(key) + len(data)
+
+    async def _time(self, delivery: Delivery, put_at: float) -> None:
+        await delivery
+        self.seconds_to_ack.append(time.monotonic() - put_at)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return the smallest value that at least a `share` (0 to 1) of all values does not exceed; 0 without values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

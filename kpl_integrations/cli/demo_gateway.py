@@ -1,0 +1,195 @@
+"""The gateway of `kpl demo`: it serves on loopback, and the demo's requests are answered after delivery."""
+
+import base64
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import aiohttp
+import anyio
+import msgspec
+
+from kpl_core import KinesisTransport, Producer, PutRecordsAnswer, PutRecordsRequest, RequestFailure
+from kpl_core.hooks import RequestCompleted
+from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
+from kpl_integrations.cli.connection import Connection
+from kpl_integrations.cli.demo import DemoPace, DemoRecords
+from kpl_integrations.cli.exit_code import CommandFailure
+from kpl_integrations.cli.put import RequestTotals
+from kpl_integrations.ingest import IngestGateway, IngestSettings
+from kpl_integrations.ingest.serving import GatewayServer, bound_socket
+from kpl_integrations.ingest.tenants import OpenTenants, Tenant
+
+__all__ = ["DemoGateway"]
+
+RECORDS_PER_REQUEST: Final = 100
+_CONCURRENT_REQUESTS: Final = 256
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=120)
+_OK: Final = 200
+_RETRY_STATUSES: Final = (429, 503)
+_THROTTLED: Final = "ProvisionedThroughputExceededException"
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class DemoGateway:
+    """A gateway with one tenant that needs no key. Created by `opened`."""
+
+    def __init__(self, gateway: IngestGateway, url: str) -> None:
+        self._gateway = gateway
+        self._url = url
+
+    def load(self, records: DemoRecords, stream: str, *, shards: int) -> "GatewayLoad":
+        """Return the load that sends `records` through the gateway."""
+        return GatewayLoad(records, self._url, stream, shards=shards)
+
+    @property
+    def producer(self) -> Producer:
+        """The gateway's producer."""
+        return self._gateway.producer
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, connection: Connection, totals: RequestTotals) -> AsyncIterator["DemoGateway"]:
+        """Serve on a free loopback port until the end of the block, and deliver all accepted records."""
+        # Do not read the environment: its settings are for other gateways.
+        settings = IngestSettings.model_construct(
+            port=0, drain_delay_seconds=0.0, region=connection.region, endpoint_url=connection.endpoint_url
+        )
+        transport = AiobotocoreTransport(settings.producer_config(), session=connection.session)
+        directory = OpenTenants(Tenant(id="demo", default_ack="delivered"))
+        gateway = IngestGateway(settings, directory, transport=_CountingTransport(transport, totals))
+        with bound_socket(settings.host, settings.port) as listening, _can_silence_logs() as silence:
+            server = GatewayServer(gateway, listening)
+            async with anyio.create_task_group() as tasks:
+                started = anyio.Event()
+
+                async def serve() -> None:
+                    # Shielded, so that Ctrl-C ends it in order too; cancelled requests would log tracebacks.
+                    with anyio.CancelScope(shield=True):
+                        await server.run(started=started.set)
+
+                tasks.start_soon(serve)
+                try:
+                    await started.wait()
+                    yield cls(gateway, server.url)
+                except BaseException:
+                    # Requests that are cancelled on purpose need no log.
+                    silence()
+                    # Two stop signals end the server at once; this is the first.
+                    server.stop()
+                    raise
+                finally:
+                    server.stop()
+
+
+@contextmanager
+def _can_silence_logs() -> Iterator[Callable[[], None]]:
+    """Yield a function that disables all logging until the end of the block."""
+    before = logging.root.manager.disable
+    try:
+        yield lambda: logging.disable(logging.ERROR)
+    finally:
+        logging.disable(before)
+
+
+class GatewayLoad:
+    """POSTs all records, 100 per request; `split` is called once, in the middle."""
+
+    def __init__(self, records: DemoRecords, url: str, stream: str, *, shards: int) -> None:
+        self._records = records
+        self._url = f"{url}/v1/streams/{stream}/records?ack=delivered"
+        self._pace = DemoPace(shards)
+        self._slots = anyio.CapacityLimiter(_CONCURRENT_REQUESTS)
+        self.put_count = 0
+        self.put_bytes = 0
+        # Of each request, from the first attempt to the answer after delivery.
+        self.seconds_to_ack: list[float] = []
+
+    async def run(self, split: Callable[[], Any]) -> None:
+        """Put all records and wait for their results."""
+        count = self._records.count
+        half = count // 2
+        headers = {"Content-Type": "application/x-ndjson"}
+        connector = aiohttp.TCPConnector(limit=_CONCURRENT_REQUESTS)
+        async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, headers=headers) as session:
+            # Send the first record alone, so that the gateway lists the stream's shards.
+            await self._post(session, self._request(0, 1)[0])
+            self._pace.begin()
+            async with anyio.create_task_group() as tasks:
+                for first in range(1, count, RECORDS_PER_REQUEST):
+                    after = min(first + RECORDS_PER_REQUEST, count)
+                    if first <= half < after:
+                        tasks.start_soon(split)
+                    await self._slots.acquire_on_behalf_of(first)
+                    body, sent = self._request(first, after)
+                    tasks.start_soon(self._post_and_release, session, body, first)
+                    await self._pace.keep(after - first, sent)
+
+    def _request(self, first: int, after: int) -> tuple[bytes, int]:
+        lines, sent = [], 0
+        for number in range(first, after):
+            key, data = self._records.record(number)
+            self.put_count += 1
+            self.put_bytes += len(data)
+            sent += len(key) + len(data)
+            lines.append(_encode({"partition_key": key, "data_base64": base64.b64encode(data).decode()}))
+        return b"\n".join(lines), sent
+
+    async def _post_and_release(self, session: aiohttp.ClientSession, body: bytes, first: int) -> None:
+        try:
+            await self._post(session, body)
+        finally:
+            self._slots.release_on_behalf_of(first)
+
+    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> None:
+        began = time.monotonic()
+        while True:
+            async with session.post(self._url, data=body) as answer:
+                if answer.status == _OK:
+                    self.seconds_to_ack.append(time.monotonic() - began)
+                    return
+                text = await answer.text()
+                if answer.status not in _RETRY_STATUSES:
+                    message = (
+                        f"the gateway answered {answer.status} to the demo's records: {text[:300]}; report this bug"
+                    )
+                    raise CommandFailure(message)
+                wait = float(answer.headers.get("Retry-After", "1"))
+            await anyio.sleep(wait)
+
+
+class _CountingTransport:
+    """A transport that reports each request to `totals`, like a producer's hook."""
+
+    def __init__(self, transport: KinesisTransport, totals: RequestTotals) -> None:
+        self._transport = transport
+        self._totals = totals
+        self.open = transport.open
+        self.list_shards = transport.list_shards
+        self.max_record_bytes = transport.max_record_bytes
+
+    async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+        """Send the request and count it."""
+        began = time.monotonic()
+        answer = await self._transport.put_records(request)
+        error_code, throttled = None, 0
+        if isinstance(answer, RequestFailure):
+            error_code = answer.code
+        else:
+            throttled = sum(entry.error_code == _THROTTLED for entry in answer)
+        self._totals(
+            RequestCompleted(
+                stream=request.stream,
+                started_at=began,
+                ended_at=time.monotonic(),
+                kinesis_records=len(request.records),
+                user_records=sum(len(record.arrivals) for record in request.records),
+                size_bytes=request.size_bytes,
+                error_code=error_code,
+                record_errors={},
+                throttled_by_shard={"": throttled} if throttled else {},
+            )
+        )
+        return answer

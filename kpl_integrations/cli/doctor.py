@@ -1,0 +1,234 @@
+"""`kpl doctor`: checks everything a producer needs, continues after a failed check, and says what to fix.
+
+Limits are those of the Kinesis Data Streams developer guide, "Quotas and limits".
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Literal
+
+import msgspec
+from botocore.exceptions import ClientError
+from rich.table import Table
+from rich.text import Text
+
+from kpl_integrations.cli.connection import Connection, advice
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
+from kpl_integrations.cli.terminal import print_json, results
+
+__all__ = ["Check", "DoctorCommand", "check_clock", "check_open_files", "check_shards", "check_stream"]
+
+Status = Literal["ok", "warning", "failed", "skipped"]
+
+# AWS rejects signatures with a clock difference of five minutes.
+_CLOCK_FAILED_SECONDS: Final = 300
+_CLOCK_WARNING_SECONDS: Final = 30
+# Enough for the connections of a producer, the event loop, logs and the application.
+_FEW_OPEN_FILES: Final = 256
+_RECORDS_PER_SHARD: Final = 1_000
+_SIGNS: Final[dict[Status, tuple[str, str]]] = {
+    "ok": ("ok", "green"),
+    "warning": ("warning", "yellow"),
+    "failed": ("failed", "bold red"),
+    "skipped": ("skipped", "dim"),
+}
+# Prefixes of AWS' error codes for unknown credentials or a wrong clock.
+_CREDENTIAL_ERRORS: Final = (
+    "ExpiredToken",
+    "IncompleteSignature",
+    "InvalidSignature",
+    "MissingAuthenticationToken",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClient",
+)
+_NAMES: Final = ("configuration", "credentials", "connection", "stream", "shards", "list shards", "clock", "open files")
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of one check: `found` describes it, `fix` says what to do (empty if there is nothing to do)."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+@dataclass
+class DoctorCommand:
+    """One run of the command."""
+
+    stream: str
+    endpoint_url: str | None
+    region: str | None
+    as_json: bool
+    _checks: list[Check] = field(init=False, default_factory=list)
+
+    async def run(self) -> ExitCode:
+        """Run all checks; the status is 3 if one failed."""
+        await self._check_service()
+        self._checks.append(check_open_files(_open_files_limit()))
+        known = {check.name: check for check in self._checks}
+        checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
+        is_ok = all(check.status != "failed" for check in checks)
+        if self.as_json:
+            document = {"ok": is_ok, "stream": self.stream, "checks": checks}
+            print_json(document)
+        else:
+            self._print(checks)
+        return ExitCode.DONE if is_ok else ExitCode.UNUSABLE
+
+    async def _check_service(self) -> None:
+        connection = await self._try("configuration", self._connection)
+        if connection is None:
+            return
+        if await self._try("credentials", lambda: self._credentials(connection)) is None:
+            return
+        summary = await self._described(connection)
+        if summary is None:
+            return
+        self._checks.append(check_stream(summary))
+        account = await self._account(connection)
+        self._checks.append(check_shards(summary.get("OpenShardCount", 0), account))
+        await self._try("list shards", lambda: self._listed(connection))
+
+    async def _try(self, name: str, check: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - the check's result
+        """Return the result of `check`; if it raises, add a failed check of this name and return None."""
+        try:
+            return await check()
+        except CommandFailure as failure:
+            self._failed(name, failure)
+            return None
+
+    async def _connection(self) -> Connection:
+        found = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
+        self._checks.append(Check("configuration", "ok", found.place))
+        return found
+
+    async def _credentials(self, connection: Connection) -> bool:
+        credentials = await connection.session.get_credentials()
+        if credentials is None:
+            message = f"no AWS credentials found; {advice('NoCredentials')}"
+            raise CommandFailure(message)
+        # The source of the credentials, never the credentials.
+        self._checks.append(Check("credentials", "ok", f"found ({credentials.method or 'given'})"))
+        return True
+
+    async def _described(self, connection: Connection) -> Any:  # noqa: ANN401 - the service's answer
+        """Return the stream's summary, or None. An error from Kinesis shows that the connection works."""
+        try:
+            async with connection.client(attempts=1) as client:
+                answer = await client.describe_stream_summary(**connection.stream_argument)
+        except CommandFailure as failure:
+            error = failure.__cause__
+            if not isinstance(error, ClientError):
+                self._failed("connection", failure)
+                return None
+            self._answered(connection, error.response)
+            code = error.response.get("Error", {}).get("Code", "")
+            self._failed("credentials" if code.startswith(_CREDENTIAL_ERRORS) else "stream", failure)
+            return None
+        self._answered(connection, answer)
+        return answer["StreamDescriptionSummary"]
+
+    def _answered(self, connection: Connection, answer: Any) -> None:  # noqa: ANN401 - the service's answer
+        self._checks.append(Check("connection", "ok", f"{connection.place} answers"))
+        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        self._checks.append(check_clock(headers.get("date"), datetime.now(tz=UTC)))
+
+    def _failed(self, name: str, failure: CommandFailure) -> None:
+        found, _, fix = str(failure).partition("; ")
+        self._checks.append(Check(name, "failed", found, fix))
+
+    @staticmethod
+    async def _account(connection: Connection) -> Any:  # noqa: ANN401 - the service's answer
+        """Return the account's limits; None without permission, or if the service does not know them."""
+        try:
+            async with connection.client(attempts=1) as client:
+                try:
+                    return await client.describe_limits()
+                except ClientError:
+                    return None
+        except CommandFailure:
+            return None
+
+    async def _listed(self, connection: Connection) -> bool:
+        async with connection.client(attempts=1) as client:
+            listed = await client.list_shards(**connection.stream_argument)
+        self._checks.append(Check("list shards", "ok", f"allowed, {len(listed['Shards']):,} on the first page"))
+        return True
+
+    def _print(self, checks: list[Check]) -> None:
+        table = Table.grid(padding=(0, 2))
+        for check in checks:
+            sign, style = _SIGNS[check.status]
+            table.add_row(check.name, Text(sign, style), check.found)
+            if check.fix:
+                table.add_row("", "", Text(check.fix, "bold"))
+        results().print(table)
+
+
+def _open_files_limit() -> int | None:
+    try:
+        import resource  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_clock(answered: str | None, now: datetime) -> Check:
+    """Compare this machine's clock with the `Date` header of an answer."""
+    try:
+        service = None if answered is None else parsedate_to_datetime(answered)
+    except ValueError:
+        service = None
+    if service is None or service.tzinfo is None:
+        return Check("clock", "skipped", "the service sends no time")
+    seconds = (now - service).total_seconds()
+    found = f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the service"
+    fix = "synchronise the clock of this machine (NTP, chrony)"
+    if abs(seconds) >= _CLOCK_FAILED_SECONDS:
+        return Check("clock", "failed", found, f"{fix}: AWS rejects signatures that are five minutes off")
+    if abs(seconds) >= _CLOCK_WARNING_SECONDS:
+        return Check("clock", "warning", found, fix)
+    return Check("clock", "ok", "within a few seconds of the service")
+
+
+def check_stream(summary: Mapping[str, Any]) -> Check:
+    """Check the answer of DescribeStreamSummary."""
+    status = summary.get("StreamStatus", "UNKNOWN")
+    mode = summary.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED").lower().replace("_", "-")
+    record_kib = summary.get("MaxRecordSizeInKiB", 1_024)
+    encryption = summary.get("EncryptionType", "NONE")
+    found = f"{status}, {mode}, records of {record_kib:,} KiB at most, encryption {encryption}"
+    if status == "UPDATING":
+        return Check("stream", "warning", found, "it accepts records; its shards are changing")
+    if status != "ACTIVE":
+        return Check("stream", "failed", found, "wait until it is ACTIVE, or create it")
+    return Check("stream", "ok", found)
+
+
+def check_shards(open_shards: int, account: Mapping[str, Any] | None) -> Check:
+    """Report the capacity of the shards, and check the account's shard quota (None: unknown)."""
+    found = (
+        f"{open_shards:,} open, together {open_shards * _RECORDS_PER_SHARD:,} records and {open_shards} MiB a second"
+    )
+    if account is None:
+        return Check("shards", "ok", found)
+    limit, used = account.get("ShardLimit", 0), account.get("OpenShardCount", 0)
+    found += f"; the account uses {used:,} of {limit:,}"
+    if used >= limit:
+        return Check("shards", "warning", found, "no shard can be added or split; ask AWS to raise the shard quota")
+    return Check("shards", "ok", found)
+
+
+def check_open_files(limit: int | None) -> Check:
+    """Check the limit of open files and connections of this process (None: no limit)."""
+    if limit is None:
+        return Check("open files", "ok", "no limit")
+    found = f"{limit:,} at most"
+    if limit < _FEW_OPEN_FILES:
+        return Check("open files", "warning", found, f"raise it, for example with `ulimit -n {4 * _FEW_OPEN_FILES}`")
+    return Check("open files", "ok", found)

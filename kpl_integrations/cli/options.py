@@ -1,0 +1,112 @@
+"""Common to all commands: options, help texts, and running a command to its exit status."""
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.util import find_spec
+from typing import Annotated, Any, Final
+
+import anyio
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
+from kpl_integrations.cli.terminal import print_failure, show_logs
+
+__all__ = ["EXIT_CODES", "Commands", "EndpointUrl", "InputFormat", "Json", "Region", "requires_extra", "run"]
+
+EXIT_CODES: Final = (
+    "Exit status: 0 done, 1 not every record arrived, 2 wrong usage, 3 Kinesis cannot be used, 4 bad input, "
+    "130 or 143 interrupted."
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Region = Annotated[
+    str | None, typer.Option(help="AWS region; the default is that of any AWS client.", show_default=False)
+]
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar=["AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL"],
+        help="URL of Kinesis, such as http://127.0.0.1:4567 for `kpl local`.",
+        show_default=False,
+    ),
+]
+
+
+class InputFormat(StrEnum):
+    """The format of a line in the input of `kpl put`."""
+
+    LINES = "lines"
+    NDJSON = "ndjson"
+
+
+class _WithoutFlagTypes:
+    """Shows a flag in the help as `--json`, where typer would write `--json <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click is inside typer
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc] # a method of the other base class
+        for parameter in parameters:
+            if isinstance(parameter, TyperOption) and parameter.is_flag:
+                parameter.metavar = ""
+        return parameters
+
+
+class _Command(_WithoutFlagTypes, TyperCommand):
+    pass
+
+
+class _Group(_WithoutFlagTypes, TyperGroup):
+    pass
+
+
+class Commands(typer.Typer):
+    """A group of commands."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - typer's own
+        super().__init__(cls=_Group, no_args_is_help=True, rich_markup_mode="markdown", **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - typer's own
+        """Return the decorator that turns a function into a command."""
+        return super().command(name, cls=_Command, epilog=EXIT_CODES, **options)
+
+
+@contextmanager
+def requires_extra(extra: str) -> Iterator[None]:
+    """Turn a failed import inside the block into one sentence that names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package.startswith("kpl_"):
+            raise
+        print_failure(CommandFailure(f"{package} is not installed; pip install 'kpl-integrations[cli,{extra}]'"))
+        raise typer.Exit(ExitCode.UNUSABLE) from error
+
+
+def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: object, is_server: bool = False) -> None:
+    """Run a command to its exit status and print a failure as one sentence.
+
+    A server uses uvloop if it is installed, and shows the producer's log from INFO on, which includes recoveries.
+    """
+    try:
+        options = {"use_uvloop": is_server and find_spec("uvloop") is not None}
+        with show_logs("kpl_core", logging.INFO if is_server else logging.WARNING):
+            status = anyio.run(command, *arguments, backend_options=options)
+    except CommandFailure as failure:
+        print_failure(failure)
+        status = failure.exit_code
+    except KeyboardInterrupt:
+        status = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        status = ExitCode.OUTPUT_CLOSED
+    except UnicodeEncodeError as error:
+        # The argument or line may be a secret key, so it is not shown.
+        print_failure(CommandFailure(f"an argument or a line is not UTF-8 ({error.reason}); encode it as UTF-8"))
+        status = ExitCode.BAD_INPUT
+    except OSError as error:
+        message = f"the system reports: {error}; check the disks and the limits of the process"
+        print_failure(CommandFailure(message))
+        status = ExitCode.UNUSABLE
+    raise typer.Exit(status)

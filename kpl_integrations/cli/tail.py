@@ -1,0 +1,345 @@
+"""`kpl tail`: the user records of a stream as they arrive, read from all shards with GetRecords.
+
+A child shard is read only after its parents, so that the records of a partition key stay in order. Aggregated
+records are taken apart. The Kinesis Client Library drops a whole aggregated record if one of its user records hashes
+outside the shard that it was read from (`AggregatorUtil.deaggregate`), because that user record's own shard returns it
+too; so does this reader. Data that looks aggregated and cannot be decoded is shown as it is.
+"""
+
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple, Self
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from botocore.exceptions import ClientError
+from rich.console import Console
+from rich.text import Text
+
+from kpl_core import MalformedAggregatedRecord, UserRecord, decode
+from kpl_core.records.hash_key import hash_key_of
+from kpl_integrations.cli.connection import Connection
+from kpl_integrations.cli.exit_code import ExitCode, until_signal
+from kpl_integrations.cli.terminal import note, printable, results
+
+__all__ = ["ReadRecord", "ReadableShard", "ReadingOrder", "StreamReader", "TailCommand", "raises_first", "user_records"]
+
+# A shard allows five reads a second for all its consumers together; at its end this reader uses two.
+PAUSE_SECONDS: Final = 0.5
+_RECORDS_PER_READ: Final = 1_000
+
+Start = Literal["LATEST", "TRIM_HORIZON"]
+
+
+@dataclass
+class TailCommand:
+    """One run of the command."""
+
+    stream: str
+    endpoint_url: str | None
+    region: str | None
+    from_start: bool
+    follow: bool
+    limit: int | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        self._left = self.limit
+        self._console: Console | None = None if self.as_json else results()
+
+    async def run(self) -> ExitCode:
+        """Read until Ctrl-C, the limit, or the end of the stream without --follow; each of them is status 0."""
+        await until_signal(self._read)
+        return ExitCode.DONE
+
+    async def _read(self) -> ExitCode:
+        connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
+        await connection.require_stream()
+        async with connection.client() as client:
+            reader = StreamReader(
+                client,
+                connection.stream_argument,
+                self._take,
+                start="TRIM_HORIZON" if self.from_start else "LATEST",
+                follow=self.follow,
+            )
+            try:
+                await reader.run(started=lambda: self._note_start(connection))
+            finally:
+                if reader.dropped_records:
+                    note(
+                        f"{reader.dropped_records:,} aggregated records were on the wrong shard and dropped, "
+                        "as the Kinesis Client Library drops them"
+                    )
+        return ExitCode.DONE
+
+    def _note_start(self, connection: Connection) -> None:
+        """Print that reading has started: an idle stream shows nothing, and a program may wait for this line."""
+        if self.follow:
+            note(f"reading {self.stream} from {connection.place}; press Ctrl-C to stop")
+
+    def _take(self, records: Sequence["ReadRecord"]) -> bool:
+        if self._left is not None:
+            records = records[: self._left]
+            self._left -= len(records)
+        if self._console is None:
+            sys.stdout.write("".join(f"{_as_json(record)}\n" for record in records))
+        else:
+            for record in records:
+                self._console.print(_as_text(record), soft_wrap=True)
+        sys.stdout.flush()
+        return self._left is None or self._left > 0
+
+
+class ReadRecord(NamedTuple):
+    """A user record with its location. `subsequence` is its index in an aggregated record, otherwise None."""
+
+    shard_id: str
+    sequence_number: str
+    subsequence: int | None
+    partition_key: str
+    explicit_hash_key: str | None
+    arrived_at: datetime
+    data: bytes
+
+
+def _as_json(record: ReadRecord) -> str:
+    """Return one JSON object. Data that is not UTF-8 is in `data_base64` instead of `data`."""
+    members: dict[str, Any] = {
+        "shard": record.shard_id,
+        "sequence_number": record.sequence_number,
+        "subsequence": record.subsequence,
+        "partition_key": record.partition_key,
+        "explicit_hash_key": record.explicit_hash_key,
+        "arrival": record.arrived_at.astimezone(UTC).isoformat(timespec="milliseconds"),
+    }
+    try:
+        members["data"] = record.data.decode()
+    except UnicodeDecodeError:
+        members["data_base64"] = b64encode(record.data).decode()
+    return msgspec.json.encode(members).decode()
+
+
+def _as_text(record: ReadRecord) -> Text:
+    """Return arrival (UTC), shard, partition key and data in one line without control characters."""
+    try:
+        data = Text(printable(record.data.decode()))
+    except UnicodeDecodeError:
+        data = Text.assemble((f"{len(record.data):,} bytes, base64 ", "dim"), b64encode(record.data).decode())
+    return Text.assemble(
+        (f"{record.arrived_at.astimezone(UTC):%H:%M:%S.%f}"[:-3], "dim"),
+        "  ",
+        (f"shard {record.shard_id.removeprefix('shardId-').lstrip('0') or '0'}", "cyan"),
+        "  ",
+        (printable(record.partition_key), "bold"),
+        "  ",
+        data,
+    )
+
+
+class ReadableShard(msgspec.Struct, frozen=True):
+    """A shard to read; both ends of its hash key range are inclusive."""
+
+    shard_id: str
+    parent_ids: tuple[str, ...]
+    first_hash_key: int
+    last_hash_key: int
+
+    @classmethod
+    def of_listed(cls, shard: Mapping[str, Any]) -> Self:
+        """Return the shard in a Shard of ListShards."""
+        parents = (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
+        return cls._of(shard, tuple(parent for parent in parents if parent))
+
+    @classmethod
+    def of_child(cls, child: Mapping[str, Any]) -> Self:
+        """Return the shard in a ChildShard of GetRecords."""
+        return cls._of(child, tuple(child["ParentShards"]))
+
+    @classmethod
+    def _of(cls, shard: Mapping[str, Any], parent_ids: tuple[str, ...]) -> Self:
+        bounds = shard["HashKeyRange"]
+        return cls(shard["ShardId"], parent_ids, int(bounds["StartingHashKey"]), int(bounds["EndingHashKey"]))
+
+
+class ReadingOrder:
+    """Returns each shard once, after all its parents have been read.
+
+    A parent that is not read (its records are gone, or reading began after it) does not delay its children.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, ReadableShard] = {}
+        self._started: set[str] = set()
+        self._unfinished: set[str] = set()
+
+    def discover(self, shards: Iterable[ReadableShard]) -> list[ReadableShard]:
+        """Add shards, known or new; return those to read now."""
+        for shard in shards:
+            if shard.shard_id not in self._started:
+                self._waiting[shard.shard_id] = shard
+        ready = [shard for shard in self._waiting.values() if not self._has_unread_parent(shard)]
+        for shard in ready:
+            del self._waiting[shard.shard_id]
+            self._started.add(shard.shard_id)
+            self._unfinished.add(shard.shard_id)
+        return ready
+
+    def finish(self, shard_id: str, children: Iterable[ReadableShard]) -> list[ReadableShard]:
+        """Mark a shard as read to its end; return those to read now."""
+        self._unfinished.discard(shard_id)
+        return self.discover(children)
+
+    def _has_unread_parent(self, shard: ReadableShard) -> bool:
+        return any(parent in self._waiting or parent in self._unfinished for parent in shard.parent_ids)
+
+
+def user_records(record: Mapping[str, Any], shard: ReadableShard) -> list[ReadRecord] | None:
+    """Return the user records in a Record of GetRecords; None if consumers drop it."""
+    shard_id, sequence_number = shard.shard_id, record["SequenceNumber"]
+    arrived_at = record["ApproximateArrivalTimestamp"]
+    try:
+        aggregated = decode(record["Data"])
+    except MalformedAggregatedRecord:
+        aggregated = None
+    if aggregated is None:
+        return [ReadRecord(shard_id, sequence_number, None, record["PartitionKey"], None, arrived_at, record["Data"])]
+    if not all(shard.first_hash_key <= _hash_key(user_record) <= shard.last_hash_key for user_record in aggregated):
+        return None
+    return [
+        ReadRecord(
+            shard_id,
+            sequence_number,
+            index,
+            user_record.partition_key,
+            user_record.explicit_hash_key,
+            arrived_at,
+            user_record.data,
+        )
+        for index, user_record in enumerate(aggregated)
+    ]
+
+
+def _hash_key(record: UserRecord) -> int:
+    if record.explicit_hash_key is None:
+        return hash_key_of(record.partition_key)
+    return int(record.explicit_hash_key)
+
+
+class StreamReader:
+    """Reads all shards until `take` returns False or, with `follow` False, to the end of the stored records.
+
+    `take` receives the user records of each answer and returns whether to continue.
+    """
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401 - aiobotocore has no types
+        stream_argument: Mapping[str, str],
+        take: Callable[[Sequence[ReadRecord]], bool],
+        *,
+        start: Start,
+        follow: bool,
+    ) -> None:
+        self._client = client
+        self._stream = stream_argument
+        self._take = take
+        self._start = start
+        self._follow = follow
+        self._order = ReadingOrder()
+        # Aggregated records found on the wrong shard.
+        self.dropped_records = 0
+
+    async def run(self, started: Callable[[], object] = lambda: None) -> None:
+        """Read; call `started` when every record that arrives from then on will be read."""
+        shards = await self._list_shards()
+        iterators: dict[str, str] = {}
+        if self._start == "LATEST":
+            for shard in shards:
+                iterators[shard.shard_id] = await self._iterator(shard, type="LATEST")
+        started()
+        with raises_first():
+            async with anyio.create_task_group() as tasks:
+                for shard in self._order.discover(shards):
+                    tasks.start_soon(self._read_shard, shard, iterators.get(shard.shard_id), tasks)
+
+    async def _list_shards(self) -> list[ReadableShard]:
+        """Return the open shards, and the closed ones too if reading starts at the oldest record."""
+        shards: list[ReadableShard] = []
+        wanted = "AT_LATEST" if self._start == "LATEST" else "FROM_TRIM_HORIZON"
+        arguments: dict[str, Any] = {**self._stream, "ShardFilter": {"Type": wanted}}
+        while True:
+            page = await self._client.list_shards(**arguments)
+            shards += map(ReadableShard.of_listed, page["Shards"])
+            token = page.get("NextToken")
+            if not token:
+                return shards
+            arguments = {"NextToken": token}
+
+    async def _iterator(self, shard: ReadableShard, *, type: str, after: str | None = None) -> str:  # noqa: A002
+        position = {} if after is None else {"StartingSequenceNumber": after}
+        answer = await self._client.get_shard_iterator(
+            **self._stream, ShardId=shard.shard_id, ShardIteratorType=type, **position
+        )
+        iterator: str = answer["ShardIterator"]
+        return iterator
+
+    async def _read_shard(self, shard: ReadableShard, iterator: str | None, tasks: TaskGroup) -> None:
+        children: list[ReadableShard] = []
+        last: str | None = None
+        if iterator is None:
+            iterator = await self._iterator(shard, type="TRIM_HORIZON")
+        while iterator is not None:
+            try:
+                answer = await self._client.get_records(ShardIterator=iterator, Limit=_RECORDS_PER_READ)
+            except ClientError as error:
+                iterator = await self._iterator_after(error, shard, last)
+                continue
+            iterator = answer.get("NextShardIterator")
+            children = [ReadableShard.of_child(child) for child in answer.get("ChildShards") or ()]
+            records = answer["Records"]
+            if records:
+                last = records[-1]["SequenceNumber"]
+            if not self._pass_on(records, shard):
+                tasks.cancel_scope.cancel()
+            if iterator is not None and not answer.get("MillisBehindLatest"):
+                if not self._follow:
+                    return
+                await anyio.sleep(PAUSE_SECONDS)
+        for next_shard in self._order.finish(shard.shard_id, children):
+            tasks.start_soon(self._read_shard, next_shard, None, tasks)
+
+    async def _iterator_after(self, error: ClientError, shard: ReadableShard, last: str | None) -> str:
+        """Replace an iterator that expired after five minutes, as when the process was suspended."""
+        if error.response.get("Error", {}).get("Code") != "ExpiredIteratorException":
+            raise error
+        if last is None:
+            return await self._iterator(shard, type=self._start)
+        return await self._iterator(shard, type="AFTER_SEQUENCE_NUMBER", after=last)
+
+    def _pass_on(self, records: Sequence[Mapping[str, Any]], shard: ReadableShard) -> bool:
+        found: list[ReadRecord] = []
+        for record in records:
+            read = user_records(record, shard)
+            if read is None:
+                self.dropped_records += 1
+            else:
+                found += read
+        return self._take(found) if found else True
+
+
+@contextmanager
+def raises_first() -> Iterator[None]:
+    """Raise the first exception of a task group's ExceptionGroup, because a command reports only one failure."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group

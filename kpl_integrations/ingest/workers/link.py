@@ -1,0 +1,139 @@
+"""The connection between the supervisor and one worker: a socket pair with one message a line.
+
+    supervisor -> worker      the worker's instructions (the first line, JSON)
+                              report N       send a report now
+                              stop SIGNAL    the supervisor received this signal
+                              sum N {...}    the answer to `totals N`
+    worker -> supervisor      ready          it listens
+                              report N {...} its counts, taken after request N arrived (`WorkerReport`)
+                              totals N       asks for the sum over all workers
+
+The end of the stream means that the other process is gone. A line that a kill cut short is dropped.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable
+from socket import socket
+from typing import Final, Self
+
+import anyio
+
+from kpl_integrations.ingest.workers.identity import WorkerIdentity
+
+__all__ = ["Channel", "StopRequests", "SupervisorLink"]
+
+# A report has about 200 bytes for each tenant. Larger lines are a mistake.
+_MAX_MESSAGE_BYTES: Final = 1 << 28
+
+
+class Channel:
+    """One end of the connection. Messages contain no newline."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        # `send` returns when the kernel has the whole message, so that a process may exit after it.
+        writer.transport.set_write_buffer_limits(0)
+
+    @classmethod
+    async def over(cls, end: socket) -> Self:
+        """Return a channel over one end of a socket pair, and own it."""
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=_MAX_MESSAGE_BYTES))
+
+    def post(self, message: bytes) -> None:
+        """Send a short message without waiting; do nothing if the other process is gone."""
+        if not self._writer.is_closing():
+            self._writer.write(message + b"\n")
+
+    async def send(self, message: bytes) -> None:
+        """Send a message; do nothing if the other process is gone. Cancellation does not cut a message short."""
+        self.post(message)
+        with contextlib.suppress(OSError):
+            await self._writer.drain()
+
+    async def receive(self) -> bytes | None:
+        """Return the next message, or None when the other process is gone."""
+        try:
+            line = await self._reader.readline()
+        except OSError:
+            return None
+        return line[:-1] if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        """Close this end."""
+        self._writer.close()
+
+
+class StopRequests:
+    """Passes on what asks a worker to stop. Pure.
+
+    A service manager may signal the worker directly while the supervisor passes on the same signal. That is one
+    request. The supervisor's second one means "do not wait", as a second signal to a gateway of one process does.
+    """
+
+    def __init__(self, stop: Callable[[signal.Signals], object]) -> None:
+        self._stop = stop
+        self._is_stopping = False
+        self._passed_on = 0
+
+    def signalled(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop, once: this process received a signal, or its supervisor is gone."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._stop(number)
+
+    def passed_on(self, number: signal.Signals) -> None:
+        """Stop: the supervisor received a signal."""
+        self._passed_on += 1
+        if self._passed_on > 1:
+            self._stop(number)
+        else:
+            self.signalled(number)
+
+
+class SupervisorLink:
+    """A worker's end: obeys the supervisor while `run` runs, and asks it for the sum over all workers."""
+
+    def __init__(self, channel: Channel, identity: WorkerIdentity) -> None:
+        self.channel = channel
+        self.identity = identity
+        self.request = 0
+        # Sends a report; set while the gateway is open.
+        self.send_report: Callable[[], Awaitable[None]] | None = None
+        self._asking = anyio.Lock()
+        self._number = 0
+        self._answer: bytes | None = None
+        self._answered = anyio.Event()
+        self._is_lost = False
+
+    async def run(self, requests: StopRequests) -> None:
+        """Handle the supervisor's messages until it is gone, which stops the worker."""
+        try:
+            while (message := await self.channel.receive()) is not None:
+                kind, _, rest = message.partition(b" ")
+                if kind == b"report" and self.send_report is not None:
+                    self.request = int(rest)
+                    await self.send_report()
+                elif kind == b"stop":
+                    requests.passed_on(signal.Signals(int(rest)))
+                elif kind == b"sum":
+                    number, _, body = rest.partition(b" ")
+                    if int(number) == self._number:
+                        self._answer = body
+                        self._answered.set()
+        finally:
+            self._is_lost = True
+            self._answered.set()
+            requests.signalled()
+
+    async def ask_for_totals(self) -> bytes | None:
+        """Return the sum over all workers as JSON, or None if the supervisor is gone. The caller sets a timeout."""
+        async with self._asking:
+            if self._is_lost:
+                return None
+            self._number += 1
+            self._answer, self._answered = None, anyio.Event()
+            await self.channel.send(b"totals %d" % self._number)
+            await self._answered.wait()
+            return self._answer

@@ -1,0 +1,109 @@
+"""One worker's part in the gateway: it reports its counts to the supervisor, and shares its tenants' rates.
+
+The supervisor keeps the last report of each worker. When a worker asks, it requests a report from all of them and adds
+them up. So a sum is exact while all workers answer, and counters never fall. Each worker also reports twice a second.
+What a worker counted after its last report is missing if it is killed.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import anyio
+
+from kpl_integrations.gateway_figures import StatsDocument
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.stats.totals import GatewayStats, GatewayTotals
+from kpl_integrations.ingest.workers.link import SupervisorLink
+from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
+from kpl_integrations.ingest.workers.totals import WorkerReport, decode_totals, encode
+
+__all__ = ["ANSWER_SECONDS", "PeerStats", "take_part"]
+
+REPORT_SECONDS: Final = 0.5
+# A worker with very many tenants spends at most this share of its time on periodic reports.
+_MAX_REPORT_SHARE: Final = 0.02
+# The supervisor waits 0.5 s for the other workers. Later answers mean that it is stopped, or busy.
+ANSWER_SECONDS: Final = 2.0
+
+_logger: Final = logging.getLogger("kpl_integrations.ingest.workers")
+
+
+class PeerStats:
+    """The statistics of all workers, as one of them shows them; `own` are this worker's."""
+
+    def __init__(self, own: GatewayStats, link: SupervisorLink, *, inherited: int) -> None:
+        self._own = own
+        self._link = link
+        self._inherited = inherited
+        self._known: GatewayTotals | None = None
+        self._is_well = True
+        # Reports arrive in the order in which their counts were taken.
+        self._reporting = anyio.Lock()
+
+    async def run(self) -> None:
+        """Report periodically, until cancelled."""
+        while True:
+            started = time.process_time()
+            await self.report()
+            await anyio.sleep(max(REPORT_SECONDS, (time.process_time() - started) / _MAX_REPORT_SHARE))
+
+    async def report(self) -> None:
+        """Send this worker's counts to the supervisor."""
+        async with self._reporting:
+            request, identity = self._link.request, self._link.identity
+            totals = await self._own.totals()
+            report = WorkerReport(
+                worker=identity.worker,
+                process_id=os.getpid(),
+                inherited=self._inherited,
+                takes_requests=identity.takes_requests,
+                stats=totals.stats,
+                families=list(totals.families),
+            )
+            await self._link.channel.send(b"report %d " % request + encode(report))
+
+    async def totals(self) -> GatewayTotals:
+        """Return the sum over all workers; the last known one if the supervisor does not answer."""
+        answer = None
+        with anyio.move_on_after(ANSWER_SECONDS):
+            answer = await self._link.ask_for_totals()
+        if answer is not None:
+            self._known = decode_totals(answer)
+        elif self._is_well:
+            _logger.warning("the supervisor does not answer; statistics are those of the last answer")
+        self._is_well = answer is not None
+        return await self._own.totals() if self._known is None else self._known
+
+    async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
+        """Return the sum over all workers, which includes the tenant's."""
+        del account
+        return (await self.totals()).stats
+
+
+@contextlib.asynccontextmanager
+async def take_part(
+    link: SupervisorLink, opened: OpenGateway, own: GatewayStats, *, chance: Callable[[], float]
+) -> AsyncIterator[PeerStats]:
+    """Report this worker's counts and share its tenants' rates while the block runs."""
+    from kpl_core.coordination.stores.file import FileStore  # noqa: PLC0415 - fcntl is not everywhere
+
+    store = FileStore(link.identity.store_folder("quotas"))
+    quotas = SharedQuotas(store, link.identity, clock=opened.admission.now, chance=chance)
+    stats = PeerStats(own, link, inherited=opened.producer.report().accepted)
+
+    async with quotas.taking_part() as share_quotas, anyio.create_task_group() as tasks:
+        opened.accounts.opened = quotas.opened
+        await stats.report()
+        link.send_report = stats.report
+        tasks.start_soon(share_quotas)
+        tasks.start_soon(stats.run)
+        try:
+            yield stats
+        finally:
+            link.send_report = None
+            tasks.cancel_scope.cancel()

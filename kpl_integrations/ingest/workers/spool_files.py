@@ -1,0 +1,74 @@
+"""Which spool and dead-letter files belong to which worker, and which are orphaned.
+
+    --spool spool.db --workers 2      spool-0.db, spool-1.db
+
+A spool belongs to one process. A run with fewer workers than the last, or the first run with several, leaves files
+that no worker opens. `orphaned_spools` lists them, and a process of its own drains each one.
+"""
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+from typing import Final
+
+from kpl_core.durability.dead_letters import DeadLetterQueue
+from kpl_integrations.ingest.settings import IngestSettings
+
+__all__ = ["SINGLE", "durable_path", "has_more", "numbered_files", "orphaned_spools", "settings_of_worker"]
+
+# The worker number that stands for a gateway of one process, whose file has no number in its name.
+SINGLE: Final = -1
+
+_logger: Final = logging.getLogger("kpl_integrations.ingest.workers")
+
+
+def settings_of_worker(settings: IngestSettings, worker: int) -> IngestSettings:
+    """Return the settings with the paths of this worker's own files."""
+    if worker == SINGLE:
+        return settings
+    paths = {"spool": settings.spool, "dead_letters": settings.dead_letters}
+    own = {name: path.with_name(f"{path.stem}-{worker}{path.suffix}") for name, path in paths.items() if path}
+    return settings.model_copy(update=own)
+
+
+def durable_path(settings: IngestSettings) -> Path | None:
+    """Return the file that outlives a run: the spool, which also holds the dead letters, else that of dead letters."""
+    return settings.spool or settings.dead_letters
+
+
+def numbered_files(path: Path) -> list[int]:
+    """Return the worker numbers of the files beside `path`."""
+    name = re.compile(re.escape(path.stem) + r"-(\d{1,4})" + re.escape(path.suffix))
+    try:
+        found = [name.fullmatch(each.name) for each in path.parent.iterdir()]
+    except OSError:
+        return []
+    return sorted(int(match[1]) for match in found if match is not None)
+
+
+def orphaned_spools(settings: IngestSettings, count: int) -> list[int]:
+    """Return the numbers of existing files that belong to none of `count` workers."""
+    path = durable_path(settings)
+    if path is None:
+        return []
+    single = [SINGLE] if path.exists() else []
+    return single + [number for number in numbered_files(path) if number >= count]
+
+
+async def has_more(letters: DeadLetterQueue) -> bool:
+    """Return whether an orphaned spool still has records, or dead letters due for redrive; warn of other dead letters.
+
+    The process that drains the spool exits when it has no more.
+
+    Raises:
+        SpoolError: the file is closed or broken.
+    """
+    if letters.spool.statistics().records:
+        return True
+    due = await asyncio.wrap_future(letters.due_nowait(1))
+    if due.letters or due.next_due_in is not None:
+        return True
+    if letters.depth:
+        _logger.warning("%d dead letters are not redriven automatically; see `kpl dlq list`", letters.depth)
+    return False

@@ -1,0 +1,316 @@
+"""Keeps a gateway's workers alive, adds up what they count, and stops them in order.
+
+Each worker is a process that is started, not forked, with a listening socket of its own. One that dies is replaced
+under the same number: at once if it lived for a while, with exponential backoff if it dies again and again. After
+eight quick deaths in a row its socket is closed until a replacement listens, so that no connection waits there.
+A worker whose supervisor is gone stops by itself.
+
+Why this is no standard supervisor: docs/decisions/0033.
+"""
+
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from socket import socket, socketpair
+from subprocess import DEVNULL
+from typing import Final
+
+import anyio
+import msgspec
+from anyio.abc import Process, TaskGroup
+
+from kpl_core.backoff import ExponentialBackoff
+from kpl_integrations.ingest.http.listening import shared_socket
+from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import Channel
+from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerReport, decode_report, encode, sum_of
+
+__all__ = ["Supervisor", "WorkerFailed", "WorkerSocket"]
+
+# A process that lived shorter died of something that is still there.
+_LONG_LIFE_SECONDS: Final = 10.0
+_RESTART_BACKOFF: Final = ExponentialBackoff(base_seconds=0.25, cap_seconds=10.0)
+# About 25 s of backoff. What kills workers for that long, such as a damaged spool, needs an operator.
+_MAX_QUICK_DEATHS: Final = 8
+# The status of a process that could not be started.
+_NOT_STARTED: Final = 1
+# A worker in the middle of a large request reports after it.
+_REPORT_SECONDS: Final = 0.5
+_LAST_MESSAGES_SECONDS: Final = 5.0
+
+_logger: Final = logging.getLogger("kpl_integrations.ingest.workers")
+
+# Takes a worker's identity and the descriptor of its socket, and returns its instructions: one line.
+Instructions = Callable[[WorkerIdentity, int | None], bytes]
+
+
+class WorkerFailed(Exception):  # noqa: N818 - reads as a sentence where it is raised
+    """A worker could not start; it wrote the reason to stderr."""
+
+
+class WorkerSocket:
+    """One worker number's listening socket, which outlives the worker's process.
+
+    On Linux each worker has its own socket, and the kernel deals connections to it while it is open. Elsewhere the
+    workers share one, so an abandoned socket need not be closed.
+    """
+
+    def __init__(self, listening: socket) -> None:
+        self._socket = listening
+        self._is_closed = False
+        self._host, self._port = listening.getsockname()[:2]
+
+    def descriptor(self) -> int:
+        """Return the descriptor for the next process; bind the socket again if it was closed, which may raise OSError.
+
+        A socket bound again does not listen before its worker does.
+        """
+        if self._is_closed:
+            self._socket = shared_socket(self._host, self._port)
+            self._is_closed = False
+        return self._socket.fileno()
+
+    def abandon(self) -> None:
+        """Leave all connections to the other workers until the next process listens; reset those that wait here."""
+        if sys.platform == "linux":
+            self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._is_closed = True
+        self._socket.close()
+
+
+class _Worker:
+    """One worker number: its socket, its process if one runs, and what that reported last."""
+
+    def __init__(self, identity: WorkerIdentity, listening: WorkerSocket | None) -> None:
+        self.identity = identity
+        self.socket = listening
+        self.is_ready = False
+        self.process: Process | None = None
+        self.channel: Channel | None = None
+        self.report: WorkerReport | None = None
+        # The last request that a report answered.
+        self.answered = 0
+        self.changed = anyio.Event()
+
+    def take_report(self, message: bytes) -> None:
+        number, _, body = message.removeprefix(b"report ").partition(b" ")
+        try:
+            self.report = decode_report(body)
+        except msgspec.DecodeError as error:
+            # A new version may have been installed while this supervisor runs.
+            _logger.error("the report of worker %d cannot be read: %s", self.identity.worker, error)  # noqa: TRY400
+        self.answered = int(number)
+        self.notify()
+
+    def notify(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    async def reported(self, request: int) -> None:
+        """Return when a report answers this request; at once if no process runs that has reported before."""
+        while self.channel is not None and self.report is not None and self.answered < request:
+            await self.changed.wait()
+
+    def post(self, message: bytes) -> None:
+        if self.channel is not None:
+            self.channel.post(message)
+
+
+class Supervisor:
+    """All workers of one gateway, from `run` until the last has ended.
+
+    Args:
+        command: starts a worker.
+        instructions: returns what a worker is sent first.
+        sockets: one for each worker that takes requests, listening; the supervisor closes them.
+        identities: of all workers. Those beyond the sockets drain an orphaned spool, and exit when it is empty.
+        grace_seconds: how long a worker may take to stop until it is killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        instructions: Instructions,
+        *,
+        sockets: Sequence[socket],
+        identities: Sequence[WorkerIdentity],
+        grace_seconds: float,
+    ) -> None:
+        self._command = list(command)
+        self._instructions = instructions
+        self._grace_seconds = grace_seconds
+        self._sockets = [WorkerSocket(each) for each in sockets]
+        unbound = [None] * (len(identities) - len(sockets))
+        self._workers = [_Worker(*each) for each in zip(identities, [*self._sockets, *unbound], strict=True)]
+        self._dead = DeadTotals()
+        self._request = 0
+        self._signals: list[signal.Signals] = []
+        self._stopping = anyio.Event()
+        self._all_ready = anyio.Event()
+        self._failed: int | None = None
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Pass a signal on to all workers; the first one stops the gateway."""
+        self._signals.append(number)
+        self._stopping.set()
+        # The workers have descriptors of their own, and answer until they close them. Then no connection may wait here.
+        self._close_sockets()
+        for worker in self._workers:
+            worker.post(b"stop %d" % number)
+
+    def totals(self) -> GatewayTotals:
+        """Return the sum over all workers, as they reported it last."""
+        return sum_of([each.report for each in self._workers if each.report is not None], self._dead)
+
+    async def run(self, *, started: Callable[[], object] = lambda: None) -> GatewayTotals:
+        """Serve until `stop`; return the sum over all workers. `started` is called when all are ready.
+
+        Raises:
+            WorkerFailed: a worker could not start; the others were stopped.
+        """
+        try:
+            async with anyio.create_task_group() as background:
+                background.start_soon(self._kill_late_workers)
+                async with anyio.create_task_group() as tasks:
+                    for worker in self._workers:
+                        tasks.start_soon(self._keep_alive, worker, background)
+                    await self._all_ready.wait()
+                    if not self._stopping.is_set():
+                        started()
+                background.cancel_scope.cancel()
+        finally:
+            self._close_sockets()
+        if self._failed is not None:
+            message = f"a worker could not start and exited with status {self._failed}; its message is above"
+            raise WorkerFailed(message)
+        return self.totals()
+
+    async def _keep_alive(self, worker: _Worker, background: TaskGroup) -> None:
+        """Run one process after the other under this worker's number, until the supervisor stops."""
+        number = worker.identity.worker
+        quick_deaths = 0
+        while not self._stopping.is_set():
+            started_at = time.monotonic()
+            status = await self._run_process(worker, background)
+            if status == 0 and (self._stopping.is_set() or worker.socket is None):
+                # It ended in order, and its last report is final.
+                break
+            self._dead.add(number, worker.report)
+            worker.report = None
+            if self._stopping.is_set():
+                _logger.warning("worker %d %s while stopping", number, _ended(status))
+                break
+            if not worker.is_ready:
+                self._failed = status
+                # SIGINT: the others need not wait for load balancers to notice.
+                self.stop(signal.SIGINT)
+                break
+            quick_deaths = quick_deaths + 1 if time.monotonic() - started_at < _LONG_LIFE_SECONDS else 0
+            backoff_seconds = _RESTART_BACKOFF.longest_seconds(quick_deaths) if quick_deaths else 0.0
+            _logger.warning("worker %d %s; it is replaced in %g s", number, _ended(status), backoff_seconds)
+            if worker.socket is not None and quick_deaths >= _MAX_QUICK_DEATHS:
+                worker.socket.abandon()
+                if quick_deaths == _MAX_QUICK_DEATHS:
+                    text = "worker %d died %d times in a row; the other workers get its connections until it listens"
+                    _logger.error(text, number, quick_deaths)
+            with anyio.move_on_after(backoff_seconds):
+                await self._stopping.wait()
+        self._set_ready(worker)
+
+    async def _run_process(self, worker: _Worker, background: TaskGroup) -> int:
+        """Run one process to its end; return its exit status."""
+        try:
+            worker.process, own, instructions = await self._start(worker)
+        except OSError as error:
+            # There may be no memory, files or processes left for a moment; the other workers are not affected.
+            _logger.warning("worker %d could not be started: %s", worker.identity.worker, error.strerror or error)
+            return _NOT_STARTED
+        async with worker.process, anyio.create_task_group() as tasks:
+            worker.channel = channel = await Channel.over(own)
+            worker.answered = 0
+            # Nothing awaits in between: a signal is sent once, here or by `stop`.
+            channel.post(instructions)
+            for number in self._signals:
+                worker.post(b"stop %d" % number)
+            tasks.start_soon(self._receive, worker, channel, background)
+            status = await worker.process.wait()
+            # What it sent last is in the socket's buffer, and the end of the stream follows.
+            tasks.cancel_scope.deadline = anyio.current_time() + _LAST_MESSAGES_SECONDS
+        channel.close()
+        worker.channel = worker.process = None
+        worker.notify()
+        return status
+
+    async def _start(self, worker: _Worker) -> tuple[Process, socket, bytes]:
+        """Start a process; return it with this end of its connection, and its instructions."""
+        descriptor = None if worker.socket is None else worker.socket.descriptor()
+        own, other = socketpair()
+        try:
+            with other:
+                process = await anyio.open_process(
+                    self._command,
+                    stdin=other.fileno(),
+                    stdout=DEVNULL,
+                    stderr=None,
+                    # Ctrl-C reaches the supervisor only, which passes it on.
+                    start_new_session=True,
+                    pass_fds=() if descriptor is None else (descriptor,),
+                )
+        except OSError:
+            own.close()
+            raise
+        return process, own, self._instructions(worker.identity, descriptor)
+
+    async def _receive(self, worker: _Worker, channel: Channel, background: TaskGroup) -> None:
+        """Handle a worker's messages until its process is gone."""
+        while (message := await channel.receive()) is not None:
+            if message == b"ready":
+                self._set_ready(worker)
+            elif message.startswith(b"totals "):
+                background.start_soon(self._answer, channel, message.removeprefix(b"totals "))
+            elif message.startswith(b"report "):
+                worker.take_report(message)
+        worker.channel = None
+        worker.notify()
+
+    async def _answer(self, channel: Channel, question: bytes) -> None:
+        """Send the sum to a worker that asked, when all have reported again, or after 0.5 s."""
+        self._request += 1
+        request = self._request
+        for worker in self._workers:
+            worker.post(b"report %d" % request)
+        with anyio.move_on_after(_REPORT_SECONDS):
+            for worker in self._workers:
+                await worker.reported(request)
+        await channel.send(b"sum %s " % question + encode(self.totals()))
+
+    def _set_ready(self, worker: _Worker) -> None:
+        worker.is_ready = True
+        if self._stopping.is_set() or all(each.is_ready for each in self._workers):
+            self._all_ready.set()
+
+    async def _kill_late_workers(self) -> None:
+        await self._stopping.wait()
+        self._all_ready.set()
+        await anyio.sleep(self._grace_seconds)
+        for worker in self._workers:
+            if worker.process is not None:
+                text = "worker %d did not stop within %g s and is killed"
+                _logger.error(text, worker.identity.worker, self._grace_seconds)
+                with contextlib.suppress(ProcessLookupError):
+                    worker.process.kill()
+
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def _ended(status: int) -> str:
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"

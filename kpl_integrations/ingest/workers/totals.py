@@ -1,0 +1,205 @@
+"""The sum over all workers: what the living ones report now, and what the dead ones reported last. Pure.
+
+Counters and histograms add up, those of dead workers included, so they never fall. Gauges come from living workers
+only; most add up, and `_GAUGES` lists the others.
+
+The process that replaces a dead worker opens its spool and counts the records in it as accepted. So of a dead worker
+only finished records stay in the sum. Of its unfinished ones, those that the replacement did not find are lost:
+
+    accepted = delivered + failed + spooled + dead_lettered + buffered + lost
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, Final
+
+import msgspec
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric as Family
+from prometheus_client.samples import Sample
+
+from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamStats, TenantStats, WorkerStats
+from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.metrics.catalogue import METRICS
+
+__all__ = ["DeadTotals", "WorkerReport", "decode_report", "decode_totals", "encode", "sum_of"]
+
+_ACCEPTED: Final = "kinesis_producer_accepted_records"
+_WAITING_TENANTS: Final = "kinesis_ingest_waiting_tenants"
+_OPEN: Final = "kinesis_ingest_open"
+_COUNTERS: Final = frozenset({"counter", "histogram", "summary"})
+# Gauges whose sum would mean nothing: the worst value counts.
+_GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "kinesis_producer_breaker_state": max,
+    "kinesis_ingest_tenant_wait_seconds": max,
+    "kinesis_coordinator_lease_age_seconds": max,
+    "kinesis_producer_shard_rate_limit": min,
+    _OPEN: min,
+}
+# From the least to the most open. The gateway is as open as its least open worker.
+_STATES: Final = ("closed", "draining", "open")
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts of one worker process; `inherited` records were in its spool when it started."""
+
+    worker: int
+    process_id: int
+    inherited: int
+    takes_requests: bool = True
+    stats: StatsDocument
+    families: list[Family]
+
+
+class _DeadWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """All dead processes of one worker number: records that the last one left unfinished and earlier ones lost."""
+
+    deaths: int = 0
+    unfinished: int = 0
+    lost: int = 0
+
+
+class DeadTotals:
+    """What all dead workers reported last."""
+
+    def __init__(self) -> None:
+        self.workers: dict[int, _DeadWorker] = {}
+        self.stats = StatsDocument(state="closed")
+        self.families: list[Family] = []
+
+    def add(self, worker: int, last: WorkerReport | None) -> None:
+        """Count one death; `last` is the process's last report, None if it never sent one."""
+        before = self.workers.get(worker, _DeadWorker())
+        if last is None:
+            self.workers[worker] = msgspec.structs.replace(before, deaths=before.deaths + 1)
+            return
+        records = last.stats.records
+        finished = records.delivered + sum(records.failed.values())
+        self.workers[worker] = _DeadWorker(
+            deaths=before.deaths + 1,
+            unfinished=max(0, records.accepted - finished),
+            lost=before.lost + max(0, before.unfinished - last.inherited),
+        )
+        self.stats = _added(self.stats, _counters_of(last.stats, finished))
+        self.families = _merged([*self.families, *(each for each in last.families if each.type in _COUNTERS)])
+
+    def lost(self, living: Sequence[WorkerReport]) -> int:
+        """Return the records that dead workers left unfinished and no living worker found in a spool."""
+        inherited = {each.worker: each.inherited for each in living}
+        return sum(
+            each.lost + max(0, each.unfinished - inherited.get(worker, 0)) for worker, each in self.workers.items()
+        )
+
+
+def sum_of(living: Sequence[WorkerReport], dead: DeadTotals) -> GatewayTotals:
+    """Return the sum over all workers; `living` has at most one report for each worker."""
+    stats: StatsDocument = reduce(_added, (each.stats for each in living), dead.stats)
+    lost = dead.lost(living)
+    states = (each.stats.state for each in living if each.takes_requests)
+    stats = msgspec.structs.replace(
+        stats,
+        state=min(states, key=_STATES.index, default="closed"),
+        records=msgspec.structs.replace(stats.records, accepted=stats.records.accepted + lost, lost=lost),
+        answers=dict(sorted(stats.answers.items())),
+        refusals=dict(sorted(stats.refusals.items())),
+        workers={
+            str(each.worker): WorkerStats(
+                process_id=each.process_id,
+                state=each.stats.state,
+                deaths=dead.workers.get(each.worker, _DeadWorker()).deaths,
+                accepted=each.stats.records.accepted,
+                requests=sum(each.stats.answers.values()),
+            )
+            for each in sorted(living, key=lambda each: each.worker)
+        },
+    )
+    return GatewayTotals(stats, _families(living, dead, stats))
+
+
+def _counters_of(stats: StatsDocument, finished: int) -> StatsDocument:
+    """Return the part of a dead worker's statistics that stays in the sum."""
+    return StatsDocument(
+        state="closed",
+        records=RecordStats(accepted=finished, delivered=stats.records.delivered, failed=stats.records.failed),
+        answers=stats.answers,
+        refusals=stats.refusals,
+        tenants={
+            tenant: TenantStats(requests=each.requests, accepted_records=each.accepted_records, refused=each.refused)
+            for tenant, each in stats.tenants.items()
+        },
+        streams={
+            stream: StreamStats(accepted=each.accepted, delivered=each.delivered, failed=each.failed)
+            for stream, each in stats.streams.items()
+        },
+    )
+
+
+def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, or structs and dictionaries of them
+    """Return the sum of two numbers, or of two structs or dictionaries of numbers, member by member."""
+    if isinstance(one, dict):
+        return one | {key: _added(one[key], value) if key in one else value for key, value in other.items()}
+    if isinstance(one, msgspec.Struct):
+        names = one.__struct_fields__
+        return type(one)(**{name: _added(getattr(one, name), getattr(other, name)) for name in names})
+    if isinstance(one, str):
+        # A breaker's state: closed only if it is closed in each worker.
+        return other if one == "closed" else one
+    return one + other
+
+
+def _families(living: Sequence[WorkerReport], dead: DeadTotals, stats: StatsDocument) -> list[Family]:
+    # A worker that only drains an orphaned spool does not decide whether the gateway is open.
+    reported = (family for each in living for family in each.families if each.takes_requests or family.name != _OPEN)
+    families = _merged([*dead.families, *reported])
+    # These two are no sums: the records of a dead worker's spool, or a tenant at two workers, would count twice.
+    exact = {
+        _ACCEPTED: stats.records.accepted,
+        _WAITING_TENANTS: sum(each.waiting_records > 0 for each in stats.tenants.values()),
+    }
+    for family in families:
+        if family.name in exact:
+            family.samples = [each._replace(value=exact[family.name]) for each in family.samples]
+    own = {"kinesis_ingest_workers": len(stats.workers), "kinesis_ingest_lost_records": stats.records.lost}
+    return [*families, *(GaugeMetricFamily(name, METRICS[name].meaning, value) for name, value in own.items())]
+
+
+def _merged(families: Iterable[Family]) -> list[Family]:
+    """Return each metric once, with the values of the same name and labels combined."""
+    merged: dict[str, Family] = {}
+    values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Sample]] = {}
+    for family in families:
+        merged.setdefault(family.name, Family(family.name, family.documentation, family.type))
+        samples = values.setdefault(family.name, {})
+        combine = operator.add if family.type in _COUNTERS else _GAUGES.get(family.name, operator.add)
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            if key in samples:
+                combine_two = min if sample.name.endswith("_created") else combine
+                samples[key] = sample._replace(value=combine_two(samples[key].value, sample.value))
+            else:
+                samples[key] = sample
+    for name, family in merged.items():
+        family.samples = list(values[name].values())
+    return list(merged.values())
+
+
+def encode(message: WorkerReport | GatewayTotals) -> bytes:
+    """Return a report or a sum as one line of JSON."""
+    return msgspec.json.encode(message, enc_hook=_plain_family)
+
+
+def _plain_family(family: Family) -> object:
+    samples = [(each.name, each.labels, each.value) for each in family.samples]
+    return family.name, family.documentation, family.type, samples
+
+
+def _family(_: type, plain: Any) -> Family:  # noqa: ANN401 - decoded JSON
+    name, documentation, kind, samples = plain
+    family = Family(name, documentation, kind)
+    for sample in samples:
+        family.add_sample(*sample)
+    return family
+
+
+decode_report: Final = msgspec.json.Decoder(WorkerReport, dec_hook=_family).decode
+decode_totals: Final = msgspec.json.Decoder(GatewayTotals, dec_hook=_family).decode

@@ -1,0 +1,118 @@
+"""The hooks of a process that ends: SIGTERM, after which an application's own handler still runs, and uvicorn."""
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from kpl_core.background.process_end import ProcessListener, listen, watch_uvicorn
+from tests.programs.running_program import environment
+
+BEGINNING = """
+import signal, sys, threading
+from kpl_core.background import process_end
+from kpl_core.background.process_end import ProcessListener, flush_before_sigterm, flush_on_sigterm, listen
+
+class Listener(ProcessListener):
+    def begin_last_flush(self, share=1.0):
+        return lambda: print("flushed", flush=True)
+
+def say(*_):
+    print("mine", flush=True)
+
+def say_and_exit(*_):
+    say()
+    sys.exit(3)
+
+def in_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+listener = Listener()
+"""
+LISTEN = "listen(listener); "
+TERMINATED = -signal.SIGTERM
+# What the program does before SIGTERM, what it prints, and its exit status. A program that goes on is flushed once
+# more when it exits.
+PROGRAMS = [
+    (LISTEN + "flush_before_sigterm()", "flushed\n", TERMINATED),
+    ("flush_before_sigterm()", "", TERMINATED),
+    (LISTEN + "signal.signal(signal.SIGTERM, say); flush_before_sigterm()", "mine\nflushed\n", 0),
+    (LISTEN + "in_a_thread(flush_before_sigterm)", "", TERMINATED),
+    (LISTEN + "flush_on_sigterm()", "flushed\n", TERMINATED),
+    (LISTEN + "flush_on_sigterm(); flush_on_sigterm()", "flushed\n", TERMINATED),
+    (LISTEN + "signal.signal(signal.SIGTERM, say); flush_on_sigterm()", "flushed\nmine\nflushed\n", 0),
+    (LISTEN + "signal.signal(signal.SIGTERM, say_and_exit); flush_on_sigterm()", "flushed\nmine\nflushed\n", 3),
+    (LISTEN + "signal.signal(signal.SIGTERM, signal.SIG_IGN); flush_on_sigterm()", "flushed\nflushed\n", 0),
+]
+needs_sigterm = pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to handle")
+
+
+def end_of(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@needs_sigterm
+@pytest.mark.parametrize(("does", "prints", "status"), PROGRAMS)
+def test_a_program_is_flushed_before_sigterm_and_its_own_handler_still_runs(
+    does: str, prints: str, status: int
+) -> None:
+    ended = end_of(f"{BEGINNING}\n{does}\nsignal.raise_signal(signal.SIGTERM)")
+    assert (ended.stdout, ended.stderr, ended.returncode) == (prints, "", status)
+
+
+@needs_sigterm
+def test_the_opt_in_is_refused_outside_of_the_main_thread() -> None:
+    ended = end_of(f"{BEGINNING}\nin_a_thread(flush_on_sigterm)")
+    assert "Python sets signal handlers in the main thread only" in ended.stderr
+
+
+@needs_sigterm
+def test_a_flush_that_never_ends_delays_the_signal_only_for_its_bound() -> None:
+    program = (
+        BEGINNING.replace('print("flushed", flush=True)', "__import__('time').sleep(3600)")
+        + f"process_end._SIGTERM_SECONDS = 0.1; {LISTEN}flush_on_sigterm(); signal.raise_signal(signal.SIGTERM)"
+    )
+    assert end_of(program).returncode == -signal.SIGTERM
+
+
+def test_the_shutdown_of_uvicorn_flushes_after_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Server:
+        async def shutdown(self, sockets: object = None) -> None:
+            events.append(f"shut down with {sockets}")
+
+    class Listener(ProcessListener):
+        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+            return lambda: events.append(f"flushed with share {share}")
+
+    monkeypatch.setitem(sys.modules, "uvicorn.server", SimpleNamespace(Server=Server))
+    listener = Listener()
+    listen(listener)
+    watch_uvicorn()
+    asyncio.run(Server().shutdown(sockets="sockets"))
+    assert events == ["shut down with sockets", "flushed with share 1.0"]
+
+
+def test_a_uvicorn_without_a_shutdown_coroutine_is_left_alone_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Server:
+        def shutdown(self) -> str:
+            return "its own"
+
+    monkeypatch.setitem(sys.modules, "uvicorn.server", SimpleNamespace(Server=Server))
+    with caplog.at_level(logging.WARNING, logger="kpl_core"):
+        watch_uvicorn()
+        watch_uvicorn()
+    assert Server().shutdown() == "its own"
+    assert caplog.text.count("uvicorn.Server has no coroutine `shutdown`") == 1

@@ -1,0 +1,88 @@
+"""A worker process for the supervisor's tests. It reports invented counts and does what its instructions say.
+
+    {"worker": 0, "accepted": 3, "tenants": 2, "then": "wait", "result": "/a/path"}
+
+`then` is "wait" for the supervisor's orders, "ask" for the sum and write it to `result`, "die" by SIGKILL after a
+report, "tear" a second report in the middle by SIGKILL, or "hang" and ignore all orders.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from kpl_integrations.gateway_figures import RecordStats, StatsDocument, TenantStats
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
+from kpl_integrations.ingest.workers.peer_stats import PeerStats
+from kpl_integrations.ingest.workers.totals import WorkerReport, encode
+
+REUSED_PROCESS_ID = 4_711
+
+
+class InventedStats:
+    """The statistics of a worker that accepted `accepted` records of each of its tenants, and delivered them."""
+
+    def __init__(self, accepted: int, tenants: int) -> None:
+        self.accepted, self.tenants = accepted, tenants
+
+    async def totals(self) -> GatewayTotals:
+        every = TenantStats(requests=1, accepted_records=self.accepted)
+        total = self.accepted * self.tenants
+        stats = StatsDocument(
+            state="open",
+            tenants={f"tenant-{number}": every for number in range(self.tenants)},
+            records=RecordStats(accepted=total, delivered=total),
+        )
+        return GatewayTotals(stats, [])
+
+    async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
+        raise NotImplementedError
+
+
+async def report_of(worker: int, own: InventedStats) -> WorkerReport:
+    totals = await own.totals()
+    return WorkerReport(
+        worker=worker, process_id=REUSED_PROCESS_ID, inherited=0, stats=totals.stats, families=list(totals.families)
+    )
+
+
+async def run() -> None:
+    channel = await Channel.over(socket.socket(fileno=0))
+    instructions: dict[str, Any] = json.loads(await channel.receive() or b"{}")
+    number, then = instructions["worker"], instructions["then"]
+    own = InventedStats(instructions["accepted"], instructions["tenants"])
+    link = SupervisorLink(channel, WorkerIdentity(worker=number, count=2, folder="/nowhere"))
+    stats = PeerStats(own, link, inherited=0)
+    link.send_report = stats.report
+    stopped = asyncio.Event()
+    obeying = asyncio.create_task(link.run(StopRequests(lambda _: stopped.set())))
+    channel.post(b"ready")
+    await channel.send(b"report 0 " + encode(await report_of(number, own)))
+    if then == "ask":
+        totals = await stats.totals()
+        result = Path(instructions["result"])
+        partial = result.with_suffix(".partial")
+        partial.write_bytes(encode(totals))
+        partial.rename(result)
+    elif then == "hang":
+        time.sleep(600)  # noqa: ASYNC251 - this worker hangs
+    elif then in {"die", "tear"}:
+        if then == "tear":
+            own.accepted *= 1_000
+            half = encode(await report_of(number, own))
+            os.write(0, b"report 0 " + half[: len(half) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    await stopped.wait()
+    await stats.report()
+    obeying.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(run())

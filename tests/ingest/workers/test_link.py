@@ -1,0 +1,171 @@
+"""The connection between supervisor and worker: whole messages or none, one stop for one signal, and a bounded wait."""
+
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from kpl_integrations.ingest.workers import peer_stats
+from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
+from kpl_integrations.ingest.workers.peer_stats import PeerStats
+from kpl_integrations.ingest.workers.totals import DeadTotals, decode_report, encode, sum_of
+from tests.ingest.workers.fake_worker import InventedStats
+
+pytestmark = pytest.mark.anyio
+_SECONDS = 30
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def channels() -> AsyncIterator[tuple[Channel, Channel]]:
+    """Yield both ends of a connection."""
+    one, other = socket.socketpair()
+    both = await Channel.over(one), await Channel.over(other)
+    with anyio.fail_after(_SECONDS):
+        yield both
+    await closed(*both)
+
+
+async def closed(*ends: Channel) -> None:
+    for each in ends:
+        each.close()
+    await anyio.lowlevel.checkpoint()
+
+
+async def test_messages_arrive_whole_and_in_order():
+    async with channels() as (one, other):
+        sent = [b"ready", b"x" * 5_000_000, b"totals 1"]
+
+        async def send() -> None:
+            for each in sent:
+                await one.send(each)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send)
+            assert [await other.receive() for _ in sent] == sent
+
+
+async def test_a_message_that_the_end_of_the_other_process_cut_short_is_dropped():
+    here, there = socket.socketpair()
+    channel = await Channel.over(here)
+    there.sendall(b"report 1 {}\nreport 2 {")
+    there.close()
+    with anyio.fail_after(_SECONDS):
+        assert [await channel.receive(), await channel.receive()] == [b"report 1 {}", None]
+        # The other process is gone: nothing is sent, and nothing is raised.
+        for _ in range(10):
+            await channel.send(b"more")
+    await closed(channel)
+
+
+async def test_a_cancelled_send_still_sends_the_whole_message():
+    here, there = socket.socketpair()
+    one = await Channel.over(here)
+    with anyio.move_on_after(0.05) as scope:
+        await one.send(b"x" * 5_000_000)
+    assert scope.cancelled_caught
+    one.post(b"next")
+    other = await Channel.over(there)
+    with anyio.fail_after(_SECONDS):
+        assert await other.receive() == b"x" * 5_000_000
+        assert await other.receive() == b"next"
+    await closed(one, other)
+
+
+@pytest.mark.parametrize(
+    ("received", "stops"),
+    [
+        pytest.param([("direct", TERM), ("passed on", TERM)], [TERM], id="one signal, sent to the whole group"),
+        pytest.param([("passed on", TERM), ("direct", TERM)], [TERM], id="the same, in the other order"),
+        pytest.param([("passed on", TERM), ("passed on", TERM)], [TERM, TERM], id="a second signal"),
+        pytest.param([("direct", TERM), ("direct", TERM)], [TERM], id="the worker alone is signalled twice"),
+        pytest.param(
+            [("passed on", INT), ("passed on", INT), ("passed on", INT)], [INT, INT, INT], id="Ctrl-C three times"
+        ),
+        pytest.param(
+            [("direct", TERM), ("passed on", TERM), ("direct", TERM), ("passed on", TERM)],
+            [TERM, TERM],
+            id="two signals, both sent to the whole group",
+        ),
+    ],
+)
+async def test_a_signal_to_the_whole_process_group_stops_a_worker_once(received, stops):
+    seen: list[signal.Signals] = []
+    requests = StopRequests(seen.append)
+    for source, number in received:
+        (requests.signalled if source == "direct" else requests.passed_on)(number)
+    assert seen == stops
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Channel, SupervisorLink, PeerStats]]:
+    """Yield the supervisor's end, a worker's link, and its statistics."""
+    async with channels() as (supervisor, worker), anyio.create_task_group() as tasks:
+        link = SupervisorLink(worker, WorkerIdentity(worker=0, count=2, folder="/nowhere"))
+        stats = PeerStats(InventedStats(accepted=1, tenants=1), link, inherited=0)
+        link.send_report = stats.report
+        tasks.start_soon(link.run, StopRequests(lambda _: None))
+        yield supervisor, link, stats
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_report_names_the_request_that_arrived_before_its_counts_were_taken():
+    async with linked() as (supervisor, _, stats):
+        await stats.report()
+        supervisor.post(b"report 7")
+        messages = [await supervisor.receive() or b"" for _ in range(2)]
+        assert [each.split(b" ")[:2] for each in messages] == [[b"report", b"0"], [b"report", b"7"]]
+        assert decode_report(messages[1].split(b" ", 2)[2]).stats.records.accepted == 1
+
+
+async def test_a_late_answer_is_not_taken_for_that_of_the_next_question(monkeypatch, caplog):
+    monkeypatch.setattr(peer_stats, "ANSWER_SECONDS", 0.05)
+    other = await InventedStats(accepted=5, tenants=1).totals()
+    async with linked() as (supervisor, _, stats):
+        # Without any answer yet, the worker shows its own counts.
+        assert (await stats.totals()).stats.records.accepted == 1
+        supervisor.post(b"sum 1 late")
+        await anyio.sleep(0.05)
+        monkeypatch.setattr(peer_stats, "ANSWER_SECONDS", _SECONDS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_answer_next, supervisor, encode(other))
+            assert (await stats.totals()).stats.records.accepted == 5
+        # The supervisor is silent again: the sum stays what it was.
+        monkeypatch.setattr(peer_stats, "ANSWER_SECONDS", 0.05)
+        for _ in range(3):
+            assert (await stats.totals()).stats.records.accepted == 5
+    assert caplog.text.count("the supervisor does not answer") == 2
+
+
+async def _answer_next(supervisor: Channel, body: bytes) -> None:
+    while (message := await supervisor.receive()) != b"totals 2":
+        assert message is not None
+    await supervisor.send(b"sum 2 " + body)
+
+
+async def test_a_worker_stops_when_its_supervisor_is_gone_and_shows_the_last_sum():
+    stopped = anyio.Event()
+    here, there = socket.socketpair()
+    link = SupervisorLink(await Channel.over(here), WorkerIdentity(worker=0, count=2, folder="/nowhere"))
+    stats = PeerStats(InventedStats(accepted=1, tenants=1), link, inherited=0)
+    with anyio.fail_after(_SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run, StopRequests(lambda _: stopped.set()))
+            there.close()
+            await stopped.wait()
+        assert (await stats.totals()).stats.records.accepted == 1
+    await closed(link.channel)
+
+
+async def test_the_sum_over_no_reports_can_be_sent():
+    assert b"closed" in encode(sum_of([], DeadTotals()))

@@ -1,0 +1,229 @@
+"""The supervisor with real processes: workers that die, cannot start, never stop or die in the middle of a report."""
+
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kpl_core.backoff import ExponentialBackoff
+from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
+from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.workers import supervisor as supervisor_module
+from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed, WorkerSocket
+from kpl_integrations.ingest.workers.totals import decode_totals
+
+DIES = ("/bin/sh", "-c", "read instructions; echo ready >&0; exit 3")
+FAKE_WORKER = (sys.executable, "-m", "tests.ingest.workers.fake_worker")
+# Python processes start slowly while other tests run.
+_SECONDS = 60
+pytestmark = pytest.mark.timeout(180)
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the workers share one socket")
+
+
+@pytest.fixture(autouse=True)
+def _no_backoff(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_RESTART_BACKOFF", ExponentialBackoff(base_seconds=0.0, cap_seconds=0.0))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+
+class Workers:
+    """A supervisor of fake workers; `orders` are, for each worker number, those of its first, second ... process."""
+
+    def __init__(self, *orders: Sequence[Mapping[str, object]], grace_seconds: float = 30) -> None:
+        self.orders = [list(each) for each in orders]
+        self.started = [0] * len(orders)
+        self.supervisor = Supervisor(
+            FAKE_WORKER,
+            self._instructions,
+            sockets=[],
+            identities=[WorkerIdentity(worker=number, count=2, folder="/nowhere") for number in range(len(orders))],
+            grace_seconds=grace_seconds,
+        )
+
+    def _instructions(self, identity: WorkerIdentity, descriptor: int | None) -> bytes:
+        del descriptor
+        orders = self.orders[identity.worker]
+        order = orders[min(self.started[identity.worker], len(orders) - 1)]
+        self.started[identity.worker] += 1
+        return json.dumps({"worker": identity.worker, "accepted": 1, "tenants": 1, "then": "wait"} | {**order}).encode()
+
+    async def run_until(self, condition: Callable[[], bool]) -> GatewayTotals:
+        """Run until the condition holds; stop and return the sum over all workers."""
+
+        async def stop() -> None:
+            while not condition():  # noqa: ASYNC110 - there is no event to wait for
+                await anyio.sleep(0.02)
+            self.supervisor.stop()
+
+        with anyio.fail_after(_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stop)
+                totals = await self.supervisor.run()
+        return totals
+
+
+def accepted(totals: GatewayTotals) -> int:
+    return totals.stats.records.accepted
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_dies_in_the_middle_of_a_report_keeps_its_last_whole_report():
+    workers = Workers([{"accepted": 7, "then": "tear"}, {"accepted": 2}], [{"accepted": 3}])
+    totals = await workers.run_until(lambda: workers.started[0] == 2 and accepted(workers.supervisor.totals()) == 12)
+    assert accepted(totals) == 12
+    assert totals.stats.workers["0"].deaths == 1
+
+
+@pytest.mark.anyio
+async def test_the_sum_never_falls_while_one_worker_dies_again_and_again():
+    workers = Workers([{"then": "die"}, {"then": "die"}, {"then": "die"}, {}], [{"accepted": 3}])
+    seen = [0]
+
+    def is_over() -> bool:
+        seen.append(accepted(workers.supervisor.totals()))
+        return workers.started[0] == 4 and seen[-1] == 3 + 1 + 3
+
+    totals = await workers.run_until(is_over)
+    assert seen == sorted(seen)
+    assert accepted(totals) == 7
+
+
+@pytest.mark.anyio
+async def test_processes_with_the_same_id_are_counted_separately():
+    """The invented reports all name one process id, as if the system had given a dead process's id to the next."""
+    workers = Workers([{"accepted": 5, "then": "die"}, {"accepted": 2}], [{"accepted": 3}])
+    totals = await workers.run_until(lambda: accepted(workers.supervisor.totals()) == 10)
+    assert accepted(totals) == 10
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_asks_gets_the_sum_of_ten_thousand_tenants(tmp_path):
+    result = tmp_path / "sum.json"
+    other = {"accepted": 2, "tenants": 10_000}
+    workers = Workers([{"accepted": 3, "tenants": 10_000, "then": "ask", "result": str(result)}], [other], [other])
+    await workers.run_until(result.exists)
+    stats = decode_totals(result.read_bytes()).stats
+    assert len(stats.tenants) == 10_000
+    # The others are included once they have reported for the first time.
+    assert {each.accepted_records for each in stats.tenants.values()} <= {3, 5, 7}
+    assert stats.records.accepted == sum(each.accepted_records for each in stats.tenants.values())
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_hangs_keeps_its_last_report_and_is_killed_after_the_grace(tmp_path, caplog):
+    result = tmp_path / "sum.json"
+    workers = Workers([{"then": "hang"}], [{"accepted": 4, "then": "ask", "result": str(result)}], grace_seconds=0.5)
+    totals = await workers.run_until(lambda: result.exists() and accepted(workers.supervisor.totals()) == 5)
+    assert accepted(totals) == 5
+    assert "worker 0 did not stop within 0.5 s and is killed" in caplog.messages
+    assert "worker 0 was ended by SIGKILL while stopping" in caplog.messages
+
+
+@pytest.mark.anyio
+async def test_a_worker_without_a_socket_that_ends_in_order_is_not_replaced():
+    workers = Workers([{}])
+    assert accepted(await workers.run_until(lambda: accepted(workers.supervisor.totals()) == 1)) == 1
+    assert workers.started == [1]
+
+
+def supervisor_of(command, instructions, sockets):
+    identities = [WorkerIdentity(worker=number, count=1, folder="/nowhere") for number in range(len(sockets))]
+    return Supervisor(command, instructions, sockets=sockets, identities=identities, grace_seconds=30)
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_cannot_begin_stops_the_gateway_with_its_status():
+    command = ("/bin/sh", "-c", "read instructions; exit 3")
+    supervisor = supervisor_of(command, lambda *_: b"{}", listening_sockets("127.0.0.1", 0, 2))
+    with anyio.fail_after(_SECONDS), pytest.raises(WorkerFailed, match="exited with status 3"):
+        await supervisor.run()
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_cannot_be_started_for_a_moment_is_started_again(monkeypatch, caplog):
+    attempts = []
+    really_open = anyio.open_process
+
+    async def sometimes(*args, **given):
+        attempts.append(args)
+        if len(attempts) == 2:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await really_open(*args, **given)
+
+    def instructions(identity, descriptor):
+        if len(attempts) == 3:
+            supervisor.stop()
+        return b"{}"
+
+    monkeypatch.setattr(anyio, "open_process", sometimes)
+    supervisor = supervisor_of(DIES, instructions, listening_sockets("127.0.0.1", 0, 1))
+    with anyio.fail_after(_SECONDS):
+        await supervisor.run()
+    assert len(attempts) == 3
+    assert f"worker 0 could not be started: {os.strerror(errno.EAGAIN)}" in caplog.messages
+
+
+@only_linux
+@pytest.mark.anyio
+async def test_after_eight_quick_deaths_the_socket_listens_no_more_until_a_worker_does(caplog):
+    sockets = listening_sockets("127.0.0.1", 0, 1)
+    port = sockets[0].getsockname()[1]
+    seen = []
+
+    def instructions(identity, descriptor):
+        with socket.socket(fileno=os.dup(descriptor)) as given:
+            listens = given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            seen.append((given.getsockname()[1] == port, bool(listens)))
+        if len(seen) == 10:
+            supervisor.stop()
+        return b"{}"
+
+    supervisor = supervisor_of(DIES, instructions, sockets)
+    with anyio.fail_after(_SECONDS):
+        await supervisor.run()
+    assert seen == [(True, start <= 8) for start in range(1, 11)]
+    assert sum("died 8 times in a row" in each for each in caplog.messages) == 1
+
+
+@only_linux
+def test_an_abandoned_socket_leaves_all_connections_to_the_others_until_the_next_worker_listens():
+    sockets = listening_sockets("127.0.0.1", 0, 2)
+    port = sockets[0].getsockname()[1]
+
+    def taken_by(listening):
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(64)]
+        listening.setblocking(False)
+        taken = 0
+        while True:
+            try:
+                listening.accept()[0].close()
+            except BlockingIOError:
+                break
+            taken += 1
+        for each in clients:
+            each.close()
+        return taken
+
+    worker_socket = WorkerSocket(sockets[0])
+    assert worker_socket.descriptor() == sockets[0].fileno()
+    worker_socket.abandon()
+    worker_socket.abandon()
+    assert taken_by(sockets[1]) == 64
+    with socket.socket(fileno=os.dup(worker_socket.descriptor())) as next_socket:
+        assert taken_by(sockets[1]) == 64
+        next_socket.listen(BACKLOG)
+        assert 0 < taken_by(next_socket) < 64
+    worker_socket.close()
+    sockets[1].close()

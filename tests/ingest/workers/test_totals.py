@@ -1,0 +1,261 @@
+"""The sum over all workers: every record has a place and no counter falls, whichever worker dies when (Hypothesis)."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given, settings, strategies as st
+from prometheus_client.metrics_core import Metric as Family
+
+from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
+from kpl_integrations.ingest.stats.metrics import exposition
+from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.workers.totals import (
+    DeadTotals,
+    WorkerReport,
+    decode_report,
+    decode_totals,
+    encode,
+    sum_of,
+)
+
+
+def records_in_all_places(records: RecordStats) -> int:
+    finished = records.delivered + sum(records.failed.values())
+    return finished + records.spooled + records.dead_lettered + records.buffered + records.lost
+
+
+def family(name: str, kind: str, *samples: tuple[str, Mapping[str, str], float]) -> Family:
+    made = Family(name, "meaning", kind)
+    for sample, labels, value in samples:
+        made.add_sample(sample, dict(labels), value)
+    return made
+
+
+class Worker:
+    """A worker number whose fate Hypothesis decides; its spool outlives its processes."""
+
+    def __init__(self, number: int, *, has_spool: bool) -> None:
+        self.number, self.has_spool = number, has_spool
+        self.in_spool = 0
+        self.start()
+
+    def start(self) -> None:
+        self.inherited = self.accepted = self.unfinished = self.in_spool
+        self.delivered = self.failed = 0
+        self.last: WorkerReport | None = None
+
+    def accept(self, records: int) -> None:
+        self.accepted += records
+        self.unfinished += records
+        if self.has_spool:
+            self.in_spool += records
+
+    def finish(self, records: int, *, is_delivered: bool) -> None:
+        finished = min(records, self.unfinished)
+        self.unfinished -= finished
+        self.in_spool = max(0, self.in_spool - finished)
+        if is_delivered:
+            self.delivered += finished
+        else:
+            self.failed += finished
+
+    def report(self) -> None:
+        tenant = TenantStats(requests=self.accepted, accepted_records=self.accepted, waiting_records=self.unfinished)
+        stats = StatsDocument(
+            state="open",
+            tenants={"t": tenant},
+            records=RecordStats(
+                accepted=self.accepted,
+                delivered=self.delivered,
+                failed={"Expired": self.failed} if self.failed else {},
+                buffered=self.unfinished,
+            ),
+            answers={"202": self.accepted} if self.accepted else {},
+        )
+        counter: tuple[str, dict[str, str], float] = (
+            "kinesis_producer_accepted_records_total",
+            {},
+            float(self.accepted),
+        )
+        self.last = WorkerReport(
+            worker=self.number,
+            # A process may get the number of an earlier one; nothing is found by it.
+            process_id=1,
+            inherited=self.inherited,
+            stats=stats,
+            families=[family("kinesis_producer_accepted_records", "counter", counter)],
+        )
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["accept", "deliver", "fail", "report", "report and die", "die"]),
+        st.integers(0, 1),
+        st.integers(1, 50),
+    ),
+    max_size=60,
+)
+
+
+@given(steps=STEPS, has_spool=st.booleans())
+@settings(max_examples=300)
+def test_every_record_has_a_place_and_accepted_never_falls_whichever_worker_dies(steps, has_spool):
+    workers = [Worker(number, has_spool=has_spool) for number in (0, 1)]
+    dead = DeadTotals()
+    accepted_before = 0
+    for what, number, records in steps:
+        worker = workers[number]
+        if what == "accept":
+            worker.accept(records)
+        elif what in {"deliver", "fail"}:
+            worker.finish(records, is_delivered=what == "deliver")
+        elif what == "report":
+            worker.report()
+        else:
+            if what == "report and die":
+                worker.report()
+            dead.add(number, worker.last)
+            worker.start()
+        living = [each.last for each in workers if each.last is not None]
+        totals = sum_of(living, dead)
+        stats = totals.stats
+        assert records_in_all_places(stats.records) == stats.records.accepted >= accepted_before
+        accepted_before = stats.records.accepted
+        families = [each for each in totals.families if each.name == "kinesis_producer_accepted_records"]
+        assert [sample.value for each in families for sample in each.samples] in ([], [accepted_before])
+
+
+@pytest.mark.parametrize(("has_spool", "lost"), [(True, 0), (False, 7)])
+def test_unfinished_records_of_a_dead_worker_are_lost_unless_its_replacement_finds_them(has_spool, lost):
+    worker = Worker(0, has_spool=has_spool)
+    worker.accept(10)
+    worker.finish(3, is_delivered=True)
+    worker.report()
+    dead = DeadTotals()
+    dead.add(0, worker.last)
+    assert sum_of([], dead).stats.records.lost == 7
+    worker.start()
+    worker.report()
+    assert worker.last is not None
+    records = sum_of([worker.last], dead).stats.records
+    assert (records.accepted, records.delivered, records.lost) == (10, 3, lost)
+
+
+def report(number: int, *families: Family, takes_requests: bool = True, **stats: object) -> WorkerReport:
+    given = msgspec.structs.replace(StatsDocument(state="open"), **stats)
+    return WorkerReport(
+        worker=number,
+        process_id=number,
+        inherited=0,
+        takes_requests=takes_requests,
+        stats=given,
+        families=list(families),
+    )
+
+
+def test_each_statistic_is_combined_by_its_own_rule():
+    one = report(
+        1,
+        tenants={"a": TenantStats(requests=1, waiting_records=2, waiting_bytes=3, refused={"quota": 4})},
+        room=BufferStats(outstanding_records=1, max_records=10, outstanding_bytes=2, max_bytes=20),
+        answers={"200": 1, "429": 4},
+        streams={"s": StreamStats(accepted=1, delivered=1, breakers={"": "closed", "shard": "open"})},
+        state="draining",
+    )
+    other = report(
+        0,
+        tenants={"a": TenantStats(requests=10, refused={"quota": 1}), "b": TenantStats(requests=5)},
+        room=BufferStats(outstanding_records=3, max_records=10, outstanding_bytes=4, max_bytes=20),
+        answers={"200": 2},
+        streams={"s": StreamStats(accepted=2, waiting=1, breakers={"": "half_open", "shard": "closed"})},
+    )
+    stats = sum_of([one, other], DeadTotals()).stats
+    assert stats.state == "draining"
+    tenant = TenantStats(requests=11, waiting_records=2, waiting_bytes=3, refused={"quota": 5})
+    assert stats.tenants == {"a": tenant, "b": TenantStats(requests=5)}
+    assert stats.room == BufferStats(outstanding_records=4, max_records=20, outstanding_bytes=6, max_bytes=40)
+    assert stats.answers == {"200": 3, "429": 4}
+    breakers = {"": "half_open", "shard": "open"}
+    assert stats.streams == {"s": StreamStats(accepted=3, delivered=1, waiting=1, breakers=breakers)}
+    assert list(stats.workers) == ["0", "1"]
+
+
+def samples(totals: GatewayTotals) -> dict[str, float]:
+    lines = exposition(totals.families).decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_counters_of_dead_workers_stay_and_gauges_come_from_living_workers_only():
+    def reported(number: int, value: float) -> WorkerReport:
+        state = ("kinesis_producer_breaker_state", {"shard": "1"}, value)
+        waits: list[tuple[str, dict[str, str], float]] = [
+            ("wait_bucket", {"le": "1"}, value),
+            ("wait_count", {}, value),
+            ("wait_created", {}, value),
+        ]
+        return report(
+            number,
+            family("sent", "counter", ("sent_total", {"shard": "1"}, value)),
+            family("wait", "histogram", *waits),
+            family("kinesis_producer_spool_bytes", "gauge", ("kinesis_producer_spool_bytes", {}, value)),
+            family("kinesis_producer_breaker_state", "gauge", state),
+            family("kinesis_ingest_open", "gauge", ("kinesis_ingest_open", {}, value)),
+            family(f"only_{number}", "gauge", (f"only_{number}", {}, value)),
+        )
+
+    dead = DeadTotals()
+    dead.add(2, reported(2, 4.0))
+    found = samples(sum_of([reported(0, 1.0), reported(1, 2.0)], dead))
+    assert found['sent_total{shard="1"}'] == found['wait_bucket{le="1"}'] == found["wait_count"] == 7.0
+    assert found["wait_created"] == 1.0
+    assert found["kinesis_producer_spool_bytes"] == 3.0
+    assert found['kinesis_producer_breaker_state{shard="1"}'] == 2.0
+    assert found["kinesis_ingest_open"] == 1.0
+    assert (found["only_0"], found["only_1"], "only_2" in found) == (1.0, 2.0, False)
+    assert found["kinesis_ingest_workers"] == 2.0
+
+
+def test_a_worker_that_only_drained_an_orphaned_spool_does_not_close_the_gateway():
+    def reported(number: int, *, takes_requests: bool) -> WorkerReport:
+        gauge = family("kinesis_ingest_open", "gauge", ("kinesis_ingest_open", {}, float(takes_requests)))
+        return report(number, gauge, takes_requests=takes_requests, state="open" if takes_requests else "closed")
+
+    totals = sum_of([reported(0, takes_requests=True), reported(1, takes_requests=False)], DeadTotals())
+    assert (totals.stats.state, samples(totals)["kinesis_ingest_open"]) == ("open", 1.0)
+
+
+def test_a_tenant_that_waits_at_two_workers_counts_once():
+    waits = family("kinesis_ingest_waiting_tenants", "gauge", ("kinesis_ingest_waiting_tenants", {}, 1.0))
+    tenants = {"a": TenantStats(waiting_records=1)}
+    both = [report(number, waits, tenants=tenants) for number in (0, 1)]
+    assert samples(sum_of(both, DeadTotals()))["kinesis_ingest_waiting_tenants"] == 1.0
+
+
+def test_a_report_and_a_sum_are_one_line_and_survive_encoding():
+    sent = report(0, family("a", "gauge", ("a", {"x": "line\nbreak"}, 1.5)), answers={"200": 1})
+    total = sum_of([sent], DeadTotals())
+    assert decode_report(encode(sent)) == sent
+    assert decode_totals(encode(total)) == total
+    assert b"\n" not in encode(sent) + encode(total)
+
+
+def test_the_sum_over_no_workers_is_empty():
+    stats = sum_of([], DeadTotals()).stats
+    assert (stats.state, stats.records, stats.workers) == ("closed", RecordStats(), {})
+
+
+def test_the_sum_over_four_workers_with_ten_thousand_tenants_each_is_exact():
+    tenants = {
+        f"tenant-{number}": TenantStats(requests=number, accepted_records=2 * number, refused={"quota": 1})
+        for number in range(10_000)
+    }
+    sent = [encode(report(number, tenants=tenants)) for number in range(4)]
+    dead = DeadTotals()
+    dead.add(4, decode_report(encode(report(4, tenants=tenants))))
+    totals = decode_totals(encode(sum_of([decode_report(each) for each in sent], dead)))
+    assert len(totals.stats.tenants) == 10_000
+    for number in (0, 1, 9_999):
+        found = totals.stats.tenants[f"tenant-{number}"]
+        assert (found.requests, found.accepted_records) == (5 * number, 10 * number)
+        assert found.refused == {"quota": 5}
