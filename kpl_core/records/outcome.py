@@ -111,7 +111,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         """Wake all waiters, so that they read the outcome again."""
         waiters, self.waiters = self.waiters, None
         if waiters is not None:
-            # Iterate over a copy: a waiter in another thread may remove itself meanwhile, which would skip the next one.
+            # Iterate over a copy: a waiter in another thread may remove itself meanwhile, and would shift the others.
             for waiter in tuple(waiters):
                 waiter.set()
 
