@@ -12,6 +12,7 @@ import msgspec
 
 from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
+from kpl_integrations.cli.local import port_failure, streams_of
 from kpl_integrations.cli.serve.gateway_parts import (
     connect,
     embedded_kinesis,
@@ -70,7 +71,7 @@ class Serve:
 
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
-        self._streams = _parse_streams(self._stream_texts)
+        self._streams = streams_of(self._stream_texts)
         with known_failures(), show_logs("kpl_integrations", logging.INFO), show_logs("uvicorn.error", logging.ERROR):
             report = await self._run()
         note(f"stopped; {report}")
@@ -199,29 +200,9 @@ def _listening(settings: IngestSettings) -> Iterator[list[socket.socket]]:
         else:
             sockets = [bound_socket(settings.host, settings.port)]
     except OSError as error:
-        message = (
-            f"port {settings.port} of {settings.host} cannot be used ({error.strerror}); name another with --port, "
-            f"or 0 for a free one"
-        )
-        raise CommandFailure(message) from error
+        raise port_failure(error, settings.host, settings.port) from error
     try:
         yield sockets
     finally:
         for each in sockets:
             each.close()
-
-
-def _parse_streams(texts: Sequence[str]) -> dict[str, int]:
-    """Return the number of shards of each stream, from NAME or NAME:SHARDS.
-
-    Raises:
-        CommandFailure: a text has another form.
-    """
-    streams = {}
-    for text in texts:
-        name, _, shards = text.partition(":")
-        if not name or not (shards or "1").isdecimal() or int(shards or "1") < 1:
-            message = f"--stream is {text!r}; write NAME or NAME:SHARDS with at least one shard, such as orders:4"
-            raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
-        streams[name] = int(shards or "1")
-    return streams
