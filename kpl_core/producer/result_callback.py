@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.record_result import RecordResult
 
 __all__ = ["ResultCallback"]
@@ -16,7 +16,7 @@ class ResultCallback:
 
     __slots__ = ("_delivery", "_finished")
 
-    def __init__(self, delivery: Delivery, finished: Callable[[RecordResult], object]) -> None:
+    def __init__(self, delivery: ResultHandle, finished: Callable[[RecordResult], object]) -> None:
         self._delivery = delivery
         self._finished = finished
         self.set()

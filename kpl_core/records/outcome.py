@@ -14,7 +14,7 @@ import msgspec
 
 from kpl_core.records.record_result import Attempt, Place, RecordResult
 
-__all__ = ["Delivery", "History", "Note", "Origin", "Outcome", "Waiter"]
+__all__ = ["History", "Note", "Origin", "Outcome", "ResultHandle", "Waiter"]
 
 # Where else the user record is stored: in the spool, in the dead letters, or with a caller that retries a failed put.
 Origin = Literal["write_ahead", "replay", "redrive", "caller"]
@@ -143,7 +143,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         return result
 
 
-class Delivery(msgspec.Struct, gc=False):
+class ResultHandle(msgspec.Struct, gc=False):
     """The handle of one user record, which gives its result.
 
     The garbage collector does not track it: it refers to an outcome, and no outcome refers back.
