@@ -5,7 +5,7 @@ under the same number: at once if it lived for a while, with exponential backoff
 eight quick deaths in a row its socket is closed until a replacement listens, so that no connection waits there.
 A worker whose supervisor is gone stops by itself.
 
-Why this is no standard supervisor: docs/decisions/0033.
+Why this is no standard supervisor: docs/decisions/0023.
 """
 
 import contextlib
