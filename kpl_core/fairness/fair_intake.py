@@ -30,7 +30,7 @@ from kpl_core.records.user_record import (
 
 __all__ = ["FairIntake"]
 
-# A shard's gate closes when so many seconds of its capacity are sent and not answered.
+# How much of a shard's capacity may be sent and not answered before its gate closes.
 UNANSWERED_SECONDS: Final = 0.25
 
 # One user record of several that enter together: lane, key, the lane's entry for it, data, bytes of both, hash key.
@@ -216,7 +216,7 @@ class FairIntake:
             self._lone_flows.discard(terms.flow)
 
     def _places_by_key(self, records: Sequence[UserRecord]) -> list[_Place]:
-        """Return where each user record is aggregated, by the cached routes where possible."""
+        """Return where each user record is aggregated, by the routes that every put uses where that is possible."""
         most = self._stages.max_record_bytes
         routes, find = self._router.routes, self._router.find
         placed: list[_Place] = []
@@ -274,13 +274,13 @@ class FairIntake:
     def _queue(
         self, shard_id: str | None, record: UserRecord, now: float, flow: str | None, tier: Tier
     ) -> DetachedUserRecord:
-        """Let a user record whose room is reserved wait for its turn."""
+        """Let a user record that has room wait for its turn."""
         detached = self._stages.accept_detached(msgspec.structs.replace(record, flow=flow, tier=tier), now)
         self.enqueue(shard_id, detached)
         return detached
 
     def _runs_by_lane(self, pairs: Sequence[Any]) -> tuple[dict[Lane, list[Placed]], int]:
-        """Return the records of each lane, in the order of `pairs`, and the bytes of all."""
+        """Return what goes into which lane, in the order of `pairs`, and the bytes of it all."""
         runs: dict[Lane, list[Placed]] = {}
         routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
         size_bytes = 0

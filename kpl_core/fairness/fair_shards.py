@@ -1,9 +1,10 @@
 """The fair queues in front of the shards: where user records wait, each flow for itself.
 
-As long as a shard keeps up, no user record waits here. When Kinesis records wait for
-its tokens, the user records put after them wait per flow, and enter aggregation in
-weighted fair order by bytes. So the stages behind the queue never have more than a
-moment's worth of the shard's capacity, and a flow that floods a shard delays only itself.
+As long as a shard keeps up, nothing waits here. When Kinesis records wait for
+its tokens, what is put after them waits per flow, and enters aggregation in
+weighted fair order by bytes. So behind the queue there is never more than a
+moment's worth of the shard's capacity, and a flow that floods a shard delays
+itself.
 
 How much one flow may queue here follows the room that is left for all: at most
 `weight / default weight` times as many records and bytes as are still free
@@ -95,7 +96,7 @@ class FairShards:
         self._earliest_expiration = min(self._earliest_expiration, waiting.arrived_at + self._ttl_seconds)
 
     def take(self, shard_id: str | None) -> DetachedUserRecord:
-        """Remove and return the user record whose turn it is; at least one must wait for the shard."""
+        """Remove and return the user record whose turn it is; something is waiting for the shard."""
         queue = self._queues[shard_id]
         waiting = queue.pop()
         if not queue:
@@ -142,7 +143,7 @@ class FairShards:
         return expired
 
     def drain(self, shard_ids: Iterable[str | None]) -> list[DetachedUserRecord]:
-        """Remove and return the user records that wait for these shards, in the order of service."""
+        """Remove and return what waits for these shards, in the order in which it would have been served."""
         drained = []
         for shard_id in shard_ids:
             queue = self._queues.pop(shard_id, None)
@@ -172,5 +173,5 @@ class FairShards:
 
     @property
     def queued_by_flow(self) -> dict[Flow, tuple[int, int]]:
-        """Return how many user records, of how many bytes, wait per flow; flows without any are left out."""
+        """Return how many user records, of how many bytes, each flow has waiting; those with none are left out."""
         return {flow: (records, size_bytes) for flow, (records, size_bytes) in self._held.items()}
