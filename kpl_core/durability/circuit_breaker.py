@@ -15,9 +15,9 @@ Where we differ: probes are counted in records, not in calls. Critical records k
 reserved capacity while the breaker is open. Answers to requests that were sent before the
 half-open state began do not count.
 
-A failure is a result that means "not now": throttled, internal failure, unavailable, timed
-out. A mistake of the caller (no rights, no such stream, a malformed record) is neither
-success nor failure and must not be reported.
+A failure is an answer that means "not now": throttled, internal failure,
+unavailable, timed out. What is the caller's mistake (no rights, no such stream, a malformed
+record) is neither success nor failure and must not be reported.
 """
 
 import math

@@ -71,7 +71,7 @@ class DeliveryPace:
         self.pause(now)
 
     def pause(self, now: float) -> None:
-        """Pause as after a failure, because the producer cannot take the records."""
+        """Pause as after a failure: the producer cannot accept the records."""
         if now >= self._paused_until:
             self._failures += 1
             self._paused_until = now + _PAUSE.seconds(self._failures, self._chance)

@@ -1,11 +1,10 @@
-"""The shared outcome: one object for all user records that travel in one Kinesis record.
+"""The shared outcome: one object for all user records in one Kinesis record.
 
-Finishing an aggregated record of 450 user records sets one outcome, not 450
-futures. A delivery is a pair (outcome, index). When user records leave the Kinesis
-record (some expired, some belong to another shard now), the old outcome notes which
-outcome each of them joined, and a delivery follows these notes when it is asked.
+Finishing an aggregated record of 450 user records settles one outcome, not 450 futures. A delivery is a pair
+(outcome, index). When user records are separated, because some expired or belong to another shard, the old outcome
+stores where each of them moved. A delivery follows these moves when its result is read.
 
-Attempts are a linked list, newest first, shared by all user records that made them together.
+Attempts are a linked list, newest first, which all user records of the same attempts share.
 """
 
 from collections.abc import Mapping
@@ -15,29 +14,29 @@ import msgspec
 
 from kpl_core.records.record_result import Attempt, Place, RecordResult
 
-__all__ = ["Delivery", "History", "Note", "Origin", "Outcome", "Waiter"]
+__all__ = ["History", "Note", "Origin", "Outcome", "ResultHandle", "Waiter"]
 
-# What still has the user record: the spool, the dead letters, or the caller, which puts it again if it fails.
+# Where else the user record is stored: in the spool, in the dead letters, or with a caller that retries a failed put.
 Origin = Literal["write_ahead", "replay", "redrive", "caller"]
 
 
 class Note(NamedTuple):
-    """What is needed about a user record that cannot be delivered, besides its content and metadata."""
+    """The other fields that the spool and dead letters need if a user record cannot be delivered."""
 
     flow: str | None
     origin: Origin | None = None
 
 
 class History(msgspec.Struct, eq=False):
-    """One attempt and, before it, the earlier ones.
+    """One attempt, and a link to the earlier ones.
 
-    Tracked by the garbage collector because of its trashcan: without that, freeing a chain of
-    100,000 attempts (of 1,000 in a thread on musl) overflows the C stack.
+    The garbage collector tracks it, because only then does CPython limit the recursion when it frees a chain. Without
+    that, freeing 100,000 attempts (1,000 in a thread on musl) overflows the C stack.
     """
 
     attempt: Attempt
     earlier: "History | None"
-    # The result of `to_tuple`, once computed: user records with the same attempts share it.
+    # The cached result of `to_tuple`, which all user records of these attempts share.
     together: tuple[Attempt, ...] | None = None
 
     def to_tuple(self) -> tuple[Attempt, ...]:
@@ -55,34 +54,33 @@ class History(msgspec.Struct, eq=False):
 
 
 class Waiter(Protocol):
-    """A task or callback that waits until an outcome is settled or its user records move on."""
+    """A task or thread that waits until an outcome is settled or its user records move."""
 
     def set(self) -> object:
-        """Wake up; called at most once, from the loop that runs the producer."""
+        """Wake the waiter. It is called at most once, from the producer's event loop."""
 
 
 class Outcome(msgspec.Struct, eq=False, gc=False):
-    """What becomes of the user records of one Kinesis record.
+    """The result of the user records of one Kinesis record.
 
-    It is settled once, for all user records that have not moved to another outcome. Compared by
-    identity.
+    It is settled once, for all user records that did not move to another outcome. It is compared by identity.
     """
 
     settled: bool = False
     shard_id: str | None = None
-    # Not None means success.
+    # Set after a success, None after a failure.
     sequence_number: str | None = None
     history: History | None = None
-    # Earlier attempts of single user records, in other Kinesis records; most have none.
+    # Attempts of single user records before they moved here. Most user records have none.
     histories: dict[int, History] | None = None
-    # The new outcome and index of each user record that has moved.
+    # The new outcome and index of user records that moved away.
     moved: "dict[int, tuple[Outcome, int]] | None" = None
-    # The callers' metadata for hooks and dead letters, by index.
+    # By index: the metadata from callers, for hooks and dead letters.
     metadata: dict[int, Mapping[str, Any]] | None = None
     notes: dict[int, Note] | None = None
-    # Of a failure: the durable store that has the user records.
+    # After a failure: where the user records are stored.
     kept: Place | None = None
-    # What a hook returned about the context in which the Kinesis record was opened.
+    # What a hook returned about the context in which the Kinesis record opened.
     opened_in: object = None
     waiters: list[Waiter] | None = None
     shared_result: RecordResult | None = None
@@ -94,31 +92,31 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
     def settle(
         self, *, shard_id: str | None = None, sequence_number: str | None = None, kept: Place | None = None
     ) -> None:
-        """Set the final result; a `sequence_number` means success."""
+        """Set the final result. A `sequence_number` means success."""
         self.shard_id = shard_id
         self.kept = kept
         self.sequence_number = sequence_number
-        # Last: another thread may look at any moment.
+        # This must be the last field set, because another thread may read at any moment.
         self.settled = True
         if self.waiters is not None:
             self.wake()
 
     def move(self, index: int, outcome: "Outcome", new_index: int) -> None:
-        """Let the user record at `index` share another outcome from now on. Call `wake` after the last."""
+        """Move the user record at `index` to another outcome. Call `wake` after the last move."""
         if self.moved is None:
             self.moved = {}
         self.moved[index] = (outcome, new_index)
 
     def wake(self) -> None:
-        """Wake all waiters, so that they look again."""
+        """Wake all waiters, so that they read the outcome again."""
         waiters, self.waiters = self.waiters, None
         if waiters is not None:
-            # A copy: a waiter in another thread may remove itself meanwhile, and the next one would be skipped.
+            # Iterate over a copy: a waiter in another thread may remove itself meanwhile, and would shift the others.
             for waiter in tuple(waiters):
                 waiter.set()
 
     def history_of(self, index: int) -> History | None:
-        """Return all attempts of the user record at `index`, also those in earlier Kinesis records."""
+        """Return all attempts of the user record at `index`, including those before it moved here."""
         if self.histories is None or (before := self.histories.get(index)) is None:
             return self.history
         if self.history is None:
@@ -145,17 +143,17 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         return result
 
 
-class Delivery(msgspec.Struct, gc=False):
-    """The handle of one user record, which finds its result.
+class ResultHandle(msgspec.Struct, gc=False):
+    """The handle of one user record, which gives its result.
 
-    Not tracked by the garbage collector: it refers to an outcome, and no outcome refers back.
+    The garbage collector does not track it: it refers to an outcome, and no outcome refers back.
     """
 
     outcome: Outcome
     index: int
 
     def follow(self) -> Outcome:
-        """Return the present outcome of this user record, and remember it."""
+        """Return the current outcome of this user record, and keep it for the next call."""
         outcome = self.outcome
         while outcome.moved is not None and (target := outcome.moved.get(self.index)) is not None:
             outcome, self.index = target
@@ -168,7 +166,7 @@ class Delivery(msgspec.Struct, gc=False):
         return self.follow().settled
 
     def peek(self) -> RecordResult | None:
-        """Return the result, or None if it is not known yet."""
+        """Return the result, or None while it is not known."""
         outcome = self.follow()
         return outcome.result_of(self.index) if outcome.settled else None
 
@@ -179,7 +177,7 @@ class Delivery(msgspec.Struct, gc=False):
         self.outcome.metadata[self.index] = metadata
 
     def remark(self, note: Note) -> None:
-        """Store what is needed if the user record cannot be delivered."""
+        """Store the fields that are needed if the user record cannot be delivered."""
         if self.outcome.notes is None:
             self.outcome.notes = {}
         self.outcome.notes[self.index] = note
