@@ -1,7 +1,7 @@
-"""The rules of the house that import-linter cannot see, read from the source as it is imported.
+"""Rules of the architecture that import-linter cannot check, read from the source as it is imported.
 
-Who may import what stands in pyproject.toml (`[tool.importlinter]`, run by `make check`); the
-effectful ring is taken from there, so that it is written down once.
+The allowed imports are in pyproject.toml (`[tool.importlinter]`, run by `make check`). These tests read the modules
+with I/O from there, so that the list exists once.
 """
 
 import ast
