@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Sink:
-    """Answers whatever it was told to."""
+    """Answers what the test sets."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
@@ -39,7 +39,7 @@ class Sink:
         ((2, ()), 0),
     ],
 )
-async def test_whatever_a_sink_answers_every_record_has_its_result(answer, dead_lettered):
+async def test_every_record_has_its_result_for_any_answer_of_a_sink(answer, dead_lettered):
     transport = service()
     transport.kinesis.faults.add(RecordError("AccessDeniedException"))
     async with producer(transport, sink=Sink(answer), dead_letters=DeadLetterOptions()) as each:

@@ -106,7 +106,7 @@ async def test_while_it_is_open_critical_is_tried_within_its_reserve_and_bulk_fa
 
 
 async def test_a_break_ends_by_time_alone_although_nothing_is_left_that_waits_for_it():
-    """Who puts nothing while it is open, as the gateway does, would wait for ever for the word that it may."""
+    """A caller that puts nothing while it is open, as the gateway does, would never hear that it may put again."""
     transport = service()
     outage = transport.kinesis.faults.add(ErrorAnswer("ServiceUnavailable"), When(operation="PutRecords"))
     facts: list[tuple[float, str]] = []

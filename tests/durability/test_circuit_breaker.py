@@ -211,7 +211,7 @@ def test_lost_probes_are_given_up_and_new_ones_granted() -> None:
     assert breaker.allows("normal", 103.9) is Decision.WAIT
     assert breaker.next_probe_at(103.9) == 104.0
     assert breaker.allows("normal", 104.0) is Decision.PROBE
-    # The answer to a probe that was given up comes late, and says nothing about now.
+    # The answer to a probe that was given up comes late, and is no evidence about the present.
     assert breaker.record_outcomes(succeeded=0, failed=10, now=107.0, started_at=101.0) is BreakerState.HALF_OPEN
 
 
@@ -238,7 +238,7 @@ def test_a_clock_that_steps_back_reopens_nothing() -> None:
     assert breaker.next_probe_at(50.0) == 101.0
 
 
-def test_a_closed_breaker_never_asks_anybody_to_wait() -> None:
+def test_a_closed_breaker_never_makes_a_record_wait() -> None:
     breaker = closed_breaker()
     assert breaker.next_probe_at(7.0) == 7.0
     assert breaker.known_state is BreakerState.CLOSED

@@ -61,7 +61,7 @@ async def test_a_producer_does_not_start_on_a_file_in_trouble(
             pytest.fail("it started")
 
 
-async def test_a_second_producer_on_the_same_file_is_told_who_owns_it(tmp_path: Path) -> None:
+async def test_a_second_producer_on_the_same_file_raises_and_names_the_owner(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=1.0)
     async with producer(service(), spool=options) as first:
         with pytest.raises(SpoolLocked, match=f"process {os.getpid()} owns this spool"):
@@ -139,7 +139,7 @@ async def test_a_spool_that_breaks_acknowledges_nothing_more_and_keeps_what_it_h
 
 
 @pytest.mark.parametrize(("code", "words"), [*BROKEN, (sqlite3.SQLITE_FULL, "the disk that holds it is full")])
-async def test_what_no_disk_takes_has_failed_and_is_told(
+async def test_a_record_that_no_disk_takes_fails_and_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, words: str
 ) -> None:
     transport = service()

@@ -164,7 +164,7 @@ async def test_a_hook_that_fails_costs_no_record_and_no_flush(spool: SpoolOption
     assert caplog.text.count("gets no more facts") == 1
 
 
-async def test_without_a_spool_a_full_buffer_refuses_as_ever(tmp_path: Path):
+async def test_without_a_spool_a_full_buffer_still_refuses(tmp_path: Path):
     options = DeadLetterOptions(path=tmp_path / "letters.db")
     async with producer(service(), dead_letters=options, max_outstanding_records=5) as each:
         for n in range(5):

@@ -51,7 +51,7 @@ def test_while_open_each_tier_has_its_row(tier, decision):
     assert all_open().allows(LEFT, tier, 1.5) is decision
 
 
-def test_who_must_wait_is_told_an_instant_at_which_he_may_go():
+def test_a_record_that_must_wait_gets_a_time_at_which_it_may_leave():
     breakers = all_open()
     at = breakers.ready_at(LEFT, "normal", 1.5)
     assert at == 2.0
@@ -59,7 +59,7 @@ def test_who_must_wait_is_told_an_instant_at_which_he_may_go():
 
 
 def test_one_failed_request_stops_nothing_however_many_records_it_carried():
-    """A connection that was closed while nobody used it fails the only request of a quiet second."""
+    """A connection that was closed while it was idle fails the only request of a quiet second."""
     breakers = ShardBreakers(POLICY, reserved_per_second=2.0, is_retryable=lambda _: True)
     for second in range(10):
         breakers.answered(request(LEFT, 500, second), NO_CONNECTION, second + 0.1)

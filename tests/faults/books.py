@@ -1,7 +1,7 @@
 """What a test put, what became of it, and the proof that nothing is missing.
 
-Conservation, checked after every fault: whatever was reported delivered is read by a consumer with the
-KCL's rule; what is read was put; what was reported failed was not stored, unless nobody could know;
+Conservation, checked after every fault: what was reported delivered is read by a consumer with the
+KCL's rule; what is read was put; what was reported failed was not stored, unless the producer could not know;
 `accepted = delivered + failed + buffered`; and nothing stays reserved.
 """
 
@@ -13,7 +13,7 @@ from kpl_core.testing import FakeKinesis
 from tests.faults.kcl_consumer import Identity, Reading, read_stream
 
 STREAM = "orders"
-# Attempts after which a record may be stored all the same: no answer came, or one that nobody can read.
+# Attempts after which a record may be stored all the same: no answer came, or an unreadable one.
 PERHAPS_STORED = frozenset({"Unknown", "Internal", "RecordCountMismatch"})
 
 
@@ -24,9 +24,9 @@ class Books:
     producer: Producer
     stream: str = STREAM
     deliveries: dict[Identity, Delivery] = field(default_factory=dict)
-    # Put by somebody who was cancelled before the deliveries were handed out.
+    # Put by a task that was cancelled before it got the deliveries.
     unclaimed: set[Identity] = field(default_factory=set)
-    # Apart from these, other books may speak of the same stream.
+    # Other books of the same stream have these.
     name: str = "user-record"
     _numbers: int = 0
 

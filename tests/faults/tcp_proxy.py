@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback whose connections are as bad as they are told to be.
+"""A TCP proxy on loopback whose connections fail as the test sets.
 
     async with TcpProxy(service.endpoint_url) as network:
         config = Config(endpoint_url=network.endpoint_url, ...)
@@ -34,7 +34,7 @@ class Weather:
         latency_seconds: each byte arrives so much later; the order stays.
         bytes_per_second: the width of the link, of each connection's own.
         stalled: nothing passes until the weather changes; nothing is lost either.
-        black_hole: bytes are taken and forgotten, without a word to anybody.
+        black_hole: bytes are taken and dropped silently.
         reset_after_bytes: when so many have passed, reset both sides; 0: at the first byte, which does not pass.
         close_after_bytes: when so many have passed, end this direction (FIN) and forget the rest; the other goes on.
         times: cut off only so many connections; None is every one.

@@ -1,4 +1,4 @@
-"""Whatever is cancelled, at whatever await, the books balance and nothing stays reserved.
+"""When any task is cancelled at any await, the books balance and nothing stays reserved.
 
 Each scenario runs once to count its checkpoints, and then once for each of them, cancelled there.
 """
@@ -89,7 +89,7 @@ async def _owner_in_a_task(scene: Scene, at: int, *, again: bool = False) -> int
 
 
 async def _owner_in_a_task_again_and_again(scene: Scene, at: int) -> int:
-    """By somebody without patience, who cancels what is on its way out, too."""
+    """By a caller that also cancels the tasks that are about to end."""
     return await _owner_in_a_task(scene, at, again=True)
 
 
@@ -168,7 +168,7 @@ async def _patiently(client: Client, books: Books) -> None:
     try:
         await client(books)
     except ProducerClosed:
-        # The one who closes may be quicker.
+        # The closing task may be faster.
         assert books.producer.report().accepted >= len(books.deliveries)
 
 
@@ -176,7 +176,5 @@ ROLES: Iterator[tuple[Client, BackendName]] = itertools.product(CLIENTS, BACKEND
 
 
 @pytest.mark.parametrize(("client", "backend"), list(ROLES))
-def test_whoever_uses_a_producer_beside_others_can_be_cancelled_at_any_checkpoint(
-    client: Client, backend: BackendName
-) -> None:
+def test_a_task_that_shares_a_producer_can_be_cancelled_at_any_checkpoint(client: Client, backend: BackendName) -> None:
     assert cancel_everywhere(_client_cancelled(client), backend) > 3

@@ -52,7 +52,7 @@ async def test_close_within_3_seconds_of_a_throttled_stream_reports_exactly_what
     reading = books.balance(kinesis)
     assert report == producer.report()
     assert report.accepted == records + 1
-    # With no answer lost, each record is stored if, and only if, it was reported so, or nobody was told.
+    # With no answer lost, each record is stored if, and only if, it was reported so, or no answer arrived.
     unknown = report.failed.get("Unknown", 0)
     assert report.delivered <= len(reading.kept) <= report.delivered + unknown
     assert reading.duplicates == 0

@@ -44,7 +44,7 @@ async def test_leaving_in_the_middle_of_trouble_retries_to_the_end(effect: Effec
         assert books.balance(service.fake).duplicates == 0
 
 
-async def test_a_cancelled_put_harms_nobody_it_would_have_travelled_with() -> None:
+async def test_a_cancelled_put_harms_no_other_record() -> None:
     async with LocalKinesis({STREAM: 1}) as service:
         # Room for five, and the sixth of an aggregated record closes it: every sixth put waits in line.
         options = {"aggregation_max_count": 6, "max_outstanding_records": 5, "record_max_buffered_time_ms": 50}
@@ -139,7 +139,7 @@ def _put_and_wait(producer: BlockingProducer) -> object:
 
 
 @pytest.mark.parametrize("ask", [_flush, _close, _put_and_wait])
-def test_whatever_threads_ask_while_a_blocking_producer_closes_works_or_fails_in_one_clear_way(
+def test_calls_of_threads_while_a_blocking_producer_closes_work_or_fail_in_one_clear_way(
     ask: Callable[[BlockingProducer], object],
 ) -> None:
     answers: list[object] = []

@@ -1,4 +1,4 @@
-"""The producer over a bad network: whatever happens to the bytes, nothing put is lost or kept for ever."""
+"""The producer over a bad network: for every fault, nothing put is lost or stays outstanding."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One record that cannot go, among many that can: it fails alone, and nobody waits for it."""
+"""One record that cannot go, among many that can: it fails alone, and no other record waits for it."""
 
 import asyncio
 

@@ -74,14 +74,14 @@ async def test_a_consumer_loses_nothing_while_shards_change_under_load(
         # Of what the consumer dropped, once or, as shards changed again, twice, all came again.
         assert reading.dropped.keys() <= reading.kept.keys()
         # Of what it kept, only what is stored in a shard that opened and closed between two listings:
-        # nobody told its range, so nobody can say that a consumer keeps it.
+        # its range is unknown, so it is unknown whether a consumer keeps it.
         if len(changes) == 1:
             assert reading.duplicates == 0
         if split_all in changes or split_one in changes:
             assert reading.dropped.total() > 0
 
 
-async def test_records_for_a_consumer_that_never_drops_are_stored_once_whatever_happens_to_shards() -> None:
+async def test_records_for_a_consumer_that_never_drops_are_stored_once_during_reshards() -> None:
     async with LocalKinesis({STREAM: 4}) as service:
         async with Producer(config(service.endpoint_url, aggregation_enabled=False)) as producer:
             books = Books(producer)

@@ -54,7 +54,7 @@ async def test_a_stream_whose_shards_cannot_be_listed_degrades_alone_and_says_so
                 await until(lambda: caplog.records)
         assert degraded.outcomes() == {"": 300}
         assert whole.outcomes() == {"": 301}
-        # Without a map nobody knows who may travel together; the others are not concerned.
+        # Without a map it is unknown which records may travel together; the others are not concerned.
         assert not degraded.balance(service.fake).aggregates
         assert whole.balance(service.fake).aggregates
         assert all(len(result.attempts) == 1 for result in whole.results())
@@ -168,7 +168,7 @@ UNREADABLE: list[Effect] = [WrongCount(-1), WrongCount(+1), BadBody(), BadBody(b
 
 
 @pytest.mark.parametrize("effect", UNREADABLE, ids=repr)
-async def test_an_answer_nobody_can_read_is_a_failure_of_the_whole_request(effect: Effect) -> None:
+async def test_an_unreadable_answer_is_a_failure_of_the_whole_request(effect: Effect) -> None:
     async with LocalKinesis({STREAM: 2}) as service:
         fault = service.faults.add(effect, When(operation=PUT_RECORDS, times=2))
         async with Producer(config(service.endpoint_url)) as producer:

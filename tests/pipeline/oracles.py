@@ -68,9 +68,9 @@ class PaperFairQueue:
 def max_min_shares(demands: Mapping[str, int], weights: Mapping[str, float], capacity: int) -> dict[str, Fraction]:
     """Return the weighted max-min fair shares of `capacity`.
 
-    Nobody gets more than it asked for, and nobody can get more without taking from one who has
-    no more for its weight. Found by giving: whoever asks for no more than its part of what is
-    left gets it, and the rest is divided anew.
+    No flow gets more than it asked for, and none can get more without taking from one that has
+    no more for its weight. Found by giving: a flow that asks for no more than its part of what is
+    left gets it, and the rest is divided again.
     """
     shares: dict[str, Fraction] = {}
     left = Fraction(capacity)

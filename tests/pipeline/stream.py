@@ -49,7 +49,7 @@ class Stream:
         return self.poll(now, 0).wakeup
 
     def due(self, now: float) -> list[PutRecordsRequest]:
-        """All requests that leave until `now`, if the driver wakes when it is told to."""
+        """All requests that leave until `now`, if the driver polls at each wake-up."""
         requests = []
         while True:
             poll = self.poll(self.now)

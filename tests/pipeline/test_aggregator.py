@@ -251,7 +251,7 @@ def test_everything_put_is_closed_once_in_order_in_time_and_within_the_limits(st
         now += wait
         while (at := stage.output.deadlines.next_at) <= now:
             stage.close_due(at)
-            # The timer moved on: no deadline is due for ever.
+            # The timer moved on: no deadline stays due.
             assert stage.output.deadlines.next_at > at
         new = stage.take_closed()
         assert all(each.deadline == each.arrivals[0] + 0.1 for each in new)

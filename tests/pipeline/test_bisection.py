@@ -44,7 +44,7 @@ def test_a_request_that_is_invalid_as_a_whole_is_given_up_after_a_stated_number(
 
 
 @given(st.integers(1, 80), st.data())
-def test_few_guilty_records_are_found_and_cost_nobody_else_anything(count: int, data: st.DataObject) -> None:
+def test_few_invalid_records_are_found_and_no_other_record_fails(count: int, data: st.DataObject) -> None:
     guilty = data.draw(st.sets(st.integers(0, count - 1), max_size=WITNESSES - 1))
     books = Books()
     records = [books.record(LOWER[0]) for _ in range(count)]
@@ -56,7 +56,7 @@ def test_few_guilty_records_are_found_and_cost_nobody_else_anything(count: int, 
 
 
 @given(st.sets(st.integers(0, 31), max_size=32))
-def test_guilty_records_all_over_a_request_are_told_from_an_invalid_request_by_their_neighbours(
+def test_invalid_records_all_over_a_request_differ_from_an_invalid_request_by_their_neighbours(
     pairs: set[int],
 ) -> None:
     """However many are guilty: as long as of each two neighbours one is not, no innocent record fails."""

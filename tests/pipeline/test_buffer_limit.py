@@ -43,7 +43,7 @@ def test_the_refusal_says_how_full_it_is_and_what_to_do():
     assert (refused.value.outstanding_records, refused.value.outstanding_bytes) == (1, 1_999)
 
 
-def test_a_record_above_the_whole_bound_passes_alone_or_its_caller_would_wait_for_ever():
+def test_a_record_above_the_whole_bound_passes_alone_or_its_caller_would_never_return():
     limit = BufferLimit(max_records=10, max_bytes=100)
     limit.reserve(size_bytes=500)
     assert not limit.has_room(size_bytes=1)
@@ -65,7 +65,7 @@ def test_it_shows_both_counts():
 
 
 class AnyUse(RuleBasedStateMachine):
-    """Whatever is reserved and released: the counts are those of a plain list, and stay within the bounds."""
+    """After any reservations and releases the counts are those of a plain list, and stay within the bounds."""
 
     def __init__(self):
         super().__init__()

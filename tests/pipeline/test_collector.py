@@ -222,7 +222,7 @@ def test_every_record_leaves_once_in_requests_within_the_limits_and_in_time(step
             assert len(records) <= count
             assert sum(record.size_bytes for record in records) <= size or len(records) == 1
             leave(records, now=now)
-        # Nobody is left that should have gone: at its deadline, or what it may wait for company after a late arrival.
+        # Every record has left by its deadline, or by the extension after a late arrival.
         for record, arrived in waiting.values():
             assert max(record.deadline, arrived + EXTENSION) > now
 

@@ -69,7 +69,7 @@ def test_a_forced_drain_leaves_the_expired_behind_and_the_others_in_order(way: s
     requests = stream.due(0.0)
     for number in range(12, 24):
         stream.put("k", b"%d" % number, 0.9)
-    # Those of the beginning are expired now; nobody has looked since.
+    # The first records have expired; there was no poll since.
     stream.pipeline.drain_force(1.0)
     requests += stream.due(1.0)
     left = by_key(requests)["k"]

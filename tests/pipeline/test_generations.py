@@ -38,7 +38,7 @@ def test_a_later_flush_waits_for_the_earlier_generations_too():
 
 
 @given(st.lists(st.sampled_from(["hold", "advance", "release"]), max_size=40), st.randoms(use_true_random=False))
-def test_a_generation_is_finished_when_nobody_holds_it_or_an_earlier_one(steps, chance):
+def test_a_generation_is_finished_when_no_record_belongs_to_it_or_an_earlier_one(steps, chance):
     generations = Generations()
     held: list[int] = []
     for step in steps:

@@ -115,7 +115,7 @@ def test_shards_that_closed_are_forgotten_but_never_the_unpredicted_one():
         shards.put(record(number), 0.0)
     shards.keep_only({shard_id(1)})
     assert set(shards.rate_fractions()) == {shard_id(1), None}
-    # The one kept still knows what it spent; the one forgotten starts anew.
+    # The one kept still knows what it spent; the forgotten one starts full.
     assert shards.put(record(1), 0.5) == Drained([], [])
     assert shards.put(record(0), 1.0) is None
 
@@ -285,7 +285,7 @@ def test_a_hold_with_an_end_promises_to_look_then_if_anything_was_held_back():
     assert shards.next_wakeup() == math.inf
     shards.put(record(expires_at=9.0), 1.0)
     assert shards.next_wakeup() == 3.0
-    # It ends when somebody says so, who has sent what was admitted before.
+    # It ends with a call, after the admitted records have left.
     assert shards.drain_due(3.0) == []
     shards.pause(-math.inf, 3.0)
     assert [len(drained.admitted) for drained in shards.drain_due(3.0)] == [1]

@@ -82,5 +82,5 @@ def test_shares_meet_the_definition_of_max_min(flows, capacity):
     for flow, share in shares.items():
         assert 0 <= share <= demands[flow]
         if share < demands[flow]:
-            # Unsatisfied: then nobody has more for its weight, or taking from it would help.
+            # Unsatisfied: then no flow has more for its weight, or taking from it would help.
             assert all(other / weights[name] <= share / weights[flow] for name, other in shares.items())

@@ -1,4 +1,4 @@
-"""`ordering="per_key"` as a law: whatever happens, a reader sees each key's records in the order of their puts.
+"""`ordering="per_key"` as a law: in every scenario a reader sees each key's records in the order of their puts.
 
 Records that expired, or were stored although the producer could not know it, leave gaps or come twice; what a
 reader sees for the first time is never older than what it saw before.
@@ -24,19 +24,19 @@ from tests.pipeline.material import hash_key
 ANSWERS = ["stored", "throttled", "reset", "lost"]
 # The oldest of an aggregate expires, the others do not, and there is more behind them.
 ONE_EXPIRES = "put k0,wait 0.3,wait 0.3,put k0,wait 0.3,put k0,wait 0.3,put k0,wait 0.3,wait 0.1,wait 0.1"
-# An aggregate lands in a child of its shard before anybody knows of it, with more behind it.
+# An aggregate lands in a child of its shard before the producer knows it, with more behind it.
 LANDS_IN_A_CHILD = (
     "put k2,put k7,put k0,put k1,put k0,put k4,wait 0.3,wait 0.3,put k7,split,stored,put k2,put k0,refresh,put k6,"
     "wait 0.1,stored,put k5,stored,wait 0.3,wait 0.3,wait 0.3,put k3,put k6,wait 0.3,wait 0.3,wait 0.1,stored,wait 0.1,"
     "put k0,wait 0.3,stored,wait 0.3,wait 0.3,put k2,stored,put k5"
 )
-# A map comes, and at once another split makes it old: the answer tells of a shard that even this map does not have.
+# A map comes, and at once another split makes it old: the answer names a shard that even this map does not have.
 SPLIT_TWICE = "split,put k3,wait 0.3,put k1,wait 0.3,refresh,put k1,split"
 STEPS = [*["put k0", "wait 0.3"] * 4, "put k1", "wait 0.1", *ANSWERS, "split", "refresh"]
 
 
 class Ordered:
-    """A pipeline in arrival order, driven by hand, in front of a service that fails as it is told."""
+    """A pipeline in arrival order, driven by hand, in front of a service that fails as the step says."""
 
     def __init__(self, chance: random.Random, **options: Any) -> None:
         self.kinesis = FakeKinesis({"s": 2}, enforce_limits=False)

@@ -289,7 +289,7 @@ def test_single_user_records_go_on_at_once_when_they_fill_a_request():
 
 @pytest.mark.parametrize("ttl_ms", [100, 1_000])
 @pytest.mark.parametrize("aggregation", [True, False])
-def test_who_would_wait_for_company_to_the_end_of_his_life_leaves_while_he_can(ttl_ms, aggregation):
+def test_a_record_that_would_wait_until_it_expires_leaves_in_time(ttl_ms, aggregation):
     """With no more time to live than the buffered time, each record expired on a stream that was well."""
     stream = Stream(PARENT, record_ttl_ms=ttl_ms, record_max_buffered_time_ms=1_000, aggregation_enabled=aggregation)
     deliveries = [stream.put("k", now=number / 1_000) for number in range(3)]

@@ -20,7 +20,9 @@ def shards_of(request: object) -> list[str | None]:
     [(0.0, True), (0.07, True), (0.071, False), (0.1, False)],
     ids=["put with it", "half its time is left", "more than half is left", "fresh"],
 )
-def test_who_has_waited_half_of_its_time_goes_along(second_put_at: float, *, goes_along: bool) -> None:
+def test_a_record_that_has_waited_half_of_its_time_joins_the_next_request(
+    second_put_at: float, *, goes_along: bool
+) -> None:
     stream = Stream(SHARDS)
     stream.put(FIRST[0])
     stream.put(SECOND[0], now=second_put_at)
@@ -51,7 +53,7 @@ def test_what_fills_requests_waits_for_its_own_time() -> None:
     assert shards_of(stream.only(0.15 + 1e-9)) == [SHARDS[1].shard_id]
 
 
-def test_in_arrival_order_nobody_goes_along() -> None:
+def test_in_arrival_order_no_open_record_joins_a_request() -> None:
     stream = Stream(SHARDS, ordering="per_key")
     stream.put(FIRST[0])
     stream.put(SECOND[0], now=0.06)

@@ -17,7 +17,7 @@ def test_metadata_goes_with_its_user_record_when_it_moves():
     assert outcome.metadata == {moved.index: {"name": "upper"}}
 
 
-def test_the_facts_of_a_request_are_told_once():
+def test_the_facts_of_a_request_are_reported_once():
     stream = Stream(PARENT, aggregation_enabled=False, adaptive_rate=True)
     for key in LOWER[:3]:
         stream.put(key, now=0.0)

@@ -1,4 +1,4 @@
-"""A pipeline whose requests fail as a whole: what leaves, who is woken, what expires."""
+"""A pipeline whose requests fail as a whole: what leaves, which runner wakes, what expires."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_records_expire_on_time_while_requests_fail() -> None:
     assert stream.wakeup(3.0) == math.inf
 
 
-def test_puts_wake_nobody_while_requests_fail_once_the_limiter_is_held() -> None:
+def test_puts_wake_no_runner_while_requests_fail_once_the_limiter_is_paused() -> None:
     stream = failing()
     looks = 0
     for number in range(200):

@@ -46,7 +46,7 @@ def test_in_order_new_records_of_the_shard_do_wait_for_it():
     assert [record.data for record in stream.only(5.6).records] == [b"second"]
 
 
-def test_after_a_reshard_in_order_nobody_waits_for_a_record_that_waits_itself():
+def test_after_a_reshard_in_order_no_record_waits_for_one_that_waits_itself():
     """A record taken back out of a request was still counted as on its way: its shard stood still until it expired."""
     shards = even_shards(2)
     stream = Stream(shards, ordering="per_key", aggregation_enabled=False)
@@ -60,7 +60,7 @@ def test_after_a_reshard_in_order_nobody_waits_for_a_record_that_waits_itself():
 
 
 def test_in_order_a_new_map_comes_into_use_while_several_closed_shards_have_much_to_send():
-    """One of them was always on its way under its old prediction, so the map waited for ever."""
+    """One of them was always on its way under its old prediction, so the map was never used."""
     before = even_shards(2)
     stream = Stream(before, ordering="per_key", aggregation_enabled=False, collection_max_count=1)
     for number in range(10):
@@ -180,7 +180,7 @@ def test_without_a_map_a_held_success_is_sent_again_after_two_seconds():
 
 
 def test_while_no_newer_map_can_be_had_what_missed_its_shard_travels_alone_and_ends():
-    """Aggregated by the map that had misled it, it was stored anew every two seconds until it expired."""
+    """Aggregated by the map that had misled it, it was stored again every two seconds until it expired."""
     stream = Stream(PARENT)
     deliveries = [stream.put(key) for key in (LOWER[0], UPPER[0], LOWER[1])]
     stream.shards = CHILDREN
@@ -194,7 +194,7 @@ def test_while_no_newer_map_can_be_had_what_missed_its_shard_travels_alone_and_e
     assert stream.pipeline.shard_map.refresh_wanted
 
 
-def test_what_travels_alone_for_want_of_a_map_is_aggregated_when_one_comes():
+def test_records_that_travel_alone_without_a_map_are_aggregated_when_one_comes():
     stream = Stream(PARENT, record_max_buffered_time_ms=1_000)
     for key in (*LOWER[:2], *UPPER[:2]):
         stream.put(key)
@@ -220,8 +220,8 @@ def test_the_kpls_preset_aggregates_even_then():
 # Expiry
 
 
-def test_who_has_less_time_left_than_he_would_wait_for_company_leaves_while_he_can():
-    """Aggregated again 0.3 s before the end of his life, he waited 0.5 s, and was never sent."""
+def test_a_record_with_less_time_left_than_its_wait_leaves_in_time():
+    """Aggregated again 0.3 s before it expired, a record waited 0.5 s, and was never sent."""
     stream = Stream(PARENT, record_max_buffered_time_ms=1_000, record_ttl_ms=1_000)
     deliveries = [stream.put(key) for key in (LOWER[0], UPPER[0])]
     request = stream.only(0.6)

@@ -109,7 +109,7 @@ def test_an_answer_with_another_count_is_a_failed_request(mode, by):
 
 
 @pytest.mark.parametrize("entry", [PutRecordsEntry(), PutRecordsEntry("", shard_id(0), "", "")])
-def test_an_entry_that_says_nothing_is_no_success(entry):
+def test_an_entry_without_a_sequence_number_or_an_error_is_no_success(entry):
     books = Books()
     record = books.record()
     assert books.answer(record, entry).resend

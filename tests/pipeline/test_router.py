@@ -133,7 +133,7 @@ def test_the_real_generations_hold_32_768_keys_at_most():
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=200))
-def test_whatever_is_remembered_the_answer_is_the_maps(steps):
+def test_a_remembered_route_is_always_the_answer_of_the_shard_map(steps):
     routing = Routing(3, generation_keys=4)
     count = 3
     for number, reshard in steps:

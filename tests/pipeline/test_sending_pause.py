@@ -87,13 +87,13 @@ def test_no_pause_is_longer_than_the_cap_and_an_answer_ends_it_at_once(steps: li
 
 @given(st.integers(0, 30), st.lists(chances, min_size=100, max_size=100))
 def test_an_outage_costs_a_bounded_number_of_probes(outage_seconds: int, drawn: list[float]) -> None:
-    """Whoever sends as soon as it may sends no more than the backoffs drawn allow, and never stops probing."""
+    """A sender that sends as soon as it may sends no more than the backoffs drawn allow, and never stops probing."""
     left = iter(drawn * 1_000)
     waits: list[float] = []
 
     def backoff(probe: int) -> float:
         seconds = BACKOFF.seconds(probe, lambda: next(left))
-        # A tenth at least, so that the test ends whatever is drawn.
+        # A tenth at least, so that the test ends for every draw.
         waits.append(max(seconds, 0.005))
         return waits[-1]
 

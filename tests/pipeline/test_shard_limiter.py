@@ -37,7 +37,7 @@ def test_a_rested_shard_takes_a_second_of_its_rate_at_once_and_no_more():
     assert len(limiter) == 100
 
 
-def test_an_aggregated_record_costs_one_record_token_whatever_it_carries():
+def test_an_aggregated_record_costs_one_record_token_for_any_number_of_user_records():
     limiter = ShardLimiter(rules(records_per_second=2.0), 0.0)
     many = [UserRecord("k", b"x")] * 400
     put(limiter, kinesis_record(*many), kinesis_record(*many), kinesis_record(*many))

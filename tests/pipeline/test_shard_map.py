@@ -44,7 +44,7 @@ def test_a_hash_key_is_predicted_where_the_service_stores_it(count, hash_key, ch
     }
 
 
-def test_a_gap_in_what_was_told_is_unpredicted():
+def test_a_gap_in_the_shard_map_is_unpredicted():
     low, _, high = even_shards(3)
     known = shard_map([low, high])
     assert known.predict(digest(low.ending_hash_key)) == low.shard_id
@@ -89,7 +89,7 @@ def test_an_update_says_whether_any_prediction_changed():
     assert known.update(even_shards(2), 0.0)
     assert not known.update(even_shards(2), 1.0)
     assert known.update(split(even_shards(2), shard_id(1)), 2.0)
-    # A stream deleted and made anew with another count: the same ids, other ranges.
+    # A stream deleted and created again with another count: the same ids, other ranges.
     assert shard_map(even_shards(2)).update([*even_shards(4)[:2]], 1.0)
 
 
@@ -117,7 +117,7 @@ def test_a_shard_that_comes_back_is_not_forgotten():
     assert known.predict(digest(0)) == shard_id(0)
 
 
-def test_what_was_sent_before_the_last_update_says_nothing_about_the_map():
+def test_a_request_sent_before_the_last_update_is_no_evidence_about_the_map():
     known = shard_map(even_shards(1), now=5.0)
     known.invalidate(seen_at=4.9)
     known.invalidate(seen_at=5.0)

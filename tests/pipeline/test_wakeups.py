@@ -5,14 +5,14 @@ from hypothesis import given, strategies as st
 from kpl_core.pipeline.wakeups import Wakeups
 
 
-def test_nobody_wants_attention_at_first():
+def test_no_member_wants_attention_at_first():
     wakeups: Wakeups[str] = Wakeups()
     assert wakeups.next_at == math.inf
     assert wakeups.take_due(1e9) == []
     assert len(wakeups) == 0
 
 
-def test_whoever_is_due_is_returned_once_earliest_first():
+def test_a_member_that_is_due_is_returned_once_earliest_first():
     wakeups: Wakeups[str] = Wakeups()
     for member, at in [("late", 3.0), ("early", 1.0), ("middle", 2.0)]:
         wakeups.schedule(member, at)

@@ -24,7 +24,7 @@ def test_a_single_record_on_another_shard_is_right_by_construction():
 
 
 def test_a_shard_that_the_map_does_not_have_is_news_although_the_map_came_after_the_request_left():
-    """Nobody asked for a newer map, so the outcome was held for 2 s in vain, and all of it was stored twice."""
+    """Without a request for a newer map the outcome was held for 2 s in vain, and all of it was stored twice."""
     books = Books()
     books.shard_map.update(PARENT, 1.5)
     books.answer(books.record(*LOWER), stored(1), started_at=1.0, now=2.0)
@@ -98,7 +98,7 @@ def test_for_a_kcl_one_user_record_outside_makes_all_of_them_travel_again():
     keys = [*LOWER[:3], UPPER[0]]
     record = books.record(*keys)
     retries = books.answer(record, stored(1))
-    # Not as one aggregate, which would miss again: each is aggregated anew by today's map.
+    # Not as one aggregate, which would miss again: each is aggregated again by the present map.
     assert retries.resend == []
     assert [detached.user_record.partition_key for detached in retries.reaggregate] == keys
     for detached in retries.reaggregate:

@@ -139,7 +139,7 @@ async def know_shards(producer: Producer, *, stream: str = STREAM) -> None:
 
 
 class Facts(list[Fact]):
-    """A hook that keeps what it is told."""
+    """A hook that records its facts."""
 
     def __call__(self, fact: Fact) -> None:
         self.append(fact)

@@ -166,7 +166,7 @@ async def test_a_bad_record_does_not_wait_to_be_refused_and_leaves_the_line_movi
         assert len(got) == 2
 
 
-async def test_those_who_wait_for_room_when_the_producer_closes_are_told():
+async def test_puts_that_wait_for_room_when_the_producer_closes_raise():
     transport = service()
     transport.kinesis.faults.add(Hang(), When(operation="PutRecords"))
     refused: list[float] = []
@@ -198,8 +198,8 @@ async def test_put_many_waits_for_room_in_its_order():
     assert numbers == sorted(numbers)
 
 
-async def test_put_many_into_a_small_buffer_of_an_idle_producer_wakes_who_makes_room():
-    """It put what fitted, and waited for room that nobody was woken to make."""
+async def test_put_many_into_a_small_buffer_of_an_idle_producer_wakes_the_runner_that_makes_room():
+    """It put what fitted, and waited for room, but no runner was woken to make it."""
     transport = unmetered()
     async with producer(transport, max_outstanding_records=50) as orders:
         await know_shards(orders)

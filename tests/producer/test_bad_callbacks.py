@@ -1,4 +1,4 @@
-"""What others' code does in the middle of ours: it costs nobody a record, and leaves nobody waiting."""
+"""What callers' code does in the middle of ours: it costs no record, and leaves no task waiting."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ class Asked(Facts):
 
 @pytest.mark.parametrize("aggregated", [True, False])
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
-async def test_a_hook_that_cannot_say_where_a_record_comes_from_refuses_none_and_takes_no_room_for_ever(
+async def test_a_hook_that_fails_to_give_the_context_refuses_no_record_and_leaks_no_room(
     aggregated: bool, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     failing, other = Asked(error), Asked(None)
@@ -79,7 +79,7 @@ async def test_what_opens_by_no_put_is_not_taken_for_what_was_put_where_the_prod
     assert set(placed.places()) == {"request"}
 
 
-async def test_a_hook_that_meets_a_cancelled_future_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_meets_a_cancelled_future_ends_no_task(caplog: pytest.LogCaptureFixture) -> None:
     def hook(fact: Fact) -> None:
         raise asyncio.CancelledError
 
@@ -104,7 +104,7 @@ def _of_the_sleeper(task: "asyncio.Task[object]") -> bool:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("is_chosen", [_of_a_request, _of_the_sleeper])
-async def test_whoever_cancels_a_task_of_the_producer_is_told_and_nobody_waits_for_ever(
+async def test_cancelling_a_task_of_the_producer_raises_and_leaves_no_caller_waiting(
     is_chosen: Callable[["asyncio.Task[object]"], bool],
 ) -> None:
     orders = Producer(Config(max_outstanding_records=20), transport=unmetered(latency_seconds=5.0))
@@ -130,7 +130,7 @@ async def test_whoever_cancels_a_task_of_the_producer_is_told_and_nobody_waits_f
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_close_is_not_held_up_by_a_task_that_somebody_cancelled() -> None:
+async def test_a_close_is_not_delayed_by_a_cancelled_task() -> None:
     orders = Producer(transport=unmetered(latency_seconds=5.0))
     with anyio.fail_after(30), pytest.RaisesGroup(ProducerClosed):
         async with orders:

@@ -185,7 +185,7 @@ def in_another_loop(use: Callable[[], Any]) -> BaseException | None:
     return elsewhere(lambda: asyncio.run(run()))
 
 
-async def test_a_second_event_loop_is_told_so():
+async def test_a_put_from_a_second_event_loop_raises():
     async with producer(service()) as orders:
         errors = [
             elsewhere(lambda: put(orders, 1)),
@@ -201,7 +201,7 @@ async def test_a_second_event_loop_is_told_so():
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_second_event_loop_is_told_so_on_a_stream_that_is_in_use_too():
+async def test_a_put_from_a_second_event_loop_raises_on_a_stream_in_use_too():
     async with producer(unmetered()) as orders:
         await put(orders, 1)[0]
         errors = [
@@ -227,7 +227,7 @@ async def test_a_delivery_can_be_awaited_in_another_loop():
         assert await anyio.to_thread.run_sync(wait)
 
 
-async def test_a_hook_that_raises_is_dropped_and_costs_nobody_a_record(caplog):
+async def test_a_hook_that_raises_is_dropped_and_costs_no_record(caplog):
     heard = RecordingHook()
 
     def broken(fact: Fact, /) -> None:

@@ -20,7 +20,7 @@ QUESTIONS: list[tuple[Ask, int]] = [
 
 
 @pytest.mark.parametrize(("ask", "expected"), QUESTIONS)
-async def test_who_counts_while_streams_are_added_gets_his_counts(
+async def test_a_thread_that_counts_while_streams_are_added_gets_its_counts(
     ask: Ask, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"new-{number}" for number in range(3)]

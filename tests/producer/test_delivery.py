@@ -49,7 +49,7 @@ async def test_a_result_read_too_early_is_an_error_that_says_what_to_do():
     assert delivery.peek() is None
 
 
-async def test_one_who_stops_waiting_leaves_no_trace_and_disturbs_nobody():
+async def test_a_task_that_stops_waiting_leaves_no_trace_and_disturbs_no_other():
     outcome = Outcome()
     got = []
 
@@ -90,7 +90,7 @@ async def test_waiting_goes_on_where_the_user_record_went():
 
 
 async def test_a_user_record_that_moves_on_just_before_it_is_waited_for_is_not_waited_for_where_it_was(monkeypatch):
-    """As another thread's loop may do it: who came after the wake-up slept for ever."""
+    """As another thread's loop may do it: a waiter that came after the wake-up never woke."""
     first, second = Outcome(), Outcome()
     settle(second, "9")
     make_alarm = module._alarm  # noqa: SLF001 - the last thing that is done before the wait
@@ -106,7 +106,7 @@ async def test_a_user_record_that_moves_on_just_before_it_is_waited_for_is_not_w
     assert result.sequence_number == "9"
 
 
-def test_loops_in_many_threads_are_all_told():
+def test_loops_in_many_threads_all_get_the_result():
     """Each made a list of waiters where it found none, and all lists but one were forgotten."""
     rounds, loops = 200, 4
     outcomes = [Outcome() for _ in range(rounds)]
@@ -130,7 +130,7 @@ def test_loops_in_many_threads_are_all_told():
 
 
 class _Leaving:
-    """A waiter that leaves the list when it is told, as one does that another thread cancels at that moment."""
+    """A waiter that leaves the list when it is woken, as one that another thread cancels at that moment."""
 
     def __init__(self, waiters: list[Any]) -> None:
         self._waiters = waiters
@@ -142,7 +142,7 @@ class _Leaving:
         self._waiters.remove(self)
 
 
-def test_whoever_stops_to_wait_while_all_are_told_makes_nobody_miss_it():
+def test_a_waiter_that_leaves_during_the_wake_up_makes_no_other_miss_it():
     waiters: list[Any] = []
     outcome = Outcome(waiters=waiters)
     leaving = [_Leaving(waiters) for _ in range(4)]
@@ -150,7 +150,7 @@ def test_whoever_stops_to_wait_while_all_are_told_makes_nobody_miss_it():
     assert all(each.was_told for each in leaving)
 
 
-def test_a_loop_that_is_closed_while_its_waiters_are_told_harms_no_producer(monkeypatch):
+def test_a_loop_that_closes_while_its_waiters_wake_harms_no_producer(monkeypatch):
     outcome = Outcome()
     loop = asyncio.new_event_loop()
     # As it is when the loop closes between the question and the call.
@@ -188,7 +188,7 @@ async def test_a_delivery_costs_the_garbage_collector_nothing():
     assert not gc.is_tracked(delivery)
 
 
-def test_deliveries_are_told_apart_as_handles_so_that_gather_takes_them():
+def test_deliveries_compare_by_identity_so_that_gather_takes_them():
     outcome = Outcome()
     one, same = Delivery(outcome, 0), Delivery(outcome, 0)
     assert one != same

@@ -1,4 +1,4 @@
-"""Flows that share a hot shard: a flood waits alone, and nobody pays where no flows are configured."""
+"""Flows that share a hot shard: a flood waits alone, and without flows it costs nothing."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Faults found in other producers, and what is wanted instead; each row was a bug of somebody's."""
+"""Faults found in other producers, and what is wanted instead; each row was a bug of another producer."""
 
 import anyio
 import pytest
@@ -271,7 +271,7 @@ async def test_the_kpls_preset_retries_what_cannot_be_cured_until_it_expires():
     assert set(codes[:-1]) == {"AccessDeniedException"}
 
 
-async def test_in_order_a_keys_records_are_stored_as_they_were_put_whatever_is_refused():
+async def test_in_order_a_keys_records_are_stored_as_they_were_put_also_after_refusals():
     transport = unmetered(2)
     transport.kinesis.faults.add(RecordError(), When(probability=0.2))
     transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation=PUT, every=4))

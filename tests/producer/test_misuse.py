@@ -102,7 +102,7 @@ def blocking(transport: FakeTransport, **options) -> BlockingProducer:
 
 
 @pytest.mark.parametrize(("stream", "error"), IMPOSSIBLE)
-def test_a_thread_is_told_of_a_stream_that_cannot_exist_and_others_go_on(stream, error):
+def test_a_put_to_an_impossible_stream_raises_in_its_thread_and_others_go_on(stream, error):
     with blocking(service(latency_seconds=0.0)) as orders:
         with pytest.raises(error, match="stream"):
             orders.put_nowait(stream, partition_key="k", data=b"")
@@ -178,7 +178,7 @@ def put_one(orders: BlockingProducer, *, size: int) -> BlockingDelivery:
 
 
 @pytest.mark.parametrize("make", [Producer, BlockingProducer])
-def test_a_hook_that_nobody_could_call_is_refused_where_it_is_given(make):
+def test_a_hook_that_is_not_callable_is_refused_by_the_constructor(make):
     async def listen(fact: Fact) -> None: ...
 
     class Listener:

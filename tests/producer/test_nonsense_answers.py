@@ -1,4 +1,4 @@
-"""A transport may be anybody's: what it answers that is no answer is a failure, and every record has its result."""
+"""A transport may be the caller's own: an invalid answer is a failure, and every record has its result."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -109,7 +109,7 @@ async def test_shards_that_cannot_be_are_asked_for_again_and_end_nothing(
 
 
 @pytest.mark.parametrize("nonsense", [None, 0, -1, "1"])
-async def test_a_record_limit_that_cannot_be_refuses_nobody(nonsense: object) -> None:
+async def test_an_impossible_record_limit_refuses_no_record(nonsense: object) -> None:
     transport = Altering()
     transport.limit = lambda _: nonsense
     async with Producer(transport=transport) as orders:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 # Tasks
 
 
-async def test_a_listener_that_raises_costs_nobody_a_record(caplog):
+async def test_a_listener_that_raises_costs_no_record(caplog):
     """It ended the producer, and all that was put with it."""
     seen: list[int] = []
 
@@ -140,7 +140,7 @@ async def test_a_record_of_ten_mebibytes_passes_where_the_stream_takes_it():
 # Looking
 
 
-async def test_hooks_are_told_the_same_as_the_books():
+async def test_hooks_get_the_same_counts_as_the_report():
     transport = unmetered()
     transport.kinesis.faults.add(RecordError(), When(every=3, once_per_record=True))
     facts = Facts()

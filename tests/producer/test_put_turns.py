@@ -61,7 +61,7 @@ def test_many_tasks_share_a_turn_of_the_loop(task_count):
     puts_each = 6 * PUTS_IN_A_TURN // task_count
     by_turn = asyncio.run(counted(task_count, puts_each))
     assert sum(by_turn) == task_count * puts_each
-    # In the first nobody knows how many they are; they are counted as they come.
+    # In the first turn their number is unknown; they are counted as they come.
     assert by_turn[0] <= 5 * PUTS_IN_A_TURN
     assert max(by_turn[1:]) <= PUTS_IN_A_TURN + PUTS_IN_A_ROW
 
@@ -73,7 +73,7 @@ def test_more_tasks_than_puts_in_a_turn_put_one_each():
     assert max(by_turn[2:]) <= task_count
 
 
-def test_who_is_left_alone_puts_a_hundred_in_a_row_again():
+def test_a_task_that_is_alone_again_puts_a_hundred_in_a_row():
     async def scenario() -> list[int]:
         turns = YieldBudget(asyncio.get_running_loop())
         await puts_by_turn(1_000, 10, putting(turns))
@@ -118,5 +118,5 @@ async def test_other_loops_get_their_turn_every_hundred_puts():
         for _ in range(1_000):
             await put()
             made += 1
-    # Who of the two is first in a turn is trio's choice, by chance.
+    # Which of the two is first in a turn is trio's choice, by chance.
     assert all(later - earlier <= 2 * PUTS_IN_A_ROW for earlier, later in pairwise(made_when_asked))

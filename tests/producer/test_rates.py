@@ -122,7 +122,7 @@ async def test_the_limits_are_config():
     assert most_above_the_rate(records, per_second=100.0) <= 10 + 1e-6
 
 
-async def test_a_shard_somebody_else_fills_is_asked_for_less_and_recovers():
+async def test_a_shard_that_another_process_fills_gets_less_and_recovers():
     transport = unmetered()
     transport.kinesis.faults.add(RecordError(), When(probability=0.5, ends_at=6.0))
     facts = Facts()

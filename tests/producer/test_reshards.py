@@ -130,7 +130,7 @@ async def test_consumers_that_do_not_look_at_ranges_get_nothing_twice():
     assert len(stored(transport)) == 2_000
 
 
-async def test_a_stream_deleted_and_made_anew_with_other_shards_is_learnt():
+async def test_a_stream_deleted_and_created_again_with_other_shards_is_learnt():
     transport = unmetered(4)
     async with producer(transport) as orders:
         put(orders, 100)

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Store:
-    """Room for one, and everybody who wants it."""
+    """Room for one record, and all the puts that want it."""
 
     def __init__(self) -> None:
         self.room = CapacityWaiters()
@@ -34,7 +34,7 @@ async def in_line(tasks, store, *names):
         await anyio.wait_all_tasks_blocked()
 
 
-async def test_whoever_waits_longest_is_served_first():
+async def test_the_longest_waiting_put_is_served_first():
     store = Store()
     async with anyio.create_task_group() as tasks:
         await in_line(tasks, store, "a", "b", "c")
@@ -46,7 +46,7 @@ async def test_whoever_waits_longest_is_served_first():
     assert not store.room
 
 
-async def test_being_called_for_nothing_costs_nobody_the_place():
+async def test_a_call_without_room_costs_no_put_its_place():
     """Two called at once and refused changed places."""
     store = Store()
     async with anyio.create_task_group() as tasks:
@@ -89,7 +89,7 @@ async def doomed(store: Store, scope: anyio.CancelScope) -> None:
         await store.want("cancelled")
 
 
-async def test_whoever_is_cancelled_lets_the_next_one_try():
+async def test_a_cancelled_put_lets_the_next_one_try():
     store, scope = Store(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(doomed, store, scope)
@@ -101,7 +101,7 @@ async def test_whoever_is_cancelled_lets_the_next_one_try():
     assert not store.room
 
 
-async def test_whoever_is_cancelled_when_called_takes_the_room_or_passes_it_on():
+async def test_a_put_cancelled_when_called_takes_the_room_or_passes_it_on():
     store, scope = Store(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(doomed, store, scope)

@@ -125,7 +125,7 @@ async def test_a_denied_listing_warns_once_degrades_its_stream_and_touches_no_ot
         assert all(not record.aggregated for record in request.records) or request.stream == STREAM
 
 
-async def test_a_slow_listing_delays_nobody():
+async def test_a_slow_listing_delays_no_put():
     transport = service(streams={STREAM: 2, "slow": 2})
     transport.kinesis.faults.add(Latency(20.0), When(operation=LIST, stream="slow"))
     async with producer(transport) as orders:

@@ -10,7 +10,7 @@ from kpl_core.records.put_records import PutRecordsEntry, RequestFailure
 from kpl_core.testing import ErrorAnswer, FakeKinesis, When
 from kpl_core.testing.fake_transport import FakeTransport
 
-DOWN = RequestFailure("Internal", "nobody is there")
+DOWN = RequestFailure("Internal", "connection refused")
 ANSWER = [PutRecordsEntry(sequence_number="1", shard_id="shardId-000000000000")]
 
 
@@ -28,26 +28,26 @@ def test_one_request_that_fails_is_not_worth_a_line(said):
     assert said.messages == []
 
 
-def test_an_outage_is_told_once_and_so_is_its_end(said):
+def test_an_outage_is_logged_once_and_so_is_its_end(said):
     log = TroubleLog("orders")
     for now in range(500):
         log.answered(DOWN, float(now))
     log.answered(ANSWER, 500.0)
     log.answered(ANSWER, 501.0)
     begun, over = said.messages
-    assert begun.startswith("requests to stream 'orders' fail (Internal: nobody is there); ")
+    assert begun.startswith("requests to stream 'orders' fail (Internal: connection refused); ")
     assert over == "requests to stream 'orders' are answered again, after 499.0 s"
     assert [record.levelname for record in said.records] == ["WARNING", "INFO"]
 
 
-def test_a_stream_that_comes_and_goes_is_told_once_a_minute(said):
+def test_a_stream_that_comes_and_goes_is_logged_once_a_minute(said):
     log = TroubleLog("orders")
     for tenth in range(10 * 180):
         log.answered(ANSWER if tenth % 3 == 2 else DOWN, tenth / 10)
     assert sum(record.levelname == "WARNING" for record in said.records) == 3
 
 
-def test_lost_records_are_told_at_once_then_once_a_minute_and_each_once(said):
+def test_lost_records_are_logged_at_once_then_once_a_minute_and_each_once(said):
     log = TroubleLog("orders")
     log.log_losses_if_due({}, 0.0)
     for second in range(1, 61):
@@ -63,7 +63,7 @@ def test_lost_records_are_told_at_once_then_once_a_minute_and_each_once(said):
 
 
 @pytest.mark.anyio
-async def test_records_whose_results_nobody_looks_at_are_lost_with_a_line_in_the_log(said):
+async def test_records_whose_results_are_never_read_are_lost_with_a_line_in_the_log(said):
     kinesis = FakeKinesis({"orders": 1})
     kinesis.faults.add(ErrorAnswer("AccessDeniedException"), When(operation="PutRecords"))
     async with Producer(transport=FakeTransport(kinesis)) as producer:
@@ -73,7 +73,7 @@ async def test_records_whose_results_nobody_looks_at_are_lost_with_a_line_in_the
 
 
 @pytest.mark.anyio
-async def test_what_failed_within_the_minute_is_told_by_the_close(said):
+async def test_records_that_failed_within_the_minute_are_logged_by_the_close(said):
     kinesis = FakeKinesis({"orders": 1})
     kinesis.faults.add(ErrorAnswer("AccessDeniedException"), When(operation="PutRecords"))
     async with Producer(Config(record_max_buffered_time_ms=0), transport=FakeTransport(kinesis)) as producer:

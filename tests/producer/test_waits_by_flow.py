@@ -31,7 +31,7 @@ async def test_a_flow_that_waits_for_its_turn_says_since_when():
         assert producer.waits_by_flow() == {}
 
 
-async def test_without_a_fair_queue_nobody_waits_for_a_turn():
+async def test_without_a_fair_queue_no_record_waits_for_a_turn():
     async with Producer(Config(), transport=service()) as producer:
         _ = producer.put_nowait(STREAM, partition_key="k", data=b"data")
         assert producer.waits_by_flow() == {}
