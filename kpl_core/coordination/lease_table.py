@@ -211,7 +211,7 @@ def _add_claims(
 def _add_silent(
     claimants: defaultdict[str, _Claimants], member: FleetMember, silent: FleetMember, previous: Summary | None
 ) -> None:
-    """Let a member that could not report keep its grant; its demand is that grant."""
+    """Add a worker without a current report as a claimant. Its demand is its last grant, so it keeps that grant."""
     for resource, grant in silent.grants.items():
         plan = None if previous is None else previous.resources.get(resource)
         if plan is not None:

@@ -6,7 +6,7 @@ two points, because demand is measured and changes between two measurements:
 
 - Every worker keeps 4 % of its fair share (the trickle), so that an idle worker can start at once and its new demand is
   measured.
-- What is left when all wants are met is divided too, so that a want can grow.
+- What is left when all wants are met is divided too, so that a worker's demand can grow.
 """
 
 from collections.abc import Sequence

@@ -316,7 +316,7 @@ class ProportionalSync:
             self.has_read_all = True
 
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:  # noqa: ARG002
-        """Delete the own object, so that its last rate no longer counts."""
+        """Delete this worker's consumption object, so that its last rate is no longer counted."""
         await self._store.delete(f"{CONSUMPTION_PREFIX}{self._worker_id}.json")
 
 

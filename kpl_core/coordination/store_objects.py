@@ -236,7 +236,7 @@ def decode(body: bytes, kind: type[_Object]) -> _Object:
     """Decode an object of the store.
 
     Raises:
-        UnreadableObject: it is garbage, or has another version.
+        UnreadableObject: the object is not valid JSON of this kind, or has another version.
     """
     try:
         value: _Object = _decoders[kind].decode(body)

@@ -2,8 +2,8 @@
 
 There is a lane for each predicted shard and tier. A lane's open aggregated record closes when the next user record
 would not fit (size), when it has enough of them (count), when its oldest one has waited long enough (deadline), or by
-a flush. As in the KPL, user records of different shards never share one, and while the shard is unknown each user
-record travels alone: a consumer drops the whole aggregated record if any user record in it belongs to another shard.
+a flush. As in the KPL, user records of different shards never share one: a consumer drops the whole aggregated record
+if any user record in it belongs to another shard. While the shard is unknown, each user record travels alone.
 
 Different from the KPL: sizes are exact before a user record is added, so none is taken out again. (`reducer.h`
 estimates, sorts and trims.)

@@ -134,9 +134,10 @@ class Reaggregator:
         return True
 
     def arrival_with(self, record: UserRecord, earlier: ResultHandle) -> float | None:
-        """Return when `earlier` arrived, if `record`, put now, would share its result: both are delivered, or neither.
+        """Return the arrival time of `earlier` if `record` would share its Kinesis record, else None.
 
-        None: they would travel apart. To share the time to live too, put the record with that time as `now`.
+        Records that share one are both delivered or both fail. To share the time to live too, pass the returned time
+        as `now` when putting `record`.
         """
         if self.travels_alone(record, record.flow):
             return None

@@ -1,21 +1,17 @@
-"""Tokens that refill at a constant rate, taken from several streams together or not at all.
+"""A token bucket with several token streams, such as records and bytes: a request takes from all of them or none.
 
-A Kinesis shard meters two things at once, records and bytes, so one bucket holds one
-*token stream* for each. Growth happens on query: no task, no timer, no sleep.
-(Seed: aiokpl's token bucket; KPL, `aws/utils/token_bucket.h`.)
+A Kinesis shard meters records and bytes at once, so one bucket has one *token stream* for each. Tokens are computed
+at every query; there is no task, timer or sleep. (Seed: aiokpl's token bucket; KPL, `aws/utils/token_bucket.h`.)
 
-Where we differ: a stream does not count tokens. It keeps what was spent since it was
-last full, and derives from that *when* a cost may be taken (the virtual scheduling form
-of the Generic Cell Rate Algorithm):
+We differ in one point: a stream does not count tokens. It stores what was spent since it was last full, and derives
+*when* a cost may be taken (the virtual scheduling form of the Generic Cell Rate Algorithm):
 
     full again   = since + spent / rate
     cost admitted = since + (spent + min(cost, capacity) - capacity) / rate
 
-A counter topped up on every query gathers a rounding error per query, and can then ask
-its caller to come back "in a nanosecond" again and again. Here `spent` is an exact sum for
-whole costs (records, bytes: up to 2**53 between two idle moments), every answer is one
-rounding of the clock's value away from it, however long the bucket is busy, and `try_take`
-and `ready_at` compare the very same number: a caller that waits until `ready_at` is admitted.
+A counter that is topped up at every query adds a rounding error each time. It can then report a wait of a nanosecond
+again and again. Here `spent` is an exact sum for whole costs, up to 2**53 between two idle moments, so each answer has
+one rounding error. `try_take` and `ready_at` compare the same number: a caller that waits until `ready_at` is admitted.
 """
 
 import math

@@ -235,12 +235,12 @@ class ConfirmedLines:
 
     @property
     def line_count(self) -> int:
-        """The number of lines that a later run may skip."""
+        """Return how many lines a later run may skip."""
         return self._unconfirmed[0].number - 1 if self._unconfirmed else self._last_number
 
     @property
     def byte_count(self) -> int:
-        """The size of those lines, with their ends."""
+        """Return the size of those lines in bytes, with their line ends."""
         return self._unconfirmed[0].begins_at if self._unconfirmed else self._last_end
 
     def advance(self) -> None:

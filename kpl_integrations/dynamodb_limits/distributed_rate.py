@@ -70,7 +70,7 @@ class Repetition:
     has_failed: bool = False
 
     def succeeded(self) -> None:
-        """End a series of failures."""
+        """Record a success, so that the next failure is reported again."""
         self.has_failed = False
 
     def failed(self, error: Exception) -> None:

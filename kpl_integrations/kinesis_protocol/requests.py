@@ -69,13 +69,13 @@ class PutRecordsRequestEntry(msgspec.Struct, rename="pascal", gc=False):
 
 
 class PutRecords(StreamRequest):
-    """API_PutRecords."""
+    """The parameters of PutRecords (Kinesis API reference, API_PutRecords)."""
 
     records: list[PutRecordsRequestEntry] | None = None
 
 
 class PutRecord(StreamRequest):
-    """API_PutRecord."""
+    """The parameters of PutRecord (Kinesis API reference, API_PutRecord)."""
 
     partition_key: str | None = None
     explicit_hash_key: str | None = None
@@ -90,7 +90,7 @@ class StreamModeDetails(msgspec.Struct, rename="pascal"):
 
 
 class CreateStream(StreamRequest):
-    """API_CreateStream."""
+    """The parameters of CreateStream (Kinesis API reference, API_CreateStream)."""
 
     shard_count: int | None = None
     stream_mode_details: StreamModeDetails | None = None
@@ -98,22 +98,22 @@ class CreateStream(StreamRequest):
 
 
 class DeleteStream(StreamRequest):
-    """API_DeleteStream."""
+    """The parameters of DeleteStream (Kinesis API reference, API_DeleteStream)."""
 
 
 class DescribeStream(StreamRequest):
-    """API_DescribeStream."""
+    """The parameters of DescribeStream (Kinesis API reference, API_DescribeStream)."""
 
     limit: int | None = None
     exclusive_start_shard_id: str | None = None
 
 
 class DescribeStreamSummary(StreamRequest):
-    """API_DescribeStreamSummary."""
+    """The parameters of DescribeStreamSummary (Kinesis API reference, API_DescribeStreamSummary)."""
 
 
 class ListStreams(msgspec.Struct, rename="pascal", kw_only=True):
-    """API_ListStreams."""
+    """The parameters of ListStreams (Kinesis API reference, API_ListStreams)."""
 
     limit: int | None = None
     exclusive_start_stream_name: str | None = None
@@ -121,7 +121,7 @@ class ListStreams(msgspec.Struct, rename="pascal", kw_only=True):
 
 
 class ListShardsFilter(msgspec.Struct, rename="pascal"):
-    """API_ShardFilter."""
+    """The parameters of ShardFilter (Kinesis API reference, API_ShardFilter)."""
 
     type: str | None = None
     shard_id: str | None = None
@@ -129,7 +129,7 @@ class ListShardsFilter(msgspec.Struct, rename="pascal"):
 
 
 class ListShards(StreamRequest):
-    """API_ListShards."""
+    """The parameters of ListShards (Kinesis API reference, API_ListShards)."""
 
     next_token: str | None = None
     exclusive_start_shard_id: str | None = None
@@ -139,7 +139,7 @@ class ListShards(StreamRequest):
 
 
 class GetShardIterator(StreamRequest):
-    """API_GetShardIterator."""
+    """The parameters of GetShardIterator (Kinesis API reference, API_GetShardIterator)."""
 
     shard_id: str | None = None
     shard_iterator_type: str | None = None
@@ -148,35 +148,35 @@ class GetShardIterator(StreamRequest):
 
 
 class GetRecords(StreamRequest):
-    """API_GetRecords."""
+    """The parameters of GetRecords (Kinesis API reference, API_GetRecords)."""
 
     shard_iterator: str | None = None
     limit: int | None = None
 
 
 class SplitShard(StreamRequest):
-    """API_SplitShard."""
+    """The parameters of SplitShard (Kinesis API reference, API_SplitShard)."""
 
     shard_to_split: str | None = None
     new_starting_hash_key: str | None = None
 
 
 class MergeShards(StreamRequest):
-    """API_MergeShards."""
+    """The parameters of MergeShards (Kinesis API reference, API_MergeShards)."""
 
     shard_to_merge: str | None = None
     adjacent_shard_to_merge: str | None = None
 
 
 class UpdateShardCount(StreamRequest):
-    """API_UpdateShardCount."""
+    """The parameters of UpdateShardCount (Kinesis API reference, API_UpdateShardCount)."""
 
     target_shard_count: int | None = None
     scaling_type: str | None = None
 
 
 class UpdateMaxRecordSize(StreamRequest):
-    """API_UpdateMaxRecordSize."""
+    """The parameters of UpdateMaxRecordSize (Kinesis API reference, API_UpdateMaxRecordSize)."""
 
     max_record_size_kib: int | None = msgspec.field(default=None, name="MaxRecordSizeInKiB")
 

@@ -3,9 +3,9 @@
 The SDK's processors call an exporter from their own threads and ignore its result and its timeout
 (opentelemetry-python issues 4555 and 4568). So retries, deadlines and counts are kept here.
 
-Nothing that an exporter does is itself traced, or logged back into what it exports. Instrumentations honour the key
-that suppresses them. Log records know no such key, and a batch processor drops their context; but they keep the trace
-they were made in. So an exporter works inside a span that is never recorded, in a trace of its own.
+The exporter must not trace or log its own work into the data that it exports. Instrumentations check a suppression key
+in the context. Log records do not carry that key, and a batch processor drops their context, but they keep their trace
+ID. So the exporter works inside a span that is not recorded, with a trace ID of its own.
 """
 
 import contextlib
@@ -198,7 +198,7 @@ class TelemetrySender:
         return self._background.pause(timeout)
 
     def counts(self) -> ExportCounts:
-        """Return where every item is."""
+        """Return how many items were exported, delivered, kept and lost (by reason), and how many are pending."""
         with self._changed:
             delivered, kept, pending, lost = self._delivered, self._kept, self._pending, self._lost.copy()
         total = delivered + kept + pending + lost.total()

@@ -287,13 +287,19 @@ class SharedPut(Protocol[_Ticket]):
     """
 
     def __call__(self, record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> _Ticket:
-        """Put `record`; return a ticket with which later records can join it. Raises as `SpooledPut`."""
+        """Put `record` and return its ticket; `beside` uses it to send a later record in the same Kinesis record.
+
+        It raises the exceptions of `SpooledPut`.
+        """
 
     def joins(self, record: SpooledRecord, ticket: _Ticket, /) -> bool:
         """Return True if `record`, put now by `beside`, would travel with the record that got `ticket`."""
 
     def beside(self, record: SpooledRecord, ticket: _Ticket, finished: Callable[[RecordResult], None], /) -> _Ticket:
-        """Put `record`, for which `joins` just returned True; return its ticket. Raises as `SpooledPut`."""
+        """Put `record`, for which `joins` has just returned True, and return its ticket.
+
+        It raises the exceptions of `SpooledPut`.
+        """
 
     def hurry(self) -> None:
         """Send what was put without waiting for more: no record joins it before it has its result."""

@@ -1,4 +1,4 @@
-"""Retry-After, RateLimit and the 429 refusals: computed and written here only.
+"""The waits of rejected clients: Retry-After and RateLimit are computed and written here only.
 
 `DrainRate` measures how fast a queue empties. `RetryAfterScheduler` spreads the retries of rejected clients over
 time: each gets the time at which the clients before it will have been served. Most clients that obey
