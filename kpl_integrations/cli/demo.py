@@ -280,7 +280,7 @@ class Inventory:
 
 
 class DemoPace:
-    """Limits the demo to 90 % of the shards' byte capacity. Above that, put-to-ack would mostly be time in the queue."""
+    """Limits the demo to 90 % of the shards' byte capacity. Above that, put-to-ack would mostly be queue time."""
 
     def __init__(self, shards: int) -> None:
         self._bytes_per_second = LOAD * shards * BYTES_PER_SECOND_PER_SHARD
