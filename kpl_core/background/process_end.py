@@ -26,10 +26,10 @@ import threading
 import weakref
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from time import monotonic
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kpl_core.errors import ConfigError
 
@@ -43,6 +43,7 @@ __all__ = [
     "watch_uvicorn",
 ]
 
+T = TypeVar("T")
 Wait = Callable[[], object]
 
 _logger: Final = logging.getLogger("kpl_core")
@@ -81,7 +82,8 @@ class ProcessListener:
         """Start empty in a forked child, without the parent's threads and with locks of its own."""
 
 
-_listeners: Final["weakref.WeakSet[ProcessListener]"] = weakref.WeakSet()
+# A list of references, because threads add to it while others read it: a WeakSet would raise then.
+_listeners: Final[list["weakref.ref[ProcessListener]"]] = []
 # Senders of the parent: a child must not close their sockets and selectors, so they are never collected.
 _of_the_parent: Final[list[object]] = []
 _paused: Final[list[Callable[[], object]]] = []
@@ -90,7 +92,8 @@ _spent_seconds = 0.0
 
 def listen(listener: ProcessListener) -> None:
     """Tell `listener` of the end of the process and of forks, for as long as it is referenced."""
-    _listeners.add(listener)
+    if listener not in _all_listeners():
+        _listeners.append(weakref.ref(listener, _listeners.remove))
     watch_uvicorn()
 
 
@@ -99,9 +102,27 @@ def keep_for_parent(sender: object) -> None:
     _of_the_parent.append(sender)
 
 
+def _all_listeners() -> list[ProcessListener]:
+    return [each for reference in tuple(_listeners) if (each := reference()) is not None]
+
+
 def begin_last_flushes(share: float = 1.0) -> list[Wait]:
     """Start the last flush of every listener; return a function for each that waits for it, in a thread that may."""
-    return [wait for each in list(_listeners) if (wait := each.begin_last_flush(share)) is not None]
+    waits = [_logged(partial(each.begin_last_flush, share))() for each in _all_listeners()]
+    return [_logged(wait) for wait in waits if wait is not None]
+
+
+def _logged(step: Callable[[], T]) -> Callable[[], T | None]:
+    """Return `step` with its exception logged: one listener that fails must not stop the flush of the others."""
+
+    def run() -> T | None:
+        try:
+            return step()
+        except Exception:
+            _logger.exception("a sender could not be flushed at the end of the process")
+            return None
+
+    return run
 
 
 def _flush_all(share: float = 1.0) -> None:
@@ -139,14 +160,14 @@ def _is_awaited(thread: threading.Thread) -> bool:
 
 
 def _close_all() -> None:
-    listeners = list(_listeners)
+    listeners = _all_listeners()
     _begin_exits()
     for each in listeners:
         each.close_in_child()
 
 
 def _begin_exits() -> None:
-    for wait in [wait for each in list(_listeners) if (wait := each.begin_exit(_spent_seconds)) is not None]:
+    for wait in [wait for each in _all_listeners() if (wait := each.begin_exit(_spent_seconds)) is not None]:
         wait()
 
 
@@ -154,7 +175,7 @@ def _begin_exits() -> None:
 
 
 def _pause_all() -> None:
-    _paused.extend([each.pause_for_fork(_PAUSE_SECONDS) for each in list(_listeners)])
+    _paused.extend([each.pause_for_fork(_PAUSE_SECONDS) for each in _all_listeners()])
 
 
 def _go_on() -> None:
@@ -164,7 +185,7 @@ def _go_on() -> None:
 
 def _begin_children() -> None:
     _paused.clear()
-    for each in list(_listeners):
+    for each in _all_listeners():
         each.begin_child()
 
 
@@ -178,7 +199,7 @@ def flush_on_sigterm() -> None:
         ConfigError: this is not the main thread, or a handler is set that Python cannot call.
     """
     previous = signal.getsignal(signal.SIGTERM)
-    if previous is _flush_and_go_on or previous is _flush_and_end:
+    if previous is _flush_and_end or getattr(previous, "flushes_senders", False):
         return
     if threading.current_thread() is not threading.main_thread():
         message = "flush_on_sigterm is set in a thread; Python sets signal handlers in the main thread only"
@@ -189,8 +210,7 @@ def flush_on_sigterm() -> None:
     if previous is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _flush_and_end)
     else:
-        _chained.append(previous)
-        signal.signal(signal.SIGTERM, _flush_and_go_on)
+        signal.signal(signal.SIGTERM, _flush_before(previous))
 
 
 def flush_before_sigterm() -> None:
@@ -204,9 +224,6 @@ def flush_before_sigterm() -> None:
             signal.signal(signal.SIGTERM, _flush_and_end)
 
 
-_chained: Final[list[Any]] = []
-
-
 def _flush_and_end(number: int, _frame: FrameType | None) -> None:
     # A second signal ends the process at once.
     signal.signal(number, signal.SIG_DFL)
@@ -216,11 +233,21 @@ def _flush_and_end(number: int, _frame: FrameType | None) -> None:
         signal.raise_signal(number)
 
 
-def _flush_and_go_on(number: int, frame: FrameType | None) -> None:
-    _flush_in_a_thread()
-    previous = _chained[-1]
-    if callable(previous):
-        previous(number, frame)
+def _flush_before(previous: Any) -> Callable[[int, FrameType | None], None]:  # noqa: ANN401 - as getsignal returns it
+    """Return a handler that flushes, then calls `previous`.
+
+    Each has its own `previous`: the application may set a handler in between that calls the one before it.
+    """
+
+    def flush_and_go_on(number: int, frame: FrameType | None) -> None:
+        try:
+            _flush_in_a_thread()
+        finally:
+            if callable(previous):
+                previous(number, frame)
+
+    flush_and_go_on.flushes_senders = True  # type: ignore[attr-defined]
+    return flush_and_go_on
 
 
 def _flush_in_a_thread() -> None:
@@ -259,9 +286,11 @@ def watch_uvicorn() -> None:
 
     @wraps(shutdown)
     async def shutdown_and_flush(*args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own
-        await shutdown(*args, **options)
-        for wait in begin_last_flushes():
-            await asyncio.to_thread(wait)
+        try:
+            await shutdown(*args, **options)
+        finally:
+            for wait in begin_last_flushes():
+                await asyncio.to_thread(wait)
 
     server.shutdown = shutdown_and_flush
 

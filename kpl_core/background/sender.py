@@ -13,6 +13,7 @@ and a waiting thread releases it.
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 import threading
@@ -35,6 +36,8 @@ __all__ = ["BackgroundSender", "RecordSource", "SenderEnded", "SenderStuck", "im
 
 # A flush that waits for its source to be drained looks again at least this often, in seconds.
 _LOOK_SECONDS: Final = 0.02
+
+_logger = logging.getLogger("kpl_core")
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -330,12 +333,14 @@ class BackgroundSender:
         with self._lock:
             if self.has_ended or self._loop is None:
                 raise SenderEnded
+            # First, because a signal handler may interrupt here and wait for the sender, which then answers this call.
+            self._pending[future] = answered = threading.Condition(self._lock)
             try:
                 self._loop.call_soon_threadsafe(begin_unless_ending)
             except RuntimeError as error:
                 # The loop is closed, and `has_ended` is about to be set.
+                self._pending.pop(future, None)
                 raise SenderEnded from error
-            self._pending[future] = answered = threading.Condition(self._lock)
 
         def wait(timeout: float) -> T:
             with answered:
@@ -367,6 +372,10 @@ class BackgroundSender:
         """Stop draining this source; in the sender's thread."""
         if source in self._sources:
             self._sources.remove(source)
+
+    def has_source_of(self, kind: type) -> bool:
+        """Return True if a source of this class is drained; in the sender's thread."""
+        return any(isinstance(source, kind) for source in self._sources)
 
     async def opened(self) -> Producer:
         """Return the producer, once it is open."""
@@ -414,7 +423,11 @@ class BackgroundSender:
                 self.is_open = False
                 pending, self._pending = self._pending, {}
             for source in list(self._sources):
-                source.sender_ended()
+                try:
+                    source.sender_ended()
+                except Exception:
+                    # The callers below wait for an answer all the same.
+                    _logger.exception("a record source failed when its sender ended")
             with self._lock:
                 for future, answered in pending.items():
                     future.set_exception(SenderEnded())

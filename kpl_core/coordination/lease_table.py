@@ -16,9 +16,9 @@ way. If the store loses its latest writes (a failover to a stale replica), the w
 holding counts if it is more than the table's grant.
 
 The available part of a limit is estimated from throttled records. All workers together keep the limit, so throttling
-means that a writer outside the fleet exists. As in `kpl_core.pipeline.adaptive_rate`, but for the whole fleet:
-decrease by 15 % an interval while more than 1 % is throttled, else increase by 10 points an interval (Chiu and Jain,
-1989).
+means that a writer outside the fleet exists. As in `AdaptiveRate` of `kpl_core.pipeline.shard_limiter`, but for the
+whole fleet: decrease by 15 % an interval while more than 1 % is throttled, else increase by 10 points an interval
+(Chiu and Jain, 1989).
 """
 
 import math

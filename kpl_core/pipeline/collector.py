@@ -184,13 +184,8 @@ class Collector:
         self.earliest_expiration = math.inf
         return records
 
-    @property
-    def has_full(self) -> bool:
-        """Return True if a full request waits."""
-        return bool(self.full)
-
     def is_due(self, now: float) -> bool:
-        """Say whether `next_records` would return a request."""
+        """Return True if `next_records` would return a request."""
         return bool(self.full) or (self._count > 0 and self.deadline <= now)
 
     def free_places(self, now: float) -> int:

@@ -248,8 +248,10 @@ class LogSender:
 
     def _finish(self, reason: str) -> None:
         if self._is_shared:
-            SENDER_THREADS.discard(threading.get_ident())
             self._background.remove_source(self)
+            # Another handler may still send through this thread, and must not take what the thread logs.
+            if not self._background.has_source_of(LogSender):
+                SENDER_THREADS.discard(threading.get_ident())
         if self._timer is not None:
             self._timer.cancel()
         self._give_up(reason)

@@ -81,6 +81,31 @@ def test_a_signal_handler_can_put_and_flush_in_the_middle_of_a_put(monkeypatch: 
     assert orders.close().delivered == 2
 
 
+def test_a_signal_handler_can_flush_in_the_middle_of_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = []
+
+    with blocking(transport()) as orders:
+        loop = orders._sender._loop  # noqa: SLF001 - the signal has to come right after the post
+        assert loop is not None
+        posted = loop.call_soon_threadsafe
+
+        def interrupting(*arguments: Any) -> object:
+            handle = posted(*arguments)
+            if threading.current_thread() is threading.main_thread():
+                monkeypatch.setattr(loop, "call_soon_threadsafe", posted)
+                signal.raise_signal(signal.SIGUSR1)
+            return handle
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: reports.append(orders.flush(30)))
+        try:
+            put(orders)
+            monkeypatch.setattr(loop, "call_soon_threadsafe", interrupting)
+            reports.append(orders.flush(5))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert [report.complete for report in reports] == [True, True]
+
+
 def test_flush_and_close_return_in_time_although_a_hook_never_returns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kpl_core.background.process_end import ProcessListener, listen, watch_uvicorn
+from kpl_core.background.process_end import ProcessListener, begin_last_flushes, listen, watch_uvicorn
 from tests.programs.running_program import environment
 
 BEGINNING = """
@@ -28,6 +28,15 @@ def say(*_):
 def say_and_exit(*_):
     say()
     sys.exit(3)
+
+def chain():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def chained(*arguments):
+        say()
+        before(*arguments)
+
+    signal.signal(signal.SIGTERM, chained)
 
 def in_a_thread(call):
     thread = threading.Thread(target=call)
@@ -50,6 +59,11 @@ PROGRAMS = [
     (LISTEN + "signal.signal(signal.SIGTERM, say); flush_on_sigterm()", "flushed\nmine\nflushed\n", 0),
     (LISTEN + "signal.signal(signal.SIGTERM, say_and_exit); flush_on_sigterm()", "flushed\nmine\nflushed\n", 3),
     (LISTEN + "signal.signal(signal.SIGTERM, signal.SIG_IGN); flush_on_sigterm()", "flushed\nflushed\n", 0),
+    (
+        LISTEN + "signal.signal(signal.SIGTERM, say); flush_on_sigterm(); chain(); flush_on_sigterm()",
+        "flushed\nmine\nflushed\nmine\nflushed\n",
+        0,
+    ),
 ]
 needs_sigterm = pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to handle")
 
@@ -116,3 +130,27 @@ def test_a_uvicorn_without_a_shutdown_coroutine_is_left_alone_with_one_warning(
         watch_uvicorn()
     assert Server().shutdown() == "its own"
     assert caplog.text.count("uvicorn.Server has no coroutine `shutdown`") == 1
+
+
+def test_a_listener_that_fails_does_not_stop_the_flush_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    flushed: list[str] = []
+
+    class Failing(ProcessListener):
+        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+            raise RuntimeError(share)
+
+    class FailingLater(ProcessListener):
+        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+            return lambda: 1 // 0
+
+    class Flushing(ProcessListener):
+        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+            return lambda: flushed.append("flushed")
+
+    listeners = [Failing(), FailingLater(), Flushing()]
+    for listener in listeners:
+        listen(listener)
+    for wait in begin_last_flushes():
+        wait()
+    assert flushed == ["flushed"]
+    assert caplog.text.count("a sender could not be flushed") == 2

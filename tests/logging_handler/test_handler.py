@@ -195,6 +195,25 @@ def test_a_line_of_another_process_is_accepted_although_its_thread_has_the_sende
     assert handler.counts().emitted == 2
 
 
+def test_a_handler_does_not_take_what_its_sender_logs_after_another_handler_of_it_closed(make, kinesis, logger):
+    with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
+        first, second = make(producer=producer), make(producer=producer)
+        logger.addHandler(second)
+        others = set(SENDER_THREADS)
+        logger.info("before")
+        first.handle(logging.makeLogRecord({"msg": "of the first", "levelno": 20}))
+        first.flush()
+        second.flush()
+        first.close()
+        (sender,) = SENDER_THREADS - others
+        logger.handle(
+            logging.makeLogRecord({"msg": "the sender's own", "levelno": 20, "thread": sender, "process": os.getpid()})
+        )
+        logger.info("after")
+        second.close()
+    assert sorted(messages(kinesis)) == ["after", "before", "of the first"]
+
+
 def test_it_works_from_inside_a_running_loop(make, kinesis, logger):
     handler = make()
     logger.addHandler(handler)
