@@ -35,8 +35,8 @@ ROWS = (
         "a put that closes an aggregated record is cancelled at any point",
         "the other records in it are delivered; nothing stays reserved",
         (
-            "leaving.a_cancelled_put_harms_nobody_it_would_have_travelled_with",
-            "cancelled_anywhere.whoever_uses_a_producer_beside_others_can_be_cancelled_at_any_checkpoint",
+            "leaving.a_cancelled_put_harms_no_other_record",
+            "cancelled_anywhere.a_task_that_shares_a_producer_can_be_cancelled_at_any_checkpoint",
         ),
     ),
     Row(
@@ -141,7 +141,7 @@ ROWS = (
         "works, or one clear error",
         (
             "leaving.results_can_be_read_after_a_blocking_producer_closed",
-            "leaving.whatever_threads_ask_while_a_blocking_producer_closes_works_or_fails_in_one_clear_way",
+            "leaving.calls_of_threads_while_a_blocking_producer_closes_work_or_fail_in_one_clear_way",
         ),
     ),
 )
