@@ -22,7 +22,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.composition import stream_pipeline
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 
 __all__ = ["PROFILES", "Journey", "costs", "counted_instructions"]
@@ -54,7 +54,7 @@ class Journey:
             [Shard(f"shardId-{number:012d}", start, end) for number, (start, end) in enumerate(ranges)], _NOW
         )
 
-    def put(self, records: Records) -> list[Delivery]:
+    def put(self, records: Records) -> list[ResultHandle]:
         """Put the records; they are aggregated, and wait."""
         put = self.pipeline.put
         return [put(key, data, _NOW) for key, data in records]

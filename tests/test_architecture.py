@@ -1,13 +1,14 @@
-"""The rules of the house that import-linter cannot see, read from the source as it is imported.
+"""Rules of the architecture that import-linter cannot check, read from the source as it is imported.
 
-Who may import what stands in pyproject.toml (`[tool.importlinter]`, run by `make check`); the
-effectful ring is taken from there, so that it is written down once.
+The allowed imports are in pyproject.toml (`[tool.importlinter]`, run by `make check`). These tests read the modules
+with I/O from there, so that the list exists once.
 """
 
 import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -22,6 +23,7 @@ PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_te
 
 LONGEST_FILE_LINES = 500
 LONGEST_FUNCTION_LINES = 60
+MOST_FILES_IN_A_FOLDER = 20
 NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "manager", "misc", "types", "util", "utils"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ASYNC_SYNTAX = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
@@ -126,11 +128,26 @@ def test_a_file_is_named_for_what_it_holds() -> None:
     assert offenders == []
 
 
+def test_a_folder_has_at_most_20_files() -> None:
+    folders = Counter(str(path.parent) for package in (CORE, ADAPTERS) for path, _ in _sources(package))
+    assert {folder: files for folder, files in folders.items() if files > MOST_FILES_IN_A_FOLDER} == {}
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for package in (CORE, ADAPTERS):
+        for path, tree in _sources(package):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
 def test_what_is_imported_is_declared() -> None:
     project = PYPROJECT["project"]
     extras = {extra: _names(requirements) for extra, requirements in project["optional-dependencies"].items()}
     # aiohttp and botocore come with aiobotocore, in the releases that fit it; trio is only met where it runs already.
     core = _names(project["dependencies"]) | extras["cbor"] | extras["redis"] | {"aiohttp", "botocore", "trio"}
     assert _undeclared(CORE, core) == set()
-    # pytest loads the plugin, and nobody else does.
+    # Only pytest loads the plugin.
     assert _undeclared(ADAPTERS, core.union({"pytest"}, *extras.values())) == set()

@@ -4,9 +4,9 @@ Whenever no task can run, the clock moves to the next timer; while any can, it s
 Sleeps take no real time and durations are exact, on a slow machine as well. trio brings such
 a clock; for asyncio it is a `selectors` object between the loop and the operating system.
 
-A loop waiting for nothing but sockets or threads waits for real. But a timer does not wait
-for them: whatever talks to another thread or process runs in real time instead. A clock
-starts at 0.0 with each test or example.
+A loop that waits only for sockets or threads waits in real time. But a timer does not wait
+for them, so a test that talks to another thread or process runs in real time instead. A
+clock starts at 0.0 with each test or example.
 """
 
 import asyncio

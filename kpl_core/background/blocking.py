@@ -192,8 +192,6 @@ class BlockingProducer(ProcessListener):
         """Close with the default timeout."""
         self.close()
 
-    # Putting
-
     def put_nowait(
         self,
         stream: str,
@@ -289,7 +287,9 @@ class BlockingProducer(ProcessListener):
             queued = _QueuedPut(stream, record, size, BlockingDelivery(self._changed), context)
             self._inbox.append(queued)
             self._inbox_bytes += size
-            self._sender.wake()
+            # Most puts find a drain scheduled; a call would cost them 5 % more.
+            if not self._sender.is_drain_scheduled:
+                self._sender.wake()
             if self._sender.has_ended and queued in self._inbox:
                 # A signal handler closed the producer in the middle of this put.
                 self._inbox.remove(queued)

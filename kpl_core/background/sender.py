@@ -160,7 +160,7 @@ class BackgroundSender:
         self._pending: dict[Future[Any], threading.Condition] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opened, self._stopped = asyncio.Event(), asyncio.Event()
-        self._is_drain_scheduled = False
+        self.is_drain_scheduled = False
         self._is_ending = self._is_over = False
         self.has_ended = False
         self.is_open = False
@@ -204,8 +204,8 @@ class BackgroundSender:
 
     def wake(self) -> None:
         """Drain the sources soon. Call it with the lock held."""
-        if not self._is_drain_scheduled:
-            self._is_drain_scheduled = True
+        if not self.is_drain_scheduled:
+            self.is_drain_scheduled = True
             self.run_soon(self._drain)
 
     def run_soon(self, callback: Callable[[], object]) -> None:
@@ -437,7 +437,7 @@ class BackgroundSender:
             self._is_ending = True
 
     def _drain(self) -> None:
-        self._is_drain_scheduled = False
+        self.is_drain_scheduled = False
         if self.producer is not None:
             for source in list(self._sources):
                 source.drain(self.producer)

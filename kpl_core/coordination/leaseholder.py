@@ -191,7 +191,7 @@ class Leaseholder:
         return False
 
     def sync_started(self, now: float) -> None:
-        """Note that a sync has started, whatever its outcome."""
+        """Note that a sync has started; it may still fail."""
         self._synced_at = now
 
     def sync_due(self, now: float, *, usual_seconds: float) -> bool:

@@ -216,7 +216,7 @@ class ScaledLimits:
             self._limits[resource] = (first, second)
 
     def sync_started(self, now: float) -> None:
-        """Note that a sync has started, whatever its outcome."""
+        """Note that a sync has started; it may still fail."""
         self._synced_at = now
 
     def next_sync_at(self, *, usual_seconds: float) -> float:

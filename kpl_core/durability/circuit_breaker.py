@@ -11,9 +11,9 @@ Breaker"; Azure Architecture Center, "Circuit Breaker pattern".)
     half-open -- too many probe records failed -------------> open, for twice as long
     half-open -- probe records never answered --------------> half-open, new probes
 
-Where we differ: probes are counted in records rather than calls, critical records keep their
-reserved capacity while it is open, and what was sent before the half-open state began says
-nothing about it.
+Where we differ: probes are counted in records, not in calls. Critical records keep their
+reserved capacity while the breaker is open. Answers to requests that were sent before the
+half-open state began do not count.
 
 A failure is an answer that means "not now": throttled, internal failure,
 unavailable, timed out. What is the caller's mistake (no rights, no such stream, a malformed
@@ -46,7 +46,7 @@ _SLOTS: Final = 10
 
 
 class BreakerState(StrEnum):
-    """What the breaker believes about the shard."""
+    """The state of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -54,7 +54,7 @@ class BreakerState(StrEnum):
 
 
 class BreakerSignal(Enum):
-    """What can make it change its mind."""
+    """What changes the state; see `TRANSITIONS`."""
 
     FAILURE_SHARE_REACHED = "failure share reached"
     BREAK_OVER = "break over"
@@ -64,7 +64,7 @@ class BreakerSignal(Enum):
 
 
 class Decision(Enum):
-    """What to do with a record that wants to leave now."""
+    """What to do with a record that is due now."""
 
     SEND = "send"
     # Send it; its outcome decides whether the breaker closes.
@@ -88,7 +88,7 @@ TRANSITIONS: Final = MappingProxyType(
     }
 )
 
-# Half-open answers PROBE while there are probes left, and this row once they are handed out.
+# In the half-open state the answer is PROBE while probes are left, and this row after that.
 ADMISSIONS: Final = MappingProxyType(
     {
         (BreakerState.CLOSED, "critical"): Decision.SEND,
@@ -105,7 +105,7 @@ ADMISSIONS: Final = MappingProxyType(
 
 
 class BreakerStatistics(NamedTuple):
-    """A snapshot: the window's counts, the probes out, and how often it opened."""
+    """A snapshot: the window's counts, the probes without an answer, and how often it opened."""
 
     state: BreakerState
     succeeded_records: int
@@ -115,7 +115,7 @@ class BreakerStatistics(NamedTuple):
 
 
 class CircuitBreaker:
-    """Says what a record of a tier may do now; one instance per shard or stream, made by the caller.
+    """Decides about records of a tier; the caller makes one instance per shard or stream.
 
     Not thread-safe. `now` never goes back; an earlier instant counts as the latest one seen.
     """
@@ -139,7 +139,7 @@ class CircuitBreaker:
         self._policy = BreakerPolicy() if policy is None else policy
         self._state = BreakerState.CLOSED
         self._latest = -math.inf
-        # Open: when the break began. Half-open: when the present probes were offered.
+        # Open: when the break began. Half-open: when the present probes were granted.
         self._since = -math.inf
         self._backoff = ExponentialBackoff(
             base_seconds=self._policy.open_seconds, cap_seconds=self._policy.max_open_seconds
@@ -156,7 +156,7 @@ class CircuitBreaker:
 
     @property
     def known_state(self) -> BreakerState:
-        """The state as of the latest call, for those who look from another thread; changes nothing."""
+        """The state as of the latest call, for other threads; changes nothing."""
         return self._state
 
     def state(self, now: float) -> BreakerState:
@@ -165,18 +165,18 @@ class CircuitBreaker:
         return self._state
 
     def allows(self, tier: Tier, now: float, record_count: int = 1) -> Decision:
-        """Decide about `record_count` records of one tier that want to leave together.
+        """Decide about `record_count` records of one tier that are sent together.
 
-        A PROBE is granted to them: they are sent, and their outcomes must be reported (those
-        that are not are given up after `probe_timeout_seconds`). The last probe granted may
-        exceed `probe_records` by `record_count - 1`.
+        After PROBE they are sent, and their outcomes must be reported. Unanswered probes are
+        given up after `probe_timeout_seconds`. The last probe granted may exceed
+        `probe_records` by `record_count - 1`.
         """
         self._advance(now)
         if self._state is BreakerState.HALF_OPEN and self._probes_granted < self._policy.probe_records:
             answered = self._succeeded + self._failed
             if self._probes_granted <= answered:
-                # None is out (critical records in reserved capacity bring answers too), so
-                # the time in which probes must be answered runs from here.
+                # No probe is unanswered (answers to critical records in reserved capacity count
+                # too), so the time limit of the probes begins here.
                 self._probes_granted = answered
                 self._since = self._latest
             self._probes_granted += record_count
@@ -186,13 +186,13 @@ class CircuitBreaker:
     def record_outcomes(
         self, *, succeeded: int, failed: int, now: float, started_at: float | None = None
     ) -> BreakerState:
-        """Report what became of the records of one request; return the state after it.
+        """Count the outcomes of the records of one request; return the new state.
 
         Args:
             succeeded: records the service stored.
-            failed: records it throttled or failed (not those it refused for the caller's mistake).
+            failed: records that it throttled or failed (not those with a mistake of the caller).
             now: when the answer arrived.
-            started_at: when the request left; without it, it counts as just sent.
+            started_at: when the request was sent; None: after the half-open state began.
         """
         self._advance(now)
         if self._state is BreakerState.CLOSED:
@@ -205,7 +205,7 @@ class CircuitBreaker:
         return self._state
 
     def next_probe_at(self, now: float) -> float:
-        """Return the instant from which a record that waits may leave; `now` at best."""
+        """Return the time from which a waiting record may be sent, `now` at the earliest."""
         self._advance(now)
         if self._state is BreakerState.OPEN:
             return self._since + self._break_seconds
@@ -215,7 +215,7 @@ class CircuitBreaker:
 
     @property
     def break_over_at(self) -> float:
-        """Return when it becomes half-open by itself, `math.inf` where time alone changes nothing."""
+        """Return when it becomes half-open by itself, `math.inf` if it is not open."""
         return self._since + self._break_seconds if self._state is BreakerState.OPEN else math.inf
 
     def statistics(self, now: float) -> BreakerStatistics:
@@ -269,7 +269,7 @@ class CircuitBreaker:
         self._failed += failed
         answered = self._succeeded + self._failed
         if self._failed >= self._policy.failure_share * max(answered, self._policy.probe_records):
-            # However the other probes end, the share is reached.
+            # The share is reached even if all other probes succeed.
             self._signal(BreakerSignal.PROBES_FAILED)
         elif answered >= self._policy.probe_records:
             self._signal(BreakerSignal.PROBES_SUCCEEDED)
@@ -279,7 +279,7 @@ class CircuitBreaker:
         self._state = TRANSITIONS[before, signal]
         self._since = self._latest
         if signal is BreakerSignal.PROBES_UNANSWERED:
-            # What was answered still counts; what was lost may be sent again.
+            # The answers so far still count; new probes replace the lost ones.
             self._probes_granted = self._succeeded + self._failed
             return
         self._slots.clear()

@@ -1,8 +1,8 @@
-"""How fast stored records go back to the producer, so that fresh ones are not starved; pure.
+"""How fast stored records go back to the producer, so that new records are not starved; pure.
 
-Three bounds hold together: a rate (records and bytes a second), what is in flight (records
-and bytes without a result: this is what a fresh record can find queued before it), and after
-failures a pause that doubles up to a cap, with full jitter.
+Three bounds apply together: a rate (records and bytes a second), the records and bytes in
+flight (without a result: a new record may have to wait behind them), and after failures a
+pause that doubles up to a cap, with full jitter.
 """
 
 import math
@@ -15,12 +15,12 @@ from kpl_core.pipeline.token_bucket import TokenBucket
 __all__ = ["DeliveryPace"]
 
 _BURST_SECONDS: Final = 0.1
-# With the breaker's longest break, 5 s too, a backlog moves again within 10 s of health.
+# The breaker's longest break is 5 s too, so a backlog moves again within 10 s after an outage.
 _PAUSE: Final = ExponentialBackoff(base_seconds=0.5, cap_seconds=5.0)
 
 
 class DeliveryPace:
-    """Says whether, and when, a record of some size may go. `chance` returns 0 .. 1."""
+    """Decides when a stored record may be sent. `chance` returns 0 .. 1."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DeliveryPace:
         self._paused_until = -math.inf
 
     def try_send(self, size_bytes: int, now: float) -> bool:
-        """Take what sending `size_bytes` costs; False if it must wait."""
+        """Pay for sending a record of `size_bytes`; return False if it must wait."""
         if now < self._paused_until or not self._fits(size_bytes) or not self._bucket.try_take((1, size_bytes), now):
             return False
         self._records += 1
@@ -55,18 +55,18 @@ class DeliveryPace:
         return True
 
     def ready_at(self, size_bytes: int, now: float) -> float:
-        """Return when `try_send` may succeed; `math.inf`: not before something in flight has its result."""
+        """Return when `try_send` may succeed, `math.inf` if only a result of a record in flight helps."""
         if not self._fits(size_bytes):
             return math.inf
         return max(self._paused_until, self._bucket.ready_at((1, size_bytes), now))
 
     def succeeded(self, size_bytes: int) -> None:
-        """Note a delivery: the pauses start small again."""
+        """Note a delivery; the next pause is short again."""
         self._landed(size_bytes)
         self._failures = 0
 
     def failed(self, size_bytes: int, now: float) -> None:
-        """Note a failure, and pause; failures within one pause count once."""
+        """Note a failure, and pause. Failures during a pause count once."""
         self._landed(size_bytes)
         self.pause(now)
 

@@ -18,7 +18,7 @@ from kpl_core.pipeline.lane import Lane, Placed
 from kpl_core.pipeline.stages import GroupTerms, Stages, WriteAhead
 from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Delivery, Note
+from kpl_core.records.outcome import Note, ResultHandle
 from kpl_core.records.user_record import (
     Tier,
     UserRecord,
@@ -169,7 +169,7 @@ class FairIntake:
     # Many user records of one flow together, all or none
 
     def put_together(
-        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[Delivery]
+        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[ResultHandle]
     ) -> Iterator[None]:
         """Accept all records or none, appending their deliveries.
 
@@ -246,7 +246,7 @@ class FairIntake:
         self,
         records: Sequence[UserRecord],
         placed: list[_Place],
-        deliveries: list[Delivery],
+        deliveries: list[ResultHandle],
         now: float,
         terms: GroupTerms,
     ) -> Iterator[None]:

@@ -16,7 +16,7 @@ from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.lane import AggregatingLane, Lane, LaneOutput, SingleLane
 from kpl_core.pipeline.ledger import Generations
 from kpl_core.records.kinesis_record import KinesisRecord
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.user_record import Tier
 
 __all__ = ["Aggregator"]
@@ -26,7 +26,7 @@ class Aggregator:
     """All lanes of one stream; `output` has their deadlines and the records they closed."""
 
     def __init__(
-        self, rules: AggregationRules, generations: Generations, *, delivery: type[Delivery] = Delivery
+        self, rules: AggregationRules, generations: Generations, *, delivery: type[ResultHandle] = ResultHandle
     ) -> None:
         self.output = LaneOutput(rules, generations, delivery)
         self._lanes: dict[tuple[str | None, Tier], Lane] = {}

@@ -23,7 +23,7 @@ from kpl_core.pipeline.stages import FairQueueing, Gate, Passage, Stages
 from kpl_core.records.aggregated_record import MAGIC
 from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsRequest
 from kpl_core.records.record_result import SHUTDOWN, UNKNOWN, WRONG_SHARD, Attempt
 from kpl_core.records.user_record import UserRecord, encode_partition_key
@@ -133,7 +133,7 @@ class Reaggregator:
         self._limiter.put_back(rest, now)
         return True
 
-    def arrival_with(self, record: UserRecord, earlier: Delivery) -> float | None:
+    def arrival_with(self, record: UserRecord, earlier: ResultHandle) -> float | None:
         """Return when `earlier` arrived, if `record`, put now, would share its result: both are delivered, or neither.
 
         None: they would travel apart. To share the time to live too, put the record with that time as `now`.

@@ -25,7 +25,7 @@ from kpl_core.records.aggregated_record import (
 )
 from kpl_core.records.hash_key import md5
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Delivery, Outcome
+from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.user_record import Tier
 
 __all__ = ["AggregatingLane", "Lane", "LaneOutput", "Placed", "SingleLane"]
@@ -42,7 +42,7 @@ Placed = tuple[str, bytes, bytes, int]
 class LaneOutput:
     """What all lanes of a stream share: the Kinesis records they closed, and when to take them."""
 
-    def __init__(self, rules: AggregationRules, generations: Generations, delivery: type[Delivery]) -> None:
+    def __init__(self, rules: AggregationRules, generations: Generations, delivery: type[ResultHandle]) -> None:
         self.rules = rules
         self.generations = generations
         self.delivery = delivery
@@ -124,7 +124,7 @@ class AggregatingLane:
         """Return a partition key's entry in the key table."""
         return PARTITION_KEY_HEAD[len(key)] + key
 
-    def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> Delivery:
+    def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> ResultHandle:
         """Append a user record to the open aggregated record; return its delivery.
 
         `key_entry` is what `entry` returned, `user_bytes` counts key and data. This is the hot path: `add_any` does
@@ -199,7 +199,7 @@ class AggregatingLane:
         explicit_hash_key: str | None = None,
         detached: DetachedUserRecord | None = None,
         deadline: float = math.inf,
-    ) -> Delivery:
+    ) -> ResultHandle:
         """Append any user record: the first or last of a record, a large one, an explicit hash key, a detached one.
 
         Closes the open record first if the user record would not fit. A `detached` user record brings its history and
@@ -234,7 +234,7 @@ class AggregatingLane:
         return delivery
 
     def arrival_with(
-        self, earlier: Delivery, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
+        self, earlier: ResultHandle, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
     ) -> float | None:
         """Return when `earlier` arrived, if a user record added now would join its aggregated record; else None."""
         if earlier.follow() is not self._outcome:
@@ -357,7 +357,7 @@ class SingleLane:
         """Return a partition key's hash key in decimal."""
         return decimal_hash_key(key, digest).encode()
 
-    def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> Delivery:
+    def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> ResultHandle:
         """Make a Kinesis record of a user record; `key_entry` is what `entry` returned."""
         output = self._output
         outcome = Outcome()
@@ -410,7 +410,7 @@ class SingleLane:
         explicit_hash_key: str | None = None,
         detached: DetachedUserRecord | None = None,
         deadline: float = math.inf,
-    ) -> Delivery:
+    ) -> ResultHandle:
         """Make a Kinesis record of any user record, also of a detached one with a history."""
         delivery = self.add(partition_key, key_entry, data, user_bytes, arrived_at)
         record = self._output.closed[-1]
@@ -425,7 +425,12 @@ class SingleLane:
         return delivery
 
     def arrival_with(
-        self, _earlier: Delivery, _partition_key: str, _key_entry: bytes, _data: bytes, _explicit_hash_key: str | None
+        self,
+        _earlier: ResultHandle,
+        _partition_key: str,
+        _key_entry: bytes,
+        _data: bytes,
+        _explicit_hash_key: str | None,
     ) -> float | None:
         """Return None: no two user records share a Kinesis record here."""
         return None

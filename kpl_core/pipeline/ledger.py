@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Delivery, History, Outcome
+from kpl_core.records.outcome import History, Outcome, ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.records.record_result import Attempt, Place
 from kpl_core.records.user_record import UserRecord
@@ -216,7 +216,7 @@ class Ledger:
         self.generations.release(detached.generation)
         detached.outcome.wake()
 
-    def move(self, detached: DetachedUserRecord, delivery: Delivery) -> None:
+    def move(self, detached: DetachedUserRecord, delivery: ResultHandle) -> None:
         """Let a user record share the outcome of the Kinesis record that it joined, and keep its history."""
         outcome, index = delivery.outcome, delivery.index
         if detached.history is not None:

@@ -22,7 +22,7 @@ from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import FairQueueing, Gate, GroupTerms, Poll, Stages, WriteAhead
 from kpl_core.records.kinesis_record import DetachedUserRecord
-from kpl_core.records.outcome import Delivery, Note, Origin
+from kpl_core.records.outcome import Note, Origin, ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
 from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
@@ -83,7 +83,7 @@ class StreamPipeline:
 
     # A record comes in
 
-    def put(self, partition_key: Any, data: Any, now: float) -> Delivery:  # noqa: ANN401 - checked here, compiled or not
+    def put(self, partition_key: Any, data: Any, now: float) -> ResultHandle:  # noqa: ANN401 - checked here, compiled or not
         """Accept a user record: a str key, bytes-like data.
 
         Raises:
@@ -117,7 +117,7 @@ class StreamPipeline:
             self._attend(now)
         return delivery
 
-    def put_pairs(self, records: Iterator[Any], now: float, deliveries: list[Delivery]) -> Any:  # noqa: ANN401 - a record
+    def put_pairs(self, records: Iterator[Any], now: float, deliveries: list[ResultHandle]) -> Any:  # noqa: ANN401 - a record
         """Accept checked user records as `put` does each, while they are pairs of partition key and data.
 
         Appends their deliveries. Returns the first record that is no pair or finds no room, None if all were accepted.
@@ -156,7 +156,7 @@ class StreamPipeline:
             limit.free_bytes -= taken_bytes
         return None
 
-    def _put_each(self, records: Iterator[Any], now: float, deliveries: list[Delivery]) -> Any:  # noqa: ANN401 - a record
+    def _put_each(self, records: Iterator[Any], now: float, deliveries: list[ResultHandle]) -> Any:  # noqa: ANN401 - a record
         for record in records:
             if type(record) is not tuple:
                 return record
@@ -166,7 +166,7 @@ class StreamPipeline:
                 return record
         return None
 
-    def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> Delivery:
+    def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> ResultHandle:
         """Accept any user record; raises as `put`.
 
         A record with an `origin` comes back from a durable store, which still has it. A record from a caller that
@@ -180,7 +180,7 @@ class StreamPipeline:
                 raise
             return self._overflow(record, full, now)
 
-    def _accept(self, record: UserRecord, now: float, origin: Origin | None) -> Delivery:
+    def _accept(self, record: UserRecord, now: float, origin: Origin | None) -> ResultHandle:
         size = check_user_record(record, max_record_bytes=self._max_record_bytes)
         fair = self.fair
         if fair is not None:
@@ -212,7 +212,7 @@ class StreamPipeline:
         self._attend(now)
         return delivery
 
-    def _overflow(self, record: UserRecord, full: BufferFull, now: float) -> Delivery:
+    def _overflow(self, record: UserRecord, full: BufferFull, now: float) -> ResultHandle:
         """Spill a user record that finds no room to the disk, or raise."""
         if not self.ledger.can_spill(record):
             raise full
@@ -221,13 +221,13 @@ class StreamPipeline:
         self.attention = True
         return self._delivery(detached.outcome, 0)
 
-    def _write_first(self, record: UserRecord, write_ahead: WriteAhead, now: float) -> Delivery:
+    def _write_first(self, record: UserRecord, write_ahead: WriteAhead, now: float) -> ResultHandle:
         detached = self._stages.accept_detached(record, now)
         write_ahead.add(detached)
         self.attention = True
         return self._delivery(detached.outcome, 0)
 
-    def start_written(self, detached: DetachedUserRecord, now: float) -> Delivery:
+    def start_written(self, detached: DetachedUserRecord, now: float) -> ResultHandle:
         """Let a user record start its journey, because the write-ahead spool has stored it."""
         if self.write_ahead is not None:
             self.write_ahead.written()
@@ -246,14 +246,14 @@ class StreamPipeline:
             self.reaggregator.add((detached,), now)
             self._generations.release(detached.generation)
 
-    def put_together(self, records: Sequence[Any], now: float, terms: GroupTerms) -> list[Delivery]:
+    def put_together(self, records: Sequence[Any], now: float, terms: GroupTerms) -> list[ResultHandle]:
         """Accept all records of one flow and tier, or none of them; needs a fair intake.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.
             BufferFull: there is no room for all of them now, or the flow has used up its share. Nothing was reserved.
         """
-        deliveries: list[Delivery] = []
+        deliveries: list[ResultHandle] = []
         if self.fair is not None:
             for _ in self.fair.put_together(records, now, terms, deliveries):
                 self._attend(now)

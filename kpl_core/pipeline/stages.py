@@ -32,7 +32,7 @@ from kpl_core.pipeline.router import Router
 from kpl_core.pipeline.send_queue import SendingPause, SendQueue
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Delivery, Note, Origin, Outcome
+from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
@@ -105,7 +105,7 @@ class FairQueueing(Protocol):
         """Let a user record wait for its turn."""
 
     def put_together(
-        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[Delivery]
+        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[ResultHandle]
     ) -> Iterator[None]:
         """Accept all records or none, appending their deliveries; yield whenever a lane has closed a record."""
 
@@ -197,7 +197,7 @@ class Stages:
         ledger: Ledger,
         *,
         chance: Callable[[], float],
-        delivery: type[Delivery] = Delivery,
+        delivery: type[ResultHandle] = ResultHandle,
     ) -> None:
         self.stream = stream
         self.config = config

@@ -18,7 +18,7 @@ from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import Stages
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 
 __all__ = ["stream_pipeline"]
 
@@ -30,7 +30,7 @@ def stream_pipeline(
     *,
     now: float,
     chance: Callable[[], float],
-    delivery: type[Delivery] = Delivery,
+    delivery: type[ResultHandle] = ResultHandle,
     listening: bool = False,
 ) -> StreamPipeline:
     """Return the pipeline of a stream, with the places filled that its configuration asks for.

@@ -15,8 +15,7 @@ from typing import Any, Final
 import anyio
 
 from kpl_core.errors import ResultPending
-from kpl_core.records import outcome as shared
-from kpl_core.records.outcome import Outcome, Waiter
+from kpl_core.records.outcome import Outcome, ResultHandle, Waiter
 from kpl_core.records.record_result import RecordResult
 
 __all__ = ["Delivery", "ResultCallback", "wait_with"]
@@ -26,7 +25,7 @@ _waiting: Final = threading.Lock()
 
 
 # Compared and hashed by identity: `asyncio.gather` and `wait` keep what they are given in sets and dicts.
-class Delivery(shared.Delivery, gc=False, eq=False):
+class Delivery(ResultHandle, gc=False, eq=False):
     """What `put` returns: `await` it, any number of times, for the `RecordResult`."""
 
     def __repr__(self) -> str:
@@ -121,7 +120,7 @@ class ResultCallback:
 
     __slots__ = ("_delivery", "_finished")
 
-    def __init__(self, delivery: shared.Delivery, finished: Callable[[RecordResult], object]) -> None:
+    def __init__(self, delivery: ResultHandle, finished: Callable[[RecordResult], object]) -> None:
         self._delivery = delivery
         self._finished = finished
         self.set()

@@ -6,7 +6,7 @@ from kpl_core.durability.spool import SpooledRecord
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.delivery import ResultCallback
-from kpl_core.records.outcome import Delivery, Origin
+from kpl_core.records.outcome import Origin, ResultHandle
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
 
@@ -34,15 +34,15 @@ class ReplayPut:
         self.refused = 0
         self._put_to: set[str] = set()
 
-    def __call__(self, record: SpooledRecord, finished: Finished, /) -> Delivery:
+    def __call__(self, record: SpooledRecord, finished: Finished, /) -> ResultHandle:
         """Put `record`; raises as `Put` documents."""
         return self._put(self._pipeline(record.stream), record, finished, self._clock())
 
-    def joins(self, record: SpooledRecord, ticket: Delivery, /) -> bool:
+    def joins(self, record: SpooledRecord, ticket: ResultHandle, /) -> bool:
         """Return True if `record`, put now, would share the result of the one with this ticket."""
         return self._pipeline(record.stream).reaggregator.arrival_with(_user_record_of(record), ticket) is not None
 
-    def beside(self, record: SpooledRecord, ticket: Delivery, finished: Finished, /) -> Delivery:
+    def beside(self, record: SpooledRecord, ticket: ResultHandle, finished: Finished, /) -> ResultHandle:
         """Put `record`, for which `joins` has just returned True; raises as `__call__`."""
         pipeline = self._pipeline(record.stream)
         arrived_at = pipeline.reaggregator.arrival_with(_user_record_of(record), ticket)
@@ -55,7 +55,7 @@ class ReplayPut:
             self._pipeline(stream).reaggregator.release_returned(self._clock())
             self._wake(stream)
 
-    def _put(self, pipeline: StreamPipeline, record: SpooledRecord, finished: Finished, now: float) -> Delivery:
+    def _put(self, pipeline: StreamPipeline, record: SpooledRecord, finished: Finished, now: float) -> ResultHandle:
         try:
             delivery = pipeline.put_record(_user_record_of(record), now, self._origin)
         except InvalidUserRecord:

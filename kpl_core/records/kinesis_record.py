@@ -1,8 +1,7 @@
-"""A Kinesis record: one entry of a PutRecords request, carrying one user record or many.
+"""A Kinesis record: one entry of a PutRecords request, with one user record or many.
 
-Its encoded bytes are the only copy of the user records' content. The few that
-must be taken apart again (one of them expired, the shard map changed) are
-decoded from those bytes.
+Its encoded bytes are the only copy of the user records' content. If a user record expires or the shard map changes,
+the Kinesis record is taken apart, and its user records are decoded from those bytes.
 """
 
 from collections.abc import Sequence
@@ -18,11 +17,11 @@ __all__ = ["DetachedUserRecord", "KinesisRecord"]
 
 
 class DetachedUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A user record on its way from one Kinesis record to another. Nothing it refers to refers back."""
+    """A user record that moves from one Kinesis record to another. Nothing it refers to refers back."""
 
     user_record: UserRecord
     arrived_at: float
-    # Which flush waits for it, and the Kinesis record's fate it leaves behind.
+    # The flush that waits for it, and the tier, outcome and index that it had in its old Kinesis record.
     generation: int
     tier: Tier
     outcome: Outcome
@@ -31,52 +30,52 @@ class DetachedUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of key and data, as they were reserved."""
+        """Return the bytes of key and data, which backpressure reserved."""
         return len(self.user_record.partition_key.encode()) + len(self.user_record.data)
 
     def after(self, attempt: Attempt) -> "DetachedUserRecord":
-        """Return it with one more attempt behind it."""
+        """Return a copy with one more attempt in its history."""
         return msgspec.structs.replace(self, history=History(attempt, self.history))
 
 
 class KinesisRecord(msgspec.Struct, eq=False, gc=False):
-    """What the stages after aggregation hand on. Compared by identity.
+    """The unit of work of the stages after aggregation. It is compared by identity.
 
-    Not tracked by the garbage collector: nothing it refers to refers back.
+    The garbage collector does not track it: nothing it refers to refers back.
     """
 
     data: bytes
     partition_key: str
-    # Decimal, always sent: an aggregated record's partition key says nothing about its shard.
+    # Decimal. It is always sent, because the partition key of an aggregated record does not determine its shard.
     explicit_hash_key: str
     # Key and data, as the service counts them.
     size_bytes: int
     aggregated: bool
     # When each user record was put.
     arrivals: Sequence[float]
-    # Key and data of the user records as the caller counts them: what backpressure reserved.
+    # Key and data of the user records as the caller counts them, which backpressure reserved.
     user_bytes: int
     outcome: Outcome
-    # None: the service routes it, because no shard map was known.
+    # None if no shard map was known: then only the service knows the shard.
     predicted_shard: str | None = None
-    # What the caller gave for a single user record; aggregated ones carry theirs inside.
+    # The caller's explicit hash key of a single user record. An aggregated record contains those of its records.
     user_explicit_hash_key: str | None = None
     tier: Tier = "normal"
     deadline: float = 0.0
     expires_at: float = 0.0
-    # Which flush waits for it, and its place in the order of closing.
+    # The flush that waits for it, and its position in the order of closing.
     generation: int = 0
     sequence: int = 0
-    # Consecutive failed attempts: the exponent of its backoff.
+    # The number of consecutive failed attempts, which is the exponent of its backoff.
     failures: int = 0
 
     @property
     def user_record_count(self) -> int:
-        """Return how many user records travel in it."""
+        """Return the number of its user records."""
         return len(self.arrivals)
 
     def user_records(self) -> Sequence[UserRecord]:
-        """Return the user records in it, decoded."""
+        """Decode and return its user records."""
         decoded = decode(self.data) if self.aggregated else None
         if decoded is not None:
             return decoded
@@ -87,9 +86,9 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
         return [user_record_digest(record.partition_key, record.explicit_hash_key) for record in self.user_records()]
 
     def take_apart(self) -> list[DetachedUserRecord]:
-        """Return all its user records, each with its past: call it once, then settle or move each of them, and `leave`.
+        """Return all its user records, each with its history. Then settle or move each one, and `detach` the record.
 
-        None has gone before, so a second call would send those that moved on a second time.
+        Call it only once: a second call would return records that have moved already, and they would be sent twice.
         """
         outcome = self.outcome
         return [
@@ -107,5 +106,5 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
 
     def __repr__(self) -> str:
         kind = "aggregated" if self.aggregated else "single"
-        held = f"{len(self.arrivals)} user records, {self.size_bytes} bytes"
-        return f"<KinesisRecord {kind}, {held}, {self.predicted_shard}>"
+        size = f"{len(self.arrivals)} user records, {self.size_bytes} bytes"
+        return f"<KinesisRecord {kind}, {size}, {self.predicted_shard}>"

@@ -1,11 +1,10 @@
-"""The shared outcome: one object for all user records that travel in one Kinesis record.
+"""The shared outcome: one object for all user records in one Kinesis record.
 
-Finishing an aggregated record of 450 user records sets one outcome, not 450
-futures. A delivery is a pair (outcome, index). When user records part company
-(some expired, some belong to another shard now), the old outcome says where
-each of them went, and a delivery follows that trail when it is asked.
+Finishing an aggregated record of 450 user records settles one outcome, not 450 futures. A delivery is a pair
+(outcome, index). When user records are separated, because some expired or belong to another shard, the old outcome
+stores where each of them moved. A delivery follows these moves when its result is read.
 
-Attempts are a linked list, newest first, shared by all who made them together.
+Attempts are a linked list, newest first, which all user records of the same attempts share.
 """
 
 from collections.abc import Mapping
@@ -15,29 +14,29 @@ import msgspec
 
 from kpl_core.records.record_result import Attempt, Place, RecordResult
 
-__all__ = ["Delivery", "History", "Note", "Origin", "Outcome", "Waiter"]
+__all__ = ["History", "Note", "Origin", "Outcome", "ResultHandle", "Waiter"]
 
-# Who still holds the user record: the spool, the dead letters, or a caller who will put it again if it fails.
+# Where else the user record is stored: in the spool, in the dead letters, or with a caller that retries a failed put.
 Origin = Literal["write_ahead", "replay", "redrive", "caller"]
 
 
 class Note(NamedTuple):
-    """What must be known of a user record if it cannot be delivered, beside its content and metadata."""
+    """The other fields that the spool and dead letters need if a user record cannot be delivered."""
 
     flow: str | None
     origin: Origin | None = None
 
 
 class History(msgspec.Struct, eq=False):
-    """One attempt and, before it, the earlier ones.
+    """One attempt, and a link to the earlier ones.
 
-    Tracked by the garbage collector for the sake of its trashcan: without it, to forget a chain
-    of 100,000 attempts (of 1,000 in a thread on musl) overflows the C stack.
+    The garbage collector tracks it, because only then does CPython limit the recursion when it frees a chain. Without
+    that, freeing 100,000 attempts (1,000 in a thread on musl) overflows the C stack.
     """
 
     attempt: Attempt
     earlier: "History | None"
-    # What `to_tuple` returns, once it was asked: those who made the attempts together share the answer too.
+    # The cached result of `to_tuple`, which all user records of these attempts share.
     together: tuple[Attempt, ...] | None = None
 
     def to_tuple(self) -> tuple[Attempt, ...]:
@@ -55,70 +54,69 @@ class History(msgspec.Struct, eq=False):
 
 
 class Waiter(Protocol):
-    """Somebody asleep until an outcome is settled or its user records move on."""
+    """A task or thread that waits until an outcome is settled or its user records move."""
 
     def set(self) -> object:
-        """Wake up; called at most once, from the loop that runs the producer."""
+        """Wake the waiter. It is called at most once, from the producer's event loop."""
 
 
 class Outcome(msgspec.Struct, eq=False, gc=False):
-    """What becomes of the user records of one Kinesis record.
+    """The result of the user records of one Kinesis record.
 
-    It is settled once, for all user records that are still with it; those that moved away have
-    their place in another outcome. Compared by identity.
+    It is settled once, for all user records that did not move to another outcome. It is compared by identity.
     """
 
     settled: bool = False
     shard_id: str | None = None
-    # Means success.
+    # Set after a success, None after a failure.
     sequence_number: str | None = None
     history: History | None = None
-    # What single user records went through before they came here; most never had a life before.
+    # Attempts of single user records before they moved here. Most user records have none.
     histories: dict[int, History] | None = None
-    # Where user records went that are no longer here.
+    # The new outcome and index of user records that moved away.
     moved: "dict[int, tuple[Outcome, int]] | None" = None
-    # What callers gave for hooks and dead letters, by index.
+    # By index: the metadata from callers, for hooks and dead letters.
     metadata: dict[int, Mapping[str, Any]] | None = None
     notes: dict[int, Note] | None = None
-    # Of a failure: where the user records are kept.
+    # After a failure: where the user records are stored.
     kept: Place | None = None
-    # What a hook said of the context in which the Kinesis record opened.
+    # What a hook returned about the context in which the Kinesis record opened.
     opened_in: object = None
     waiters: list[Waiter] | None = None
     shared_result: RecordResult | None = None
 
     def attempted(self, attempt: Attempt) -> None:
-        """Note an attempt that all user records of this Kinesis record made together."""
+        """Add an attempt of all user records of this Kinesis record."""
         self.history = History(attempt, self.history)
 
     def settle(
         self, *, shard_id: str | None = None, sequence_number: str | None = None, kept: Place | None = None
     ) -> None:
-        """Make this the final word; a `sequence_number` means success."""
+        """Set the final result. A `sequence_number` means success."""
         self.shard_id = shard_id
         self.kept = kept
         self.sequence_number = sequence_number
-        # Last: another thread may look at any moment.
+        # This must be the last field set, because another thread may read at any moment.
         self.settled = True
         if self.waiters is not None:
             self.wake()
 
     def move(self, index: int, outcome: "Outcome", new_index: int) -> None:
-        """Let the user record at `index` share another outcome from now on. Call `wake` after the last."""
+        """Move the user record at `index` to another outcome. Call `wake` after the last move."""
         if self.moved is None:
             self.moved = {}
         self.moved[index] = (outcome, new_index)
 
     def wake(self) -> None:
-        """Wake everybody who waits, so that they look again."""
+        """Wake all waiters, so that they read the outcome again."""
         waiters, self.waiters = self.waiters, None
         if waiters is not None:
-            # A copy: who stops to wait in another thread leaves the list meanwhile, and the next would be passed by.
+            # Iterate over a copy: a waiter in another thread may remove itself meanwhile, and would shift the others.
             for waiter in tuple(waiters):
                 waiter.set()
 
     def history_of(self, index: int) -> History | None:
-        """Return all attempts of the user record at `index`, here and before it came here."""
+        """Return all attempts of the user record at `index`, including those before it moved here."""
         if self.histories is None or (before := self.histories.get(index)) is None:
             return self.history
         if self.history is None:
@@ -128,7 +126,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         return before
 
     def result_of(self, index: int) -> RecordResult:
-        """Return the final result of the user record at `index`; the outcome is settled."""
+        """Return the final result of the user record at `index`. The outcome must be settled."""
         if self.shared_result is not None:
             return self.shared_result
         history = self.history if self.histories is None else self.history_of(index)
@@ -145,17 +143,17 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         return result
 
 
-class Delivery(msgspec.Struct, gc=False):
-    """The handle of one user record: where its result will be.
+class ResultHandle(msgspec.Struct, gc=False):
+    """The handle of one user record, which gives its result.
 
-    Not tracked by the garbage collector: it refers to an outcome, and no outcome refers back.
+    The garbage collector does not track it: it refers to an outcome, and no outcome refers back.
     """
 
     outcome: Outcome
     index: int
 
     def follow(self) -> Outcome:
-        """Return the outcome this user record has now, and remember the way."""
+        """Return the current outcome of this user record, and keep it for the next call."""
         outcome = self.outcome
         while outcome.moved is not None and (target := outcome.moved.get(self.index)) is not None:
             outcome, self.index = target
@@ -164,22 +162,22 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def done(self) -> bool:
-        """Say whether the result is known."""
+        """Return True if the result is known."""
         return self.follow().settled
 
     def peek(self) -> RecordResult | None:
-        """Return the result, None while it is not known."""
+        """Return the result, or None while it is not known."""
         outcome = self.follow()
         return outcome.result_of(self.index) if outcome.settled else None
 
     def note(self, metadata: Mapping[str, Any]) -> None:
-        """Keep what the caller gave for hooks and dead letters."""
+        """Store the caller's metadata for hooks and dead letters."""
         if self.outcome.metadata is None:
             self.outcome.metadata = {}
         self.outcome.metadata[self.index] = metadata
 
     def remark(self, note: Note) -> None:
-        """Keep what must be known if the user record cannot be delivered."""
+        """Store the fields that are needed if the user record cannot be delivered."""
         if self.outcome.notes is None:
             self.outcome.notes = {}
         self.outcome.notes[self.index] = note

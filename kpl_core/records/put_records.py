@@ -1,4 +1,4 @@
-"""The one call of the journey: a PutRecords request and what comes back for it."""
+"""A PutRecords request, its answer, and the fact that hooks receive about both."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +27,7 @@ class PutRecordsRequest:
 
 
 class PutRecordsEntry(msgspec.Struct, frozen=True, rename="pascal", gc=False):
-    """What the service says of one Kinesis record: where it is, or why it is not.
+    """The service's answer for one Kinesis record: where it is stored, or the error.
 
     A success has a sequence number and a falsy error code (some endpoints send `null`).
     """
@@ -39,20 +39,20 @@ class PutRecordsEntry(msgspec.Struct, frozen=True, rename="pascal", gc=False):
 
 
 class RequestFailure(msgspec.Struct, frozen=True):
-    """The request failed as a whole: the service's code, or one of ours, and its text."""
+    """The failure of a whole request: an error code of the service or of the producer, and its message."""
 
     code: str
     message: str
 
 
-# One entry for each record of the request, in its order, or the failure of them all.
+# One entry for each record of the request, in the same order, or the failure of the whole request.
 PutRecordsAnswer = Sequence[PutRecordsEntry] | RequestFailure
 
 
 def completed_fact(
     request: PutRecordsRequest, answer: PutRecordsAnswer, *, throttled: Mapping[str | None, int], now: float
 ) -> RequestCompleted:
-    """Return what hooks are told of an answered request; `throttled` counts Kinesis records by predicted shard."""
+    """Return the fact about an answered request. `throttled` counts Kinesis records by predicted shard."""
     errors: dict[str, int] = {}
     by_shard: dict[tuple[str, str], int] = {}
     if not isinstance(answer, RequestFailure) and len(answer) != len(request.records):
@@ -78,7 +78,7 @@ def completed_fact(
         record_errors=errors,
         errors_by_shard=by_shard,
         throttled_by_shard={shard_id or "": count for shard_id, count in throttled.items() if count},
-        # Arrivals stand in their order but for retried ones; to search them all would cost each user record.
+        # Arrivals are in order, except for retried records. A search of all would cost time per user record.
         queue_wait=request.started_at - min(record.arrivals[0] for record in request.records),
         opened_in=tuple(
             [record.outcome.opened_in for record in request.records if record.outcome.opened_in is not None]

@@ -36,6 +36,7 @@ __all__ = ["SENDER_THREADS", "SPILL_SHARE", "LogSender", "write_to_stderr"]
 # The identities of the threads that send. No handler takes what is logged in them: it would never end.
 SENDER_THREADS: Final[set[int]] = set()
 
+_ignore: Final[Callable[[object], None]] = lambda _result: None  # noqa: E731 - one line
 _CHUNK_RECORDS: Final = 500
 _POLL_SECONDS: Final = 0.02
 _EMPTY_POLLS_BEFORE_IDLE: Final = 5
@@ -257,8 +258,6 @@ class LogSender:
         self._ended(self)
         self._finished.set()
 
-    # Putting
-
     def drain(self, producer: Producer) -> None:
         """Put what was taken from the queue, and up to 500 more, as far as the producer has room."""
         self._put_some(producer)
@@ -307,9 +306,23 @@ class LogSender:
             if taken:
                 self._room.notify_all()
         for is_highest, entry in taken:
-            self._add_pieces(producer, entry, "critical" if is_highest else "normal")
+            tier: Tier = "critical" if is_highest else "normal"
+            if not (isinstance(entry, bytes) and self._is_plainly_put(producer, entry, tier)):
+                self._add_pieces(producer, entry, tier)
         self._put_pieces(producer)
         return len(taken)
+
+    def _is_plainly_put(self, producer: Producer, data: bytes, tier: Tier) -> bool:
+        """Put what most entries are: one user record, into a producer with room; return False if it is not put."""
+        if self._pieces or self._without_room != "wait":
+            return False
+        try:
+            delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=data, tier=tier)
+        except (BufferFull, ProducerClosed, InvalidUserRecord):
+            # `_put_pieces` tries it once more, and knows what to do.
+            return False
+        ResultCallback(delivery, self._record_finished)
+        return True
 
     def _add_pieces(self, producer: Producer, entry: Entry, tier: Tier) -> None:
         """Divide an entry into the user records to put."""
@@ -391,6 +404,10 @@ class LogSender:
                 self._delivered += 1
 
     def _record_finished(self, result: RecordResult) -> None:
+        if result.successful and not self.is_finished:
+            # Only this thread counts these, so it needs no lock.
+            self._delivered += 1
+            return
         is_kept = result.kept is not None
         self.count(None if result.successful or is_kept else result.error_code or "", is_kept=is_kept)
 
@@ -474,10 +491,6 @@ class LogSender:
 
     def _time_left(self, share: float) -> float:
         return max(0.0, self._deadline - time.monotonic()) * share
-
-
-def _ignore(_result: object) -> None:
-    """Do nothing."""
 
 
 def write_to_stderr(stream: str, text: str) -> None:

@@ -122,7 +122,7 @@ TROUBLES: dict[str, Trouble] = {
     "reset before the commit": fault(ResetBeforeCommit(), probability=0.5),
     "reset after the commit": fault(ResetAfterCommit(), probability=0.5),
     "answers of another length": fault(WrongCount(), probability=0.5),
-    "answers nobody can read": fault(BadBody(), probability=0.5),
+    "unreadable answers": fault(BadBody(), probability=0.5),
     "expired credentials": fault(ErrorAnswer("ExpiredTokenException")),
     "no permission for a while": fault(ErrorAnswer("AccessDeniedException")),
     "shards split under way": fault(SplitDuringRequest(), times=2),

@@ -28,7 +28,7 @@ class Gateway:
         self.key: str | None = None
         self.body: bytes | None = None
         # In the middle of the bulk import of the drawing.
-        self.looks = 40
+        self.requests = 40
         self.url = ""
 
     def answer(self, authorization: str | None) -> tuple[int, bytes]:
@@ -36,8 +36,8 @@ class Gateway:
             return 401, b'{"type":"about:blank","status":401}'
         if self.body is not None:
             return 200, self.body
-        self.looks += 1
-        return 200, json.dumps(drawing()["gateway_at"](self.looks)).encode()
+        self.requests += 1
+        return 200, json.dumps(drawing()["gateway_at"](self.requests)).encode()
 
 
 def drawing() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def gateway() -> Iterator[Gateway]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Write no log lines."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -68,7 +68,7 @@ def gateway() -> Iterator[Gateway]:
         thread.join()
 
 
-def test_in_a_pipe_it_looks_once_and_prints_no_escape_codes(kpl, gateway):
+def test_in_a_pipe_there_is_one_update_without_escape_codes(kpl, gateway):
     status, out, err = kpl("top", gateway.url, "--interval", "0.05")
     assert (status, err) == (0, "")
     assert "\x1b" not in out
@@ -80,7 +80,7 @@ def test_in_a_pipe_it_looks_once_and_prints_no_escape_codes(kpl, gateway):
     ]
 
 
-def test_each_look_is_one_json_object_with_rates(kpl, gateway):
+def test_each_update_is_one_json_object_with_rates(kpl, gateway):
     status, out, err = kpl("top", gateway.url, "--json", "--count", "3", "--interval", "0.05")
     assert (status, err) == (0, "")
     views = [json.loads(line) for line in out.splitlines()]
@@ -90,22 +90,22 @@ def test_each_look_is_one_json_object_with_rates(kpl, gateway):
     assert views[0]["records"]["dead_lettered"] == 3
 
 
-def test_in_a_terminal_it_is_live_until_ctrl_c_with_status_0(gateway):
+def test_on_a_terminal_the_view_is_live_until_ctrl_c_with_status_0(gateway):
     status, shown, _ = in_a_terminal("top", gateway.url, "--interval", "0.05", after="bulk-import", typed="\x03")
     assert status == 0
     assert "\x1b[?1049h" in shown  # the alternate screen, so that nothing stays on the terminal
     assert "\x1b[?1049l" in shown
     assert "delivered/s" in without_escape_codes(shown)
-    assert gateway.looks >= 42
+    assert gateway.requests >= 42
 
 
-def test_a_signal_ends_it_in_a_pipe_with_status_0(gateway):
+def test_a_signal_ends_the_command_in_a_pipe_with_status_0(gateway):
     with started("top", gateway.url, "--json", "--count", "1000000", "--interval", "0.05") as running:
         assert json.loads(running.stdout.readline())["url"] == gateway.url
         assert running.end(signal.SIGTERM) == 0
 
 
-def test_a_key_from_the_environment_opens_it(kpl, gateway, monkeypatch):
+def test_a_key_from_the_environment_is_sent(kpl, gateway, monkeypatch):
     gateway.key = "secret-key"
     monkeypatch.setenv("KPL_GATEWAY_KEY", "secret-key")
     assert kpl("top", gateway.url, "--json", "--interval", "0.05").status == 0

@@ -22,9 +22,9 @@ def test_a_record_has_context_decision_and_consequences_on_one_page(record: Path
     assert len(text.splitlines()) <= LONGEST_RECORD_LINES
 
 
-def test_every_record_has_its_own_number() -> None:
+def test_records_are_numbered_without_gaps() -> None:
     numbers = [record.name.partition("-")[0] for record in RECORDS]
-    assert len(numbers) == len(set(numbers))
+    assert numbers == [f"{number:04}" for number in range(1, len(numbers) + 1)]
 
 
 def test_every_dependency_has_its_sentence() -> None:

@@ -59,6 +59,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
+def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
+    headings = re.findall(r"^(##+ .+)$", _text(ROOT / "CHANGELOG.md"), re.MULTILINE)
+    version = r"## \[(Unreleased|\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d)\]?"
+    kind = r"### (Added|Changed|Deprecated|Removed|Fixed|Security)"
+    assert headings[0] == "## [Unreleased]"
+    assert [heading for heading in headings if not re.fullmatch(f"{version}|{kind}", heading)] == []
+
+
 def _programs(page: Path) -> list[str]:
     """Return the page's Python blocks, except code titled "before"."""
     found = re.findall(r"^```python(?: title=\"(.*?)\")?\n(.*?)^```$", _text(page), re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""The fair queue: who is served next, what is remembered, what is forgotten."""
+"""The fair queue: the order of service, and which flows are remembered and forgotten."""
 
 from collections import Counter
 
@@ -77,7 +77,7 @@ def test_a_flow_that_leaves_and_comes_back_has_no_advantage():
     push_all(queue, "busy", 300)
     served: Counter[str] = Counter()
     for turn in range(100):
-        # Always absent when the queue looks, back as soon as it was served: it never waits for two.
+        # The flow is always empty when it is served and comes back right after, so it never has two items queued.
         queue.push(f"hopper{turn}", "hopper", 1)
         served.update((queue.pop()[0], queue.pop()[0]))
 
@@ -114,7 +114,7 @@ def test_a_declared_flow_keeps_its_place_when_it_comes_back():
 
 
 def test_ten_steps_of_one_tenth_add_up_to_one():
-    # 0.1 is no binary fraction: ten floats of it are not 1.0, and the tie would be lost.
+    # 0.1 is not a binary fraction: ten floats of it do not add up to 1.0, and the flows would not tie.
     queue: FairQueue[str] = FairQueue(weight_of={"tenth": 0.1, "one": 1}.__getitem__, flows=["tenth", "one"])
     push_all(queue, "tenth", 3)
     push_all(queue, "one", 30)

@@ -1,5 +1,5 @@
-"""Whatever is pushed, evicted, removed or drained: nothing is lost, doubled or beyond its bound."""
-# ruff: noqa: SLF001 - the books are checked from inside
+"""The accounts of the fair queue: no push, eviction, removal or drain loses an item or exceeds a bound."""
+# ruff: noqa: SLF001 - these tests read private state
 
 from hypothesis import given, strategies as st
 
@@ -102,7 +102,7 @@ def check_books(queue: FairQueue[int], held: dict[int, tuple[str, int, Tier]], b
         assert common <= bounds.max_items * (1 - bounds.critical_share)
     if bounds.max_cost is not None:
         assert statistics.cost <= bounds.max_cost or len(held) == 1
-    # One key in the heap for each flow that is known, and that flow in the key's slot.
+    # Each known flow has one key in the heap, and is in that key's slot.
     assert len(queue._heap) == len(queue._flows)
     assert {id(queue._slots[key & SLOT_MASK]) for key in queue._heap} == {id(flow) for flow in queue._flows.values()}
     assert len(queue._slots) <= 5

@@ -1,5 +1,5 @@
-"""When room runs out: who is refused, who is evicted, and in which order."""
-# ruff: noqa: SLF001 - the books are checked from inside
+"""A full fair queue: which items are rejected, which are evicted, and in which order."""
+# ruff: noqa: SLF001 - these tests read private state
 
 import pytest
 
@@ -222,7 +222,7 @@ def test_a_rejected_item_restores_the_evicted_items():
     before = [list(queue.items(flow)) for flow in "ab"]
     statistics = queue.statistics()
 
-    # Evicting all of the bulk is not enough, and the critical flow is not longer than the newcomer.
+    # Evicting all bulk items is not enough, and the critical flow is not longer than the new item's flow.
     assert queue.push_evicting("big", "c", 90, "normal") is None
 
     assert [list(queue.items(flow)) for flow in "ab"] == before
@@ -278,7 +278,7 @@ def test_the_ranking_drops_outdated_listings_and_stays_right():
         if number % 4 == 0:
             flow = str(queue.next_flow())
             held[flow] -= queue.pop()
-        # Asked seldom: in between only growth is noted, and would pile up.
+        # The ranking is read rarely. In between, listings are only added and would accumulate.
         if number % 100 == 0:
             longest = queue.longest_flow()
             assert longest is not None

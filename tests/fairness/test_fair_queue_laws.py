@@ -1,7 +1,6 @@
-"""The laws of fair queuing, each seen to hold, and each seen to fail on a queue broken on purpose.
+"""The laws of fair queuing. Each must hold for the queue, and fail for a queue that is broken on purpose.
 
-A law takes the class it judges. `PaperFairQueue` and `max_min_shares` are independent
-references (oracles.py).
+A law takes the class that it tests. `PaperFairQueue` and `max_min_shares` are independent references (oracles.py).
 """
 
 import math
@@ -21,7 +20,7 @@ QueueClass = Callable[..., FairQueue[Any]]
 Law = Callable[[QueueClass], None]
 
 whole_weights = st.integers(1, 12)
-# Many that leave remainders, and multiples of one another, so that flows must tie.
+# Many weights that leave remainders, and multiples of each other, so that flows must tie.
 odd_weights = st.sampled_from([1, 2, 17, 34, 51, 19, 38, 23, 0.1, 0.25, 1.7, 1.9]) | st.integers(1, 1000)
 costs = st.integers(1, MAX_COST)
 
@@ -42,7 +41,7 @@ def law_the_order_is_the_papers(queue_class: QueueClass) -> None:
     def law(weights: dict[str, float], steps: list[tuple[int, int] | None]) -> None:
         queue, paper = make(queue_class, weights), PaperFairQueue(weights)
         flows = list(weights)
-        # A load that is never quite served: the first flow waits all along, the others come and go.
+        # The load is never served completely: the first flow always waits, the others come and go.
         for number in range(10):
             queue.push(-number, flows[0], MAX_COST)
             paper.push(-number, flows[0], MAX_COST)
@@ -100,7 +99,7 @@ def law_a_backlogged_flow_is_served_again_soon(queue_class: QueueClass) -> None:
             flow, cost = queue.pop()
             assert waited[flow] <= allowed[flow]
             waited = {other: 0 if other == flow else waited[other] + cost for other in weights}
-            # What the others may be served meanwhile: their share of this item's time, and one item each.
+            # How much the others may be served meanwhile: their share of this item's time, and one item each.
             allowed[flow] = sum(weights[other] * cost / weights[flow] + MAX_COST for other in weights if other != flow)
 
     equal_items()
@@ -176,8 +175,8 @@ def law_what_is_served_is_max_min_fair(queue_class: QueueClass) -> None:
             flow, cost = queue.pop()
             served[flow] += cost
         shares = max_min_shares(demands, weights, sum(served.values()))
-        # Those who want more than their share; each flow may be ahead of virtual time by one of its items,
-        # and they pay for that, in proportion to their weights.
+        # The flows that want more than their share. Each flow may be ahead of virtual time by one of its items, and
+        # the other flows get less for it, in proportion to their weights.
         competing = sum(weight for flow, weight in weights.items() if shares[flow] < demands[flow])
         for flow, weight in weights.items():
             behind = len(weights) * weight / competing if competing else 0
@@ -193,7 +192,7 @@ def law_offered_rates_are_served_max_min_fair(queue_class: QueueClass) -> None:
 
     @given(st.lists(loads, min_size=1, max_size=6), st.integers(20, 400))
     def law(flows: list[tuple[int, int, int]], capacity_per_second: int) -> None:
-        """Each flow offers items of one size at a steady rate; the server takes what one second allows."""
+        """Each flow offers items of one size at a steady rate. The server serves one second's worth."""
         weights = named([weight for weight, _, _ in flows])
         queue = make(queue_class, weights)
         offered = dict.fromkeys(weights, 0)
@@ -319,7 +318,7 @@ BREAKS: list[tuple[str, Law, Callable[[], QueueClass]]] = [
         lambda: broken_queue(("Flow(key, self._weight_of(key), tier)", "Flow(key, 1, tier)")),
     ),
     (
-        "who comes back is served at once",
+        "a flow that comes back is served at once",
         law_offered_rates_are_served_max_min_fair,
         lambda: broken_queue((SERVED, "heapreplace(heap, key + flow.step)")),
     ),
@@ -339,7 +338,7 @@ BREAKS: list[tuple[str, Law, Callable[[], QueueClass]]] = [
 @pytest.mark.parametrize(("law", "break_it"), [pytest.param(law, break_it, id=name) for name, law, break_it in BREAKS])
 def test_a_law_fails_on_a_broken_queue(law, break_it):
     broken = break_it()
-    # The same examples each time, so that what is noticed once is noticed always.
+    # The same examples each time, so the result is the same in every run.
     profile = settings(
         phases=[Phase.generate],
         max_examples=400,

@@ -1,4 +1,4 @@
-"""The gates of the shards: what waits in front of one shares no fate with what has passed."""
+"""The gates of the shards: records in front of a closed gate are kept apart from records behind it."""
 
 import pytest
 

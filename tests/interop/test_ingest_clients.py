@@ -1,6 +1,6 @@
 """The gateway's Kinesis API with independent clients: boto3 with 100,000 records, JavaScript, async-kinesis.
 
-Each record that a client was told is stored must be in the very Kinesis record that the answer named.
+Each record that an answer reports as stored must be in the Kinesis record that the answer names.
 """
 
 import json

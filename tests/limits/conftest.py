@@ -1,4 +1,4 @@
-"""These tests run in virtual time on both backends; those with threads or sockets say otherwise."""
+"""These tests run in virtual time on asyncio and trio, unless they override the fixture for threads or sockets."""
 
 import pytest
 

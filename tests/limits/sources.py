@@ -1,4 +1,4 @@
-"""Streams to test with: steady, stalling, raising, infinite; each records whether it was closed."""
+"""Streams for tests: steady, stalled, raising, infinite. Each records whether it was closed."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
@@ -11,7 +11,7 @@ __all__ = ["Source", "collect", "collect_scoped", "endless", "gather", "scoped"]
 
 
 class Source:
-    """A stream of `items`, `delay` seconds before each; counts how often it was started and closed."""
+    """A stream of `items` with `delay` seconds before each. It counts how often it was started and closed."""
 
     def __init__(self, items: Iterable[Any], *, delay: float = 0.0, error: BaseException | None = None) -> None:
         self._items = items
@@ -35,7 +35,7 @@ class Source:
             if self._error is not None:
                 raise self._error
         finally:
-            # A real source talks to somebody to close: that needs an await, which it must shield itself
+            # A real source closes a connection. That needs an await, which the source must shield itself
             # if the cancellation hits it while it is running.
             with anyio.CancelScope(shield=True):
                 await anyio.lowlevel.checkpoint()
@@ -76,6 +76,6 @@ async def gather(items: AsyncIterator[Any], limit: int | None = None, into: list
 
 @asynccontextmanager
 async def scoped(source: Source) -> AsyncIterator[AsyncIterator[Any]]:
-    """Run a source in a scope of its own."""
+    """Run a source in its own scope."""
     async with aclosing(source()) as items:
         yield items

@@ -1,4 +1,4 @@
-"""The refill rate yields to pressure within its band, follows a step without swinging, and recovers."""
+"""The refill rate falls under pressure within its band, follows a step without oscillation, and recovers."""
 
 import math
 from itertools import pairwise
@@ -29,8 +29,8 @@ def test_without_pressure_the_rate_is_the_base_rate():
     ("latency", "refused", "depth", "rate"),
     [
         (0.0, 0.0, 0, 120.0),  # idle
-        (0.1, 0.0, 0, 110.0),  # twice as quick as asked
-        (0.3, 0.0, 0, 90.0),  # half as slow again
+        (0.1, 0.0, 0, 110.0),  # twice as fast as the target
+        (0.3, 0.0, 0, 90.0),  # 1.5 times as slow as the target
         (0.4, 0.0, 0, 80.0),
         (60.0, 1.0, 10**6, 80.0),  # never less
         (0.0, 0.05, 0, 100.0),
@@ -49,7 +49,7 @@ def test_reports_are_smoothed():
     _, adaptive = refill()
     adaptive.update(0.2, False, 0)
 
-    # One answer twice as slow as asked moves the average by a fifth of the way.
+    # One answer that is twice as slow as the target moves the average by a fifth of the difference.
     assert adaptive.update(0.4, False, 0) == pytest.approx(96.0)
     assert adaptive.update(0.4, False, 0) == pytest.approx(92.8)
 
@@ -85,7 +85,7 @@ def test_a_step_of_a_signal_is_followed_in_ten_reports_without_overshoot(before,
 
 @given(signs, signs)
 def test_pressure_falls_to_no_less_than_half_when_another_signal_becomes_the_largest(before, after):
-    # A known weakness of smoothing each sign before the largest is taken: the one falls while the other rises.
+    # A known weakness: each signal is smoothed before the maximum is taken, so one falls while the other rises.
     _, adaptive = refill()
     for _ in range(100):
         adaptive.update(*before)

@@ -1,4 +1,4 @@
-"""Work that finds the bucket empty: every row of the table, order, bounds, storms, threads."""
+"""Work that arrives at an empty bucket: every row of the table, order, bounds, overload, threads."""
 
 import math
 import threading
@@ -26,7 +26,7 @@ SECOND = 1_000_000_000
 
 
 class Storm:
-    """A gate with a clock in hand and a list of what came out of each door."""
+    """A gate with a controlled clock, and a list of the work that each callback received."""
 
     def __init__(self, *, capacity: float = 2, rate: float = 1, critical_share: float = 0.0, **options: Any) -> None:
         self.now = 0.0
@@ -206,7 +206,7 @@ def test_the_monitor_is_called_for_every_new_work_and_may_call_the_gate():
 
     assert seen == [1]
     assert monitor.rejected_share(storm.now) == 1.0
-    # Looking whether waiting work may go is no rejection.
+    # Checking whether waiting work may leave is not a rejection.
     assert storm.limiter.get_metrics()["total_rejections"] == 2
 
 

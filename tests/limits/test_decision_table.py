@@ -1,4 +1,4 @@
-"""The decision table, row by row, in virtual time: the rows are those of the example."""
+"""The decision table of the example, row by row, in virtual time."""
 
 import importlib.util
 import sys
@@ -23,12 +23,12 @@ def _example() -> ModuleType:
 
 
 EXAMPLE = _example()
-# (hard rate cap, competing streams) and the policies: who gets how many of 400, and in how many seconds.
+# (hard rate cap, competing streams) and the policies: how many of 400 items each stream gets, in how many seconds.
 EXPECTED: dict[tuple[bool, bool, str], tuple[dict[str, int], float]] = {
     (True, False, "rate limit only"): ({"only": 400}, (400 - 4) / 400),
     (True, True, "fairness, then rate limit"): ({"large": 300, "small": 100}, (400 - 4) / 400),
     (False, True, "fairness only"): ({"large": 300, "small": 100}, 0.0),
-    # Each held to its own limit; the weights decide only where both are ready.
+    # Each stream has its own limit. The weights only decide while both are ready.
     (True, True, "rate limit for each, then fairness for all"): ({"large": 200, "small": 200}, (200 - 2) / 100),
 }
 

@@ -1,4 +1,4 @@
-"""fair_merge in virtual time: who comes when, and that nobody is delayed, lost or left open."""
+"""fair_merge in virtual time: the order of items, and that no stream is delayed, lost or left open."""
 
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -79,7 +79,7 @@ async def test_a_stalled_stream_does_not_delay_the_others():
 
 
 def refilled_in_turn(streams: list[Callable[[], AsyncIterator[Any]]], buffer: int) -> Callable[[], AsyncIterator[Any]]:
-    """Merge the way the seed does: one loop selects, and refills the selected stream before it goes on."""
+    """Merge as the seed does: one loop selects a stream, and refills it before it selects the next."""
 
     async def run() -> AsyncIterator[Any]:
         running = [stream() for stream in streams]
@@ -215,7 +215,7 @@ async def test_leaving_early_closes_every_source():
 
 async def test_cancellation_closes_every_source_in_any_state():
     sources = [
-        Source(range(100)),  # waits for a place in the buffer
+        Source(range(100)),  # waits for space in the buffer
         Source("s", delay=3_600.0),  # waits for its next item
         Source("x"),  # has ended
     ]

@@ -1,7 +1,7 @@
-"""The laws of the two combinators, on asyncio and trio, in virtual time; each also seen to fail.
+"""The laws of the two combinators, on asyncio and trio, in virtual time. Each must fail for a broken combinator.
 
-A law takes the combinator it judges and the backend to run on. A broken combinator is a copy of
-the real one's source with a line replaced (tests/pipeline/mutants.py).
+A law takes the combinator that it tests and the backend to run on. A broken combinator is a copy of the real one's
+source with one line replaced (tests/pipeline/mutants.py).
 """
 
 import math
@@ -35,7 +35,7 @@ weights = st.lists(st.integers(1, 10), min_size=2, max_size=5)
 
 
 def arriving_after(pauses: list[float]) -> Callable[[], AsyncIterator[float]]:
-    """Return a stream whose items are the instants at which they were ready."""
+    """Return a stream whose items are the instants at which they become ready."""
 
     async def run() -> AsyncIterator[float]:
         for pause in pauses:
@@ -46,7 +46,7 @@ def arriving_after(pauses: list[float]) -> Callable[[], AsyncIterator[float]]:
 
 
 async def emissions(stream: Any) -> list[tuple[float, float]]:
-    """Return when each item was ready and when it came out."""
+    """Return when each item was ready and when it was emitted."""
     return [(ready_at, anyio.current_time()) async for ready_at in stream()]
 
 
@@ -59,7 +59,7 @@ def law_token_bucket(limited: Combinator, backend: BackendName) -> None:
         assert len(times) == len(pauses)
         for first, start in enumerate(times):
             for last in range(first, len(times)):
-                # All the slack there is: what a float clock cannot tell apart. It does not add up.
+                # The only tolerance is the resolution of a float clock. It does not accumulate.
                 slack = Fraction(policy.tokens_per_second) * Fraction(4 * math.ulp(times[last]))
                 most = ExactTokenBucket.most_in_window(
                     policy.tokens_per_second, policy.burst_tokens, start, times[last]
@@ -78,7 +78,7 @@ def law_work_conserving_rate_limit(limited: Combinator, backend: BackendName) ->
         ):
             earliest = bucket.ready_at(1, ready_at)
             assert out_at <= earliest + Fraction(8 * math.ulp(out_at))
-            # Rounded by the clock it may come out within the slack before; the oracle's bucket does not round.
+            # The clock rounds, so an item may be early by the tolerance; the oracle's bucket does not round.
             bucket.try_take(1, max(out_at, math.nextafter(float(earliest), math.inf)))
 
     law()
@@ -132,7 +132,7 @@ def law_bounded_memory(merge: Combinator, backend: BackendName) -> None:
             async with merge(sources, FairnessPolicy(max_buffer_per_flow=buffer))() as items:
                 async for _ in items:
                     taken += 1
-                    # A consumer that dawdles lets every buffer fill.
+                    # A slow consumer fills every buffer.
                     await anyio.sleep(0.01)
                     assert sum(source.given for source in sources) - taken <= len(sources) * buffer
             assert taken == 60 * len(sources)
@@ -154,7 +154,7 @@ def law_work_conserving_merge(merge: Combinator, backend: BackendName) -> None:
             )() as items:
                 received = [(ready_at, anyio.current_time()) async for ready_at in items]
             assert len(received) == sum(map(len, delays))
-            # The consumer is always waiting, so nothing may wait for it: out the moment it is there.
+            # The consumer always waits, so each item must be emitted at the instant it is ready.
             assert all(out_at == ready_at for ready_at, out_at in received)
 
         run_in_virtual_time(run, backend=backend)
@@ -240,7 +240,7 @@ BREAKS: list[tuple[str, Law, Callable[[], Combinator]]] = [
         lambda: broken_limit(("policy.burst_tokens)]", "policy.burst_tokens + 1)]")),
     ),
     (
-        "waiting once and hoping",
+        "waiting only once",
         law_token_bucket,
         lambda: broken_limit(
             ("while not bucket.try_take", "if not bucket.try_take"), ("ready_at - now)", "0.9 * (ready_at - now))")
@@ -257,12 +257,12 @@ BREAKS: list[tuple[str, Law, Callable[[], Combinator]]] = [
         lambda: broken_limit(('require_description("stream", stream)', "stream()")),
     ),
     (
-        "serving whoever came first",
+        "streams are served in order of arrival",
         law_no_starvation,
         lambda: broken_merge(("self._queue.push((source, item), place, 1)", "self._queue.push((source, item), 0, 1)")),
     ),
     (
-        "everybody weighs the same",
+        "all streams have the same weight",
         law_proportional_share,
         lambda: broken_merge(("policy.weight_of(self._sources[place].flow)", "1")),
     ),
@@ -312,7 +312,7 @@ BREAKS: list[tuple[str, Law, Callable[[], Combinator]]] = [
 @pytest.mark.parametrize(("law", "break_it"), [pytest.param(law, break_it, id=name) for name, law, break_it in BREAKS])
 def test_a_law_fails_on_a_broken_combinator(law, break_it, backend):
     broken = break_it()
-    # The same examples each time, so that what is noticed once is noticed always.
+    # The same examples each time, so the result is the same in every run.
     profile = settings(
         phases=[Phase.generate],
         max_examples=400,

@@ -1,4 +1,4 @@
-"""The limiter alone, on both backends: seed 000's class and its testing surface."""
+"""The limiter of seed 000, alone, on asyncio and trio."""
 
 import anyio
 import pytest
@@ -14,7 +14,7 @@ TEN_A_SECOND = Config(rate_limit_records_per_sec_per_shard=10.0, burst_seconds=0
 
 
 class Gate:
-    """Where admitted and expired records arrive, and when."""
+    """Records which records were admitted or expired, and when."""
 
     def __init__(self, config: Config = TEN_A_SECOND, *, slow_seconds: float = 0.0) -> None:
         self.admitted: list[tuple[float, KinesisRecord]] = []
@@ -115,7 +115,7 @@ async def test_records_that_wait_at_close_can_still_be_flushed():
 
 
 async def test_closing_while_records_are_passed_on_loses_none():
-    """Those already out of their queue were gone with the task that carried them."""
+    """Records that had left their queue were lost with the task that passed them on."""
     gate = Gate(Config(rate_limit_records_per_sec_per_shard=10.0, burst_seconds=1.0), slow_seconds=0.3)
     async with gate.limiter as limiter:
         gate.slow_seconds = 0.0
@@ -127,7 +127,7 @@ async def test_closing_while_records_are_passed_on_loses_none():
         await limiter.aclose()
         gate.slow_seconds = 0.0
         await limiter.flush()
-    # Of what was being handed on, the callback's own cancellation is the callback's own affair.
+    # The callback itself handles its cancellation while a record is passed to it.
     assert len(gate.admitted) >= 14
 
 

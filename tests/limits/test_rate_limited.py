@@ -1,4 +1,4 @@
-"""rate_limited in virtual time: when each item comes out, what it costs, what happens at the edges."""
+"""rate_limited in virtual time: when each item is emitted, what it costs, and edge cases."""
 
 import math
 from collections.abc import AsyncGenerator
@@ -65,7 +65,7 @@ async def test_items_pass_through_unchanged():
 async def test_each_item_can_have_its_own_cost():
     stream = rate_limited(Source(["a", "bb", "cccc"]), RateLimitPolicy(tokens_per_second=1.0, burst_tokens=2), cost=len)
 
-    # The third costs more than the bucket holds: it waits for a full one.
+    # The third costs more than the capacity, so it waits for a full bucket.
     assert await instants(stream) == [0.0, 1.0, 3.0]
 
 

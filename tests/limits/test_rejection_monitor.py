@@ -1,4 +1,4 @@
-"""Backpressure above 5 % of rejections in the last minute, ended well below it."""
+"""The monitor signals backpressure above 5 % of rejections in the last minute, and ends it well below."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The rules of thumb, and the warning that belongs to one of them."""
+"""The sizing rules, and the warning of one of them."""
 
 import math
 

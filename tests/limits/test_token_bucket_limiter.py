@@ -1,4 +1,4 @@
-"""The shared bucket: literal times, tiers, metrics, and eight threads against its bounds."""
+"""The shared bucket: literal times, tiers, metrics, and its bounds under eight threads."""
 
 import math
 import threading
@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 
 
 class Clock:
-    """A clock in nanoseconds that moves when told to."""
+    """A clock in nanoseconds that a test moves."""
 
     def __init__(self) -> None:
         self.now = 5 * SECOND
@@ -207,7 +207,7 @@ def test_the_level_stays_within_its_bounds_and_each_window_grants_at_most_its_li
 
 
 def test_the_bounds_hold_under_eight_threads_for_five_seconds():
-    # Five seconds of a clock that moves 10 us whenever it is read, from whichever thread.
+    # Five seconds of a clock that moves 10 us each time a thread reads it.
     ticks = count()
     horizon = 5 * SECOND
 
@@ -241,6 +241,6 @@ def test_the_bounds_hold_under_eight_threads_for_five_seconds():
     assert max(highest for _, _, _, highest in totals) <= capacity
     granted = sum(total[0] for total in totals)
     assert granted <= capacity + rate * (ended_at - started_at) / SECOND
-    # And nothing is lost: what was not granted in time is still there.
+    # No token is lost: tokens that were not granted in time are still in the bucket.
     assert granted >= rate * (ended_at - started_at) / SECOND - capacity
     assert limiter.get_metrics()["total_rejections"] == sum(total[1] for total in totals)

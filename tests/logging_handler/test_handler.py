@@ -343,3 +343,32 @@ def test_a_shared_producer_sends_log_records_too_and_stays_open(make, kinesis, l
         assert (handler.counts().delivered, handler.counts().buffered) == (300, 0)
         assert producer.put("logs", partition_key="1", data=b"{}").result(10).successful
     assert len(user_records(kinesis)) == 301
+
+
+def test_a_shared_producer_and_its_handler_do_not_deadlock_under_load(logger):
+    kinesis = FakeKinesis({"logs": 2, "orders": 1}, enforce_limits=False)
+    config = Config(max_outstanding_records=100, record_max_buffered_time_ms=5)
+    with BlockingProducer(config, transport=FakeTransport(kinesis, latency_seconds=0.001)) as producer:
+        handler = KinesisHandler("logs", producer=producer, close_timeout=20)
+        logger.addHandler(handler)
+
+        def log_and_put() -> None:
+            for number in range(100):
+                logger.info("line %d", number)
+                producer.put("orders", partition_key="k", data=b"x")
+
+        def flush() -> None:
+            for _ in range(5):
+                handler.flush()
+                producer.flush(5)
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (log_and_put, log_and_put, flush)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        handler.close()
+        counts = handler.counts()
+        assert (counts.emitted, counts.delivered, counts.buffered) == (200, 200, 0)
+        assert producer.close().delivered == 400

@@ -11,7 +11,7 @@ from kpl_core.options.config import NON_RETRYABLE_ERROR_CODES, Config, StreamCon
 
 MIB = 1024 * 1024
 
-# The specification's table: option, default.
+# The table of the specification: option, default.
 DEFAULTS: dict[str, Any] = {
     "region": None,
     "endpoint_url": None,
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "ordering": "none",
 }
 
-# Option, smallest and largest value allowed, and the next ones beyond; None where there is no end.
+# Option, smallest and largest allowed value, and the closest values outside; None if there is no bound.
 BOUNDS = [
     ("aggregation_max_count", 1, 10**12, 0, None),
     ("aggregation_max_size", 64, 10 * MIB, 63, 10 * MIB + 1),
@@ -81,7 +81,7 @@ WHOLE_NUMBERS = {
 
 
 def made(**options: Any) -> Config:
-    """A Config of whatever somebody who runs no mypy gives it."""
+    """Return a Config of options whose types mypy does not check."""
     return Config(**options)
 
 
@@ -169,7 +169,7 @@ def test_an_unknown_option_is_a_type_error():
 
 def test_a_config_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(Config(), "region", "elsewhere")  # noqa: B010 - what mypy refuses must fail when run, too
+        setattr(Config(), "region", "elsewhere")  # noqa: B010 - what mypy rejects must also fail at run time
 
 
 SECRETS: dict[str, Any] = {

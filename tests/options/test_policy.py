@@ -1,4 +1,4 @@
-"""Policies: plain values, checked once, that survive every way of writing them down."""
+"""Policies: plain values that are checked once and can be pickled, written as JSON and read from TOML."""
 
 import copy
 import dataclasses

@@ -4,7 +4,7 @@ from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.aggregator import Aggregator
 from kpl_core.pipeline.ledger import Generations
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Delivery, Outcome
+from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.user_record import UserRecord
 from tests.pipeline.material import FIRST_SHARD, digest, hash_key
 
@@ -14,7 +14,7 @@ def aggregator(**rules) -> Aggregator:
     return Aggregator(AggregationRules(**{**defaults, **rules}), Generations())
 
 
-def put(stage: Aggregator, record: UserRecord, *, now: float = 0.0, shard: str | None = FIRST_SHARD) -> Delivery:
+def put(stage: Aggregator, record: UserRecord, *, now: float = 0.0, shard: str | None = FIRST_SHARD) -> ResultHandle:
     lane = stage.lane(shard, record.tier)
     key = record.partition_key.encode()
     explicit = record.explicit_hash_key
@@ -25,7 +25,9 @@ def put(stage: Aggregator, record: UserRecord, *, now: float = 0.0, shard: str |
     return lane.add_any(record.partition_key, entry, record.data, user_bytes, now, explicit_hash_key=explicit)
 
 
-def move(stage: Aggregator, record: UserRecord, *, arrived_at: float, deadline: float, generation: int = 0) -> Delivery:
+def move(
+    stage: Aggregator, record: UserRecord, *, arrived_at: float, deadline: float, generation: int = 0
+) -> ResultHandle:
     detached = DetachedUserRecord(record, arrived_at, generation, record.tier, Outcome(), 0, None)
     lane = stage.lane(FIRST_SHARD, record.tier)
     key = record.partition_key.encode()

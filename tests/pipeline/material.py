@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.aggregated_record import encode
 from kpl_core.records.kinesis_record import KinesisRecord
-from kpl_core.records.outcome import Delivery, Outcome
+from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.user_record import UserRecord
 
 HASH_KEYS = 1 << 128
@@ -109,5 +109,5 @@ def sized_record(size_bytes: int, **fields: Any) -> KinesisRecord:
     return kinesis_record(UserRecord("k", bytes(size_bytes - 1)), **fields)
 
 
-def deliveries_of(record: KinesisRecord) -> list[Delivery]:
-    return [Delivery(record.outcome, index) for index in range(len(record.arrivals))]
+def deliveries_of(record: KinesisRecord) -> list[ResultHandle]:
+    return [ResultHandle(record.outcome, index) for index in range(len(record.arrivals))]

@@ -8,7 +8,7 @@ from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import Poll
 from kpl_core.producer.composition import stream_pipeline
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 from kpl_core.records.user_record import UserRecord
 from tests.pipeline.material import even_shards, keys_in, shard_id, shard_of, split
@@ -36,7 +36,7 @@ class Stream:
         self.sequence_number = 0
         self.now = 0.0
 
-    def put(self, key: str, data: bytes = b"x", now: float = 0.0, **others: Any) -> Delivery:
+    def put(self, key: str, data: bytes = b"x", now: float = 0.0, **others: Any) -> ResultHandle:
         if others:
             return self.pipeline.put_record(UserRecord(key, data, **others), now)
         return self.pipeline.put(key, data, now)

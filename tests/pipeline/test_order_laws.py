@@ -15,7 +15,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.composition import stream_pipeline
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.testing import FakeKinesis, SplitDuringRequest
 from tests.pipeline.consumers import Read, read_as_kcl, read_everything
@@ -47,7 +47,7 @@ class Ordered:
         self.now = 0.0
         self.put_count = 0
         self.in_flight: list[PutRecordsRequest] = []
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[ResultHandle] = []
         self.refresh()
 
     def step(self, step: str) -> None:

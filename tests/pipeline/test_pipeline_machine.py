@@ -21,7 +21,7 @@ from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.composition import stream_pipeline
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
@@ -64,7 +64,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = 0.0
         self.kinesis = FakeKinesis({"s": 2}, enforce_limits=False)
         self.buffer_limit = BufferLimit(max_records=60, max_bytes=20_000)
-        self.accepted: list[tuple[Delivery, str, bytes]] = []
+        self.accepted: list[tuple[ResultHandle, str, bytes]] = []
         self.known: dict[int, RecordResult] = {}
         self.in_flight: list[PutRecordsRequest] = []
         self.sent: list[tuple[float, str | None, int]] = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core.records.kinesis_record import KinesisRecord
-from kpl_core.records.outcome import Delivery
+from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
@@ -260,7 +260,7 @@ def test_only_the_guilty_record_fails_and_it_is_found_in_a_few_requests(count, d
     assert requests <= 2 * math.ceil(math.log2(count)) + 1
     for record in records:
         (delivery,) = deliveries_of(record)
-        assert isinstance(delivery, Delivery)
+        assert isinstance(delivery, ResultHandle)
         result = delivery.peek()
         assert result is not None
         assert result.successful == (record is not guilty)

@@ -32,12 +32,12 @@ GOLDEN = [
 
 
 def sealed(protobuf: bytes) -> bytes:
-    """A protobuf in the right envelope, whatever it is."""
+    """Return these bytes in a valid envelope: magic and MD5."""
     return b"\xf3\x89\x9a\xc2" + protobuf + md5(protobuf, usedforsecurity=False).digest()
 
 
 def field(number: int, content: bytes | int) -> bytes:
-    """A protobuf field of few bytes, spelled out."""
+    """Return a protobuf field of less than 128 bytes."""
     if isinstance(content, int):
         return bytes((number << 3, content))
     return bytes((number << 3 | 2, len(content))) + content
@@ -100,7 +100,7 @@ def test_the_longest_partition_key_can_be_encoded():
         MAGIC,
         MAGIC + bytes(15),
         b'{"json": true}' * 10,
-        # The magic alone proves nothing: somebody's data may begin like this.
+        # The magic alone proves nothing: a user's data may start with the same bytes.
         MAGIC + bytes(16),
         MAGIC + KEY + RECORD + bytes(16),
         sealed(KEY + RECORD)[:-1] + b"\x00",
@@ -134,15 +134,15 @@ def test_an_empty_aggregated_record_has_no_user_records():
 @pytest.mark.parametrize(
     "protobuf",
     [
-        # tags, the format's own fourth field: a key and a value
+        # tags, the fourth field of the format: a key and a value
         KEY + field(3, field(1, 0) + field(3, b"x") + field(4, field(1, b"tag") + field(2, b"value"))),
-        # fields nobody has defined yet, of every wire type
+        # undefined fields of every wire type
         KEY + field(9, b"later") + RECORD,
         KEY + field(9, 7) + RECORD,
         KEY + bytes((9 << 3 | 1,)) + bytes(8) + RECORD,
         KEY + bytes((9 << 3 | 5,)) + bytes(4) + RECORD,
         KEY + field(3, field(1, 0) + field(3, b"x") + field(15, 1)),
-        # known numbers in another wire type
+        # known field numbers with another wire type
         KEY + field(1, 5) + RECORD,
         KEY + field(3, field(1, 0) + field(2, b"?") + field(3, b"x")),
         # data before the index, tables after the records

@@ -1,4 +1,4 @@
-"""Aggregated records against a codec nobody here wrote: PyPI's aws-kinesis-agg, on Google's protobuf."""
+"""Aggregated records compared with an independent codec: aws-kinesis-agg from PyPI, with Google's protobuf."""
 
 import base64
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from kpl_core.records.user_record import UserRecord
 LOTS = 100
 AGGREGATES_PER_LOT = 100
 
-# Around these lengths a varint grows by a byte, or the prepared pieces of the encoder end.
+# At these lengths a varint grows by a byte, or the prepared pieces of the encoder end.
 EDGES = (0, 1, 127, 128, 4095, 4096, 16_383, 16_384)
 
 partition_keys = st.text(st.characters(codec="utf-8"), min_size=1, max_size=256)
@@ -28,9 +28,9 @@ explicit_hash_keys = st.integers(0, MAX_HASH_KEY).map(str)
 
 @st.composite
 def lots_of_aggregates(draw: st.DrawFn) -> list[list[UserRecord]]:
-    """Draw keys and data as Hypothesis likes them and mix them into a hundred aggregates.
+    """Draw keys and data with Hypothesis and combine them into a hundred aggregated records.
 
-    Drawing each record by itself would take minutes. The seed is drawn too, so a failure is found again.
+    Drawing each record separately would take minutes. The seed is drawn too, so a failure can be reproduced.
     """
     keys = draw(st.lists(partition_keys, min_size=1, max_size=6, unique=True))
     hash_keys: list[str | None] = [None, *draw(st.lists(explicit_hash_keys, max_size=3, unique=True))]
@@ -93,8 +93,10 @@ def test_aws_kinesis_agg_encodes_to_the_same_bytes(user_records: list[UserRecord
 
 
 def _assert_read_alike(encoded: bytes, user_records: Sequence[UserRecord]) -> None:
-    """Compare all but one thing: the package invents an explicit hash key for a record without,
-    if another record of the aggregate has one.
+    """Compare all fields, with one exception.
+
+    The package invents an explicit hash key for a record without one, if another record in the same aggregated
+    record has one.
     """
     read = list(iter_deaggregate_records([_lambda_event_record(encoded)]))
     assert len(read) == len(user_records)

@@ -1,11 +1,11 @@
 from hypothesis import given, strategies as st
 
-from kpl_core.records.outcome import Delivery, History, Outcome
+from kpl_core.records.outcome import History, Outcome, ResultHandle
 from kpl_core.records.record_result import Attempt, RecordResult
 
 
 class Sleeper:
-    """Counts how often it is woken."""
+    """A waiter that counts how often it is woken."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -27,7 +27,7 @@ def past(outcome: Outcome, index: int) -> History:
     return history
 
 
-def known(delivery: Delivery) -> RecordResult:
+def known(delivery: ResultHandle) -> RecordResult:
     result = delivery.peek()
     assert result is not None
     return result
@@ -35,7 +35,7 @@ def known(delivery: Delivery) -> RecordResult:
 
 def test_one_settled_outcome_is_the_result_of_all_its_user_records():
     outcome = Outcome()
-    deliveries = [Delivery(outcome, index) for index in range(3)]
+    deliveries = [ResultHandle(outcome, index) for index in range(3)]
     assert [delivery.done for delivery in deliveries] == [False] * 3
     assert [delivery.peek() for delivery in deliveries] == [None] * 3
     outcome.attempted(SUCCESS)
@@ -49,7 +49,7 @@ def test_an_outcome_without_a_sequence_number_is_a_failure():
     outcome = Outcome()
     outcome.attempted(failed("Expired"))
     outcome.settle()
-    result = known(Delivery(outcome, 0))
+    result = known(ResultHandle(outcome, 0))
     assert result == RecordResult(False, None, None, (failed("Expired"),))
     assert (result.error_code, result.error_message) == ("Expired", "")
 
@@ -81,7 +81,7 @@ def test_settling_wakes_each_waiter_once():
 
 def test_a_moved_user_record_has_the_result_of_its_new_outcome():
     parent, child = Outcome(), Outcome()
-    stays, moves = Delivery(parent, 0), Delivery(parent, 1)
+    stays, moves = ResultHandle(parent, 0), ResultHandle(parent, 1)
     parent.attempted(failed("Wrong Shard"))
     child.histories = {5: past(parent, 1)}
     parent.move(1, child, 5)
@@ -92,14 +92,14 @@ def test_a_moved_user_record_has_the_result_of_its_new_outcome():
     child.attempted(SUCCESS)
     child.settle(shard_id="b", sequence_number="2")
     assert moves.peek() == RecordResult(True, "b", "2", (failed("Wrong Shard"), SUCCESS))
-    # Its new company never saw the wrong shard.
-    assert Delivery(child, 0).peek() == RecordResult(True, "b", "2", (SUCCESS,))
+    # The other records of its new outcome had no attempt with the wrong shard.
+    assert ResultHandle(child, 0).peek() == RecordResult(True, "b", "2", (SUCCESS,))
 
 
 @given(st.integers(1, 30))
 def test_a_delivery_follows_its_user_record_through_several_moves(moves):
     first = Outcome()
-    delivery, outcome = Delivery(first, 0), first
+    delivery, outcome = ResultHandle(first, 0), first
     for step in range(moves):
         outcome.attempted(failed(str(step)))
         following = Outcome()
@@ -109,7 +109,7 @@ def test_a_delivery_follows_its_user_record_through_several_moves(moves):
     assert delivery.follow() is outcome
     outcome.settle()
     assert [attempt.error_code for attempt in known(delivery).attempts] == [str(step) for step in range(moves)]
-    # It remembers the way, so that the outcomes between can be forgotten.
+    # The delivery refers to the last outcome, so the ones in between can be freed.
     assert delivery.outcome is outcome
 
 
@@ -124,8 +124,8 @@ def test_earlier_attempts_alone_are_a_history():
 
 def test_metadata_belongs_to_its_index():
     outcome = Outcome()
-    Delivery(outcome, 0).note({"severity": "INFO"})
-    Delivery(outcome, 4).note({"severity": "ERROR"})
+    ResultHandle(outcome, 0).note({"severity": "INFO"})
+    ResultHandle(outcome, 4).note({"severity": "ERROR"})
     assert outcome.metadata == {0: {"severity": "INFO"}, 4: {"severity": "ERROR"}}
 
 

@@ -52,7 +52,7 @@ def test_a_key_that_is_not_a_str_is_a_type_error(partition_key):
 
 
 class Bytes(bytes):
-    """Bytes of somebody's own."""
+    """A subclass of bytes."""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ class Bytes(bytes):
 )
 def test_data_can_be_any_bytes_like_object(data):
     assert as_bytes(data) == b"abc"
-    # Not even a class of somebody's own that derives from it: encoders refuse those.
+    # Not an instance of a subclass either, because encoders reject those.
     assert type(as_bytes(data)) is bytes
 
 
@@ -121,4 +121,4 @@ def test_the_fields_of_a_user_record_cannot_be_changed():
     assert (record.partition_key, record.data, record.explicit_hash_key) == ("k", b"d", "7")
     assert (record.flow, record.tier, record.metadata) == ("tenant", "bulk", {"severity": 5})
     with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
-        setattr(record, "data", b"other")  # noqa: B010 - what mypy refuses must fail when run, too
+        setattr(record, "data", b"other")  # noqa: B010 - what mypy rejects must also fail at run time

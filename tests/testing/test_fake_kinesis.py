@@ -1,4 +1,4 @@
-"""The fake service's state: streams, routing, puts and their bounds, in literal time."""
+"""The fake service: streams, routing, puts and their limits, at literal times."""
 
 import pytest
 
@@ -241,7 +241,7 @@ def test_a_large_record_passes_a_full_shard_and_leaves_it_in_debt() -> None:
     assert stored(large, 0.0)
     assert not stored(("k", None, b""), 3.9)  # 4 MiB in debt, 1 MiB a second
     assert stored(("k", None, b""), 4.1)
-    assert not stored(large, 4.5)  # not full again
+    assert not stored(large, 4.5)  # the bucket is not full again
     assert stored(large, 6.0)
 
 

@@ -1,4 +1,4 @@
-"""Fault switches: which requests and records they meet, and what is planned for them."""
+"""Fault injection: which requests and records a fault applies to, and the plan of a request."""
 
 import itertools
 

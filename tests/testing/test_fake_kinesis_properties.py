@@ -1,4 +1,4 @@
-"""What holds for the fake service whatever happens: conservation, capacity, partition."""
+"""Properties of the fake service: conservation of records, shard capacity, partition of the hash keys."""
 
 from hypothesis import given, strategies as st
 
@@ -141,7 +141,7 @@ def test_a_shard_admits_at_most_its_burst_plus_its_rate(offers: list[tuple[float
             window = admitted[last][0] - admitted[first][0]
             sizes = [size for _, size in admitted[first : last + 1]]
             assert len(sizes) <= 20.0 * (burst + window) + 1e-3
-            # A record above the burst passes on a full bucket; it must be paid before the next.
+            # A record above the burst passes if the bucket is full. The next one waits until its debt is refilled.
             assert sum(sizes) - max(sizes[-1] - 1_000.0 * burst, 0.0) <= 1_000.0 * (burst + window) + 1e-3
 
 

@@ -10,7 +10,7 @@ ZERO, ONE, TWO = (f"shardId-{index:012d}" for index in range(3))
 
 
 def filled() -> FakeKinesis:
-    """Return a stream of one shard with five records, one a second from second 0; epoch 0."""
+    """Return a stream of one shard with five records, put at seconds 0 to 4. The epoch is 0."""
     kinesis = FakeKinesis({"orders": 1}, epoch=0.0)
     for second in range(5):
         kinesis.put_records("orders", [("k", None, b"%d" % second)], now=float(second))

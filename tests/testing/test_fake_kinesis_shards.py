@@ -109,7 +109,10 @@ def test_records_stay_in_a_closed_shard_and_new_ones_go_to_its_children() -> Non
 
 
 def resharded() -> FakeKinesis:
-    """Return 0 split into 1 and 2 at second 10, and those merged into 3 at second 20; 30 s retention; epoch 0."""
+    """Return a stream: shard 0 splits into 1 and 2 at second 10, which merge into 3 at second 20.
+
+    Retention is 30 seconds, and the epoch is 0.
+    """
     kinesis = FakeKinesis({"orders": 1}, epoch=0.0, limits=ServiceLimits(retention_seconds=30.0))
     kinesis.split_shard("orders", shard_id=ZERO, new_starting_hash_key=100, now=10.0)
     kinesis.merge_shards("orders", shard_id=ONE, adjacent_shard_id=TWO, now=20.0)

@@ -1,4 +1,4 @@
-"""The transport over a client of our own: what other endpoints answer, and what the config tells aiobotocore."""
+"""The transport over a stub client: answers of other endpoints, and the options that reach aiobotocore."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ def anyio_backend() -> str:
 
 
 class Client:
-    """Answers as some emulators do."""
+    """A client that answers as some emulators do."""
 
     def __init__(self, answers: dict[str, list[dict[str, Any]]]) -> None:
         self.answers = answers

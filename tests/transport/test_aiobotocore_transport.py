@@ -56,7 +56,7 @@ async def opened(kinesis: LocalKinesis, **options: Any) -> AsyncIterator[Aioboto
         yield transport
 
 
-# Three calls
+# The three calls
 
 
 @pytest.mark.anyio
@@ -124,16 +124,16 @@ async def test_the_record_limit_is_read_from_the_stream():
         assert unknown.code == "ResourceNotFoundException"
 
 
-# What can go wrong on the way
+# Failures
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_service_error_keeps_its_code_and_message(wire):
     async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
-        kinesis.faults.add(ErrorAnswer("AccessDeniedException", "User: nobody is not authorized"))
+        kinesis.faults.add(ErrorAnswer("AccessDeniedException", "User: alice is not authorized"))
         assert await transport.put_records(request_of(*THREE)) == RequestFailure(
-            "AccessDeniedException", "User: nobody is not authorized"
+            "AccessDeniedException", "User: alice is not authorized"
         )
         assert kinesis.fake.calls["PutRecords"] == 0
 
@@ -150,7 +150,7 @@ async def test_a_broken_request_is_one_attempt_and_returns_a_failure(wire, effec
         assert isinstance(answer, RequestFailure)
         assert answer.code in {"Internal", "Odd"}
         assert answer.message
-        # SDK retries are off: the retrier owns them.
+        # The SDK's retries are off, because the retrier owns them.
         assert fault.fired == 1
 
 
@@ -206,7 +206,7 @@ async def test_missing_credentials_return_a_failure_that_names_them(monkeypatch)
 
 
 class _Vault:
-    """Gives credentials, which cannot be had at first."""
+    """A credential provider that fails the first time."""
 
     def __init__(self, error: type[Exception]) -> None:
         self.asked = 0
@@ -284,7 +284,7 @@ async def test_the_ca_bundle_of_the_environment_is_used(monkeypatch, tmp_path):
     for verify in (True, False, str(bundle)):
         async with AiobotocoreTransport(config("https://127.0.0.1:1", verify_ssl=verify), session=Session()).open():
             pass
-    # None: botocore looks for itself, and verifies.
+    # With None botocore looks for a CA bundle itself, and verifies.
     assert seen == [None, False, str(bundle)]
 
 
@@ -305,7 +305,7 @@ def test_cbor_without_its_extra_names_the_extra_to_install(monkeypatch):
         AiobotocoreTransport(Config(wire_path="cbor"))
 
 
-# The whole way
+# From producer to stream
 
 
 @pytest.mark.anyio

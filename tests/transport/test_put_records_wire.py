@@ -1,4 +1,4 @@
-"""PutRecords in JSON and in CBOR, by hand: the bytes botocore would send, and answers of every kind."""
+"""PutRecords in JSON and CBOR: requests have the bytes of botocore, and all kinds of answers are parsed."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def test_both_bodies_have_the_content_of_botocores(records):
 
 
 class Text(str):
-    """A str of somebody's own, like numpy's."""
+    """A subclass of str, like numpy's."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class Text(str):
 
 @pytest.mark.parametrize("size", [1, 1_000])
 def test_a_key_of_a_subclass_of_str_is_sent_as_a_str(size):
-    """msgspec refused it, so the whole request failed as often as it was sent, until all its records expired."""
+    """msgspec rejected such a key, so every attempt of the whole request failed until its records expired."""
     request = request_of(UserRecord(Text("key"), bytes(size)), stream=Text("orders"))
     body = json.loads(json_body(request))
     assert (body["StreamName"], body["Records"][0]["PartitionKey"]) == ("orders", "key")

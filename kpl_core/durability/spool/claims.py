@@ -1,4 +1,4 @@
-"""Which stored record is claimed by whom: the ids, bytes and claims of a spool, in memory; pure.
+"""Which stored records are claimed: the ids, bytes and claims of a spool, in memory; pure.
 
 A stored record is in exactly one of three states: *claimed* (a caller has it and will confirm or release it),
 *confirmed* (delivered, its row not yet deleted) or *backlog*. The backlog is every unclaimed row after the read cursor,

@@ -93,7 +93,7 @@ class Serve:
                 url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
                 if settings.workers > 1:
                     instructions = {
-                        "given": {name: _plain(value) for name, value in given.items()},
+                        "given": given,
                         "local": self._local,
                         "first_stream": self._first_stream,
                         "embedded_url": embedded_url,
@@ -153,7 +153,9 @@ async def _supervise(
         supervisor = Supervisor(
             _WORKER_COMMAND,
             lambda identity, descriptor: msgspec.json.encode(
-                Instructions(identity=identity, descriptor=descriptor, **instructions)
+                # Paths become strings, which the worker's settings accept.
+                Instructions(identity=identity, descriptor=descriptor, **instructions),
+                enc_hook=str,
             ),
             sockets=sockets,
             identities=[
@@ -175,11 +177,6 @@ def _report(stats: StatsDocument) -> ProducerReport:
     lost = counts.pop("lost")
     counts["failed"] = counts["failed"] | ({_LOST: lost} if lost else {})
     return ProducerReport(**counts, complete=not counts["failed"] and not counts["buffered"])
-
-
-def _plain(value: object) -> object:
-    """Return an option's value as JSON can express it."""
-    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _warn_of_orphaned_spools(settings: IngestSettings) -> None:

@@ -88,7 +88,7 @@ def over_quota(
         Refusal.QUOTA,
         f"{number} more than tenant {tenant.id} may send now; its rate is {rates}",
         retry_after=retry_after,
-        # Without violated policies the quota has room, but it is reserved for clients that were told to retry.
+        # Without violated policies the quota has room, but it is reserved for clients with a retry time.
         extensions={"violated_policies": violated} if violated else None,
         headers=rate_limit_headers(states, retry_after=retry_after),
     )
@@ -163,7 +163,7 @@ class DrainRate:
 class RetryAfterScheduler:
     """Assign retry times to rejected requests. The cost of a request is in seconds of service.
 
-    Future capacity is reserved for clients that were told to return. A request that arrives now takes the earliest
+    Future capacity is reserved for clients that got a retry time. A request that arrives now takes the earliest
     slot that is due, whichever client it was assigned to. If no slot is due, it is admitted only if enough capacity
     remains for the assigned slots.
     """

@@ -5,7 +5,7 @@
                               stop SIGNAL    the supervisor received this signal
                               sum N {...}    the answer to `totals N`
     worker -> supervisor      ready          it listens
-                              report N {...} its counts, taken after request N arrived (`WorkerReport`)
+                              report N {...} its counts, taken after request N arrived (`WorkerTotals`)
                               totals N       asks for the sum over all workers
 
 The end of the stream means that the other process is gone. A line that a kill cut short is dropped.

@@ -20,7 +20,7 @@ from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats.totals import GatewayStats, GatewayTotals
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
-from kpl_integrations.ingest.workers.totals import WorkerReport, decode_totals, encode
+from kpl_integrations.ingest.workers.totals import WorkerTotals, decode_totals, encode
 
 __all__ = ["ANSWER_SECONDS", "PeerStats", "take_part"]
 
@@ -57,7 +57,7 @@ class PeerStats:
         async with self._reporting:
             request, identity = self._link.request, self._link.identity
             totals = await self._own.totals()
-            report = WorkerReport(
+            report = WorkerTotals(
                 worker=identity.worker,
                 process_id=os.getpid(),
                 inherited=self._inherited,

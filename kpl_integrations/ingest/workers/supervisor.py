@@ -5,7 +5,7 @@ under the same number: at once if it lived for a while, with exponential backoff
 eight quick deaths in a row its socket is closed until a replacement listens, so that no connection waits there.
 A worker whose supervisor is gone stops by itself.
 
-Why this is no standard supervisor: docs/decisions/0033.
+Why this is no standard supervisor: docs/decisions/0023.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from kpl_integrations.ingest.http.listening import shared_socket
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.link import Channel
-from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerReport, decode_report, encode, sum_of
+from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals, decode_report, encode, sum_of
 
 __all__ = ["Supervisor", "WorkerFailed", "WorkerSocket"]
 
@@ -94,7 +94,7 @@ class _Worker:
         self.is_ready = False
         self.process: Process | None = None
         self.channel: Channel | None = None
-        self.report: WorkerReport | None = None
+        self.report: WorkerTotals | None = None
         # The last request that a report answered.
         self.answered = 0
         self.changed = anyio.Event()

@@ -22,7 +22,7 @@ from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamS
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.metrics.catalogue import METRICS
 
-__all__ = ["DeadTotals", "WorkerReport", "decode_report", "decode_totals", "encode", "sum_of"]
+__all__ = ["DeadTotals", "WorkerTotals", "decode_report", "decode_totals", "encode", "sum_of"]
 
 _ACCEPTED: Final = "kinesis_producer_accepted_records"
 _WAITING_TENANTS: Final = "kinesis_ingest_waiting_tenants"
@@ -40,7 +40,7 @@ _GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
 _STATES: Final = ("closed", "draining", "open")
 
 
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of one worker process; `inherited` records were in its spool when it started."""
 
     worker: int
@@ -67,7 +67,7 @@ class DeadTotals:
         self.stats = StatsDocument(state="closed")
         self.families: list[Family] = []
 
-    def add(self, worker: int, last: WorkerReport | None) -> None:
+    def add(self, worker: int, last: WorkerTotals | None) -> None:
         """Count one death; `last` is the process's last report, None if it never sent one."""
         before = self.workers.get(worker, _DeadWorker())
         if last is None:
@@ -83,7 +83,7 @@ class DeadTotals:
         self.stats = _added(self.stats, _counters_of(last.stats, finished))
         self.families = _merged([*self.families, *(each for each in last.families if each.type in _COUNTERS)])
 
-    def lost(self, living: Sequence[WorkerReport]) -> int:
+    def lost(self, living: Sequence[WorkerTotals]) -> int:
         """Return the records that dead workers left unfinished and no living worker found in a spool."""
         inherited = {each.worker: each.inherited for each in living}
         return sum(
@@ -91,7 +91,7 @@ class DeadTotals:
         )
 
 
-def sum_of(living: Sequence[WorkerReport], dead: DeadTotals) -> GatewayTotals:
+def sum_of(living: Sequence[WorkerTotals], dead: DeadTotals) -> GatewayTotals:
     """Return the sum over all workers; `living` has at most one report for each worker."""
     stats: StatsDocument = reduce(_added, (each.stats for each in living), dead.stats)
     lost = dead.lost(living)
@@ -147,7 +147,7 @@ def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, or structs a
     return one + other
 
 
-def _families(living: Sequence[WorkerReport], dead: DeadTotals, stats: StatsDocument) -> list[Family]:
+def _families(living: Sequence[WorkerTotals], dead: DeadTotals, stats: StatsDocument) -> list[Family]:
     # A worker that only drains an orphaned spool does not decide whether the gateway is open.
     reported = (family for each in living for family in each.families if each.takes_requests or family.name != _OPEN)
     families = _merged([*dead.families, *reported])
@@ -183,7 +183,7 @@ def _merged(families: Iterable[Family]) -> list[Family]:
     return list(merged.values())
 
 
-def encode(message: WorkerReport | GatewayTotals) -> bytes:
+def encode(message: WorkerTotals | GatewayTotals) -> bytes:
     """Return a report or a sum as one line of JSON."""
     return msgspec.json.encode(message, enc_hook=_plain_family)
 
@@ -201,5 +201,5 @@ def _family(_: type, plain: Any) -> Family:  # noqa: ANN401 - decoded JSON
     return family
 
 
-decode_report: Final = msgspec.json.Decoder(WorkerReport, dec_hook=_family).decode
+decode_report: Final = msgspec.json.Decoder(WorkerTotals, dec_hook=_family).decode
 decode_totals: Final = msgspec.json.Decoder(GatewayTotals, dec_hook=_family).decode

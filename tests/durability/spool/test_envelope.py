@@ -1,4 +1,4 @@
-"""What is read is what was written, whatever the metadata contains; any other bytes are detected."""
+"""Reading returns what was written, with any metadata, and detects changed bytes."""
 
 import json
 import zlib

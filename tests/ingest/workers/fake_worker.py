@@ -21,7 +21,7 @@ from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats
-from kpl_integrations.ingest.workers.totals import WorkerReport, encode
+from kpl_integrations.ingest.workers.totals import WorkerTotals, encode
 
 REUSED_PROCESS_ID = 4_711
 
@@ -46,9 +46,9 @@ class InventedStats:
         raise NotImplementedError
 
 
-async def report_of(worker: int, own: InventedStats) -> WorkerReport:
+async def report_of(worker: int, own: InventedStats) -> WorkerTotals:
     totals = await own.totals()
-    return WorkerReport(
+    return WorkerTotals(
         worker=worker, process_id=REUSED_PROCESS_ID, inherited=0, stats=totals.stats, families=list(totals.families)
     )
 

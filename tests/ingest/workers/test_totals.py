@@ -12,7 +12,7 @@ from kpl_integrations.ingest.stats.metrics import exposition
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.ingest.workers.totals import (
     DeadTotals,
-    WorkerReport,
+    WorkerTotals,
     decode_report,
     decode_totals,
     encode,
@@ -43,7 +43,7 @@ class Worker:
     def start(self) -> None:
         self.inherited = self.accepted = self.unfinished = self.in_spool
         self.delivered = self.failed = 0
-        self.last: WorkerReport | None = None
+        self.last: WorkerTotals | None = None
 
     def accept(self, records: int) -> None:
         self.accepted += records
@@ -78,7 +78,7 @@ class Worker:
             {},
             float(self.accepted),
         )
-        self.last = WorkerReport(
+        self.last = WorkerTotals(
             worker=self.number,
             # A process may get the number of an earlier one; nothing is found by it.
             process_id=1,
@@ -142,9 +142,9 @@ def test_unfinished_records_of_a_dead_worker_are_lost_unless_its_replacement_fin
     assert (records.accepted, records.delivered, records.lost) == (10, 3, lost)
 
 
-def report(number: int, *families: Family, takes_requests: bool = True, **stats: object) -> WorkerReport:
+def report(number: int, *families: Family, takes_requests: bool = True, **stats: object) -> WorkerTotals:
     given = msgspec.structs.replace(StatsDocument(state="open"), **stats)
-    return WorkerReport(
+    return WorkerTotals(
         worker=number,
         process_id=number,
         inherited=0,
@@ -187,7 +187,7 @@ def samples(totals: GatewayTotals) -> dict[str, float]:
 
 
 def test_counters_of_dead_workers_stay_and_gauges_come_from_living_workers_only():
-    def reported(number: int, value: float) -> WorkerReport:
+    def reported(number: int, value: float) -> WorkerTotals:
         state = ("kinesis_producer_breaker_state", {"shard": "1"}, value)
         waits: list[tuple[str, dict[str, str], float]] = [
             ("wait_bucket", {"le": "1"}, value),
@@ -217,7 +217,7 @@ def test_counters_of_dead_workers_stay_and_gauges_come_from_living_workers_only(
 
 
 def test_a_worker_that_only_drained_an_orphaned_spool_does_not_close_the_gateway():
-    def reported(number: int, *, takes_requests: bool) -> WorkerReport:
+    def reported(number: int, *, takes_requests: bool) -> WorkerTotals:
         gauge = family("kinesis_ingest_open", "gauge", ("kinesis_ingest_open", {}, float(takes_requests)))
         return report(number, gauge, takes_requests=takes_requests, state="open" if takes_requests else "closed")
 
