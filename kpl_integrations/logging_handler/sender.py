@@ -249,8 +249,7 @@ class LogSender:
     def _finish(self, reason: str) -> None:
         if self._is_shared:
             self._background.remove_source(self)
-            # Another handler may still send through this thread, and must not take what the thread logs.
-            if not self._background.has_source_of(LogSender):
+            if not self._background.has_source_of(LogSender):  # else another handler still sends through this thread
                 SENDER_THREADS.discard(threading.get_ident())
         if self._timer is not None:
             self._timer.cancel()
