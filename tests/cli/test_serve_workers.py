@@ -408,7 +408,7 @@ def test_a_disk_that_is_full_at_the_start_is_refused(stream):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert outcome.status == 3
-    assert "check its disks" in outcome.err
+    assert "check the disks" in outcome.err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux changes the limits of another process")
