@@ -451,6 +451,8 @@ class BackgroundSender:
 
     def _drain(self) -> None:
         self.is_drain_scheduled = False
+        # Again, because the application may have imported uvicorn since this sender started.
+        watch_uvicorn()
         if self.producer is not None:
             for source in list(self._sources):
                 source.drain(self.producer)

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from kpl_core import BlockingProducer, Config
 from kpl_core.background.process_end import ProcessListener, begin_last_flushes, listen, watch_uvicorn
+from kpl_core.testing import FakeKinesis, FakeTransport
 from tests.programs.running_program import environment
 
 BEGINNING = """
 import signal, sys, threading
 from kpl_core.background import process_end
+from kpl_core import BlockingProducer, Config
 from kpl_core.background.process_end import ProcessListener, flush_before_sigterm, flush_on_sigterm, listen
 
 class Listener(ProcessListener):
@@ -154,3 +157,15 @@ def test_a_listener_that_fails_does_not_stop_the_flush_of_the_others(caplog: pyt
         wait()
     assert flushed == ["flushed"]
     assert caplog.text.count("a sender could not be flushed") == 2
+
+
+def test_a_uvicorn_that_is_imported_after_the_producer_started_is_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Server:
+        async def shutdown(self) -> None:
+            """End as uvicorn does."""
+
+    with BlockingProducer(Config(), transport=FakeTransport(FakeKinesis({"orders": 1}))) as orders:
+        orders.flush(30)
+        monkeypatch.setitem(sys.modules, "uvicorn.server", SimpleNamespace(Server=Server))
+        assert orders.put("orders", partition_key="k", data=b"x").result(30).successful
+        assert getattr(Server, "kpl_flushes", False)
