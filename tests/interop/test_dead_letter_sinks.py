@@ -58,7 +58,7 @@ async def test_a_letter_above_the_queues_limit_is_refused_and_the_others_arrive(
     report = await SqsSink(sqs, queue["QueueUrl"]).send([LETTERS[0], large, LETTERS[1]])
     assert report.stored == 2
     assert [refusal.letter.id for refusal in report.refused] == [large.id]
-    assert "the SQS queue takes 4,096" in report.refused[0].why
+    assert "the SQS queue allows 4,096" in report.refused[0].why
     letters = await received(sqs, queue["QueueUrl"])
     assert {each["id"] for each in letters} == {LETTERS[0].id, LETTERS[1].id}
 
