@@ -18,8 +18,6 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["ExponentialBackoff", "Jitter"]
-
 Jitter = Literal["full", "equal"]
 
 # The share of the longest wait that is never drawn at random.

@@ -4,18 +4,6 @@ Every other failure of a user record is a value: a `RecordResult` with its attem
 the call itself was rejected, and that nothing was reserved, buffered or sent.
 """
 
-__all__ = [
-    "BufferFull",
-    "ConfigError",
-    "InvalidUserRecord",
-    "KplError",
-    "MalformedAggregatedRecord",
-    "NotSpooled",
-    "ProducerClosed",
-    "ResultPending",
-    "WrongEventLoop",
-]
-
 
 class KplError(Exception):
     """The base class of all exceptions that this project raises."""

@@ -4,8 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["running_clock", "running_loop"]
-
 
 def running_loop() -> object:
     """Return an object that identifies the running event loop.

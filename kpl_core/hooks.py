@@ -10,21 +10,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-__all__ = [
-    "BreakerChanged",
-    "CoordinatorMet",
-    "DeadLetterAlarm",
-    "Fact",
-    "Hook",
-    "OpeningHook",
-    "RecordsFinished",
-    "RequestCompleted",
-    "ShardMapRefreshed",
-    "ShardRateChanged",
-    "ShareChanged",
-    "require_hooks",
-]
-
 
 class RequestCompleted(msgspec.Struct, frozen=True):
     """A PutRecords request was answered, failed or timed out. Instants are monotonic seconds."""

@@ -18,8 +18,6 @@ from kpl_integrations.asgi.health import health_of, readiness_body
 from kpl_integrations.asgi.lifespan import KinesisLifespan, LifespanOptions
 from kpl_integrations.asgi.protocol import producer_of
 
-__all__ = ["UNAVAILABLE_RESPONSES", "KinesisRouter", "ProducerDep", "get_producer"]
-
 # For `responses=` of routes behind BackpressureMiddleware, so that OpenAPI documents the 503.
 UNAVAILABLE_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     503: {

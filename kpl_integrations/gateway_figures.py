@@ -9,20 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = [
-    "BufferStats",
-    "GatewayView",
-    "RateTracker",
-    "RecordStats",
-    "StatsDocument",
-    "StreamStats",
-    "StreamView",
-    "TenantStats",
-    "TenantView",
-    "WorkerStats",
-    "per_second",
-]
-
 _MOST_TENANTS: Final = 1_000
 # The length of the sparkline, in updates.
 _MOST_HISTORY: Final = 60

@@ -17,8 +17,6 @@ import pytest
 if TYPE_CHECKING:
     from kpl_integrations.asgi.testing import KinesisDouble
 
-__all__ = ["kinesis_double", "pytest_configure"]
-
 _MARK = "kinesis_streams(**shards): the streams of the fixture kinesis_double, each with its number of shards"
 
 

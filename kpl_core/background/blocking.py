@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from kpl_core.durability.dead_letters import DeadLetterSink
 
-__all__ = ["BlockingDelivery", "BlockingProducer"]
-
 _logger: Final = logging.getLogger("kpl_core")
 # How long past its timeout `close` waits for the end of the thread.
 _JOIN_GRACE_SECONDS: Final = 0.4

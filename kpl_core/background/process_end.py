@@ -33,16 +33,6 @@ from typing import Any, Final, TypeVar
 
 from kpl_core.errors import ConfigError
 
-__all__ = [
-    "ProcessListener",
-    "begin_last_flushes",
-    "flush_before_sigterm",
-    "flush_on_sigterm",
-    "keep_for_parent",
-    "listen",
-    "watch_uvicorn",
-]
-
 T = TypeVar("T")
 Wait = Callable[[], object]
 

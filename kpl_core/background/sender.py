@@ -32,8 +32,6 @@ from kpl_core.options.config import Config
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
 
-__all__ = ["BackgroundSender", "RecordSource", "SenderEnded", "SenderStuck", "import_early"]
-
 # A flush that waits for its source to be drained looks again at least this often, in seconds.
 _LOOK_SECONDS: Final = 0.02
 

@@ -13,8 +13,6 @@ import msgspec
 
 from kpl_core.coordination.store_objects import Pair
 
-__all__ = ["DemandMeter", "Usage"]
-
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """What a worker measured of one resource. The counts only grow.

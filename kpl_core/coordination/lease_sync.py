@@ -29,8 +29,6 @@ from kpl_core.coordination.store_objects import (
     split,
 )
 
-__all__ = ["REPORT_PREFIX", "SUMMARY_NAME", "LeaseSync", "compute"]
-
 SUMMARY_NAME: Final = "leases.json"
 REPORT_PREFIX: Final = "report-"
 # The reports of workers that left this long ago are deleted, at most so many per summary.

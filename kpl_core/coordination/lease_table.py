@@ -33,16 +33,6 @@ import msgspec
 from kpl_core.coordination.max_min_share import fair_level, shares
 from kpl_core.coordination.store_objects import Claim, FleetMember, Grant, Pair, ResourcePlan, Summary, WorkerReport
 
-__all__ = [
-    "FORGOTTEN_INTERVALS",
-    "LIFETIME_INTERVALS",
-    "RESERVE",
-    "TableRules",
-    "is_claimed",
-    "next_estimate",
-    "next_summary",
-]
-
 TOLERATED_SHARE: Final = 0.01
 DECREASE: Final = 0.85
 INCREASE: Final = 0.1

@@ -20,8 +20,6 @@ from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, LIFETIME_INTE
 from kpl_core.coordination.store_objects import Claim, Pair, ResourcePlan, Summary, SummaryPart, WorkerReport
 from kpl_core.options.coordination_options import ALONE_SHARE
 
-__all__ = ["HolderRules", "LeaseState", "Leaseholder"]
-
 LeaseState = Literal["alone", "newcomer", "leased", "expired"]
 
 # A resource without any offered load for this long is given up.

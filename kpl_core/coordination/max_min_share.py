@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from operator import truediv
 from typing import Final
 
-__all__ = ["HEADROOM", "TRICKLE", "fair_level", "shares", "water_level"]
-
 TRICKLE: Final = 0.04
 # A want is the measured rate times this factor, to allow for changes between two measurements.
 HEADROOM: Final = 1.25

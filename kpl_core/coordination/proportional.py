@@ -36,22 +36,6 @@ from kpl_core.coordination.store import ABSENT, CoordinationStore
 from kpl_core.coordination.store_objects import OnProblem, Pair
 from kpl_core.options.coordination_options import PROPORTIONAL_FIRST_SHARE
 
-__all__ = [
-    "CONSUMPTION_PREFIX",
-    "CONSUMPTION_SUMMARY",
-    "SMOOTHING",
-    "WHOLE",
-    "Consumption",
-    "ConsumptionSummary",
-    "ProportionalSync",
-    "ScaledLimits",
-    "initial_limit",
-    "read_consumptions",
-    "scaled_limit",
-    "sum_up",
-    "summed",
-]
-
 SMOOTHING: Final = 0.4
 
 

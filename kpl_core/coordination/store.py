@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-__all__ = ["ABSENT", "CoordinationStore", "Listing", "MemoryStore", "Reading", "StoreFailed", "Written"]
-
 # As `expected` of a write: the object must not exist.
 ABSENT: Final = ""
 

@@ -16,27 +16,6 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-__all__ = [
-    "MEMBERS_PER_PART",
-    "VERSION",
-    "Claim",
-    "FleetMember",
-    "Grant",
-    "OnProblem",
-    "Pair",
-    "ResourcePlan",
-    "Summary",
-    "SummaryPart",
-    "UnreadableObject",
-    "WorkerReport",
-    "decode",
-    "encode",
-    "part_name",
-    "part_of",
-    "part_prefix",
-    "split",
-]
-
 VERSION: Final = 1
 
 # Called with the reason and one sentence for each object that cannot be decoded.

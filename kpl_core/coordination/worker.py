@@ -26,8 +26,6 @@ from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, Unread
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
 from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy, WorkerTier
 
-__all__ = ["CoordinationWorker", "Coordinator"]
-
 _logger = logging.getLogger("kpl_core")
 
 # Shares of an interval: the time between two measurements, and the time before a retry after a failed sync.

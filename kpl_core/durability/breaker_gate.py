@@ -23,8 +23,6 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, Re
 from kpl_core.records.record_result import BREAKER_OPEN, Attempt
 from kpl_core.records.user_record import Tier
 
-__all__ = ["WHOLE_STREAM", "BreakerGate", "ShardBreakers"]
-
 # The name of the breaker of the whole stream. Records without a predicted shard belong to it too.
 WHOLE_STREAM: Final = ""
 _PASSES: Final = frozenset({Decision.SEND, Decision.PROBE})

@@ -12,8 +12,6 @@ from typing import Final
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.token_bucket import TokenBucket
 
-__all__ = ["DeliveryPace"]
-
 _BURST_SECONDS: Final = 0.1
 # The breaker's longest break is 5 s too, so a backlog moves again within 10 s after an outage.
 _PAUSE: Final = ExponentialBackoff(base_seconds=0.5, cap_seconds=5.0)

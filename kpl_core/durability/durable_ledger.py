@@ -25,16 +25,6 @@ from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.records.record_result import INCURABLE, NOT_SPOOLED, SHUTDOWN, Attempt, Place, Reason, reason_of_code
 from kpl_core.records.user_record import Tier, UserRecord
 
-__all__ = [
-    "DurableLedger",
-    "DurableRules",
-    "PendingFallback",
-    "WriteAheadIntake",
-    "durable_rules",
-    "fallback_destinations",
-    "note_of",
-]
-
 _SHED: Final[frozenset[Reason]] = frozenset({"rate_limited", "breaker_open"})
 # User records without room that may wait for the disk, where fewer than these may be outstanding.
 MOST_PENDING: Final = 10_000

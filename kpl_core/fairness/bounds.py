@@ -10,8 +10,6 @@ from kpl_core.errors import ConfigError
 from kpl_core.options.validation import Bound, require_bounds
 from kpl_core.records.user_record import Tier
 
-__all__ = ["ExceededBound", "FairQueueStatistics", "FlowBacklog", "QueueBounds", "UsedCapacity"]
-
 # Which bound an item would exceed: that of its own flow, or that of all flows together.
 ExceededBound = Literal["flow_full", "queue_full"]
 

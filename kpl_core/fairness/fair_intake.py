@@ -28,8 +28,6 @@ from kpl_core.records.user_record import (
     require_size,
 )
 
-__all__ = ["FairIntake"]
-
 # How much of a shard's capacity may be sent and not answered before its gate closes.
 UNANSWERED_SECONDS: Final = 0.25
 

@@ -23,8 +23,6 @@ from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.user_record import Tier
 
-__all__ = ["FairShards"]
-
 # User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
 EXPIRED_AT_ONCE: Final = 500
 

@@ -19,8 +19,6 @@ from kpl_core.options.policy import require_weight
 from kpl_core.options.validation import Bound, require_number
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = ["SLOT_BITS", "SLOT_MASK", "Flow", "FlowRanking", "rank_of", "require_cost"]
-
 T = TypeVar("T")
 
 TAG_UNITS: Final = 2**12 * 3**3 * 5**3 * 7 * 11 * 13

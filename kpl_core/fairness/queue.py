@@ -38,8 +38,6 @@ from kpl_core.fairness.flow import SLOT_BITS, SLOT_MASK, Flow, FlowRanking, rank
 from kpl_core.options.policy import require_weight
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = ["FairQueue"]
-
 T = TypeVar("T")
 
 

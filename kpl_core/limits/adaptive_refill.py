@@ -19,8 +19,6 @@ from typing import Final
 from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
 from kpl_core.options.validation import ABOVE_ZERO, require_number
 
-__all__ = ["AdaptiveRefill"]
-
 SMOOTHING: Final = 0.2
 BAND: Final = 0.2
 # A higher pressure has no further effect.

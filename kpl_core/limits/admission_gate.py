@@ -23,8 +23,6 @@ from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
 from kpl_core.options.validation import require_choice
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = ["OVERFLOW", "AdmissionGate", "Overflow", "RefusedWork", "Verdict", "Work"]
-
 Overflow = Literal["queue", "downgrade", "fallback"]
 Verdict = Literal["admitted", "queued", "downgraded", "diverted", "refused"]
 

@@ -23,8 +23,6 @@ from kpl_core.fairness import FairQueue
 from kpl_core.limits.rate_limited import AnyStream, ScopedStream, opened, require_description
 from kpl_core.options.policy import FairnessPolicy
 
-__all__ = ["fair_merge"]
-
 T = TypeVar("T")
 
 # What the caller's block may raise, apart from a cancellation. `sys.exit` must keep its own exit status.

@@ -21,8 +21,6 @@ from kpl_core.pipeline.shard_limiter import Drained
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.record_result import EXPIRED
 
-__all__ = ["Limiter"]
-
 
 class Limiter:
     """Admits Kinesis records when their shards have tokens, earliest deadline first. An async context manager.

@@ -29,8 +29,6 @@ import anyio
 from kpl_core.options.policy import RateLimitPolicy
 from kpl_core.pipeline.token_bucket import TokenBucket
 
-__all__ = ["AnyStream", "ScopedStream", "Stream", "opened", "rate_limited", "require_description"]
-
 T = TypeVar("T")
 
 Stream: TypeAlias = Callable[[], AsyncIterator[T]]

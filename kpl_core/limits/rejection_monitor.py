@@ -12,8 +12,6 @@ from typing import Final
 from kpl_core.errors import ConfigError
 from kpl_core.options.validation import ABOVE_ZERO, require_number
 
-__all__ = ["RejectionMonitor"]
-
 _STEPS: Final = 60
 
 

@@ -17,16 +17,6 @@ from kpl_core.errors import ConfigError
 from kpl_core.options.validation import ABOVE_ZERO, require_number
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = [
-    "METRIC_NAMES",
-    "HeadroomWarning",
-    "MetricSample",
-    "TokenBucketLimiter",
-    "capacity_for",
-    "metric_samples",
-    "refill_for",
-]
-
 
 class TokenBucketLimiter:
     """Grants at most `capacity + refill_rate * t` tokens in any `t` seconds, to all threads together.

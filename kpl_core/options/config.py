@@ -33,8 +33,6 @@ from kpl_core.options.validation import (
     require_order,
 )
 
-__all__ = ["NON_RETRYABLE_ERROR_CODES", "Config", "StreamConfig"]
-
 AggregatePartitionKey = Literal["a", "first"]
 Consumer = Literal["kcl", "per_user_record", "range_blind"]
 Ordering = Literal["none", "per_key"]

@@ -11,8 +11,6 @@ import msgspec
 from kpl_core.errors import ConfigError
 from kpl_core.options.validation import Bound, require_bounds, require_choice
 
-__all__ = ["ALONE_SHARE", "SHARED_BURST_SECONDS", "CoordinationOptions", "CoordinationPolicy", "WorkerTier"]
-
 CoordinationPolicy = Literal["leases", "proportional"]
 WorkerTier = Literal["critical", "normal", "bulk"]
 

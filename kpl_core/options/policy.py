@@ -11,8 +11,6 @@ from typing import Any, Final
 from kpl_core.errors import ConfigError
 from kpl_core.options.validation import ABOVE_ZERO, Bound, FrozenMapping, require_number
 
-__all__ = ["MAX_WEIGHT", "MIN_WEIGHT", "FairnessPolicy", "RateLimitPolicy", "require_weight"]
-
 MIN_WEIGHT: Final = 1e-6
 MAX_WEIGHT: Final = 1e6
 

@@ -21,8 +21,6 @@ from kpl_core.options.validation import (
     require_path,
 )
 
-__all__ = ["BreakerPolicy", "DeadLetterOptions", "SpoolMode", "SpoolOptions", "Synchronous", "TierPolicy"]
-
 SpoolMode = Literal["overflow", "write_ahead"]
 Synchronous = Literal["full", "normal"]
 

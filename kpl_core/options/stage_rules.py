@@ -11,15 +11,6 @@ from kpl_core.options.config import Config
 from kpl_core.options.coordination_options import SHARED_BURST_SECONDS
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 
-__all__ = [
-    "AggregationRules",
-    "CollectionRules",
-    "ShardRules",
-    "aggregation_rules",
-    "collection_rules",
-    "shard_rules",
-]
-
 LONGEST_RUN_SECONDS: Final = 0.025
 LONGEST_EXTENSION_SECONDS: Final = 0.05
 EXTENSION_SHARE: Final = 0.2

@@ -14,20 +14,6 @@ from urllib.parse import SplitResult, urlsplit
 
 from kpl_core.errors import ConfigError
 
-__all__ = [
-    "ABOVE_ZERO",
-    "Bound",
-    "FrozenMapping",
-    "require_bounds",
-    "require_choice",
-    "require_endpoint_url",
-    "require_flag",
-    "require_number",
-    "require_order",
-    "require_path",
-    "without_passwords",
-]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -19,8 +19,6 @@ from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.user_record import Tier
 
-__all__ = ["Aggregator"]
-
 
 class Aggregator:
     """All lanes of one stream; `output` has their deadlines and the records they closed."""

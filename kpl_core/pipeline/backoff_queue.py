@@ -8,8 +8,6 @@ from typing import Final
 
 from kpl_core.records.kinesis_record import KinesisRecord
 
-__all__ = ["BackoffQueue"]
-
 # User records handed out by one call. More may be due at one instant, and other tasks of the loop must get their turn.
 DUE_AT_ONCE: Final = 500
 

@@ -12,8 +12,6 @@ from kpl_core.errors import BufferFull
 from kpl_core.options.reliability import TierPolicy
 from kpl_core.records.user_record import Tier
 
-__all__ = ["BufferLimit"]
-
 
 class BufferLimit:
     """Room for `max_records` user records of `max_bytes` (partition key + data) together."""

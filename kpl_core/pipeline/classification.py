@@ -19,8 +19,6 @@ import msgspec
 
 from kpl_core.options.config import Config
 
-__all__ = ["TABLE", "THROTTLED", "Action", "Case", "Row", "classify", "is_invalid"]
-
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 
 # The codes of a request that breaks a rule. The answer does not say which record breaks it.

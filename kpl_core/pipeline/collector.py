@@ -25,8 +25,6 @@ from kpl_core.options.kinesis_limits import KIB
 from kpl_core.options.stage_rules import CollectionRules
 from kpl_core.records.kinesis_record import KinesisRecord
 
-__all__ = ["Collector"]
-
 SHARD_BYTES: Final = 256 * KIB
 
 

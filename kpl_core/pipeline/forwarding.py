@@ -28,8 +28,6 @@ from kpl_core.records.put_records import PutRecordsRequest
 from kpl_core.records.record_result import SHUTDOWN, UNKNOWN, WRONG_SHARD, Attempt
 from kpl_core.records.user_record import UserRecord, encode_partition_key
 
-__all__ = ["NEVER_SENT", "Forwarder", "Reaggregator", "digest_of"]
-
 NEVER_SENT: Final = "the producer was closed before this record could be sent"
 
 

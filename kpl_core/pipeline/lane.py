@@ -28,8 +28,6 @@ from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.user_record import Tier
 
-__all__ = ["AggregatingLane", "Lane", "LaneOutput", "Placed", "SingleLane"]
-
 # The size limit of a lane whose next user record needs `add_any`: no size is below it.
 _SHUT: Final = -1
 # More than any size limit.

@@ -24,8 +24,6 @@ from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.records.record_result import Attempt, Place
 from kpl_core.records.user_record import UserRecord
 
-__all__ = ["Generations", "Ledger"]
-
 
 class Generations:
     """How many Kinesis records belong to each generation."""

@@ -14,8 +14,6 @@ from kpl_core.pipeline.shard_limiter import Drained, ShardLimiter, ShardUsage
 from kpl_core.pipeline.wakeups import Wakeups
 from kpl_core.records.kinesis_record import KinesisRecord
 
-__all__ = ["StreamLimiter"]
-
 # Records drained by one call. After an outage all shards are due at one instant, each with a burst, and other tasks of
 # the loop must get their turn.
 DRAINED_AT_ONCE: Final = 500

@@ -34,8 +34,6 @@ from kpl_core.records.user_record import (
     with_bytes,
 )
 
-__all__ = ["StreamPipeline"]
-
 
 class StreamPipeline:
     """Everything the producer knows about one stream."""

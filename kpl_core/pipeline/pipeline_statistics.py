@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-__all__ = ["PipelineStatistics"]
-
 
 class PipelineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Where the user records of one stream are. The stages are counted one by one, not by subtraction.

@@ -17,8 +17,6 @@ from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import EXPIRED, INTERNAL, RECORD_COUNT_MISMATCH, WRONG_SHARD, Attempt
 
-__all__ = ["Retrier", "Retries"]
-
 # How long an outcome on an unknown shard waits for the shard map.
 MAP_WAIT_SECONDS: Final = 2.0
 # In arrival order, where the whole shard waits. A record decided without the map could be overtaken by records that the

@@ -16,8 +16,6 @@ from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.hash_key import md5
 from kpl_core.records.user_record import encode_partition_key
 
-__all__ = ["Route", "Router"]
-
 
 class Destination(Protocol):
     """What routes lead to."""

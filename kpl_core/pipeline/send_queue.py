@@ -26,8 +26,6 @@ from typing import Final
 from kpl_core.pipeline.collector import Collector
 from kpl_core.records.kinesis_record import KinesisRecord
 
-__all__ = ["FAILURES_IN_A_ROW", "PATIENCE_SECONDS", "WITNESSES", "Bisection", "SendQueue", "SendingPause"]
-
 # User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
 EXPIRED_AT_ONCE: Final = 500
 # One failure says little: a connection that the server closed while it was idle fails its next request.

@@ -36,8 +36,6 @@ from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.user_record import TIERS
 
-__all__ = ["AdaptiveRate", "Drained", "ShardLimiter", "ShardUsage"]
-
 # User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
 EXPIRED_AT_ONCE: Final = 500
 # The part of the burst in use where the rate adapts. With a burst of 1 s this allows for 250 ms of jitter on the way.

@@ -17,8 +17,6 @@ import msgspec
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.records.hash_key import hash_key_to_digest
 
-__all__ = ["Shard", "ShardMap"]
-
 CLOSED_RANGE_SECONDS: Final = 60.0
 
 

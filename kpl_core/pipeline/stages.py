@@ -37,8 +37,6 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
 
-__all__ = ["FairQueueing", "Gate", "GroupTerms", "Passage", "Poll", "Stages", "WriteAhead"]
-
 
 class Poll(NamedTuple):
     """What the driver has to do: send these requests, and poll again at `wakeup` (`math.inf`: not before news)."""

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kpl_core.errors import ConfigError
 
-__all__ = ["TokenBucket"]
-
 
 class _TokenStream:
     """One metered quantity. It was last full at `since`; `spent` tokens left it from then on."""

@@ -10,8 +10,6 @@ import sys
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-__all__ = ["Wakeups"]
-
 T = TypeVar("T")
 
 

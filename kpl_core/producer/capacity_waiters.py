@@ -15,8 +15,6 @@ import anyio
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.records.user_record import Tier
 
-__all__ = ["CapacityWaiters", "WaitersByFlow"]
-
 
 class _Place:
     """One put's place in the line."""

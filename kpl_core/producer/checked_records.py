@@ -15,8 +15,6 @@ from kpl_core.records.user_record import (
     with_bytes,
 )
 
-__all__ = ["checked_records"]
-
 Puttable = tuple[str, bytes] | UserRecord
 
 

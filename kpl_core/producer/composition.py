@@ -20,8 +20,6 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import Stages
 from kpl_core.records.outcome import ResultHandle
 
-__all__ = ["stream_pipeline"]
-
 
 def stream_pipeline(
     stream: str,

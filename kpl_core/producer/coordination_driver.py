@@ -21,8 +21,6 @@ from kpl_core.producer.stream_set import StreamSet
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
 
-__all__ = ["CoordinationDriver"]
-
 
 class CoordinationDriver:
     """Opens the store on entering, and closes it on leaving; `finish` gives the shares back.

@@ -11,8 +11,6 @@ import anyio
 from kpl_core.durability.dead_letters import DeadLetterSink, SinkReport
 from kpl_core.durability.spool import DeadLetter
 
-__all__ = ["DeadLetterSender"]
-
 _log: Final = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from kpl_core.errors import ResultPending
 from kpl_core.records.outcome import Outcome, ResultHandle, Waiter
 from kpl_core.records.record_result import RecordResult
 
-__all__ = ["Delivery", "ResultCallback", "wait_with"]
-
 # Without the lock, two threads that find no list of waiters would each make one, and one of the two would be lost.
 _waiting: Final = threading.Lock()
 

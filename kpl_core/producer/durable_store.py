@@ -45,8 +45,6 @@ from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Origin
 from kpl_core.records.record_result import Place, RecordResult
 
-__all__ = ["DurableStore"]
-
 _log: Final = logging.getLogger(__name__)
 # How long a close waits for the disk and the sink after the last request.
 FINISH_SECONDS: Final = 5.0

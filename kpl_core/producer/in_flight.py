@@ -8,8 +8,6 @@ overtakes it. If it has nothing to send by then, the next stream gets its turn.
 from collections import deque
 from collections.abc import Hashable
 
-__all__ = ["InFlightRequests"]
-
 
 class InFlightRequests:
     """`limit` places for requests. Wake the member that a call returns: it may try again.

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from kpl_core.producer.coordination_driver import CoordinationDriver
     from kpl_core.producer.durable_store import DurableStore
 
-__all__ = ["DEFAULT_CLOSE_SECONDS", "Lifecycle", "counted", "require_timeout"]
-
 T = TypeVar("T")
 
 _logger = logging.getLogger("kpl_core")

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from kpl_core.durability.spool import Spool
     from kpl_core.producer.coordination_driver import CoordinationDriver
 
-__all__ = ["Producer"]
-
 # `put_many` is faster with each. So many of the largest records that are aggregated occupy the loop for 10 ms.
 RECORDS_PER_CHECKPOINT: Final = 250
 

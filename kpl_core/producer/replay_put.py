@@ -10,8 +10,6 @@ from kpl_core.records.outcome import Origin, ResultHandle
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
 
-__all__ = ["ReplayPut"]
-
 Finished = Callable[[RecordResult], None]
 
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-__all__ = ["ProducerReport"]
-
 
 class ProducerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of user records since the producer was entered, and of those its files held then.

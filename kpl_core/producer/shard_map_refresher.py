@@ -17,8 +17,6 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_record_limit, as_shards
 
-__all__ = ["RecordLimitQuery", "ShardMapRefresher"]
-
 BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=30.0, factor=1.5, jitter="equal")
 # Between two refreshes, however often results ask for one. An endpoint whose answers never match its own shard map must
 # not be asked for it after every request.

@@ -24,8 +24,6 @@ from kpl_core.producer.shard_map_refresher import ShardMapRefresher
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_answer
 
-__all__ = ["QUIET_SECONDS", "StreamRunner", "TroubleLog"]
-
 _logger: Final = logging.getLogger("kpl_core")
 
 

@@ -27,8 +27,6 @@ from kpl_core.producer.shard_map_refresher import RecordLimitQuery, ShardMapRefr
 from kpl_core.producer.stream_runner import StreamRunner
 from kpl_core.transport.transport import KinesisTransport
 
-__all__ = ["StreamSet"]
-
 _logger = logging.getLogger("kpl_core")
 
 # Set in the tasks of all producers. Their context is the one in which the producer was entered, not that of a put.

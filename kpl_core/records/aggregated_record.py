@@ -26,8 +26,6 @@ from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.records.hash_key import md5
 from kpl_core.records.user_record import UserRecord
 
-__all__ = ["MAGIC", "decode", "encode", "encoded_size"]
-
 MAGIC: Final = b"\xf3\x89\x9a\xc2"
 DIGEST_BYTES: Final = 16
 ENVELOPE_BYTES: Final = len(MAGIC) + DIGEST_BYTES

@@ -13,8 +13,6 @@ from kpl_core.records.outcome import History, Outcome
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
 
-__all__ = ["DetachedUserRecord", "KinesisRecord"]
-
 
 class DetachedUserRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A user record that moves from one Kinesis record to another. Nothing it refers to refers back."""

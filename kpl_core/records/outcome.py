@@ -14,8 +14,6 @@ import msgspec
 
 from kpl_core.records.record_result import Attempt, Place, RecordResult
 
-__all__ = ["History", "Note", "Origin", "Outcome", "ResultHandle", "Waiter"]
-
 # Where else the user record is stored: in the spool, in the dead letters, or with a caller that retries a failed put.
 Origin = Literal["write_ahead", "replay", "redrive", "caller"]
 

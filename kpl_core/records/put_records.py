@@ -8,8 +8,6 @@ from kpl_core.hooks import RequestCompleted
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.record_result import RECORD_COUNT_MISMATCH
 
-__all__ = ["PutRecordsAnswer", "PutRecordsEntry", "PutRecordsRequest", "RequestFailure", "completed_fact"]
-
 
 class PutRecordsRequest:
     """One PutRecords call to make: at most 500 Kinesis records of one stream."""

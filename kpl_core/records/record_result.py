@@ -9,27 +9,6 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-__all__ = [
-    "BREAKER_OPEN",
-    "EXPIRED",
-    "INCURABLE",
-    "INTERNAL",
-    "NOT_SPOOLED",
-    "RATE_LIMITED",
-    "REASONS",
-    "REASON_BY_ERROR_CODE",
-    "RECORD_COUNT_MISMATCH",
-    "SHUTDOWN",
-    "UNKNOWN",
-    "WRONG_SHARD",
-    "Attempt",
-    "Place",
-    "Reason",
-    "RecordResult",
-    "reason_of",
-    "reason_of_code",
-]
-
 # Error codes of the producer, which the service never sends. The names are the KPL's where it has one.
 EXPIRED: Final = "Expired"
 INTERNAL: Final = "Internal"

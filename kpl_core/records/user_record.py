@@ -16,20 +16,6 @@ from kpl_core.errors import InvalidUserRecord
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
 
-__all__ = [
-    "TIERS",
-    "BytesLike",
-    "Tier",
-    "UserRecord",
-    "as_bytes",
-    "check_user_record",
-    "encode_partition_key",
-    "require_notes",
-    "require_stream",
-    "user_record_digest",
-    "with_bytes",
-]
-
 # API_PutRecords: StreamName and StreamARN.
 _STREAM: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:aws.*:kinesis:.*:\d{12}:stream/\S+", re.ASCII)
 

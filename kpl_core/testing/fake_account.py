@@ -22,8 +22,6 @@ from kpl_core.testing.kinesis_api import (
 )
 from kpl_core.testing.shard_listing import LIFETIME_MS, StreamListToken, decode_token, encode_token
 
-__all__ = ["FakeAccount"]
-
 # A stream of mode ON_DEMAND starts with this many shards (AWS, "Choose the right mode").
 _ON_DEMAND_SHARDS: Final = 4
 _STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")

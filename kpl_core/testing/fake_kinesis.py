@@ -50,8 +50,6 @@ from kpl_core.testing.shard_listing import (
 )
 from kpl_core.testing.shard_reader import everything, read, starting_position
 
-__all__ = ["FakeKinesis"]
-
 _ITEMS_PER_PAGE: Final = 100
 _RECORDS_PER_ANSWER: Final = 10_000
 _NO_SUCH_SHARD: Final = "Shard {shard_id} in {stream} does not exist"

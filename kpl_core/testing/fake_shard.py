@@ -19,20 +19,6 @@ from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.records.hash_key import hash_key_to_digest
 from kpl_core.testing.kinesis_api import ServiceLimits
 
-__all__ = [
-    "LAST_COUNTER",
-    "FakeShard",
-    "SequenceNumber",
-    "ShardCapacity",
-    "ShardFamily",
-    "ShardLog",
-    "format_sequence_number",
-    "parse_sequence_number",
-    "shard_bits",
-    "shard_id_of",
-    "uniform_starts",
-]
-
 LAST_COUNTER: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 _SHARD: Final = 4

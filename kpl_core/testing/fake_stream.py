@@ -25,18 +25,6 @@ from kpl_core.testing.kinesis_api import (
     constraint_violated,
 )
 
-__all__ = [
-    "ACTIVE",
-    "CREATING",
-    "DELETING",
-    "HASH_KEY_PATTERN",
-    "PROVISIONED",
-    "UPDATING",
-    "FakeStream",
-    "PutRecord",
-    "route_records",
-]
-
 # partition key, explicit hash key or None, data
 PutRecord = tuple[str, str | None, bytes]
 

@@ -14,8 +14,6 @@ from kpl_core.testing.fake_kinesis import FakeKinesis
 from kpl_core.testing.faults import RequestPlan
 from kpl_core.testing.kinesis_api import KinesisError
 
-__all__ = ["FakeTransport", "RecordingHook"]
-
 T = TypeVar("T")
 
 

@@ -15,25 +15,6 @@ from typing import Final
 
 from kpl_core.testing.kinesis_api import KinesisError
 
-__all__ = [
-    "EVERY_TIME",
-    "BadBody",
-    "Effect",
-    "ErrorAnswer",
-    "Fault",
-    "Faults",
-    "Hang",
-    "Latency",
-    "MergeDuringRequest",
-    "RecordError",
-    "RequestPlan",
-    "ResetAfterCommit",
-    "ResetBeforeCommit",
-    "SplitDuringRequest",
-    "When",
-    "WrongCount",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Latency:

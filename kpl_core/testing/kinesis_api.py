@@ -17,34 +17,6 @@ from kpl_core.options.kinesis_limits import (
     REQUEST_BYTES,
 )
 
-__all__ = [
-    "EXPIRED_ITERATOR",
-    "EXPIRED_NEXT_TOKEN",
-    "INVALID_ARGUMENT",
-    "LIMIT_EXCEEDED",
-    "RESOURCE_IN_USE",
-    "RESOURCE_NOT_FOUND",
-    "SERIALIZATION",
-    "SERVICE_ERRORS",
-    "THROUGHPUT_EXCEEDED",
-    "VALIDATION",
-    "ChildShard",
-    "KinesisError",
-    "RecordsPage",
-    "ServiceDurations",
-    "ServiceError",
-    "ServiceLimits",
-    "ShardCountChange",
-    "ShardDescription",
-    "ShardPage",
-    "StoredRecord",
-    "StreamDescription",
-    "StreamPage",
-    "StreamStatistics",
-    "StreamSummary",
-    "constraint_violated",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:

@@ -15,24 +15,6 @@ from kpl_core.testing.fake_shard import FakeShard
 from kpl_core.testing.fake_stream import FakeStream
 from kpl_core.testing.kinesis_api import INVALID_ARGUMENT, KinesisError, ShardDescription, ShardPage
 
-__all__ = [
-    "FROM_TRIM_HORIZON",
-    "LIFETIME_MS",
-    "SHARD_FILTERS",
-    "ShardIterator",
-    "ShardListToken",
-    "ShardListingFilter",
-    "StreamListToken",
-    "continued_listing",
-    "decode_token",
-    "describe_shard",
-    "encode_token",
-    "listing_of",
-    "new_listing",
-    "selects",
-    "shard_page",
-]
-
 # API_ListShards and API_GetShardIterator: both expire after 300 seconds.
 LIFETIME_MS: Final = 300_000
 

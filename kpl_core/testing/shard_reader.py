@@ -9,8 +9,6 @@ from kpl_core.testing.fake_stream import FakeStream
 from kpl_core.testing.kinesis_api import INVALID_ARGUMENT, ChildShard, KinesisError, RecordsPage, StoredRecord
 from kpl_core.testing.shard_listing import ShardIterator, encode_token
 
-__all__ = ["ITERATOR_TYPES", "everything", "read", "starting_position"]
-
 ITERATOR_TYPES: Final = ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
 _BY_NUMBER: Final = frozenset({"AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"})

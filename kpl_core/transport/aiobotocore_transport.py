@@ -29,8 +29,6 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutR
 from kpl_core.records.record_result import INTERNAL
 from kpl_core.transport.put_records_wire import PutRecordsWire, cbor_wire, json_wire, stream_argument
 
-__all__ = ["AiobotocoreTransport", "RequestBody", "send_in_pieces"]
-
 PIECE_BYTES: Final = 256 * 1024
 
 

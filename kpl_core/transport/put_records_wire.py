@@ -22,8 +22,6 @@ import pybase64
 from kpl_core.errors import ConfigError
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 
-__all__ = ["PutRecordsWire", "cbor_wire", "json_wire", "stream_argument"]
-
 _EVENTS: Final = "kinesis.PutRecords"
 _FIRST_ERROR_STATUS: Final = 300
 # Below this size msgspec's Base64 is faster, because it needs no call of its own; above it pybase64's vector code is.

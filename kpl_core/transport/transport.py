@@ -9,8 +9,6 @@ from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
 
-__all__ = ["KinesisTransport", "as_answer", "as_record_limit", "as_shards"]
-
 # How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
 

@@ -32,17 +32,6 @@ from kpl_integrations.asgi.protocol import (
     send_json,
 )
 
-__all__ = [
-    "BackpressureMiddleware",
-    "HealthEndpoints",
-    "ProducerHealth",
-    "ReadinessAnswer",
-    "ReadinessCheck",
-    "health_of",
-    "readiness_body",
-    "rejection_check",
-]
-
 DEFAULT_FULL_ABOVE: Final = 0.9
 _METHODS: Final = frozenset({"GET", "HEAD"})
 # The core's exception -> the problem's code and its detail for the client.

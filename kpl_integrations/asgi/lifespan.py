@@ -31,8 +31,6 @@ from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.protocol import HEALTH_KEY, STATE_KEY, ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["KinesisASGI", "KinesisLifespan", "LifespanOptions", "Startup", "StartupFailed", "TransportFactory"]
-
 _logger = logging.getLogger("kpl_integrations.asgi")
 
 TransportFactory = Callable[[Config], KinesisTransport]

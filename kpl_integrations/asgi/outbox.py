@@ -29,8 +29,6 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.records.user_record import BytesLike, Tier, as_bytes, check_user_record
 from kpl_integrations.asgi.protocol import STATE_KEY, ASGIApp, Message, Receive, Scope, Send, producer_of
 
-__all__ = ["OutboxDelivery", "OutboxProducer", "RequestOutboxMiddleware", "ResultBeforeResponse"]
-
 _SERVER_ERROR: Final = 500
 
 Outcome = Literal["open", "published", "discarded"]

@@ -5,20 +5,6 @@ from typing import Any, Final
 
 from kpl_core import KplError, Producer
 
-__all__ = [
-    "HEALTH_KEY",
-    "PROBLEM_JSON",
-    "STATE_KEY",
-    "ASGIApp",
-    "Message",
-    "MissingProducer",
-    "Receive",
-    "Scope",
-    "Send",
-    "producer_of",
-    "send_json",
-]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

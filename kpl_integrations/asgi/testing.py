@@ -19,8 +19,6 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.lifespan import KinesisLifespan
 
-__all__ = ["KinesisDouble"]
-
 
 class _AnnouncingKinesis(FakeKinesis):
     """Notifies waiting threads of new records."""

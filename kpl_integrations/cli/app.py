@@ -19,8 +19,6 @@ from kpl_integrations.cli.options import (
     run,
 )
 
-__all__ = ["app"]
-
 app = Commands(
     help="Put records into Amazon Kinesis, read them back, or try it all without an account.",
     epilog=EXIT_CODES,

@@ -27,8 +27,6 @@ from botocore.exceptions import (
 from kpl_core import Config
 from kpl_integrations.cli.exit_code import CommandFailure
 
-__all__ = ["Connection", "advice", "is_this_machine"]
-
 # A Kinesis on this machine accepts any region and credentials, so the user need not invent them.
 LOCAL_REGION: Final = "us-east-1"
 LOCAL_CREDENTIAL: Final = "local"

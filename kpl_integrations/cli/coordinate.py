@@ -13,8 +13,6 @@ from kpl_core.coordination.worker import Coordinator
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import note, print_json
 
-__all__ = ["CoordinateCommand"]
-
 # The pause between two summaries, as a share of the interval.
 _PAUSE_SHARE: Final = 0.4
 

@@ -31,8 +31,6 @@ from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, exit_code_of, until_signal
 from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
 
-__all__ = ["count", "export", "list_letters", "purge_letters", "redrive", "show"]
-
 _IN_FLIGHT: Final = 500
 _BYTES_IN_FLIGHT: Final = 8 << 20
 # So many letters are searched for an undamaged one.

@@ -24,8 +24,6 @@ from kpl_integrations.cli.put import RequestTotals, failure_reasons
 from kpl_integrations.cli.tail import ReadRecord, StreamReader, raises_first
 from kpl_integrations.cli.terminal import Figure, note, print_figures, progress, results
 
-__all__ = ["DemoCommand", "DemoPace", "DemoRecords", "Inventory"]
-
 _STREAM: Final = "demo"
 _SHOW_SECONDS: Final = 0.1
 # How much of the shards' capacity the demo uses.

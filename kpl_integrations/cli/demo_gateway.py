@@ -22,8 +22,6 @@ from kpl_integrations.ingest import IngestGateway, IngestSettings
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 
-__all__ = ["DemoGateway"]
-
 RECORDS_PER_REQUEST: Final = 100
 _CONCURRENT_REQUESTS: Final = 256
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=120)

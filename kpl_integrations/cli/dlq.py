@@ -12,8 +12,6 @@ from kpl_integrations.cli.options import Commands, EndpointUrl, Json, Region, ru
 if TYPE_CHECKING:
     from kpl_core.durability.spool import LetterFilter
 
-__all__ = ["dlq"]
-
 dlq = Commands(help="List dead letters, send them again, export or delete them.")
 
 File = Annotated[Path, typer.Argument(help="The spool file.", show_default=False)]

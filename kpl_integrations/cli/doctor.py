@@ -18,8 +18,6 @@ from kpl_integrations.cli.connection import Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import print_json, results
 
-__all__ = ["Check", "DoctorCommand", "check_clock", "check_open_files", "check_shards", "check_stream"]
-
 Status = Literal["ok", "warning", "failed", "skipped"]
 
 # AWS rejects signatures with a clock difference of five minutes.

@@ -9,8 +9,6 @@ from typing import Final
 
 import anyio
 
-__all__ = ["CommandFailure", "ExitCode", "exit_code_of", "on_signal", "until_signal"]
-
 
 class ExitCode(IntEnum):
     """The exit statuses of all commands. Typer itself uses 2 for wrong usage."""

@@ -13,8 +13,6 @@ from kpl_integrations.cli.terminal import note
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.local_kinesis.server import parse_stream
 
-__all__ = ["local_kinesis", "port_failure", "serve", "streams_of"]
-
 _INTRODUCTION: Final = """\
 Local Kinesis listens on {url}
   {streams}

@@ -14,8 +14,6 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import print_failure, show_logs
 
-__all__ = ["EXIT_CODES", "Commands", "EndpointUrl", "InputFormat", "Json", "Region", "requires_extra", "run"]
-
 EXIT_CODES: Final = (
     "Exit status: 0 done, 1 not every record arrived, 2 wrong usage, 3 Kinesis cannot be used, 4 bad input, "
     "130 or 143 interrupted."

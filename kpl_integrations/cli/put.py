@@ -20,8 +20,6 @@ from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, exit_code_o
 from kpl_integrations.cli.put_input import ConfirmedLines, InputLines, ReadLine
 from kpl_integrations.cli.terminal import Figure, note, print_failure, print_figures, progress
 
-__all__ = ["PutCommand", "RequestTotals", "cause_of", "failure_reasons"]
-
 _POLL_SECONDS: Final = 0.1
 # Print a note when requests have failed for this long; a progress bar that does not move explains nothing.
 _PATIENCE_SECONDS: Final = 3.0

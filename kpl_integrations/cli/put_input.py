@@ -19,8 +19,6 @@ from kpl_core.options.kinesis_limits import KIB, MIB
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.options import InputFormat
 
-__all__ = ["ConfirmedLines", "InputLines", "ReadLine", "reader_of"]
-
 _CHUNK_BYTES: Final = 256 * KIB
 _CHUNKS_AHEAD: Final = 4
 # Three times the largest record, because a line may contain it in base64.

@@ -27,8 +27,6 @@ from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import ExitCode, until_signal
 from kpl_integrations.cli.terminal import note, printable, results
 
-__all__ = ["ReadRecord", "ReadableShard", "ReadingOrder", "StreamReader", "TailCommand", "raises_first", "user_records"]
-
 # A shard allows five reads a second for all its consumers together; at its end this reader uses two.
 PAUSE_SECONDS: Final = 0.5
 _RECORDS_PER_READ: Final = 1_000

@@ -13,8 +13,6 @@ from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import Figure, note, print_figures, print_json
 from kpl_integrations.ingest.tenants import FileTenants, new_api_key, stored_key
 
-__all__ = ["check_tenants", "hash_key", "new_key", "new_key_pair"]
-
 # As long as AWS' ids, so that every SDK accepts the length; AWS does not use the prefix.
 _ID_PREFIX: Final = "KPLI"
 _ID_CHARACTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"

@@ -13,18 +13,6 @@ from rich.text import Text
 
 from kpl_integrations.cli.exit_code import CommandFailure
 
-__all__ = [
-    "Figure",
-    "note",
-    "print_failure",
-    "print_figures",
-    "print_json",
-    "printable",
-    "progress",
-    "results",
-    "show_logs",
-]
-
 
 class Figure(NamedTuple):
     """One row of a table: `name` is the key in JSON, `text` the formatted value, `remark` a dim text behind it."""

@@ -34,16 +34,6 @@ from kpl_core.coordination.proportional import (
 from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
 from kpl_integrations.dynamodb_limits.session_limiter import SessionLimiter
 
-__all__ = [
-    "AsyncDistributedRateAggregator",
-    "AsyncDistributedRateWorker",
-    "DistributedRateAggregator",
-    "DistributedRateWorker",
-    "RepeatingTask",
-    "RepeatingThread",
-    "Repetition",
-]
-
 _logger = logging.getLogger(__name__)
 _READ_FAILURES: Final = (BotoCoreError, ClientError, OSError)
 _MISSING: Final = frozenset({"NoSuchKey", "404"})

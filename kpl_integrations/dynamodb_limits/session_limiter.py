@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from kpl_core.options.validation import ABOVE_ZERO, require_number
 
-__all__ = ["PostpaidBucket", "SessionLimiter"]
-
 _READ: Final = 0
 _WRITE: Final = 1
 _KIND_OF: Final[Mapping[str, int]] = {

@@ -55,8 +55,6 @@ from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
 
-__all__ = ["IngestGateway"]
-
 _log: Final = logging.getLogger(__name__)
 _READING: Final = ("GET", "HEAD")
 

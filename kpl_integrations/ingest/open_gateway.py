@@ -17,8 +17,6 @@ from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 
-__all__ = ["OpenGateway"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGateway:

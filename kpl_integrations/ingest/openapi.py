@@ -25,8 +25,6 @@ from kpl_integrations.ingest.streams.upstream import FORWARDED
 from kpl_integrations.ingest.tenants import ACKS
 from kpl_integrations.kinesis_protocol.wire import JSON_CONTENT_TYPE, TARGET_PREFIX
 
-__all__ = ["FINER_CODES", "STRUCTS", "openapi_document", "protocol_paths", "schemas"]
-
 STRUCTS: Final = (WireRecord, CloudEvent, Accepted, Delivered, Problem, RpcStatus, StatsDocument)
 # The codes of decoders that replace the code of a row.
 FINER_CODES: Final[Mapping[Refusal, tuple[str, ...]]] = MappingProxyType(

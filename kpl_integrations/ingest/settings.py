@@ -16,8 +16,6 @@ from kpl_core.options.validation import Bound, require_number
 from kpl_integrations.ingest.decoding import DecodeLimits
 from kpl_integrations.ingest.tenants import Ack
 
-__all__ = ["BOUNDS", "IngestSettings", "load_settings", "unknown_variables"]
-
 _PREFIX: Final = "KPL_INGEST_"
 
 _LEAST_ADMIN_KEY: Final = 16

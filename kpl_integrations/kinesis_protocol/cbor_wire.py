@@ -13,8 +13,6 @@ import msgspec
 from kpl_integrations.kinesis_protocol.requests import SERIALIZATION, RequestRefused
 from kpl_integrations.kinesis_protocol.wire import PutResult, Timestamp
 
-__all__ = ["CBOR_CONTENT_TYPE", "CborWire"]
-
 CBOR_CONTENT_TYPE: Final = "application/x-amz-cbor-1.1"
 
 _EPOCH_TAG: Final = 1

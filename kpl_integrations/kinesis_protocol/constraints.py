@@ -16,8 +16,6 @@ from kpl_core.options.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHAR
 from kpl_integrations.kinesis_protocol import requests
 from kpl_integrations.kinesis_protocol.requests import VALIDATION, RequestRefused
 
-__all__ = ["CONSTRAINTS", "Constraint", "check_constraints"]
-
 _MAX_LISTED: Final = 10
 _NAME: Final = r"[a-zA-Z0-9_.-]+"
 _ARN: Final = r"arn:aws.*:kinesis:.*:\d{12}:stream/\S+"

@@ -9,32 +9,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-__all__ = [
-    "REQUEST_TYPES",
-    "SERIALIZATION",
-    "UNKNOWN_OPERATION",
-    "VALIDATION",
-    "CreateStream",
-    "DeleteStream",
-    "DescribeStream",
-    "DescribeStreamSummary",
-    "GetRecords",
-    "GetShardIterator",
-    "ListShards",
-    "ListShardsFilter",
-    "ListStreams",
-    "MergeShards",
-    "PutRecord",
-    "PutRecords",
-    "PutRecordsRequestEntry",
-    "RequestRefused",
-    "SplitShard",
-    "StreamModeDetails",
-    "StreamRequest",
-    "UpdateMaxRecordSize",
-    "UpdateShardCount",
-]
-
 SERIALIZATION: Final = "SerializationException"
 UNKNOWN_OPERATION: Final = "UnknownOperationException"
 VALIDATION: Final = "ValidationException"

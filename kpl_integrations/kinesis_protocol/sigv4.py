@@ -21,16 +21,6 @@ from urllib.parse import quote
 
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 
-__all__ = [
-    "ALLOWED_SKEW_SECONDS",
-    "REFUSED_CREDENTIALS",
-    "Credential",
-    "SignedRequest",
-    "SigningKey",
-    "named_credential",
-    "require_signature",
-]
-
 ALLOWED_SKEW_SECONDS: Final = 300
 SERVICE: Final = "kinesis"
 ALGORITHM: Final = "AWS4-HMAC-SHA256"

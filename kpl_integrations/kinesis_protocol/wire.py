@@ -14,19 +14,6 @@ import msgspec
 from kpl_integrations.kinesis_protocol.constraints import check_constraints
 from kpl_integrations.kinesis_protocol.requests import REQUEST_TYPES, SERIALIZATION, UNKNOWN_OPERATION, RequestRefused
 
-__all__ = [
-    "JSON_CONTENT_TYPE",
-    "TARGET_PREFIX",
-    "JsonWire",
-    "PutResult",
-    "Timestamp",
-    "Wire",
-    "error_body",
-    "operation_of",
-    "request_of",
-    "wire_of",
-]
-
 JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
 TARGET_PREFIX: Final = "Kinesis_20131202."
 _CBOR_TYPES: Final = frozenset({"application/x-amz-cbor-1.1", "application/cbor"})

@@ -16,8 +16,6 @@ from kpl_integrations.kinesis_protocol.requests import ListShards, PutRecords, R
 from kpl_integrations.kinesis_protocol.wire import Wire, error_body, operation_of, request_of, wire_of
 from kpl_integrations.local_kinesis.operations import answer, stream_of
 
-__all__ = ["Clock", "Listener"]
-
 Clock = Callable[[], float]
 
 # 10 MiB of data are 13.4 MiB of base64.

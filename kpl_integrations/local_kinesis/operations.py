@@ -24,8 +24,6 @@ from kpl_core.testing import (
 from kpl_integrations.kinesis_protocol import requests
 from kpl_integrations.kinesis_protocol.wire import Timestamp
 
-__all__ = ["answer", "stream_of"]
-
 Answer = Mapping[str, object]
 
 _EMPTY: Answer = {}

@@ -19,8 +19,6 @@ from typing import Final, Self, TypeVar
 from kpl_core.testing import FakeKinesis, Faults, ServiceDurations, ServiceLimits
 from kpl_integrations.local_kinesis.listener import Clock, Listener
 
-__all__ = ["LocalKinesis", "LocalKinesisProcess", "ThreadedLocalKinesis", "parse_stream"]
-
 _PROCESS_STOP_SECONDS: Final = 5.0
 
 _Result = TypeVar("_Result")

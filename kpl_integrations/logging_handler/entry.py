@@ -15,20 +15,6 @@ from kpl_core import ConfigError
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.logging_handler.formatter import JsonFormatter, current_trace
 
-__all__ = [
-    "ENTRY_BYTES",
-    "Entry",
-    "KeyChoice",
-    "KeyOf",
-    "LetterAndStub",
-    "Oversize",
-    "entry_size",
-    "key_chooser",
-    "key_of",
-    "oversize_data",
-    "random_keys",
-]
-
 # What CPython keeps beside the bytes of an entry: two object headers and a slot in the deque.
 ENTRY_BYTES: Final = 96
 

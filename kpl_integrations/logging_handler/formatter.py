@@ -17,8 +17,6 @@ import msgspec
 
 from kpl_core import ConfigError
 
-__all__ = ["JsonFormat", "JsonFormatter", "current_trace", "json_safe"]
-
 JsonFormat = Literal["plain", "ecs", "otel"]
 Fields = dict[str, Any]
 

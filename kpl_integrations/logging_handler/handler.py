@@ -39,8 +39,6 @@ from kpl_integrations.logging_handler.level_queue import (
 from kpl_integrations.logging_handler.options import LogOptions, LogSettings, producer_config, without_room
 from kpl_integrations.logging_handler.sender import SENDER_THREADS, SPILL_SHARE, LogSender, write_to_stderr
 
-__all__ = ["KinesisHandler"]
-
 _NOTICE_LOGGER: Final = "kpl_integrations.logging_handler"
 # The longest partition key: 256 characters of 4 bytes.
 _KEY_BYTES: Final = 1_024

@@ -17,21 +17,6 @@ import msgspec
 
 from kpl_integrations.logging_handler.entry import Entry, entry_size
 
-__all__ = [
-    "CLOSED",
-    "EVICTED",
-    "FORMAT_ERROR",
-    "FULL",
-    "NOT_KEPT",
-    "OVERFLOW_RULES",
-    "SENDER_FAILED",
-    "SHUTDOWN",
-    "LevelQueue",
-    "LogCounts",
-    "OverflowRule",
-    "SenderQueue",
-]
-
 # Why a record did not arrive, beside the error codes of the producer (Expired, Shutdown, Unknown, ...).
 FULL: Final = "Full"
 EVICTED: Final = "Evicted"

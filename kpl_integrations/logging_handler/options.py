@@ -12,8 +12,6 @@ from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
 from kpl_integrations.logging_handler.formatter import JsonFormat
 
-__all__ = ["LogOptions", "LogSettings", "WithoutRoom", "producer_config", "without_room"]
-
 # What happens to an entry that the producer has no room for, once it cannot wait any longer: it waits all the same,
 # or goes to the spool or to the dead letters.
 WithoutRoom = Literal["wait", "spool", "dlq"]

@@ -31,8 +31,6 @@ from kpl_integrations.logging_handler.level_queue import (
 )
 from kpl_integrations.logging_handler.options import LogSettings, WithoutRoom
 
-__all__ = ["SENDER_THREADS", "SPILL_SHARE", "LogSender", "write_to_stderr"]
-
 # The identities of the threads that send. No handler takes what is logged in them: it would never end.
 SENDER_THREADS: Final[set[int]] = set()
 

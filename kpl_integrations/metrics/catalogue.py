@@ -8,8 +8,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-__all__ = ["METRICS", "Kind", "Metric"]
-
 
 class Kind(StrEnum):
     """How a value behaves over time."""

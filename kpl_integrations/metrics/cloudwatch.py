@@ -32,8 +32,6 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.records.record_result import EXPIRED
 from kpl_integrations.metrics.metrics_hook import BoundedLabel
 
-__all__ = ["KPL_METRICS", "CloudWatchMetrics", "Datum", "KplMetric", "StatisticSet", "emf_lines"]
-
 _MAX_STREAMS: Final = 100
 _MAX_SHARDS: Final = 1_000
 _MAX_CODES: Final = 50

@@ -13,8 +13,6 @@ from botocore.session import get_session
 
 from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics, Datum
 
-__all__ = ["DEFAULT_NAMESPACE", "CloudWatchUploader"]
-
 _logger = logging.getLogger("kpl_integrations.metrics")
 
 # The same as the KPL.

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.metrics_hook import Labels, MetricsHook, Sample
 
-__all__ = ["InMemoryMetrics"]
-
 
 class InMemoryMetrics(MetricsHook):
     """A hook: `Producer(config, hooks=[metrics])`, then `metrics.value(name, label=...)`."""

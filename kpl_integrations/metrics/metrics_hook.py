@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 from kpl_core.hooks import CoordinatorMet, Fact, RecordsFinished, RequestCompleted, ShardRateChanged
 from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, RECORDS_PER_SECOND_PER_SHARD
 
-__all__ = ["OTHER", "BoundedLabel", "Labels", "MetricsHook", "Sample", "Source"]
-
 OTHER: Final = "other"
 _MAX_REASONS: Final = 50
 _MAX_STREAMS: Final = 100

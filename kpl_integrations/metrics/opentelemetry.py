@@ -21,8 +21,6 @@ from kpl_core.hooks import Fact, RequestCompleted
 from kpl_integrations.metrics.catalogue import METRICS, Kind, Metric
 from kpl_integrations.metrics.metrics_hook import Labels, MetricsHook
 
-__all__ = ["OpenTelemetryMetrics"]
-
 _BYTES: Final = ("_bytes", "_bytes_total")
 # Reported per Kinesis record, observed per request.
 _OBSERVED_PER_ANSWER: Final = frozenset({"kinesis_producer_delivery_seconds", "kinesis_producer_attempts"})

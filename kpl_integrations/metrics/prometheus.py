@@ -25,8 +25,6 @@ from prometheus_client.utils import floatToGoString
 from kpl_integrations.metrics.catalogue import METRICS, Kind
 from kpl_integrations.metrics.metrics_hook import Labels, MetricsHook
 
-__all__ = ["PrometheusMetrics"]
-
 
 class PrometheusMetrics(MetricsHook, Collector):
     """A producer's hook and a Prometheus collector.

@@ -14,17 +14,6 @@ from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool
 from kpl_integrations.metrics.metrics_hook import OTHER, BoundedLabel, Sample, Source
 
-__all__ = [
-    "breaker_source",
-    "coordinator_source",
-    "dead_letter_source",
-    "producer_source",
-    "request_source",
-    "spool_source",
-    "tenant_wait_source",
-    "token_bucket_source",
-]
-
 _STATE_VALUES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 _MAX_TENANTS: Final = 20
 _MAX_RESOURCES: Final = 1_000

@@ -26,20 +26,6 @@ from kpl_core import ConfigError
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.otel.options import Encoding, KeyChoice, Signal
 
-__all__ = [
-    "Encode",
-    "MetricLeaf",
-    "Piece",
-    "TracePart",
-    "encoder",
-    "items_in",
-    "keyed_parts",
-    "leaves_of",
-    "pieces",
-    "random_key",
-    "trace_parts",
-]
-
 Encode = Callable[[Sequence[Any]], bytes]
 # Some of an export with its partition key; None stands for a random key for each record.
 Keyed = tuple[str | None, list[Any]]

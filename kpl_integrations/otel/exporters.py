@@ -60,8 +60,6 @@ from kpl_integrations.otel.sender import (
     suppress_instrumentation,
 )
 
-__all__ = ["KinesisLogRecordExporter", "KinesisMetricExporter", "KinesisSpanExporter"]
-
 _logger = logging.getLogger("kpl_integrations.otel")
 
 _NOUNS: Final[dict[Signal, str]] = {"traces": "spans", "logs": "log records", "metrics": "data points"}

@@ -23,8 +23,6 @@ from kpl_integrations.otel.options import Signal
 if TYPE_CHECKING:
     from kpl_integrations.otel.exporters import SignalExporter
 
-__all__ = ["begin_in_thread", "begin_provider_flush", "flush_after_provider"]
-
 _logger = logging.getLogger("kpl_integrations.otel")
 
 # The share of a flush's time that is kept back for logging what did not arrive.

@@ -22,16 +22,6 @@ from opentelemetry.metrics import MeterProvider
 from kpl_core import Config, ConfigError, KinesisTransport
 from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
 
-__all__ = [
-    "Encoding",
-    "ExporterArguments",
-    "ExporterOptions",
-    "KeyChoice",
-    "MakeTransport",
-    "Signal",
-    "resolve_options",
-]
-
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["otlp_proto", "otlp_json"]
 # A function of the span, the log record, or the metric with its resource and scope.

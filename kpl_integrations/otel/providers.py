@@ -30,8 +30,6 @@ from kpl_integrations.otel.sender import ExportCounts
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
 
-__all__ = ["KinesisTelemetry", "kinesis_telemetry"]
-
 
 class KinesisTelemetry(ProcessListener):
     """A provider for each signal. They shut down when the interpreter exits.

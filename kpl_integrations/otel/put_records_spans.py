@@ -26,8 +26,6 @@ from opentelemetry.trace import (
 
 from kpl_core.hooks import Fact, RequestCompleted
 
-__all__ = ["PutRecordsSpans"]
-
 # As many as the SDK keeps by default.
 _MAX_LINKS: Final = 128
 _NANOSECONDS: Final = 1_000_000_000

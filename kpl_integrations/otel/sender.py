@@ -26,19 +26,6 @@ from kpl_core import BufferFull, KplError, Producer, RecordResult
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.producer.delivery import ResultCallback
 
-__all__ = [
-    "CLOSED",
-    "ENCODING_FAILED",
-    "FULL",
-    "SENDER_FAILED",
-    "TOO_LARGE",
-    "ExportCounts",
-    "Shipment",
-    "TelemetrySender",
-    "is_from_exporter",
-    "suppress_instrumentation",
-]
-
 _logger = logging.getLogger("kpl_integrations.otel")
 
 # Why something did not arrive, beside the producer's error codes (Expired, Shutdown, ...).

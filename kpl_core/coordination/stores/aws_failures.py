@@ -10,8 +10,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination.store import StoreFailed
 
-__all__ = ["AWS_ERRORS", "answered_at", "code_of", "store_errors", "store_failed"]
-
 # aiohttp's own errors: a truncated body.
 AWS_ERRORS: Final = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 

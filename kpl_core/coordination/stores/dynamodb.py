@@ -13,8 +13,6 @@ from uuid import uuid4
 from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
 from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
 
-__all__ = ["DynamoDbClient", "DynamoDbStore"]
-
 EXPIRES_AFTER_SECONDS: Final = 86_400
 # `name` is a reserved word.
 _NAMES: Final = {"#name": "name"}

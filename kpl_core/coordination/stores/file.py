@@ -23,8 +23,6 @@ import anyio.to_thread
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
 
-__all__ = ["FileStore"]
-
 _LOCK: Final = ".lock"
 _TEMPORARY: Final = ".writing-"
 # The lock is held for one rename of a small file. A longer wait means that the holder is stopped or its disk hangs.

@@ -12,8 +12,6 @@ from redis import asyncio as redis_asyncio, exceptions
 
 from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
 
-__all__ = ["RedisStore"]
-
 EXPIRES_AFTER_SECONDS: Final = 86_400
 # A value is its version, a colon and the body. A version is the server's time in microseconds, or the latest version
 # plus one if that is more. The latest version is in the hash under a name that no object has, so no version repeats,

@@ -14,8 +14,6 @@ import anyio
 from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
 from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
 
-__all__ = ["S3Store", "S3StoreClient"]
-
 # As many objects at a time as AWS's example reads.
 PARALLEL_READS: Final = 16
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound"})

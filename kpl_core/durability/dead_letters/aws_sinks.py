@@ -16,8 +16,6 @@ from kpl_core.durability.spool.envelope import DeadLetter, letter_to_json
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.hash_key import hash_key_of
 
-__all__ = ["S3Sink", "S3SinkClient", "SqsClient", "SqsSink"]
-
 _MESSAGES_PER_REQUEST: Final = 10
 _Message = tuple[DeadLetter, str]
 

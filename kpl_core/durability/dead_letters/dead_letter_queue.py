@@ -39,17 +39,6 @@ from kpl_core.durability.spool.tables import (
 from kpl_core.errors import ConfigError
 from kpl_core.records.record_result import INCURABLE, REASONS, Reason, RecordResult
 
-__all__ = [
-    "REDRIVEN_AUTOMATICALLY",
-    "AlarmChange",
-    "DeadLetterQueue",
-    "DepthAlarm",
-    "DueLetters",
-    "Escalation",
-    "RedrivePolicy",
-    "producer_version",
-]
-
 # False for reasons that no retry can cure; `kpl dlq redrive` still retries those on demand.
 REDRIVEN_AUTOMATICALLY: Final[Mapping[Reason, bool]] = MappingProxyType(
     {reason: reason not in INCURABLE for reason in REASONS}

@@ -24,8 +24,6 @@ from kpl_core.durability.spool.envelope import DeadLetter, letter_to_json
 from kpl_core.durability.spool.spool_error import SpoolError
 from kpl_core.durability.spool.store import sync_folder
 
-__all__ = ["CallableSink", "DeadLetterSink", "JsonLinesSink", "QueueSink", "RefusedLetter", "SinkReport"]
-
 _log: Final = logging.getLogger(__name__)
 
 

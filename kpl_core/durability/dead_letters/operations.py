@@ -39,8 +39,6 @@ from kpl_core.durability.spool.tables import (
 from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.records.record_result import RecordResult
 
-__all__ = ["ExportReport", "LetterReader", "RedriveProgress", "Redriver", "purge"]
-
 _PAGE_LETTERS: Final = 500
 _FIRST: Final = (-1, 0)
 

@@ -10,8 +10,6 @@ from heapq import heappop, heappush
 
 from kpl_core.durability.spool.claims import Claimed
 
-__all__ = ["ReplayOrder"]
-
 _Key = tuple[str, str]
 
 

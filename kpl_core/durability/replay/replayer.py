@@ -29,8 +29,6 @@ from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.records.record_result import INCURABLE, RecordResult, reason_of
 
-__all__ = ["Replayer"]
-
 # Read ahead this many times the records in flight, so that keys that wait do not stop other keys.
 _READ_AHEAD: Final = 4
 

@@ -22,8 +22,6 @@ from kpl_core.durability.spool.envelope import SpooledRecord
 from kpl_core.durability.spool.spool import Spool, SpoolStatistics
 from kpl_core.options.kinesis_limits import MIB
 
-__all__ = ["AsyncSpool", "LoopMailbox", "shielded"]
-
 _Result = TypeVar("_Result")
 
 

@@ -13,8 +13,6 @@ from kpl_core.durability.spool.envelope import SpooledRecord
 from kpl_core.durability.spool.spool_error import SpoolFull
 from kpl_core.durability.spool.store import SpoolTotals
 
-__all__ = ["BacklogQuery", "ClaimTable", "Claimed"]
-
 # The size of a row without its envelope: key, checksum, headers.
 _ROW_BYTES: Final = 32
 

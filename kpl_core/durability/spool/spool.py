@@ -30,8 +30,6 @@ from kpl_core.durability.spool.tables import LetterRow, RecordRow
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.reliability import SpoolOptions
 
-__all__ = ["Spool", "SpoolStatistics"]
-
 _log: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 

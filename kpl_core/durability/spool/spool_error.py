@@ -11,16 +11,6 @@ from typing import Final
 
 from kpl_core.errors import KplError
 
-__all__ = [
-    "SpoolClosed",
-    "SpoolCorrupt",
-    "SpoolError",
-    "SpoolFull",
-    "SpoolLocked",
-    "SpoolUnavailable",
-    "as_spool_error",
-]
-
 
 class SpoolError(KplError):
     """Base class of the errors that a spool raises."""

@@ -22,8 +22,6 @@ from kpl_core.durability.spool.spool_error import SpoolClosed, SpoolError, as_sp
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from kpl_core.options.reliability import SpoolOptions
 
-__all__ = ["CommitRequest", "GroupCommit", "SpoolWriter"]
-
 _log: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 _Question = tuple[Callable[[SpoolStore], Any], "Future[Any]"]

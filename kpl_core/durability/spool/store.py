@@ -22,8 +22,6 @@ from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, Spo
 from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate
 from kpl_core.options.reliability import SpoolOptions
 
-__all__ = ["Changes", "ProcessLock", "Removed", "SpoolStore", "SpoolTotals", "require_main_file", "sync_folder"]
-
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty; with 16 KiB pages writing took a third less time.
 _PAGE_BYTES: Final = 16_384
 _CHECKPOINT_PAGES: Final = 1_000

@@ -17,24 +17,6 @@ from kpl_core.durability.spool.envelope import DeadLetter, Reason, decode_letter
 from kpl_core.durability.spool.spool_error import SpoolCorrupt
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = [
-    "APPLICATION_ID",
-    "MIGRATIONS",
-    "LetterFilter",
-    "LetterRow",
-    "RecordRow",
-    "StoredLetter",
-    "count_letters",
-    "find_letter",
-    "letter_row",
-    "letters_due",
-    "letters_matching",
-    "migrate",
-    "newest_number",
-    "next_due_after",
-    "require_readable",
-]
-
 # "KPLs" in ASCII.
 APPLICATION_ID: Final = 0x4B504C73
 

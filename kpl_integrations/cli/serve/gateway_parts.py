@@ -13,8 +13,6 @@ from kpl_integrations.cli.local import local_kinesis
 from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 
-__all__ = ["connect", "embedded_kinesis", "given_settings", "known_failures", "tenant_directory"]
-
 # With --local a developer presses Ctrl-C, and no load balancer has to notice.
 _LOCAL: Final[Mapping[str, Any]] = {"drain_delay_seconds": 0.0}
 

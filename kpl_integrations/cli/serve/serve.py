@@ -31,8 +31,6 @@ from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
 
-__all__ = ["Serve"]
-
 _WORKER_COMMAND: Final = (sys.executable, "-m", "kpl_integrations.cli.serve.worker")
 # Beyond the drain delay and the closing: for the last answers, and on a busy machine.
 _GRACE_SECONDS: Final = 15.0

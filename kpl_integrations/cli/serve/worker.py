@@ -28,8 +28,6 @@ from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
 from kpl_integrations.ingest.workers.spool_files import has_more, settings_of_worker
 
-__all__ = ["Instructions", "main"]
-
 _INPUT: Final = 0
 _POLL_SECONDS: Final = 0.25
 _LOGGED: Final = (("kpl_integrations", logging.INFO), ("kpl_core", logging.INFO), ("uvicorn.error", logging.ERROR))

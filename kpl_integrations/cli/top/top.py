@@ -15,8 +15,6 @@ from kpl_integrations.cli.terminal import results
 from kpl_integrations.cli.top.top_screen import screen
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument
 
-__all__ = ["Top", "ask", "require_url"]
-
 # Headline, figures, answers, refusals, two table heads and the blank lines between them.
 _OTHER_LINES: Final = 17
 # How long the live view waits for a gateway that restarts.

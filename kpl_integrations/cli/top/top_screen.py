@@ -11,8 +11,6 @@ from rich.text import Text
 
 from kpl_integrations.gateway_figures import GatewayView
 
-__all__ = ["screen"]
-
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _STATE_STYLES: Final = {"open": "bold green", "draining": "bold yellow"}
 _NEARLY_FULL: Final = 0.8

@@ -15,18 +15,6 @@ from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, R
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
 
-__all__ = [
-    "NOTHING_DELIVERED",
-    "Accepted",
-    "Acknowledged",
-    "Delivered",
-    "RecordAnswer",
-    "RejectedRecord",
-    "answer_delivered",
-    "answer_queued",
-    "answer_spooled",
-]
-
 INVALID_RECORD: Final = "InvalidRecord"
 
 

@@ -15,8 +15,6 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.retry_after import DrainRate, RetryAfterScheduler, over_queue_share, over_quota
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 
-__all__ = ["Admission", "AdmissionState", "LoadShedder"]
-
 AdmissionState = Literal["open", "draining", "closed"]
 WHOLE_STREAM: Final = ""
 # The share of the buffer that is used behind the fair queue, and the most a tenant may then send, as a multiple of

@@ -13,8 +13,6 @@ import msgspec
 
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 
-__all__ = ["MOST_KEY_CHARACTERS", "IdempotencyWindow", "StoredAnswer", "fingerprint", "parse_key"]
-
 MOST_KEY_CHARACTERS: Final = 255
 _SHORTEST_QUOTED: Final = 3
 

@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from kpl_integrations.ingest.decoding import DecodeRefusal
 
-__all__ = ["REFUSALS", "Refusal", "RefusalAnswer", "Refused", "refused_decoding"]
-
 
 class Refusal(enum.Enum):
     """The reasons for a rejection."""

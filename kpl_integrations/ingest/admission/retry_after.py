@@ -27,17 +27,6 @@ from typing import Final
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.tenants import QuotaState, Tenant
 
-__all__ = [
-    "QUEUE_SHARE",
-    "DrainRate",
-    "RetryAfterScheduler",
-    "over_queue_share",
-    "over_quota",
-    "rate_limit_headers",
-    "refusal_headers",
-    "retry_after_header",
-]
-
 QUEUE_SHARE: Final = "queue-share"
 # The scheduler plans this far ahead. Clients beyond it get about this time and no slot.
 LONGEST_SECONDS: Final = 60.0

@@ -11,8 +11,6 @@ from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.admission.retry_after import DrainRate, RetryAfterScheduler
 from kpl_integrations.ingest.tenants import Tenant, TenantDirectory, TenantQuota
 
-__all__ = ["TenantAccount", "TenantAccounts", "TenantFairness"]
-
 # Twice the most tenants of a gateway: the accounts dropped first are mostly those of renamed or removed tenants.
 MOST_ACCOUNTS: Final = 20_000
 

@@ -7,8 +7,6 @@ from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
 
-__all__ = ["Board"]
-
 MOST_TENANTS: Final = 20
 MOST_SHARDS: Final = 200
 _BYTES: Final = "kinesis_producer_bytes_total"

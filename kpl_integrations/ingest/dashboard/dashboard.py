@@ -25,8 +25,6 @@ from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats.totals import GatewayStats
 
-__all__ = ["Dashboard"]
-
 EVENT_SECONDS: Final = 1.0
 MOST_WATCHERS: Final = 50
 CLOSING_EVENT_SECONDS: Final = 2.0

@@ -10,8 +10,6 @@ from typing import Final
 
 from kpl_core.pipeline.token_bucket import TokenBucket
 
-__all__ = ["COOKIE", "DashboardSession", "LoginAttempts"]
-
 COOKIE: Final = "kpl_dashboard"
 SECONDS: Final = 8 * 3_600
 # Wrong keys of one address: a burst, then one every so many seconds. And of all addresses together.

@@ -34,8 +34,6 @@ from kpl_integrations.ingest.decoding.json_text import (
     require_utf8,
 )
 
-__all__ = ["CloudEvent", "batched_events", "binary_event", "is_binary_mode", "structured_event"]
-
 _PREFIX: Final = "ce-"
 _ANY_FORMAT: Final = "application/cloudevents"
 _VERSION: Final = "1.0"

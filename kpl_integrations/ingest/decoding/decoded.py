@@ -12,18 +12,6 @@ from kpl_core.records.aggregated_record import MAGIC
 from kpl_core.records.hash_key import parse_explicit_hash_key
 from kpl_core.records.user_record import encode_partition_key, require_size
 
-__all__ = [
-    "RECORDS_PER_KEY",
-    "DecodeLimits",
-    "DecodeRefusal",
-    "Decoded",
-    "NeighbourKeys",
-    "RecordProblem",
-    "checked_record",
-    "is_aggregated",
-    "random_partition_key",
-]
-
 RECORDS_PER_KEY: Final = 100
 
 

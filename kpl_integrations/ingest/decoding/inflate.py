@@ -7,8 +7,6 @@ import zstandard
 
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 
-__all__ = ["inflate"]
-
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 # The window that a decoder should support (RFC 8878, 3.1.1.1.2). A larger one would cost memory.
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024

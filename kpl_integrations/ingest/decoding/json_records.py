@@ -38,17 +38,6 @@ from kpl_integrations.ingest.decoding.json_text import (
     require_utf8,
 )
 
-__all__ = [
-    "HASH_KEY_PATTERN",
-    "WireRecord",
-    "json_body",
-    "ndjson_body",
-    "plain_json",
-    "plain_ndjson",
-    "plain_pairs",
-    "require_count",
-]
-
 # For OpenAPI. Some numbers of 39 digits are below 2**128 too; this pattern leaves them out.
 HASH_KEY_PATTERN: Final = "^(0|[1-9][0-9]{0,37})$"
 _UTF8_BYTES_PER_CHARACTER: Final = 4

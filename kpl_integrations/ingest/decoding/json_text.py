@@ -8,8 +8,6 @@ import msgspec
 
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 
-__all__ = ["MALFORMED", "is_deeper_than", "malformed", "mismatch", "printable", "require_utf8"]
-
 # The exceptions of the decoder for text that is not JSON or has the wrong shape.
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

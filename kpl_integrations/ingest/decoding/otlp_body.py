@@ -22,8 +22,6 @@ from kpl_integrations.ingest.decoding.json_text import (
     require_utf8,
 )
 
-__all__ = ["JSON", "PROTOBUF", "RESOURCES", "otlp_records"]
-
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 

@@ -31,8 +31,6 @@ from kpl_integrations.ingest.decoding.json_records import (
 )
 from kpl_integrations.ingest.decoding.json_text import printable
 
-__all__ = ["CONTENT_TYPES", "decode", "decode_plain"]
-
 _Decoder = Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded]
 
 _BY_MEDIA_TYPE: Final[dict[str, _Decoder]] = {

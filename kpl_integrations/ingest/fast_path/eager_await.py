@@ -13,8 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 from kpl_integrations.asgi.protocol import Message, Receive
 from kpl_integrations.ingest.http.bodies import BodyBudget, read_body, require_size
 
-__all__ = ["NOT_YET", "EagerAwait", "read_body_eagerly"]
-
 T = TypeVar("T")
 
 NOT_YET: Final = object()

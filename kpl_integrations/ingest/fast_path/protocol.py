@@ -17,8 +17,6 @@ from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, SyncAnswer
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
 from kpl_integrations.ingest.http.request_head import RecordsHead
 
-__all__ = ["FastPathProtocol"]
-
 # The answer of uvicorn if an application fails.
 _FAILED: Final = encoded(
     500,

@@ -16,8 +16,6 @@ import uvicorn
 
 from kpl_integrations.ingest.settings import IngestSettings
 
-__all__ = ["TESTED_UVICORN", "ServerProtocol", "missing_internals", "server_protocol", "untested_reason"]
-
 # The first and the last tested minor version. tests/ingest/fast_path says how to test another one.
 TESTED_UVICORN: Final = ((0, 32), (0, 54))
 _HTTPTOOLS: Final = "uvicorn.protocols.http.httptools_impl"

@@ -16,8 +16,6 @@ from kpl_integrations.ingest.http.answers import Headers, Tally, json_headers, p
 from kpl_integrations.ingest.http.request_head import RecordsHead, records_head
 from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
 
-__all__ = ["SyncAnswer", "SyncAnswerer", "encoded", "sync_answer", "sync_head"]
-
 _PREFIX: Final = PREFIX.encode()
 _SUFFIX: Final = SUFFIX.encode()
 _LONGEST_TARGET: Final = 512

@@ -13,20 +13,6 @@ from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refuse
 from kpl_integrations.ingest.admission.retry_after import QUEUE_SHARE, rate_limit_headers, refusal_headers
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 
-__all__ = [
-    "LARGE_ANSWER_BYTES",
-    "PROBLEM_JSON",
-    "REGISTERED_TYPES",
-    "Headers",
-    "Problem",
-    "Tally",
-    "json_headers",
-    "problem_of",
-    "quota_headers",
-    "send_answer",
-    "send_refusal",
-]
-
 PROBLEM_JSON: Final = b"application/problem+json"
 REGISTERED_TYPES: Final = frozenset({"quota-exceeded", "temporary-reduced-capacity"})
 LARGE_ANSWER_BYTES: Final = 32_768

@@ -8,8 +8,6 @@ from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.asgi.protocol import Receive
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 
-__all__ = ["BodyBudget", "ClientGone", "ReadBody", "read_body", "require_length", "require_size"]
-
 _LARGEST_DIGITS: Final = 18
 _DEFAULT_BUDGET_BYTES: Final = 256 * MIB
 

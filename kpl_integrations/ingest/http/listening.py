@@ -13,8 +13,6 @@ from typing import Final
 
 from kpl_core import ConfigError
 
-__all__ = ["BACKLOG", "bound_socket", "listening_sockets", "require_certificate", "shared_socket"]
-
 BACKLOG: Final = 2_048
 
 

@@ -10,17 +10,6 @@ import msgspec
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.tenants import ACKS, Ack
 
-__all__ = [
-    "ACK_HEADER",
-    "PLAIN_CONTENT_TYPES",
-    "FieldsByName",
-    "RecordsHead",
-    "RequestOptions",
-    "header_fields",
-    "records_head",
-    "request_options",
-]
-
 ACK_HEADER: Final = b"x-ack"
 # Content types for which no other header field is read, in the spelling of nearly all clients.
 PLAIN_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})

@@ -50,8 +50,6 @@ from kpl_integrations.kinesis_protocol.sigv4 import (
 )
 from kpl_integrations.kinesis_protocol.wire import PutResult, Wire, error_body, operation_of, request_of, wire_of
 
-__all__ = ["UNAVAILABLE_ANSWER", "WIRE_ANSWERS", "WIRE_CODES", "KinesisWireRoute", "WireAnswer"]
-
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 _UNKNOWN_KEY: Final = "UnrecognizedClientException"
 _INVALID_ARGUMENT: Final = "InvalidArgumentException"

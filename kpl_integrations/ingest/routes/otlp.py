@@ -29,8 +29,6 @@ from kpl_integrations.ingest.http.request_head import ACK_HEADER, FieldsByName, 
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.tenants import SIGNALS, Signal
 
-__all__ = ["OTLP_PATHS", "OtlpRoute", "RpcStatus", "status_message"]
-
 OTLP_PATHS: Final[Mapping[str, Signal]] = MappingProxyType({f"/v1/{signal}": signal for signal in SIGNALS})
 
 # google.rpc.Code by HTTP status. Clients use the HTTP status first.

@@ -32,8 +32,6 @@ from kpl_integrations.ingest.http.request_head import (
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.tenants import Ack
 
-__all__ = ["PREFIX", "SUFFIX", "RecordsRoute"]
-
 PREFIX: Final = "/v1/streams/"
 SUFFIX: Final = "/records"
 # The first problems are enough to find the mistake. The answer must not be larger than the request.

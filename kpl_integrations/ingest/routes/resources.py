@@ -14,8 +14,6 @@ from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats.metrics import EXPOSITION_TYPE, exposition
 from kpl_integrations.ingest.stats.totals import GatewayStats
 
-__all__ = ["Resource", "Resources"]
-
 Resource = Callable[[Scope], Awaitable[tuple[int, Headers, bytes]]]
 
 _JSON: Final = (b"content-type", b"application/json")

@@ -21,8 +21,6 @@ from kpl_integrations.metrics.sources import (
     tenant_wait_source,
 )
 
-__all__ = ["EXPOSITION_TYPE", "GatewayMetrics", "exposition"]
-
 EXPOSITION_TYPE: Final = CONTENT_TYPE_LATEST
 
 

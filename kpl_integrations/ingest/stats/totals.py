@@ -11,8 +11,6 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats.metrics import GatewayMetrics
 
-__all__ = ["GatewayStats", "GatewayTotals", "SingleProcessStats"]
-
 
 class GatewayTotals(NamedTuple):
     """The document of `/v1/stats`, and the metrics."""

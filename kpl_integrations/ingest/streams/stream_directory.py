@@ -14,8 +14,6 @@ from botocore.exceptions import ClientError, ParamValidationError
 from kpl_core import KinesisTransport, RequestFailure
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 
-__all__ = ["StreamDirectory", "ask_arn"]
-
 ABSENT_SECONDS: Final = 30.0
 MOST_ABSENT: Final = 10_000
 MOST_STREAMS: Final = 1_000

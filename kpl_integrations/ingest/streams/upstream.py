@@ -18,8 +18,6 @@ from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import Timestamp
 
-__all__ = ["FAILED", "FORWARDED", "TOO_OFTEN", "UNAVAILABLE", "AiobotocoreUpstream", "CallTurns", "Turn", "Upstream"]
-
 # The method of an AWS client, by operation.
 FORWARDED: Final[Mapping[str, str]] = {
     "DescribeStream": "describe_stream",

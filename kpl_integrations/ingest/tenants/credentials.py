@@ -18,8 +18,6 @@ from pydantic import SecretStr
 from kpl_core import ConfigError
 from kpl_integrations.ingest.tenants.tenant import Tenant
 
-__all__ = ["AdminKey", "ApiKeys", "bearer_key", "new_api_key", "parse_stored_key", "stored_key"]
-
 KEY_PREFIX: Final = "kpl_"
 STORED_PREFIX: Final = "sha256:"
 _SCHEME: Final = "bearer"

@@ -6,8 +6,6 @@ from typing import Final, NamedTuple, Protocol
 
 from kpl_integrations.ingest.tenants.tenant import Tenant
 
-__all__ = ["AccessKey", "CallableTenants", "OpenTenants", "ReloadFailureLog", "TenantDirectory"]
-
 # At most one warning a minute for each kind of failure, even if every second reload fails.
 QUIET_SECONDS: Final = 60.0
 

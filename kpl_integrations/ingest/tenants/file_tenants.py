@@ -12,8 +12,6 @@ from kpl_integrations.ingest.tenants.directory import AccessKey
 from kpl_integrations.ingest.tenants.tenant import Ack, Tenant
 from kpl_integrations.ingest.tenants.tenants_file import TenantTable, parse_tenants
 
-__all__ = ["FileTenants"]
-
 _logger: Final = logging.getLogger("kpl_integrations.ingest.tenants")
 
 # Path, modification time, size and inode of each file; zeros for a missing file.

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.tenants.tenant import Tenant
 
-__all__ = ["QuotaState", "TenantQuota"]
-
 
 class QuotaState(NamedTuple):
     """One of a tenant's quotas, in the terms of the RateLimit header fields.

@@ -13,8 +13,6 @@ from kpl_core import ConfigError
 from kpl_core.options.policy import require_weight
 from kpl_core.records.user_record import TIERS, Tier
 
-__all__ = ["ACKS", "SIGNALS", "UNKNOWN_TENANT", "Ack", "Signal", "Tenant"]
-
 Ack = Literal["queued", "spooled", "delivered"]
 ACKS: Final[tuple[Ack, ...]] = get_args(Ack)
 Signal = Literal["logs", "traces", "metrics"]

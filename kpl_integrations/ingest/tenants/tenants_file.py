@@ -19,8 +19,6 @@ from kpl_integrations.ingest.tenants.credentials import ApiKeys, parse_stored_ke
 from kpl_integrations.ingest.tenants.directory import AccessKey
 from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, Ack, Signal, Tenant
 
-__all__ = ["MOST_TENANTS", "TenantTable", "parse_tenants"]
-
 MOST_TENANTS: Final = 10_000
 # The mode bits of the group and of others.
 _OTHERS: Final = 0o077

@@ -7,8 +7,6 @@ import msgspec
 
 from kpl_core import CoordinationOptions
 
-__all__ = ["WorkerIdentity"]
-
 # A store in a local folder answers in well under a millisecond, so short intervals are cheap.
 _SHARD_INTERVAL_SECONDS: Final = 1.0
 _QUOTA_INTERVAL_SECONDS: Final = 0.5

@@ -22,8 +22,6 @@ import anyio
 
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 
-__all__ = ["Channel", "StopRequests", "SupervisorLink"]
-
 # A report has about 200 bytes for each tenant. Larger lines are a mistake.
 _MAX_MESSAGE_BYTES: Final = 1 << 28
 

@@ -22,8 +22,6 @@ from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
 from kpl_integrations.ingest.workers.totals import WorkerTotals, decode_totals, encode
 
-__all__ = ["ANSWER_SECONDS", "PeerStats", "take_part"]
-
 REPORT_SECONDS: Final = 0.5
 # A worker with very many tenants spends at most this share of its time on periodic reports.
 _MAX_REPORT_SHARE: Final = 0.02

@@ -18,8 +18,6 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 
-__all__ = ["SharedQuotas"]
-
 # Longer than the leaseholder's own bound, so that the lease is released before the tenant is forgotten here.
 IDLE_INTERVALS: Final = 8.0
 Pair = tuple[float, float]

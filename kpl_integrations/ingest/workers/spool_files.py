@@ -15,8 +15,6 @@ from typing import Final
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_integrations.ingest.settings import IngestSettings
 
-__all__ = ["SINGLE", "durable_path", "has_more", "numbered_files", "orphaned_spools", "settings_of_worker"]
-
 # The worker number that stands for a gateway of one process, whose file has no number in its name.
 SINGLE: Final = -1
 

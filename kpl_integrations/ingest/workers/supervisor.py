@@ -29,8 +29,6 @@ from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.link import Channel
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals, decode_report, encode, sum_of
 
-__all__ = ["Supervisor", "WorkerFailed", "WorkerSocket"]
-
 # A process that lived shorter died of something that is still there.
 _LONG_LIFE_SECONDS: Final = 10.0
 _RESTART_BACKOFF: Final = ExponentialBackoff(base_seconds=0.25, cap_seconds=10.0)

@@ -22,8 +22,6 @@ from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamS
 from kpl_integrations.ingest.stats.totals import GatewayTotals
 from kpl_integrations.metrics.catalogue import METRICS
 
-__all__ = ["DeadTotals", "WorkerTotals", "decode_report", "decode_totals", "encode", "sum_of"]
-
 _ACCEPTED: Final = "kinesis_producer_accepted_records"
 _WAITING_TENANTS: Final = "kinesis_ingest_waiting_tenants"
 _OPEN: Final = "kinesis_ingest_open"
