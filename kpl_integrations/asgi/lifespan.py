@@ -184,7 +184,8 @@ class KinesisASGI:
     """Wraps any ASGI application: puts a producer into every scope's state, even if the server shares no state.
 
     The producer opens before the application starts and closes after it has shut down, in the task that the server
-    runs the lifespan in. An application that does not support lifespans works too.
+    runs the lifespan in. An application that does not support lifespans (Django) works too. A server that runs none
+    (daphne) does not: every connection then raises `MissingProducer`.
     """
 
     def __init__(self, app: ASGIApp, lifespan: KinesisLifespan) -> None:
@@ -246,6 +247,8 @@ class _InnerLifespan:
             return
         if not self.has_started:
             await self._send({"type": "lifespan.startup.complete"})
+        # An application that did not take the server's first message must not pass for one that was told to end.
+        self._startup = None
         if not self._has_shutdown:
             await self._receive()
 
@@ -280,7 +283,9 @@ async def _check_streams(
     deadline = clock() + patience_seconds
     for stream in streams:
         failures = 0
-        while (problem := await _problem_with(transport, stream)) is not None:
+        # Without patience the one attempt has the transport's own timeouts.
+        bound = deadline if patience_seconds else math.inf
+        while (problem := await _problem_with(transport, stream, bound - clock())) is not None:
             left = deadline - clock()
             if left <= 0:
                 waited = f" after {patience_seconds:g} s" if patience_seconds else ""
@@ -293,6 +298,8 @@ async def _check_streams(
             await anyio.sleep(min(_BACKOFF.longest_seconds(failures), left))
 
 
-async def _problem_with(transport: KinesisTransport, stream: str) -> str | None:
-    answer = await transport.list_shards(stream)
-    return None if isinstance(answer, Sequence) else f"{answer.code}: {answer.message}"
+async def _problem_with(transport: KinesisTransport, stream: str, seconds: float) -> str | None:
+    with anyio.move_on_after(seconds):
+        answer = await transport.list_shards(stream)
+        return None if isinstance(answer, Sequence) else f"{answer.code}: {answer.message}"
+    return "no answer"

@@ -47,8 +47,9 @@ def _why_it_is_missing(scope: Mapping[str, Any]) -> str:
         )
     return (
         f"this connection has no state[{STATE_KEY!r}], so no KinesisLifespan ran: give it to the outermost app "
-        f"(`lifespan=KinesisLifespan(config)`), let the server run lifespans (uvicorn: not `--lifespan off`), and in "
-        f"a test enter the client (`with TestClient(app)`)"
+        f"(`lifespan=KinesisLifespan(config)`), and use a server that runs lifespans (uvicorn: not `--lifespan off`; "
+        f"daphne runs none). In a test enter the client (`with TestClient(app)`); httpx's ASGITransport runs no "
+        f"lifespan: wrap the app in asgi_lifespan's LifespanManager, or use TestClient"
     )
 
 

@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 
 from kpl_core import Config, ConfigError, Producer, StreamConfig
 from kpl_core.options.policy import FairnessPolicy
-from kpl_core.testing import ErrorAnswer, Latency, When
+from kpl_core.testing import ErrorAnswer, FakeKinesis, Latency, When
+from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.asgi import (
     BackpressureMiddleware,
     KinesisASGI,
@@ -80,13 +81,37 @@ def test_it_wraps_any_application(kinesis_double: KinesisDouble) -> None:
         assert client.get("/").json() == {"successful": True, "own": "kept"}
 
 
-def test_it_wraps_an_application_without_lifespan_support(kinesis_double: KinesisDouble) -> None:
+async def raises(receive, send):
+    message = "this application can only handle HTTP connections"
+    raise ValueError(message)
+
+
+async def raises_after_the_first_message(receive, send):
+    await receive()
+    await raises(receive, send)
+
+
+async def returns(receive, send):
+    """Ignore the scope."""
+
+
+async def returns_after_its_start(receive, send):
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+
+
+@pytest.mark.parametrize("lifespan", [raises, raises_after_the_first_message, returns, returns_after_its_start])
+def test_it_wraps_an_application_that_does_not_speak_lifespan(kinesis_double: KinesisDouble, lifespan) -> None:
     async def app(scope, receive, send):
-        assert scope["type"] == "http", "no lifespan here"
-        await JSONResponse({"open": isinstance(producer_of(scope), Producer)})(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await lifespan(receive, send)
+            return
+        delivery = producer_of(scope).put_nowait("orders", partition_key="k", data=b"x")
+        await JSONResponse({"successful": (await delivery).successful})(scope, receive, send)
 
     with TestClient(KinesisASGI(app, KinesisLifespan())) as client:
-        assert client.get("/").json() == {"open": True}
+        assert client.get("/").json() == {"successful": True}
+    assert len(kinesis_double.user_records("orders")) == 1
 
 
 def test_the_wrapper_passes_on_a_failed_startup(kinesis_double: KinesisDouble) -> None:
@@ -268,6 +293,26 @@ def test_wait_retries_until_the_stream_answers(kinesis_double: KinesisDouble) ->
     with TestClient(app) as client:
         assert fault.fired == 1
         assert client.get("/").status_code == 200
+
+
+class BlackHole(FakeTransport):
+    """Never answers, and counts the calls."""
+
+    asked = 0
+
+    async def list_shards(self, stream: str):
+        self.asked += 1
+        await anyio.sleep_forever()
+
+
+@pytest.mark.anyio
+async def test_wait_gives_up_in_time_if_nothing_answers() -> None:
+    hole = BlackHole(FakeKinesis({"orders": 1}))
+    lifespan = KinesisLifespan(streams=["orders"], startup="wait", startup_seconds=0.05, transport=lambda _: hole)
+    with anyio.fail_after(5), pytest.raises(StartupFailed, match=r"'orders' cannot be used after 0\.05 s: no answer"):
+        async with lifespan.open_producer():
+            pass
+    assert hole.asked == 1
 
 
 @pytest.mark.parametrize(
