@@ -120,21 +120,6 @@ class CircuitBreaker:
     Not thread-safe. `now` never goes back; an earlier instant counts as the latest one seen.
     """
 
-    __slots__ = (
-        "_backoff",
-        "_break_seconds",
-        "_breaks_in_a_row",
-        "_failed",
-        "_latest",
-        "_opened_count",
-        "_policy",
-        "_probes_granted",
-        "_since",
-        "_slots",
-        "_state",
-        "_succeeded",
-    )
-
     def __init__(self, policy: BreakerPolicy | None = None) -> None:
         self._policy = BreakerPolicy() if policy is None else policy
         self._state = BreakerState.CLOSED

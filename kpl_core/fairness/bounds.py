@@ -47,19 +47,6 @@ class QueueBounds:
 class UsedCapacity:
     """How much of a queue's bounds is used."""
 
-    __slots__ = (
-        "_cost",
-        "_critical_cost",
-        "_critical_items",
-        "_items",
-        "_max_cost",
-        "_max_flow_cost",
-        "_max_flow_items",
-        "_max_items",
-        "_open_cost",
-        "_open_items",
-    )
-
     def __init__(self, bounds: QueueBounds) -> None:
         self._max_flow_items = _UNBOUNDED if bounds.max_flow_items is None else bounds.max_flow_items
         self._max_flow_cost = _UNBOUNDED if bounds.max_flow_cost is None else bounds.max_flow_cost

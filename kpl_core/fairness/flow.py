@@ -205,8 +205,6 @@ class FlowRanking(Generic[T]):
     Invariant: a flow with entries in a tier is listed there under at least its present backlog.
     """
 
-    __slots__ = ("_listed", "_listings", "_serial")
-
     def __init__(self, flows: Iterable[Flow[T]]) -> None:
         self._serial = count()
         # By tier: the largest backlog under which each flow is listed, and the listings as heaps.

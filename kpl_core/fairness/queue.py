@@ -55,11 +55,6 @@ class FairQueue(Generic[T]):
         bounds: the largest size of the queue. Without bounds every push is accepted.
     """
 
-    __slots__ = (
-        "_declared", "_departed", "_evicted", "_flows", "_free_slots", "_heap", "_idle", "_passed",
-        "_pushed", "_ranking", "_refused", "_removed", "_slots", "_used", "_weight_of",
-    )  # fmt: skip
-
     def __init__(
         self,
         *,

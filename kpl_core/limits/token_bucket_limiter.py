@@ -35,20 +35,6 @@ class TokenBucketLimiter:
         ConfigError: capacity or refill rate is not a finite number above 0, or the share is not between 0 and 1.
     """
 
-    __slots__ = (
-        "_capacity",
-        "_clock_ns",
-        "_common",
-        "_latest",
-        "_lock",
-        "_rate_per_ns",
-        "_refill_rate",
-        "_refills",
-        "_rejections",
-        "_since",
-        "_spent",
-    )
-
     def __init__(
         self,
         capacity: float,

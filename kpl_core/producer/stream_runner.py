@@ -33,8 +33,6 @@ QUIET_SECONDS: Final = 60.0
 class TroubleLog:
     """Logs what went wrong with one stream. Instants are seconds on the producer's clock."""
 
-    __slots__ = ("_failed_since", "_failures", "_logged", "_losses_from", "_outages_from", "_stream")
-
     def __init__(self, stream: str) -> None:
         self._stream = stream
         # Requests that failed as a whole, one after the other.

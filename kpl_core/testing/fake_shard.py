@@ -87,8 +87,6 @@ class ShardCapacity:
     It shares no code with `kpl_core.pipeline.token_bucket`: the tests check the producer's bucket against this one.
     """
 
-    __slots__ = ("_byte_burst", "_byte_rate", "_bytes", "_record_burst", "_record_rate", "_records", "_updated_at")
-
     def __init__(self, limits: ServiceLimits) -> None:
         self._record_rate = limits.records_per_second_per_shard
         self._byte_rate = limits.bytes_per_second_per_shard
@@ -128,8 +126,6 @@ class ShardLog:
     A position is the ordinal of a record in its shard, counted from the first one ever written. It stays valid
     when old records are trimmed.
     """
-
-    __slots__ = ("_arrivals_ms", "_counters", "_data", "_keys", "_trimmed")
 
     def __init__(self) -> None:
         self._keys: list[str] = []
@@ -199,22 +195,6 @@ class FakeShard:
     Instants are milliseconds since 1970.
     """
 
-    __slots__ = (
-        "_bits",
-        "adjacent_parent_shard_id",
-        "capacity",
-        "closed_ms",
-        "created_seconds",
-        "end_digest",
-        "ending_hash_key",
-        "index",
-        "log",
-        "opened_ms",
-        "parent_shard_id",
-        "shard_id",
-        "starting_hash_key",
-    )
-
     def __init__(
         self,
         index: int,
@@ -277,8 +257,6 @@ def uniform_starts(count: int) -> tuple[int, ...]:
 
 class ShardFamily:
     """All shards that a stream ever had, and an index over the open ones."""
-
-    __slots__ = ("_limits", "all", "end_digests", "open")
 
     def __init__(self, count: int, *, now_ms: int, limits: ServiceLimits) -> None:
         self._limits = limits

@@ -246,8 +246,6 @@ def copy_of(error: SpoolError) -> SpoolError:
 class GroupCommit:
     """Decides when a group is due, from its size and age; pure. `interval` is in seconds."""
 
-    __slots__ = ("_interval", "_max_bytes", "_max_records", "_oldest_at", "_records", "_size_bytes")
-
     def __init__(self, *, interval: float, max_records: int, max_bytes: int) -> None:
         self._interval = interval
         self._max_records = max_records
