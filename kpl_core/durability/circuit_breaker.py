@@ -22,24 +22,13 @@ record) is neither success nor failure and must not be reported.
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum, StrEnum
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.records.user_record import Tier
-
-__all__ = [
-    "ADMISSIONS",
-    "TRANSITIONS",
-    "BreakerPolicy",
-    "BreakerSignal",
-    "BreakerState",
-    "BreakerStatistics",
-    "CircuitBreaker",
-    "Decision",
-]
 
 # A window is counted in this many slots: outcomes leave it within a tenth of its length.
 _SLOTS: Final = 10
@@ -78,30 +67,26 @@ class Decision(Enum):
 
 
 # A signal that is not listed for a state cannot arise in it.
-TRANSITIONS: Final = MappingProxyType(
-    {
-        (BreakerState.CLOSED, BreakerSignal.FAILURE_SHARE_REACHED): BreakerState.OPEN,
-        (BreakerState.OPEN, BreakerSignal.BREAK_OVER): BreakerState.HALF_OPEN,
-        (BreakerState.HALF_OPEN, BreakerSignal.PROBES_SUCCEEDED): BreakerState.CLOSED,
-        (BreakerState.HALF_OPEN, BreakerSignal.PROBES_FAILED): BreakerState.OPEN,
-        (BreakerState.HALF_OPEN, BreakerSignal.PROBES_UNANSWERED): BreakerState.HALF_OPEN,
-    }
-)
+TRANSITIONS: Final[Mapping[tuple[BreakerState, BreakerSignal], BreakerState]] = {
+    (BreakerState.CLOSED, BreakerSignal.FAILURE_SHARE_REACHED): BreakerState.OPEN,
+    (BreakerState.OPEN, BreakerSignal.BREAK_OVER): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, BreakerSignal.PROBES_SUCCEEDED): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, BreakerSignal.PROBES_FAILED): BreakerState.OPEN,
+    (BreakerState.HALF_OPEN, BreakerSignal.PROBES_UNANSWERED): BreakerState.HALF_OPEN,
+}
 
 # In the half-open state the answer is PROBE while probes are left, and this row after that.
-ADMISSIONS: Final = MappingProxyType(
-    {
-        (BreakerState.CLOSED, "critical"): Decision.SEND,
-        (BreakerState.CLOSED, "normal"): Decision.SEND,
-        (BreakerState.CLOSED, "bulk"): Decision.SEND,
-        (BreakerState.OPEN, "critical"): Decision.RESERVED,
-        (BreakerState.OPEN, "normal"): Decision.WAIT,
-        (BreakerState.OPEN, "bulk"): Decision.REFUSE,
-        (BreakerState.HALF_OPEN, "critical"): Decision.RESERVED,
-        (BreakerState.HALF_OPEN, "normal"): Decision.WAIT,
-        (BreakerState.HALF_OPEN, "bulk"): Decision.REFUSE,
-    }
-)
+ADMISSIONS: Final[Mapping[tuple[BreakerState, Tier], Decision]] = {
+    (BreakerState.CLOSED, "critical"): Decision.SEND,
+    (BreakerState.CLOSED, "normal"): Decision.SEND,
+    (BreakerState.CLOSED, "bulk"): Decision.SEND,
+    (BreakerState.OPEN, "critical"): Decision.RESERVED,
+    (BreakerState.OPEN, "normal"): Decision.WAIT,
+    (BreakerState.OPEN, "bulk"): Decision.REFUSE,
+    (BreakerState.HALF_OPEN, "critical"): Decision.RESERVED,
+    (BreakerState.HALF_OPEN, "normal"): Decision.WAIT,
+    (BreakerState.HALF_OPEN, "bulk"): Decision.REFUSE,
+}
 
 
 class BreakerStatistics(NamedTuple):

@@ -18,12 +18,9 @@ from typing import Any, Final, Self
 import anyio
 
 from kpl_core.durability.dead_letters import (
-    AlarmChange,
     DeadLetterQueue,
     DeadLetterSink,
     DepthAlarm,
-    Escalation,
-    RedrivePolicy,
     Redriver,
 )
 from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
@@ -98,11 +95,7 @@ class DurableStore:
             options = self._letter_options
             self.queue = DeadLetterQueue(
                 self.spool.spool,
-                policy=RedrivePolicy(
-                    base_seconds=options.redrive_base_seconds,
-                    cap_seconds=options.redrive_cap_seconds,
-                    max_redrives=options.max_redrives,
-                ),
+                options=options,
                 alarm=None if options.alarm_depth is None else DepthAlarm(options.alarm_depth),
                 on_escalation=self._escalated,
                 wall_clock=self._wall_clock,
@@ -353,11 +346,10 @@ class DurableStore:
             (answered if future.done() else silent)()
         self.collect()
 
-    def _escalated(self, escalation: Escalation) -> None:
+    def _escalated(self, alarm: DeadLetterAlarm) -> None:
         """Give the hooks a fact, on the loop; called on the spool's thread."""
-        fact = DeadLetterAlarm(escalation.change is AlarmChange.RAISED, escalation.depth, escalation.threshold)
         if self.spool is not None:
-            self.spool.mailbox.post(partial(self._tell, fact))
+            self.spool.mailbox.post(partial(self._tell, alarm))
 
 
 def _ledger(pipeline: StreamPipeline) -> DurableLedger:

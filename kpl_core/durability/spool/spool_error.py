@@ -6,7 +6,6 @@ raised, the records concerned were not acknowledged.
 
 import sqlite3
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from kpl_core.errors import KplError
@@ -42,46 +41,44 @@ class SpoolClosed(SpoolError):  # noqa: N818
 
 
 # SQLite's primary result code -> class, what happened, what to do.
-_TROUBLES: Final = MappingProxyType(
-    {
-        sqlite3.SQLITE_FULL: (
-            SpoolUnavailable,
-            "the disk that holds it is full",
-            "free space, or move the spool to a larger disk",
-        ),
-        sqlite3.SQLITE_READONLY: (
-            SpoolUnavailable,
-            "the file, its folder or its file system is read-only",
-            "make all three writable for this process",
-        ),
-        sqlite3.SQLITE_PERM: (SpoolUnavailable, "access is denied", "make it writable for this process"),
-        sqlite3.SQLITE_CANTOPEN: (
-            SpoolUnavailable,
-            "the file cannot be opened",
-            "check that its folder exists and is writable for this process",
-        ),
-        sqlite3.SQLITE_IOERR: (
-            SpoolUnavailable,
-            "the disk reports an input/output error",
-            "check the disk, then restart the process",
-        ),
-        sqlite3.SQLITE_BUSY: (
-            SpoolLocked,
-            "another program keeps the file locked",
-            "end the program that has the file open (a sqlite3 shell?)",
-        ),
-        sqlite3.SQLITE_CORRUPT: (
-            SpoolCorrupt,
-            "the file is damaged",
-            "move it away with its -wal file, recover its contents with `sqlite3 FILE .recover`, start with a new file",
-        ),
-        sqlite3.SQLITE_NOTADB: (
-            SpoolCorrupt,
-            "the file is not an SQLite database",
-            "move it away, or give the spool another path",
-        ),
-    }
-)
+_TROUBLES: Final = {
+    sqlite3.SQLITE_FULL: (
+        SpoolUnavailable,
+        "the disk that holds it is full",
+        "free space, or move the spool to a larger disk",
+    ),
+    sqlite3.SQLITE_READONLY: (
+        SpoolUnavailable,
+        "the file, its folder or its file system is read-only",
+        "make all three writable for this process",
+    ),
+    sqlite3.SQLITE_PERM: (SpoolUnavailable, "access is denied", "make it writable for this process"),
+    sqlite3.SQLITE_CANTOPEN: (
+        SpoolUnavailable,
+        "the file cannot be opened",
+        "check that its folder exists and is writable for this process",
+    ),
+    sqlite3.SQLITE_IOERR: (
+        SpoolUnavailable,
+        "the disk reports an input/output error",
+        "check the disk, then restart the process",
+    ),
+    sqlite3.SQLITE_BUSY: (
+        SpoolLocked,
+        "another program keeps the file locked",
+        "end the program that has the file open (a sqlite3 shell?)",
+    ),
+    sqlite3.SQLITE_CORRUPT: (
+        SpoolCorrupt,
+        "the file is damaged",
+        "move it away with its -wal file, recover its contents with `sqlite3 FILE .recover`, start with a new file",
+    ),
+    sqlite3.SQLITE_NOTADB: (
+        SpoolCorrupt,
+        "the file is not an SQLite database",
+        "move it away, or give the spool another path",
+    ),
+}
 # After these errors the same file may be writable again, once space is freed or its permissions are fixed.
 _TEMPORARY: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY})
 

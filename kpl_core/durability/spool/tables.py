@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kpl_core.durability.spool.envelope import DeadLetter, Reason, decode_letter, encode
+from kpl_core.durability.spool.envelope import DeadLetter, decode_letter, encode
 from kpl_core.durability.spool.spool_error import SpoolCorrupt
+from kpl_core.records.record_result import Reason
 from kpl_core.records.user_record import TIERS, Tier
 
 # "KPLs" in ASCII.
