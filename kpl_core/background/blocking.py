@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
@@ -184,9 +183,7 @@ class BlockingProducer(ProcessListener):
             self._is_open = self._sender.is_open
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close with the default timeout."""
         self.close()
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
@@ -38,8 +37,8 @@ from kpl_core.pipeline.stages import WriteAhead
 from kpl_core.producer.dead_letter_sender import DeadLetterSender
 from kpl_core.producer.delivery import ResultCallback
 from kpl_core.producer.replay_put import ReplayPut
+from kpl_core.producer.stream_set import StreamSet
 from kpl_core.records.kinesis_record import DetachedUserRecord
-from kpl_core.records.outcome import Origin
 from kpl_core.records.record_result import Place, RecordResult
 
 _log: Final = logging.getLogger(__name__)
@@ -103,30 +102,20 @@ class DurableStore:
             )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the file; what was handed to it is committed."""
         if self.spool is not None:
-            await self.spool.__aexit__(kind, error, traceback)
+            await self.spool.__aexit__()
 
     def start(
-        self,
-        *,
-        progressed: Callable[[], Sequence[StreamPipeline]],
-        pipeline: Callable[[str], StreamPipeline],
-        wake: Callable[[str], None],
-        clock: Callable[[], float],
-        progress: Callable[[], None],
+        self, streams: StreamSet, *, pipeline: Callable[[str], StreamPipeline], progress: Callable[[], None]
     ) -> list[Callable[[], Any]]:
         """Begin to serve the pipelines; return the tasks that must run beside them.
 
-        `progressed` returns the pipelines that changed since its last call.
+        `pipeline` makes the pipeline of a stream when it is first needed.
         """
-        self._progressed = progressed
+        self._streams = streams
         self._pipeline = pipeline
-        self._wake = wake
-        self._clock = clock
         self._progress = progress
         if self.queue is not None:
             # Only now: an alarm needs the hooks.
@@ -144,7 +133,7 @@ class DurableStore:
 
     def collect(self) -> None:
         """Take the records from the pipelines that must go to the disk; called after every change."""
-        for pipeline in self._progressed():
+        for pipeline in self._streams.take_progressed():
             if pipeline.has_work_for_the_disk:
                 if pipeline.write_ahead is not None and pipeline.write_ahead.has_records:
                     self._write(pipeline, pipeline.write_ahead)
@@ -162,7 +151,7 @@ class DurableStore:
 
         def refused(why: str) -> None:
             for detached in writes:
-                write_ahead.not_written(detached, why, self._clock())
+                write_ahead.not_written(detached, why, self._streams.clock())
             self._tell_facts(pipeline)
 
         wall_offset = self._wall_offset()
@@ -180,11 +169,13 @@ class DurableStore:
                 return
             for detached, number in zip(writes, stored.result(), strict=True):
                 if self._closing:
-                    write_ahead.left_in_spool(detached, self._clock())
+                    write_ahead.left_in_spool(detached, self._streams.clock())
                     self._release(number)
                 else:
-                    ResultCallback(pipeline.start_written(detached, self._clock()), partial(self._ended, number))
-            self._wake(pipeline.stream)
+                    ResultCallback(
+                        pipeline.start_written(detached, self._streams.clock()), partial(self._ended, number)
+                    )
+            self._streams.wake(pipeline.stream)
 
         self._when(stored, written, partial(refused, "the disk did not answer"))
 
@@ -263,7 +254,7 @@ class DurableStore:
 
     def _wall_offset(self) -> float:
         """Return Unix time minus the loop's time, now: in weeks the system's clock may be set."""
-        return self._wall_clock() - self._clock()
+        return self._wall_clock() - self._streams.clock()
 
     def _when(self, future: "Future[Any]", answered: Callable[[], None], silent: Callable[[], None]) -> None:
         self._pending[future] = (answered, silent)
@@ -285,14 +276,11 @@ class DurableStore:
 
     # Back from the disk
 
-    def _put_back(self, origin: Origin) -> ReplayPut:
-        return ReplayPut(origin, pipeline=self._pipeline, wake=self._wake, clock=self._clock)
-
     async def _replay(self) -> None:
         assert self.spool is not None  # noqa: S101 - started only with both
         assert self.queue is not None  # noqa: S101
         assert self._options is not None  # noqa: S101
-        put = self._replayed = self._put_back("replay")
+        put = self._replayed = ReplayPut("replay", self._streams, self._pipeline)
         replayer = Replayer(self.spool, put, self._options, dead_letters=self.queue, chance=self._chance)
         await self._until_closing("replay", replayer.run)
 
@@ -306,7 +294,8 @@ class DurableStore:
             in_flight_bytes=1 << 30,
             chance=self._chance,
         )
-        await self._until_closing("redrive", Redriver(self.queue, self._put_back("redrive"), pace).run)
+        put = ReplayPut("redrive", self._streams, self._pipeline)
+        await self._until_closing("redrive", Redriver(self.queue, put, pace).run)
 
     async def _until_closing(self, what: str, run: Callable[[], Any]) -> None:
         with anyio.CancelScope() as scope:

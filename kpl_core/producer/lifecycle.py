@@ -121,16 +121,10 @@ class Lifecycle:
             )
             await host.start(self._run_streams)
             if store is not None:
-                for task in store.start(
-                    progressed=streams.take_progressed,
-                    pipeline=self.pipeline,
-                    wake=streams.wake,
-                    clock=self.clock,
-                    progress=self._progressed,
-                ):
+                for task in store.start(streams, pipeline=self.pipeline, progress=self._progressed):
                     streams.spawn(task)
             if coordination is not None:
-                streams.spawn(coordination.start(streams, clock=self.clock, chance=self._chance))
+                streams.spawn(coordination.start(streams, chance=self._chance))
             self._exits = stack.pop_all()
         self.state = "open"
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
@@ -248,9 +247,7 @@ class LetterReader:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._close()
 

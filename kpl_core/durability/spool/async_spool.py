@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -123,9 +122,7 @@ class AsyncSpool:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Commit what was submitted and close, even if cancelled."""
         await self._close()
 

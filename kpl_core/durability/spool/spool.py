@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
 from kpl_core.durability.spool.claims import Claimed, ClaimTable
@@ -105,9 +104,7 @@ class Spool:
         """Open the spool."""
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the spool, however long that takes."""
         self.close()
 

@@ -84,10 +84,7 @@ async def replaying(
     async with transport.open(), anyio.create_task_group() as tasks:
         await tasks.start(streams.run)
         pipeline = streams.start(STREAM)
-        put, fresh = (
-            ReplayPut(origin, pipeline=lambda _: pipeline, wake=streams.wake, clock=clock)
-            for origin in ("replay", "redrive")
-        )
+        put, fresh = (ReplayPut(origin, streams, lambda _: pipeline) for origin in ("replay", "redrive"))
 
         def one_by_one(record: SpooledRecord, finished: Callable[[RecordResult], None]) -> None:
             put(record, finished)
