@@ -251,20 +251,14 @@ _CHOICES: Final = {
 }
 _FLAGS: Final = tuple(name for name, hint in _HINTS.items() if hint is bool)
 _PARTS: Final = {
-    "spool": SpoolOptions,
-    "dead_letters": DeadLetterOptions,
-    "breaker": BreakerPolicy,
-    "tiers": TierPolicy,
-    "fairness": FairnessPolicy,
-    "coordination": CoordinationOptions,
+    name: get_args(_HINTS[name])[0]
+    for name in ("spool", "dead_letters", "breaker", "tiers", "fairness", "coordination")
 }
-_TEXT: Final = (str | None, "a str, or None to leave it to botocore")
 _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
-    "region": _TEXT,
-    "endpoint_url": _TEXT,
-    "aws_access_key_id": _TEXT,
-    "aws_secret_access_key": _TEXT,
-    "aws_session_token": _TEXT,
+    **dict.fromkeys(
+        ("region", "endpoint_url", "aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
+        (str | None, "a str, or None to leave it to botocore"),
+    ),
     "verify_ssl": (bool | str, "True, False or the path of a CA bundle"),
     "botocore": (Mapping, "a mapping of options of botocore's Config"),
     "streams": (Mapping, "a mapping of stream names or ARNs to StreamConfig"),
