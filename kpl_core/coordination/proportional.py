@@ -27,7 +27,7 @@ takes `summary.claim` by a conditional write, so that only one worker reads all 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ from kpl_core.coordination.store_objects import OnProblem, Pair
 from kpl_core.options.coordination_options import PROPORTIONAL_FIRST_SHARE
 
 SMOOTHING: Final = 0.4
+T = TypeVar("T")
 
 
 def initial_limit(*, aggregate_max: float, worker_max: float) -> float:
@@ -78,23 +79,17 @@ class ConsumptionSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def summed(consumptions: Iterable[Consumption], *, at: float, staleness_seconds: float) -> ConsumptionSummary:
     """Add up the consumptions that are not stale at `at`."""
-    read = write = 0.0
-    count = 0
+    fresh = [each for each in consumptions if at - each.timestamp <= staleness_seconds]
     resources: dict[str, Pair] = {}
-    for each in consumptions:
-        if at - each.timestamp > staleness_seconds:
-            continue
-        read += each.read_rate
-        write += each.write_rate
-        count += 1
+    for each in fresh:
         for resource, (first, second) in each.resources.items():
             known = resources.get(resource, (0.0, 0.0))
             resources[resource] = (known[0] + first, known[1] + second)
     return ConsumptionSummary(
         timestamp=at,
-        aggregated_read_rate=read,
-        aggregated_write_rate=write,
-        active_workers=count,
+        aggregated_read_rate=sum(each.read_rate for each in fresh),
+        aggregated_write_rate=sum(each.write_rate for each in fresh),
+        active_workers=len(fresh),
         aggregation_time_utc=datetime.fromtimestamp(at, UTC).replace(microsecond=0, tzinfo=None).isoformat(),
         resources=resources,
     )
@@ -273,14 +268,7 @@ class ProportionalSync:
         written = await self._store.write(f"{CONSUMPTION_PREFIX}{self._worker_id}.json", as_json(consumption))
         self.clock_offset = written.at - wall_clock()
         reading = await self._store.read(CONSUMPTION_SUMMARY)
-        summary = None
-        if reading.body is not None:
-            try:
-                summary = msgspec.json.decode(reading.body, type=ConsumptionSummary)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                self._on_problem(
-                    "garbage", f"{CONSUMPTION_SUMMARY}: it cannot be decoded ({error}); check which program writes it"
-                )
+        summary = _decoded(reading.body, ConsumptionSummary, CONSUMPTION_SUMMARY, self._on_problem)
         if summary is not None:
             self._limits.apply(summary, clock(), at=reading.at)
         # A summary from the future was written before the store's clock was set back.
@@ -290,7 +278,7 @@ class ProportionalSync:
 
     async def _sum_up(self, *, at: float) -> None:
         claim = await self._store.read(CLAIM)
-        if claim.body is not None and 0.0 < _until(claim.body) - at <= self._interval:
+        if 0.0 < (_decoded(claim.body, float, CLAIM, self._on_problem) or 0.0) - at <= self._interval:
             return
         until = msgspec.json.encode(at + self._interval * 0.9)
         won = await self._store.write(CLAIM, until, expected=claim.version if claim.body is not None else ABSENT)
@@ -311,25 +299,19 @@ async def sum_up(store: CoordinationStore, *, staleness_seconds: float, on_probl
         StoreFailed: the store failed.
     """
     listing = await store.read_all(CONSUMPTION_PREFIX)
-    consumptions = read_consumptions(listing.bodies, on_problem)
-    summary = summed(consumptions, at=listing.at, staleness_seconds=staleness_seconds)
+    found = [_decoded(body, Consumption, name, on_problem) for name, body in listing.bodies.items()]
+    readable = [each for each in found if each is not None]
+    summary = summed(readable, at=listing.at, staleness_seconds=staleness_seconds)
     await store.write(CONSUMPTION_SUMMARY, as_json(summary))
     return summary
 
 
-def read_consumptions(bodies: Mapping[str, bytes], on_problem: OnProblem) -> list[Consumption]:
-    """Return the objects that can be decoded."""
-    found = []
-    for name, body in bodies.items():
-        try:
-            found.append(msgspec.json.decode(body, type=Consumption))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            on_problem("garbage", f"{name}: it cannot be decoded ({error}); check which program writes it")
-    return found
-
-
-def _until(body: bytes) -> float:
+def _decoded(body: bytes | None, kind: type[T], name: str, on_problem: OnProblem) -> T | None:
+    """Return the content of an object, None if it does not exist or cannot be decoded."""
+    if body is None:
+        return None
     try:
-        return float(msgspec.json.decode(body, type=float))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return 0.0
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        on_problem("garbage", f"{name}: it cannot be decoded ({error}); check which program writes it")
+        return None

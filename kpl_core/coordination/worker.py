@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 from uuid import uuid4
 
 import anyio
@@ -42,22 +42,8 @@ REPORTED_CHANGE: Final = 0.01
 _TIER_RANK: Final[Mapping[WorkerTier, int]] = {"critical": 0, "normal": 1, "bulk": 2}
 
 
-class _Holder(Protocol):
-    def measure(self, usages: Mapping[str, Usage], now: float) -> None: ...
-    def share(self, resource: str, limit: Pair) -> Pair: ...
-    def state(self, now: float) -> str: ...
-    def lease_age(self, now: float) -> float: ...
-    def sync_due(self, now: float, *, usual_seconds: float) -> bool: ...
-    def next_sync_at(self, *, usual_seconds: float) -> float: ...
-
-
-class _SyncRound(Protocol):
-    clock_offset: float
-    is_reading_all: bool
-    has_read_all: bool
-
-    async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
-    async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
+_Holder = Leaseholder | ScaledLimits
+_SyncRound = LeaseSync | ProportionalSync
 
 
 class _Problem(NamedTuple):
