@@ -88,16 +88,7 @@ class CoordinationDriver:
             config = self._config.for_stream(stream)
             limit = (config.rate_limit_records_per_sec_per_shard, config.rate_limit_bytes_per_sec_per_shard)
             for shard_id, usage in pipeline.limiter.usages().items():
-                usages[f"{stream}/{shard_id or ''}"] = Usage(
-                    limit,
-                    (
-                        usage.admitted_records + usage.waiting_records,
-                        usage.admitted_bytes + usage.waiting_bytes,
-                    ),
-                    (usage.waiting_records, usage.waiting_bytes),
-                    usage.sent_records,
-                    usage.throttled_records,
-                )
+                usages[f"{stream}/{shard_id or ''}"] = Usage(limit, *usage)
         return usages
 
     def apply_shares(self, shares: Mapping[str, Pair]) -> None:
