@@ -90,13 +90,12 @@ ADMISSIONS: Final[Mapping[tuple[BreakerState, Tier], Decision]] = {
 
 
 class BreakerStatistics(NamedTuple):
-    """A snapshot: the window's counts, the probes without an answer, and how often it opened."""
+    """A snapshot: the window's counts, and the probes without an answer."""
 
     state: BreakerState
     succeeded_records: int
     failed_records: int
     probes_outstanding: int
-    opened_count: int
 
 
 class CircuitBreaker:
@@ -116,7 +115,6 @@ class CircuitBreaker:
         )
         self._breaks_in_a_row = 0
         self._break_seconds = self._policy.open_seconds
-        self._opened_count = 0
         self._probes_granted = 0
         # Closed: [slot number, succeeded, failed], oldest first, beside their sums.
         # Half-open: no slots, only the sums over the probes answered.
@@ -194,7 +192,7 @@ class CircuitBreaker:
         outstanding = 0
         if self._state is BreakerState.HALF_OPEN:
             outstanding = max(0, self._probes_granted - self._succeeded - self._failed)
-        return BreakerStatistics(self._state, self._succeeded, self._failed, outstanding, self._opened_count)
+        return BreakerStatistics(self._state, self._succeeded, self._failed, outstanding)
 
     def __repr__(self) -> str:
         """Show the state as of the latest instant seen."""
@@ -255,6 +253,5 @@ class CircuitBreaker:
         self._slots.clear()
         self._succeeded = self._failed = self._probes_granted = 0
         if self._state is BreakerState.OPEN:
-            self._opened_count += 1
             self._breaks_in_a_row = self._breaks_in_a_row + 1 if before is BreakerState.HALF_OPEN else 1
             self._break_seconds = self._backoff.longest_seconds(self._breaks_in_a_row)

@@ -9,11 +9,10 @@
 
 from collections.abc import Callable
 
-from kpl_core.durability.breaker_gate import BreakerGate, ShardBreakers
+from kpl_core.durability.breaker_gate import BreakerGate
 from kpl_core.durability.durable_ledger import DurableLedger, WriteAheadIntake, durable_rules
 from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.options.config import Config
-from kpl_core.options.reliability import TierPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.pipeline import StreamPipeline
@@ -53,17 +52,5 @@ def stream_pipeline(
         ledger = Ledger(stream, buffer_limit, listening=listening)
     stages = Stages(stream, config, buffer_limit, ledger, chance=chance, delivery=delivery)
     fair = None if config.fairness is None else FairIntake(stages, config.fairness, write_ahead)
-    gate = _breaker_gate(stream, config, spools=rules.spool)
+    gate = None if config.breaker is None else BreakerGate(stream, config.breaker, config, spools=rules.spool)
     return StreamPipeline(stages, now=now, write_ahead=write_ahead, fair=fair, gate=gate)
-
-
-def _breaker_gate(stream: str, config: Config, *, spools: bool) -> BreakerGate | None:
-    if config.breaker is None:
-        return None
-    reserve = (TierPolicy() if config.tiers is None else config.tiers).critical_reserve
-    breakers = ShardBreakers(
-        config.breaker,
-        reserved_per_second=max(1.0, reserve * config.rate_limit_records_per_sec_per_shard),
-        is_retryable=config.is_retryable,
-    )
-    return BreakerGate(stream, breakers, spools=spools)
