@@ -2,13 +2,11 @@
 
 import math
 import sys
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.validation import Bound, require_bounds
-from kpl_core.records.user_record import Tier
 
 # Which bound an item would exceed: that of its own flow, or that of all flows together.
 ExceededBound = Literal["flow_full", "queue_full"]
@@ -91,17 +89,6 @@ class UsedCapacity:
         if not rank:
             self._critical_items -= 1
             self._critical_cost -= cost
-
-
-@dataclass(frozen=True, slots=True)
-class FlowBacklog:
-    """The queued items of one flow in all its tiers. `tier` is the tier to evict from, or None in a plain backlog."""
-
-    flow: Hashable
-    tier: Tier | None
-    weight: float
-    items: int
-    cost: int
 
 
 @dataclass(frozen=True, slots=True)
