@@ -24,7 +24,8 @@ from kpl_core.coordination.proportional import ProportionalSync, ScaledLimits, s
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, UnreadableObject, decode
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
-from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy, WorkerTier
+from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy
+from kpl_core.records.user_record import rank_of
 
 _logger = logging.getLogger("kpl_core")
 
@@ -39,7 +40,6 @@ _OBJECT_REASONS: Final = frozenset({"garbage", "version"})
 QUIET_INTERVALS: Final = 12.0
 # A share is reported and logged when it changes by more than this.
 REPORTED_CHANGE: Final = 0.01
-_TIER_RANK: Final[Mapping[WorkerTier, int]] = {"critical": 0, "normal": 1, "bulk": 2}
 
 
 _Holder = Leaseholder | ScaledLimits
@@ -115,7 +115,7 @@ class CoordinationWorker:
                 interval_seconds=options.interval_seconds,
                 max_workers=options.max_workers,
                 weight=options.weight,
-                tier=_TIER_RANK[options.tier],
+                tier=rank_of(options.tier),
             )
         )
         return holder, LeaseSync(

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from kpl_core.options.policy import require_weight
 from kpl_core.options.validation import Bound, require_number
-from kpl_core.records.user_record import TIERS, Tier
+from kpl_core.records.user_record import TIERS, Tier, rank_of
 
 T = TypeVar("T")
 
@@ -29,22 +29,6 @@ SLOT_BITS: Final = 24
 SLOT_MASK: Final = 2**SLOT_BITS - 1
 
 _COST: Final = Bound(1, math.inf, "", whole=True)
-
-# Rank 0 is served first and evicted last.
-_RANKS: Final[dict[Tier, int]] = {tier: rank for rank, tier in enumerate(TIERS)}
-
-
-def rank_of(tier: Tier) -> int:
-    """Return the rank of a tier. 0 is the tier that is served first.
-
-    Raises:
-        ValueError: there is no such tier.
-    """
-    rank = _RANKS.get(tier)
-    if rank is None:
-        message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
-        raise ValueError(message)
-    return rank
 
 
 def require_cost(cost: int) -> None:

@@ -34,9 +34,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, TypeVar
 
 from kpl_core.fairness.bounds import ExceededBound, FairQueueStatistics, QueueBounds, UsedCapacity
-from kpl_core.fairness.flow import SLOT_BITS, SLOT_MASK, Flow, FlowRanking, rank_of, require_cost
+from kpl_core.fairness.flow import SLOT_BITS, SLOT_MASK, Flow, FlowRanking, require_cost
 from kpl_core.options.policy import require_weight
-from kpl_core.records.user_record import TIERS, Tier
+from kpl_core.records.user_record import TIERS, Tier, rank_of
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.validation import ABOVE_ZERO, require_number
-from kpl_core.records.user_record import TIERS, Tier
+from kpl_core.records.user_record import Tier, rank_of
 
 
 class TokenBucketLimiter:
@@ -116,10 +116,7 @@ class TokenBucketLimiter:
             raise _never(n, tier, room)
 
     def _room_of(self, tier: Tier) -> float:
-        if tier not in TIERS:
-            message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
-            raise ValueError(message)
-        return self._capacity if tier == "critical" else self._common
+        return self._common if rank_of(tier) else self._capacity
 
     def set_refill_rate(self, refill_rate: float) -> None:
         """Set the refill rate from now on. The tokens in the bucket stay.

@@ -29,7 +29,7 @@ from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
 from kpl_core.durability.spool.envelope import SpooledRecord, dead_letter_of, letter_id, spooled_record_of
 from kpl_core.errors import ConfigError, ProducerClosed
-from kpl_core.hooks import DeadLetterAlarm, Fact
+from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
@@ -56,7 +56,6 @@ class DurableStore:
         *,
         sink: DeadLetterSink | None,
         chance: Callable[[], float],
-        tell: Callable[[Fact], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._letter_options = DeadLetterOptions() if config.dead_letters is None else config.dead_letters
@@ -65,7 +64,6 @@ class DurableStore:
         self._takes_letters = config.dead_letters is not None
         self._sender = None if sink is None else DeadLetterSender(sink)
         self._chance = chance
-        self._tell = tell
         self._wall_clock = wall_clock
         self._version = producer_version()
         self.spool: AsyncSpool | None = None
@@ -123,10 +121,11 @@ class DurableStore:
         tasks: list[Callable[[], Any]] = []
         if self._sender is not None:
             tasks.append(self._sender.run)
-        if self.spool is not None and self._replays:
-            tasks.append(self._replay)
-        if self.queue is not None and self._letter_options.redrive:
-            tasks.append(self._redrive)
+        if self.spool is not None and self.queue is not None and self._options is not None:
+            if self._replays:
+                tasks.append(partial(self._replay, self.spool, self.queue, self._options))
+            if self._letter_options.redrive:
+                tasks.append(partial(self._redrive, self.queue))
         return tasks
 
     # To the disk
@@ -186,7 +185,7 @@ class DurableStore:
     def _tell_facts(self, pipeline: StreamPipeline) -> None:
         """Give the hooks the facts that the disk decided: the stream may have nothing more to do, and so no turn."""
         for fact in pipeline.ledger.take_facts():
-            self._tell(fact)
+            self._streams.tell(fact)
 
     def _ended(self, number: int, result: RecordResult) -> None:
         """Confirm or release a written record in the spool, by its result."""
@@ -276,16 +275,12 @@ class DurableStore:
 
     # Back from the disk
 
-    async def _replay(self) -> None:
-        assert self.spool is not None  # noqa: S101 - started only with both
-        assert self.queue is not None  # noqa: S101
-        assert self._options is not None  # noqa: S101
+    async def _replay(self, spool: AsyncSpool, queue: DeadLetterQueue, options: SpoolOptions) -> None:
         put = self._replayed = ReplayPut("replay", self._streams, self._pipeline)
-        replayer = Replayer(self.spool, put, self._options, dead_letters=self.queue, chance=self._chance)
+        replayer = Replayer(spool, put, options, dead_letters=queue, chance=self._chance)
         await self._until_closing("replay", replayer.run)
 
-    async def _redrive(self) -> None:
-        assert self.queue is not None  # noqa: S101 - started only with it
+    async def _redrive(self, queue: DeadLetterQueue) -> None:
         options = self._letter_options
         pace = DeliveryPace(
             records_per_second=options.redrive_records_per_second,
@@ -295,7 +290,7 @@ class DurableStore:
             chance=self._chance,
         )
         put = ReplayPut("redrive", self._streams, self._pipeline)
-        await self._until_closing("redrive", Redriver(self.queue, put, pace).run)
+        await self._until_closing("redrive", Redriver(queue, put, pace).run)
 
     async def _until_closing(self, what: str, run: Callable[[], Any]) -> None:
         with anyio.CancelScope() as scope:
@@ -338,7 +333,7 @@ class DurableStore:
     def _escalated(self, alarm: DeadLetterAlarm) -> None:
         """Give the hooks a fact, on the loop; called on the spool's thread."""
         if self.spool is not None:
-            self.spool.mailbox.post(partial(self._tell, alarm))
+            self.spool.mailbox.post(partial(self._streams.tell, alarm))
 
 
 def _ledger(pipeline: StreamPipeline) -> DurableLedger:
