@@ -121,8 +121,6 @@ class CoordinationWorker:
         return holder, LeaseSync(
             store,
             holder,
-            TableRules(interval_seconds=options.interval_seconds),
-            worker_id=self.worker_id,
             may_compute=options.aggregate,
             on_problem=self._on_problem,
         )

@@ -51,7 +51,6 @@ class SpoolStatistics(NamedTuple):
     confirmed_records: int
     damaged_records: int
     commits: int
-    last_commit_seconds: float
 
 
 class Spool:
@@ -68,7 +67,6 @@ class Spool:
         self._claims: ClaimTable | None = None
         self._process = 0
         self._appended = self._confirmed = self._damaged = self._commits = 0
-        self._last_commit_seconds = 0.0
         self._listeners: list[Callable[[], None]] = []
 
     def open(self) -> Self:
@@ -226,7 +224,7 @@ class Spool:
         with self._lock:
             claims = self._claims
             if claims is None:
-                return SpoolStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+                return SpoolStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
             return SpoolStatistics(
                 claims.records,
                 claims.record_bytes,
@@ -238,7 +236,6 @@ class Spool:
                 self._confirmed,
                 self._damaged,
                 self._commits,
-                self._last_commit_seconds,
             )
 
     def _require_open(self) -> ClaimTable:
@@ -305,10 +302,9 @@ class Spool:
                 claims.letters_removed(len(sizes), sum(sizes))
         settled(committed)
 
-    def _committed(self, removed: Removed, seconds: float) -> None:
+    def _committed(self, removed: Removed) -> None:
         with self._lock:
             self._commits += 1
-            self._last_commit_seconds = seconds
             self._require_open().letters_removed(removed.letters, removed.envelope_bytes)
 
     def _claim_backlog(self, store: SpoolStore, limit: int, max_bytes: int) -> list[Claimed]:

@@ -18,11 +18,6 @@ class SpoolError(KplError):
 class SpoolFull(SpoolError):  # noqa: N818 - the name says what happened
     """The spool, or its dead-letter table, has reached its limit in bytes; nothing was stored."""
 
-    def __init__(self, message: str, *, stored_bytes: int, max_bytes: int) -> None:
-        super().__init__(message)
-        self.stored_bytes = stored_bytes
-        self.max_bytes = max_bytes
-
 
 class SpoolLocked(SpoolError):  # noqa: N818
     """Another process, or another `Spool` of this process, owns the file."""

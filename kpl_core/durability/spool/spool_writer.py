@@ -53,7 +53,7 @@ class SpoolWriter:
         options: SpoolOptions,
         *,
         clock: Callable[[], float],
-        on_commit: Callable[[Removed, float], None],
+        on_commit: Callable[[Removed], None],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -171,7 +171,6 @@ class SpoolWriter:
             answer.set_result(result)
 
     def _commit(self, work: list[CommitRequest]) -> None:
-        started_at = self._clock()
         try:
             removed = self._store.commit(_merged(work))
         except sqlite3.Error as error:
@@ -184,7 +183,7 @@ class SpoolWriter:
         if self._disk_failing:
             self._disk_failing = False
             _log.info("spool %s: the disk accepts records again", self._store.path)
-        self._on_commit(removed, self._clock() - started_at)
+        self._on_commit(removed)
         for each in work:
             each.settle(True)  # noqa: FBT003 - committed
             each.done.set_result(each.result)
