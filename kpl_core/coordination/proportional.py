@@ -113,8 +113,8 @@ class ScaledLimits:
         worker_max: Pair | None = None,
         initial: Pair | None = None,
     ) -> None:
-        self._worker_id = worker_id
-        self._interval = interval_seconds
+        self.worker_id = worker_id
+        self.interval_seconds = interval_seconds
         self._worker_max = worker_max
         self._initial = initial
         self._usages: Mapping[str, Usage] = {}
@@ -143,7 +143,7 @@ class ScaledLimits:
         """Return the basis of its limits, in the terms of the other policy."""
         if self._summary_at is None:
             return "newcomer"
-        return "expired" if self.lease_age(now) > 3 * self._interval else "leased"
+        return "expired" if self.lease_age(now) > 3 * self.interval_seconds else "leased"
 
     def lease_age(self, now: float) -> float:
         """Return the seconds since the applied summary was written."""
@@ -171,7 +171,7 @@ class ScaledLimits:
         reads = [whole[0]] if whole else [rate[0] for rate in rates.values()]
         writes = [whole[1]] if whole else [rate[1] for rate in rates.values()]
         return Consumption(
-            worker_id=self._worker_id, timestamp=at, read_rate=sum(reads), write_rate=sum(writes), resources=rates
+            worker_id=self.worker_id, timestamp=at, read_rate=sum(reads), write_rate=sum(writes), resources=rates
         )
 
     def apply(self, summary: ConsumptionSummary, now: float, *, at: float) -> None:
@@ -239,16 +239,12 @@ class ProportionalSync:
         store: CoordinationStore,
         limits: ScaledLimits,
         *,
-        worker_id: str,
-        interval_seconds: float,
         staleness_seconds: float,
         may_compute: bool,
         on_problem: OnProblem,
     ) -> None:
         self._store = store
         self._limits = limits
-        self._worker_id = worker_id
-        self._interval = interval_seconds
         self._staleness = staleness_seconds
         self._may_compute = may_compute
         self._on_problem = on_problem
@@ -265,22 +261,22 @@ class ProportionalSync:
         self._limits.sync_started(clock())
         self.is_reading_all, self.has_read_all = False, not self._may_compute
         consumption = self._limits.consumption(clock(), at=wall_clock() + self.clock_offset)
-        written = await self._store.write(f"{CONSUMPTION_PREFIX}{self._worker_id}.json", as_json(consumption))
+        written = await self._store.write(f"{CONSUMPTION_PREFIX}{self._limits.worker_id}.json", as_json(consumption))
         self.clock_offset = written.at - wall_clock()
         reading = await self._store.read(CONSUMPTION_SUMMARY)
         summary = _decoded(reading.body, ConsumptionSummary, CONSUMPTION_SUMMARY, self._on_problem)
         if summary is not None:
             self._limits.apply(summary, clock(), at=reading.at)
         # A summary from the future was written before the store's clock was set back.
-        is_old = summary is None or abs(reading.at - summary.timestamp) >= self._interval
+        is_old = summary is None or abs(reading.at - summary.timestamp) >= self._limits.interval_seconds
         if self._may_compute and is_old:
             await self._sum_up(at=reading.at)
 
     async def _sum_up(self, *, at: float) -> None:
         claim = await self._store.read(CLAIM)
-        if 0.0 < (_decoded(claim.body, float, CLAIM, self._on_problem) or 0.0) - at <= self._interval:
+        if 0.0 < (_decoded(claim.body, float, CLAIM, self._on_problem) or 0.0) - at <= self._limits.interval_seconds:
             return
-        until = msgspec.json.encode(at + self._interval * 0.9)
+        until = msgspec.json.encode(at + self._limits.interval_seconds * 0.9)
         won = await self._store.write(CLAIM, until, expected=claim.version if claim.body is not None else ABSENT)
         if won.version is not None:
             self.is_reading_all = True
@@ -289,7 +285,7 @@ class ProportionalSync:
 
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:  # noqa: ARG002
         """Delete this worker's consumption object, so that its last rate is no longer counted."""
-        await self._store.delete(f"{CONSUMPTION_PREFIX}{self._worker_id}.json")
+        await self._store.delete(f"{CONSUMPTION_PREFIX}{self._limits.worker_id}.json")
 
 
 async def sum_up(store: CoordinationStore, *, staleness_seconds: float, on_problem: OnProblem) -> ConsumptionSummary:

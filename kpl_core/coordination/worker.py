@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, Literal, NamedTuple
 from uuid import uuid4
 
@@ -38,8 +39,8 @@ CLOCK_TOLERANCE_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 1.0
 _OBJECT_REASONS: Final = frozenset({"garbage", "version"})
 QUIET_INTERVALS: Final = 12.0
-# A share is reported and logged when it changes by more than this.
-REPORTED_CHANGE: Final = 0.01
+# A share is reported and logged when it changes by more than 1 %.
+_is_close: Final = partial(math.isclose, rel_tol=0.01)
 
 
 _Holder = Leaseholder | ScaledLimits
@@ -103,8 +104,6 @@ class CoordinationWorker:
             return limits, ProportionalSync(
                 store,
                 limits,
-                worker_id=self.worker_id,
-                interval_seconds=options.interval_seconds,
                 staleness_seconds=options.staleness_seconds,
                 may_compute=options.aggregate,
                 on_problem=self._on_problem,
@@ -245,7 +244,7 @@ class CoordinationWorker:
             self._apply_shares(shares)
         for resource, share in shares.items():
             reported = self._reported_shares.get(resource)
-            if reported is None or not _about_equal(reported, share):
+            if reported is None or not all(map(_is_close, reported, share)):
                 self._reported_shares[resource] = share
                 self._report_share(resource, share, usages[resource].limit)
         for resource in self._reported_shares.keys() - shares.keys():
@@ -261,10 +260,6 @@ class CoordinationWorker:
                 share[0],
                 share[1],
             )
-
-
-def _about_equal(one: Pair, other: Pair) -> bool:
-    return all(math.isclose(a, b, rel_tol=REPORTED_CHANGE) for a, b in zip(one, other, strict=True))
 
 
 class Coordinator:

@@ -11,11 +11,7 @@ from typing import Any, Final
 from kpl_core.errors import ConfigError
 from kpl_core.options.validation import ABOVE_ZERO, Bound, FrozenMapping, require_number
 
-MIN_WEIGHT: Final = 1e-6
-MAX_WEIGHT: Final = 1e6
-
-
-_WEIGHT: Final = Bound(MIN_WEIGHT, MAX_WEIGHT, "a weight")
+_WEIGHT: Final = Bound(1e-6, 1e6, "a weight")
 _COUNT: Final = Bound(1, float("inf"), "", whole=True)
 
 
@@ -23,7 +19,7 @@ def require_weight(name: str, weight: float) -> float:
     """Return `weight` after checking it.
 
     Raises:
-        ConfigError: it is not a number between `MIN_WEIGHT` and `MAX_WEIGHT`.
+        ConfigError: it is not a number between 1e-6 and 1e6.
     """
     require_number(name, weight, _WEIGHT)
     return weight

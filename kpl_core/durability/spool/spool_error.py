@@ -80,8 +80,7 @@ _TEMPORARY: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sql
 
 def as_spool_error(error: sqlite3.Error, path: Path) -> SpoolError:
     """Translate an SQLite error into a `SpoolError` that names the file, the cause and what to do."""
-    code = getattr(error, "sqlite_errorcode", None)
-    trouble = None if code is None else _TROUBLES.get(code & 0xFF)
+    trouble = _TROUBLES.get(_code_of(error))
     if trouble is None:
         return SpoolUnavailable(f"spool {path}: SQLite reports {error}; nothing was stored, restart the process")
     kind, what, remedy = trouble
@@ -94,5 +93,9 @@ def is_temporary(error: sqlite3.Error) -> bool:
     A failed write or fsync (`SQLITE_IOERR`) is final: the kernel may have dropped the unwritten pages and report
     success the next time.
     """
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _TEMPORARY
+    return _code_of(error) in _TEMPORARY
+
+
+def _code_of(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code, `SQLITE_ERROR` if Python raised the error itself."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable, as_spool_error
-from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate
+from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate, transaction
 from kpl_core.options.reliability import SpoolOptions
 
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty; with 16 KiB pages writing took a third less time.
@@ -145,8 +145,7 @@ class SpoolStore:
         if _identity(self.path) != self._file:
             message = f"spool {self.path}: the file was removed or replaced while in use; restart the process"
             raise SpoolUnavailable(message)
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             removed_letters = removed_bytes = 0
             _insert(connection, "spooled", changes.records)
             for ids in _portions(changes.confirmed_ids):
@@ -160,11 +159,6 @@ class SpoolStore:
             connection.executemany(
                 "UPDATE dead_letters SET due_at = ?, redrives = ? WHERE number = ?", changes.rescheduled
             )
-            connection.execute("COMMIT")
-        finally:
-            # After some errors, such as a full disk, SQLite has already rolled back.
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
         return Removed(removed_letters, removed_bytes)
 
     def records_after(self, last_id: int, limit: int, max_bytes: int) -> list[RecordRow]:

@@ -8,7 +8,8 @@ The queries accept any connection to the file: the spool's own, or a read-only o
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -64,16 +65,24 @@ def migrate(connection: sqlite3.Connection, *, name: str, migrations: Sequence[S
         SpoolCorrupt: the file belongs to another application, or to a later version of this one.
         sqlite3.Error: the file cannot be written.
     """
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         version = _version(connection, name, len(migrations))
         for statements in migrations[version:]:
             for statement in statements:
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Write everything in the block, or nothing. `connection` is in autocommit mode."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
         connection.execute("COMMIT")
     finally:
+        # After some errors, such as a full disk, SQLite has already rolled back.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
 
