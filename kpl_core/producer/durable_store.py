@@ -7,7 +7,6 @@ before the disk has it.
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,12 +21,12 @@ from kpl_core.durability.dead_letters import (
     DepthAlarm,
     Redriver,
 )
-from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
+from kpl_core.durability.dead_letters.dead_letter_queue import new_letter
 from kpl_core.durability.durable_ledger import DurableLedger, PendingFallback, note_of
 from kpl_core.durability.replay import DeliveryPace, Replayer
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
-from kpl_core.durability.spool.envelope import SpooledRecord, dead_letter_of, letter_id, spooled_record_of
+from kpl_core.durability.spool.envelope import SpooledRecord, spooled_record_of
 from kpl_core.errors import ConfigError, ProducerClosed
 from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.config import Config
@@ -56,7 +55,6 @@ class DurableStore:
         *,
         sink: DeadLetterSink | None,
         chance: Callable[[], float],
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._letter_options = DeadLetterOptions() if config.dead_letters is None else config.dead_letters
         self._options = _file_options(config, has_sink=sink is not None)
@@ -64,8 +62,6 @@ class DurableStore:
         self._takes_letters = config.dead_letters is not None
         self._sender = None if sink is None else DeadLetterSender(sink)
         self._chance = chance
-        self._wall_clock = wall_clock
-        self._version = producer_version()
         self.spool: AsyncSpool | None = None
         self.queue: DeadLetterQueue | None = None
         # How many records and letters were in the files when they were opened.
@@ -95,7 +91,6 @@ class DurableStore:
                 options=options,
                 alarm=None if options.alarm_depth is None else DepthAlarm(options.alarm_depth),
                 on_escalation=self._escalated,
-                wall_clock=self._wall_clock,
                 chance=self._chance,
             )
         return self
@@ -242,18 +237,12 @@ class DurableStore:
 
     def _letter(self, stream: str, fallback: PendingFallback) -> DeadLetter:
         wall_offset = self._wall_offset()
-        return dead_letter_of(
-            as_spooled(stream, fallback.detached, wall_offset=wall_offset),
-            id=letter_id(self._wall_clock(), os.urandom(8)),
-            reason=fallback.reason,
-            producer_version=self._version,
-            result=as_result(fallback),
-            wall_offset=wall_offset,
-        )
+        record = as_spooled(stream, fallback.detached, wall_offset=wall_offset)
+        return new_letter(record, fallback.reason, time.time(), result=as_result(fallback), wall_offset=wall_offset)
 
     def _wall_offset(self) -> float:
         """Return Unix time minus the loop's time, now: in weeks the system's clock may be set."""
-        return self._wall_clock() - self._streams.clock()
+        return time.time() - self._streams.clock()
 
     def _when(self, future: "Future[Any]", answered: Callable[[], None], silent: Callable[[], None]) -> None:
         self._pending[future] = (answered, silent)

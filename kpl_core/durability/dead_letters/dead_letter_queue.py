@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
@@ -80,12 +81,27 @@ class DepthAlarm:
 _log: Final = logging.getLogger(__name__)
 
 
+@cache
 def producer_version() -> str:
     """Return the version of this distribution, "unknown" if it is not installed."""
     try:
         return version("kpl-integrations")
     except PackageNotFoundError:
         return "unknown"
+
+
+def new_letter(
+    record: SpooledRecord, reason: Reason, now: float, *, result: RecordResult | None = None, wall_offset: float = 0.0
+) -> DeadLetter:
+    """Return the dead letter of `record`, with a new id; `now` is Unix time. See `dead_letter_of`."""
+    return dead_letter_of(
+        record,
+        id=letter_id(now, os.urandom(8)),
+        reason=reason,
+        producer_version=producer_version(),
+        result=result,
+        wall_offset=wall_offset,
+    )
 
 
 class DueLetters(NamedTuple):
@@ -106,7 +122,6 @@ class DeadLetterQueue:
             logged.
         wall_clock: Unix seconds.
         chance: returns a number in [0, 1), for the jitter.
-        entropy: returns random bytes, for the ids.
     """
 
     def __init__(
@@ -118,7 +133,6 @@ class DeadLetterQueue:
         on_escalation: Callable[[DeadLetterAlarm], None] | None = None,
         wall_clock: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
-        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.spool = spool
         self._options = DeadLetterOptions() if options is None else options
@@ -127,8 +141,6 @@ class DeadLetterQueue:
         self._on_escalation = on_escalation
         self._wall_clock = wall_clock
         self._chance = chance
-        self._entropy = entropy
-        self._version = producer_version()
         self._listeners: list[Callable[[], None]] = []
         # Letters stored since this object was created, by reason; changed only on the spool's thread.
         self.buried: Counter[Reason] = Counter()
@@ -141,15 +153,8 @@ class DeadLetterQueue:
     def letter(
         self, record: SpooledRecord, reason: Reason, *, result: RecordResult | None = None, wall_offset: float = 0.0
     ) -> DeadLetter:
-        """Return the dead letter of `record`, with a new id; see `dead_letter_of`."""
-        return dead_letter_of(
-            record,
-            id=letter_id(self._wall_clock(), self._entropy(8)),
-            reason=reason,
-            producer_version=self._version,
-            result=result,
-            wall_offset=wall_offset,
-        )
+        """Return the dead letter of `record`; see `new_letter`."""
+        return new_letter(record, reason, self._wall_clock(), result=result, wall_offset=wall_offset)
 
     def bury_nowait(self, letters: Sequence[DeadLetter], *, spooled_ids: Iterable[int] = ()) -> "Future[None]":
         """Store letters and delete the spooled records they come from, in one transaction.

@@ -15,7 +15,6 @@ If a commit fails, the futures of its appends fail. Its confirmations are kept a
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple, Self, TypeVar
@@ -59,10 +58,10 @@ class Spool:
     `with Spool(options) as spool:` opens and closes it. Both access the disk and block.
     """
 
-    def __init__(self, options: SpoolOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: SpoolOptions) -> None:
         self._options = options
         self._store = SpoolStore(options)
-        self._writer = SpoolWriter(self._store, options, clock=clock, on_commit=self._committed)
+        self._writer = SpoolWriter(self._store, options, on_commit=self._committed)
         self._lock = threading.Lock()
         self._claims: ClaimTable | None = None
         self._process = 0

@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -47,16 +48,8 @@ class CommitRequest(msgspec.Struct):
 class SpoolWriter:
     """Runs `store` on its own thread from `start` to `close`."""
 
-    def __init__(
-        self,
-        store: SpoolStore,
-        options: SpoolOptions,
-        *,
-        clock: Callable[[], float],
-        on_commit: Callable[[Removed], None],
-    ) -> None:
+    def __init__(self, store: SpoolStore, options: SpoolOptions, *, on_commit: Callable[[Removed], None]) -> None:
         self._store = store
-        self._clock = clock
         self._on_commit = on_commit
         self._group = GroupCommit(
             interval=options.commit_interval_ms / 1000,
@@ -89,7 +82,7 @@ class SpoolWriter:
                 raise copy_of(self._refusal)
             self._work.append(work)
             before = self._group.due_at()
-            self._group.add(records=work.records, size_bytes=work.size_bytes, now=self._clock())
+            self._group.add(records=work.records, size_bytes=work.size_bytes, now=monotonic())
             if self._group.due_at() < before:
                 self._ready.notify()
 
@@ -136,11 +129,11 @@ class SpoolWriter:
         """Wait for work and do it; return False once no more work can arrive."""
         with self._ready:
             while not self._questions and not self._closing:
-                wait = self._group.due_at() - self._clock()
+                wait = self._group.due_at() - monotonic()
                 if wait <= 0:
                     break
                 self._ready.wait(None if wait == math.inf else wait)
-            due = self._closing or self._group.due_at() <= self._clock()
+            due = self._closing or self._group.due_at() <= monotonic()
             work, questions = self._take() if due else ([], self._take_questions())
             closing = self._closing
         self._current = work, questions
@@ -209,7 +202,7 @@ class SpoolWriter:
             kept = [] if self._refusal is not None else [each for each in work if each.is_confirmation]
             if kept:
                 self._work[:0] = kept
-                self._group.add(records=0, size_bytes=0, now=self._clock() + _RETRY_SECONDS)
+                self._group.add(records=0, size_bytes=0, now=monotonic() + _RETRY_SECONDS)
         for each in work:
             if not (each.is_confirmation and kept):
                 each.settle(False)  # noqa: FBT003 - not committed

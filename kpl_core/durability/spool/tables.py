@@ -190,7 +190,7 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         return " AND ".join(conditions), parameters
 
 
-def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -> LetterRow:
+def letter_row(letter: DeadLetter, *, due_at: float | None) -> LetterRow:
     """Return the row of a letter; the spool assigns its number."""
     checksum, envelope = encode(letter)
     return LetterRow(
@@ -202,7 +202,7 @@ def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -
         reason=letter.reason,
         first_seen=letter.first_seen,
         due_at=due_at,
-        redrives=redrives,
+        redrives=0,
         checksum=checksum,
         envelope=envelope,
     )
