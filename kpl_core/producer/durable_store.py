@@ -22,8 +22,9 @@ from kpl_core.durability.dead_letters import (
     Redriver,
 )
 from kpl_core.durability.dead_letters.dead_letter_queue import new_letter
+from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.durable_ledger import DurableLedger, PendingFallback, note_of
-from kpl_core.durability.replay import DeliveryPace, Replayer
+from kpl_core.durability.replay.replayer import Replayer
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
 from kpl_core.durability.spool.envelope import SpooledRecord, spooled_record_of

@@ -11,7 +11,7 @@ import pytest
 
 from kpl_core.durability.dead_letters import DeadLetterQueue, RedriveProgress, Redriver
 from kpl_core.durability.dead_letters.dead_letter_queue import DueLetters
-from kpl_core.durability.replay import DeliveryPace
+from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOptions
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
 from kpl_core.options.reliability import DeadLetterOptions

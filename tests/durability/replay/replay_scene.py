@@ -10,7 +10,7 @@ import anyio
 
 from kpl_core import BreakerPolicy, Config, FairnessPolicy, RecordResult, decode
 from kpl_core.durability.dead_letters import DeadLetterQueue
-from kpl_core.durability.replay import Replayer
+from kpl_core.durability.replay.replayer import Replayer
 from kpl_core.durability.spool import AsyncSpool, SpooledRecord, SpoolOptions
 from kpl_core.durability.spool.claims import Claimed
 from kpl_core.event_loop import running_clock
