@@ -5,8 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kpl_core.errors import ConfigError
-from kpl_core.options.validation import Bound, require_bounds
+from kpl_core.options.validation import Bound, require, require_bounds
 
 # Which bound an item would exceed: that of its own flow, or that of all flows together.
 ExceededBound = Literal["flow_full", "queue_full"]
@@ -37,9 +36,7 @@ class QueueBounds:
 
     def __post_init__(self) -> None:
         require_bounds(self, _BOUNDS)
-        if not 0.0 <= self.critical_share < 1.0:
-            message = f"critical_share is {self.critical_share!r}; it must be at least 0 and below 1"
-            raise ConfigError(message)
+        require(0.0 <= self.critical_share < 1.0, "critical_share", self.critical_share, "at least 0 and below 1")
 
 
 class UsedCapacity:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final, Literal, NamedTuple
 
-from kpl_core.errors import ConfigError
-from kpl_core.options.validation import ABOVE_ZERO, require_number
+from kpl_core.options.validation import ABOVE_ZERO, require, require_number
 from kpl_core.records.user_record import Tier, rank_of
 
 
@@ -46,9 +45,7 @@ class TokenBucketLimiter:
         require_number("capacity", capacity, ABOVE_ZERO)
         require_number("refill_rate", refill_rate, ABOVE_ZERO)
         self._capacity = float(capacity)
-        if not 0.0 <= critical_share < 1.0:
-            message = f"critical_share is {critical_share!r}; it must be 0 or more and below 1"
-            raise ConfigError(message)
+        require(0.0 <= critical_share < 1.0, "critical_share", critical_share, "0 or more and below 1")
         # The most that may be missing after a grant to a tier other than critical.
         self._common = self._capacity * (1.0 - critical_share)
         self._refill_rate = refill_rate

@@ -29,6 +29,7 @@ from kpl_core.options.validation import (
     require_choice,
     require_endpoint_url,
     require_flag,
+    require_kind,
     require_order,
 )
 
@@ -164,11 +165,7 @@ class Config:
     def __post_init__(self) -> None:
         """Check every option."""
         for name, (kinds, wanted) in _KINDS.items():
-            value = getattr(self, name)
-            if not isinstance(value, kinds):
-                # The type only: the value may be a secret.
-                message = f"{name} is of type {type(value).__name__}; it must be {wanted}"
-                raise ConfigError(message)
+            require_kind(name, getattr(self, name), kinds, wanted)
         for name, allowed in _CHOICES.items():
             require_choice(name, getattr(self, name), allowed)
         for name in _FLAGS:
@@ -177,9 +174,7 @@ class Config:
         self._check_parts()
         require_order(self, "retry_backoff_base_ms", "retry_backoff_cap_ms")
         for stream, overrides in self.streams.items():
-            if not isinstance(overrides, StreamConfig):
-                message = f"streams[{stream!r}] is of type {type(overrides).__name__}; it must be a StreamConfig"
-                raise ConfigError(message)
+            require_kind(f"streams[{stream!r}]", overrides, StreamConfig, "a StreamConfig")
             self.for_stream(stream)
         # A copy: the caller may change its own mapping later.
         object.__setattr__(self, "streams", FrozenMapping(self.streams))
@@ -188,11 +183,6 @@ class Config:
     def _check_parts(self) -> None:
         if self.endpoint_url is not None:
             require_endpoint_url("endpoint_url", self.endpoint_url)
-        for name, kind in _PARTS.items():
-            part = getattr(self, name)
-            if part is not None and not isinstance(part, kind):
-                message = f"{name} is of type {type(part).__name__}; it must be a {kind.__name__}, or None for none"
-                raise ConfigError(message)
         if self.spool is not None and self.dead_letters is not None and self.dead_letters.path is not None:
             message = (
                 f"dead_letters.path is {str(self.dead_letters.path)!r}, and a spool is set; leave the path out, "
@@ -250,10 +240,6 @@ _CHOICES: Final = {
     name: get_args(hint) for name, hint in _HINTS.items() if getattr(hint, "__origin__", None) is Literal
 }
 _FLAGS: Final = tuple(name for name, hint in _HINTS.items() if hint is bool)
-_PARTS: Final = {
-    name: get_args(_HINTS[name])[0]
-    for name in ("spool", "dead_letters", "breaker", "tiers", "fairness", "coordination")
-}
 _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
     **dict.fromkeys(
         ("region", "endpoint_url", "aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
@@ -264,4 +250,8 @@ _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
     "streams": (Mapping, "a mapping of stream names or ARNs to StreamConfig"),
     # A str would be taken for a collection of single letters.
     "non_retryable_error_codes": (frozenset, "a frozenset of error codes"),
+    **{
+        name: (_HINTS[name], f"a {get_args(_HINTS[name])[0].__name__}, or None for none")
+        for name in ("spool", "dead_letters", "breaker", "tiers", "fairness", "coordination")
+    },
 }

@@ -32,9 +32,9 @@ from kpl_core.durability.spool.tables import (
     newest_number,
     next_due_after,
 )
-from kpl_core.errors import ConfigError
 from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.reliability import DeadLetterOptions
+from kpl_core.options.validation import require
 from kpl_core.records.record_result import INCURABLE, Reason, RecordResult
 
 
@@ -59,12 +59,8 @@ class DepthAlarm:
 
     def __init__(self, threshold: int, *, clear_at: int | None = None) -> None:
         clear_at = threshold // 2 if clear_at is None else clear_at
-        if threshold < 1:
-            message = f"threshold is {threshold}; it must be at least 1 dead letter"
-            raise ConfigError(message)
-        if not 0 <= clear_at < threshold:
-            message = f"clear_at is {clear_at}; it must be between 0 and below the threshold, {threshold}"
-            raise ConfigError(message)
+        require(threshold >= 1, "threshold", threshold, "at least 1 dead letter")
+        require(0 <= clear_at < threshold, "clear_at", clear_at, f"at least 0 and below the threshold, {threshold}")
         self.threshold = threshold
         self.clear_at = clear_at
         self.raised = False
