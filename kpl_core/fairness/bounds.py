@@ -1,7 +1,6 @@
 """The bounds of a fair queue in items and cost, how much of them is used, and the queue's statistics."""
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -10,7 +9,6 @@ from kpl_core.options.validation import Bound, require, require_bounds
 # Which bound an item would exceed: that of its own flow, or that of all flows together.
 ExceededBound = Literal["flow_full", "queue_full"]
 
-_UNBOUNDED: Final = sys.maxsize
 _BOUND: Final = Bound(1, math.inf, "or None for no bound", whole=True, optional=True)
 _BOUNDS: Final = dict.fromkeys(("max_flow_items", "max_flow_cost", "max_items", "max_cost"), _BOUND)
 
@@ -43,13 +41,13 @@ class UsedCapacity:
     """How much of a queue's bounds is used."""
 
     def __init__(self, bounds: QueueBounds) -> None:
-        self._max_flow_items = _UNBOUNDED if bounds.max_flow_items is None else bounds.max_flow_items
-        self._max_flow_cost = _UNBOUNDED if bounds.max_flow_cost is None else bounds.max_flow_cost
-        self._max_items = _UNBOUNDED if bounds.max_items is None else bounds.max_items
-        self._max_cost = _UNBOUNDED if bounds.max_cost is None else bounds.max_cost
+        self._max_flow_items = bounds.max_flow_items or math.inf
+        self._max_flow_cost = bounds.max_flow_cost or math.inf
+        self._max_items = bounds.max_items or math.inf
+        self._max_cost = bounds.max_cost or math.inf
         # What the tiers below critical can use together.
-        self._open_items = int(self._max_items * (1.0 - bounds.critical_share))
-        self._open_cost = int(self._max_cost * (1.0 - bounds.critical_share))
+        self._open_items = self._max_items * (1.0 - bounds.critical_share)
+        self._open_cost = self._max_cost * (1.0 - bounds.critical_share)
         self._items = 0
         self._cost = 0
         self._critical_items = 0
