@@ -16,7 +16,7 @@ from rich.progress import Progress, TaskID
 
 from kpl_core import Producer, RecordResult, SpoolOptions
 from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, RedriveProgress, Redriver, purge
-from kpl_core.durability.replay import DeliveryPace
+from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool import (
     AsyncSpool,
     DeadLetter,
