@@ -11,8 +11,13 @@ from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
 
-from kpl_integrations.kinesis_protocol.constraints import check_constraints
-from kpl_integrations.kinesis_protocol.requests import REQUEST_TYPES, SERIALIZATION, UNKNOWN_OPERATION, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import (
+    REQUEST_TYPES,
+    SERIALIZATION,
+    UNKNOWN_OPERATION,
+    RequestRefused,
+    check_constraints,
+)
 
 JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
 TARGET_PREFIX: Final = "Kinesis_20131202."
