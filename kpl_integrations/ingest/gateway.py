@@ -46,14 +46,14 @@ from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
 from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.routes.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
-from kpl_integrations.ingest.stats.metrics import GatewayMetrics
-from kpl_integrations.ingest.stats.totals import GatewayStats, SingleProcessStats
+from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
 
 _log: Final = logging.getLogger(__name__)
 _READING: Final = ("GET", "HEAD")
@@ -108,12 +108,11 @@ class IngestGateway:
             transport = AiobotocoreTransport(self._config)
         clock = running_clock()
         self._closing_scope = anyio.CancelScope()
-        metrics = GatewayMetrics()
+        metrics = PrometheusMetrics()
         async with contextlib.AsyncExitStack() as stack:
-            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics.hook))
+            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics))
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
-            metrics.watch(opened)
             own = SingleProcessStats(opened, metrics)
             if self._supervisor is not None:
                 taking_part = take_part(self._supervisor, opened, own, chance=self._chance)

@@ -254,10 +254,8 @@ def _constraints(request_type: type[msgspec.Struct]) -> dict[str, Constraint]:
     return {name: constraint for name, constraint in constrained if isinstance(constraint, Constraint)}
 
 
-CONSTRAINTS: Final = {
-    each: _constraints(each)
-    for each in (*REQUEST_TYPES.values(), PutRecordsRequestEntry, ListShardsFilter, StreamModeDetails)
-}
+_NESTED_TYPES: Final[list[type[msgspec.Struct]]] = [PutRecordsRequestEntry, ListShardsFilter, StreamModeDetails]
+CONSTRAINTS: Final = {each: _constraints(each) for each in [*REQUEST_TYPES.values(), *_NESTED_TYPES]}
 
 # These take the stream from the name to create, from a token or from an iterator.
 _NEED_NO_STREAM: Final = (CreateStream, ListShards, GetRecords)

@@ -73,15 +73,15 @@ def test_two_readers_read_the_same_values():
 
 
 def test_every_metric_from_a_source_is_observed_under_its_name(metrics, reader):
-    samples = [Sample(name, tuple("x" for _ in metric.labels), 3) for name, metric in METRICS.items() if metric.is_read]
+    read = {name: metric for name, metric in METRICS.items() if metric.kind is not Kind.HISTOGRAM}
+    samples = [Sample(name, tuple("x" for _ in metric.labels), 3) for name, metric in read.items()]
     metrics.watch(lambda: samples)
     found = collected(reader)
     assert set(found) == {sample.name.removesuffix("_total") for sample in samples}
-    for name, metric in METRICS.items():
-        if metric.is_read:
-            data = found[name.removesuffix("_total")].data
-            assert [point.value for point in data.data_points] == [3]
-            assert hasattr(data, "is_monotonic") is (metric.kind is Kind.COUNTER)
+    for name, metric in read.items():
+        data = found[name.removesuffix("_total")].data
+        assert [point.value for point in data.data_points] == [3]
+        assert hasattr(data, "is_monotonic") is (metric.kind is Kind.COUNTER)
 
 
 def test_ten_thousand_waiting_tenants_make_twenty_one_series():

@@ -23,7 +23,7 @@ from kpl_integrations.ingest.dashboard.sign_in import DashboardSession, LoginAtt
 from kpl_integrations.ingest.http.answers import send_refusal
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import GatewayStats
+from kpl_integrations.ingest.stats import GatewayStats
 
 EVENT_SECONDS: Final = 1.0
 MOST_WATCHERS: Final = 50

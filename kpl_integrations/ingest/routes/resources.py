@@ -11,8 +11,7 @@ from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.http.answers import Headers
 from kpl_integrations.ingest.http.request_head import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.metrics import EXPOSITION_TYPE, exposition
-from kpl_integrations.ingest.stats.totals import GatewayStats
+from kpl_integrations.ingest.stats import EXPOSITION_TYPE, GatewayStats, exposition
 
 Resource = Callable[[Scope], Awaitable[tuple[int, Headers, bytes]]]
 

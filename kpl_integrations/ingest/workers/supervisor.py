@@ -24,7 +24,7 @@ from anyio.abc import Process, TaskGroup
 
 from kpl_core.backoff import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import shared_socket
-from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers.identity import WorkerIdentity
 from kpl_integrations.ingest.workers.link import Channel
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals, decode_report, encode, sum_of

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric as Family
 from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamStats, TenantStats, WorkerStats
-from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.metrics.catalogue import METRICS
 
 _ACCEPTED: Final = "kinesis_producer_accepted_records"
