@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self
@@ -222,21 +221,6 @@ class IngestGateway:
     def admission(self) -> Admission:
         """The admission of an open gateway."""
         return self.opened.admission
-
-    @property
-    def streams(self) -> StreamDirectory:
-        """The streams of an open gateway."""
-        return self.opened.streams
-
-    @property
-    def answers(self) -> Counter[int]:
-        """Requests by HTTP status of their answer."""
-        return self.tally.answers
-
-    @property
-    def refusals(self) -> Counter[Refusal]:
-        """Rejected requests by row of the table of refusals."""
-        return self.tally.refusals
 
     # Requests
 

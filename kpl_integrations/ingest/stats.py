@@ -64,8 +64,8 @@ class SingleProcessStats:
             metrics.watch(dead_letter_source(producer.dead_letters))
         metrics.watch(
             request_source(
-                lambda: opened.answers,
-                lambda: {each.value.replace(" ", "_"): count for each, count in opened.refusals.items()},
+                lambda: opened.tally.answers,
+                lambda: {each.value.replace(" ", "_"): count for each, count in opened.tally.refusals.items()},
             )
         )
         metrics.watch(self._state)
@@ -93,8 +93,8 @@ def _document(opened: OpenGateway) -> StatsDocument:
         tenants=_tenants(opened.accounts, producer),
         records=msgspec.convert(producer.report(), RecordStats, from_attributes=True),
         room=msgspec.convert(producer.buffer_limit, BufferStats, from_attributes=True),
-        answers={str(status): count for status, count in sorted(opened.answers.items())},
-        refusals={refusal.value: count for refusal, count in opened.refusals.items()},
+        answers={str(status): count for status, count in sorted(opened.tally.answers.items())},
+        refusals={refusal.value: count for refusal, count in opened.tally.refusals.items()},
         streams={
             stream: StreamStats(
                 accepted=each.accepted,

@@ -1,6 +1,6 @@
 """Carries out the operations of the Kinesis API: one function each, from a checked request to the answer's members.
 
-Members without a value are left out of an answer, as the service does.
+Members without a value are left out of an answer, as the service does. An answer without members has no body.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,8 @@ from kpl_core.testing import (
     ChildShard,
     FakeKinesis,
     KinesisError,
-    RecordsPage,
     ShardDescription,
     ShardListingFilter,
-    ShardPage,
-    StreamDescription,
-    StreamPage,
     StreamSummary,
 )
 from kpl_integrations.kinesis_protocol import requests
@@ -26,9 +22,9 @@ from kpl_integrations.kinesis_protocol.wire import Timestamp
 
 Answer = Mapping[str, object]
 
-_EMPTY: Answer = {}
 _ITEMS_PER_PAGE = 100
 _RECORDS_PER_ANSWER = 10_000
+_FEATURES: Answer = {"EnhancedMonitoring": [{"ShardLevelMetrics": []}], "EncryptionType": "NONE"}
 
 
 def stream_of(kinesis: FakeKinesis, request: msgspec.Struct) -> str:
@@ -51,7 +47,7 @@ def _milliseconds(timestamp: float | None) -> int | None:
 
 
 @singledispatch
-def answer(request: msgspec.Struct, kinesis: FakeKinesis, now: float) -> Answer:
+def answer(request: msgspec.Struct, kinesis: FakeKinesis, now: float) -> Answer | None:
     """Carry out a request at `now` (seconds of the server's clock) and return the members of its answer.
 
     Raises:
@@ -62,7 +58,7 @@ def answer(request: msgspec.Struct, kinesis: FakeKinesis, now: float) -> Answer:
 
 
 @answer.register
-def _(request: requests.CreateStream, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.CreateStream, kinesis: FakeKinesis, now: float) -> None:
     mode = request.stream_mode_details and request.stream_mode_details.stream_mode
     kinesis.create_stream(
         request.stream_name or "",
@@ -71,42 +67,58 @@ def _(request: requests.CreateStream, kinesis: FakeKinesis, now: float) -> Answe
         max_record_size_kib=request.max_record_size_kib,
         now=now,
     )
-    return _EMPTY
 
 
 @answer.register
-def _(request: requests.DeleteStream, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.DeleteStream, kinesis: FakeKinesis, now: float) -> None:
     kinesis.delete_stream(stream_of(kinesis, request), now=now)
-    return _EMPTY
 
 
 @answer.register
 def _(request: requests.DescribeStream, kinesis: FakeKinesis, now: float) -> Answer:
-    return _description(
-        kinesis.describe_stream(
-            stream_of(kinesis, request),
-            limit=request.limit or _ITEMS_PER_PAGE,
-            exclusive_start_shard_id=request.exclusive_start_shard_id,
-            now=now,
-        )
+    stream = kinesis.describe_stream(
+        stream_of(kinesis, request),
+        limit=request.limit or _ITEMS_PER_PAGE,
+        exclusive_start_shard_id=request.exclusive_start_shard_id,
+        now=now,
     )
+    members = _stream(stream.summary) | {
+        "Shards": [_shard(shard) for shard in stream.shards],
+        "HasMoreShards": stream.has_more_shards,
+        "RetentionPeriodHours": stream.summary.retention_hours,
+        **_FEATURES,
+    }
+    return {"StreamDescription": members}
 
 
 @answer.register
 def _(request: requests.DescribeStreamSummary, kinesis: FakeKinesis, now: float) -> Answer:
-    return _summary(kinesis.describe_stream_summary(stream_of(kinesis, request), now=now))
+    stream = kinesis.describe_stream_summary(stream_of(kinesis, request), now=now)
+    members = _stream(stream) | {
+        "RetentionPeriodHours": stream.retention_hours,
+        **_FEATURES,
+        "OpenShardCount": stream.open_shard_count,
+        "ConsumerCount": 0,
+        "MaxRecordSizeInKiB": stream.max_record_size_kib,
+    }
+    return {"StreamDescriptionSummary": members}
 
 
 @answer.register
 def _(request: requests.ListStreams, kinesis: FakeKinesis, now: float) -> Answer:
-    return _listed_streams(
-        kinesis.list_streams(
-            limit=request.limit or _ITEMS_PER_PAGE,
-            exclusive_start_stream_name=request.exclusive_start_stream_name,
-            next_token=request.next_token,
-            now=now,
-        )
+    page = kinesis.list_streams(
+        limit=request.limit or _ITEMS_PER_PAGE,
+        exclusive_start_stream_name=request.exclusive_start_stream_name,
+        next_token=request.next_token,
+        now=now,
     )
+    members = {
+        "StreamNames": [stream.stream_name for stream in page.streams],
+        "HasMoreStreams": page.next_token is not None,
+        "NextToken": page.next_token,
+        "StreamSummaries": [_stream(stream) for stream in page.streams],
+    }
+    return _present(members)
 
 
 @answer.register
@@ -117,16 +129,15 @@ def _(request: requests.ListShards, kinesis: FakeKinesis, now: float) -> Answer:
         if wanted is None
         else ShardListingFilter(wanted.type or "", wanted.shard_id, _milliseconds(wanted.timestamp))
     )
-    return _listed_shards(
-        kinesis.list_shards(
-            stream_of(kinesis, request) or None,
-            shard_filter=shard_filter,
-            exclusive_start_shard_id=request.exclusive_start_shard_id,
-            max_results=request.max_results or SHARDS_PER_PAGE,
-            next_token=request.next_token,
-            now=now,
-        )
+    page = kinesis.list_shards(
+        stream_of(kinesis, request) or None,
+        shard_filter=shard_filter,
+        exclusive_start_shard_id=request.exclusive_start_shard_id,
+        max_results=request.max_results or SHARDS_PER_PAGE,
+        next_token=request.next_token,
+        now=now,
     )
+    return _present({"Shards": [_shard(shard) for shard in page.shards], "NextToken": page.next_token})
 
 
 @answer.register
@@ -152,29 +163,52 @@ def _(request: requests.GetShardIterator, kinesis: FakeKinesis, now: float) -> A
 @answer.register
 def _(request: requests.GetRecords, kinesis: FakeKinesis, now: float) -> Answer:
     limit = request.limit or _RECORDS_PER_ANSWER
-    return _read_records(kinesis.get_records(request.shard_iterator or "", limit=limit, now=now))
+    page = kinesis.get_records(request.shard_iterator or "", limit=limit, now=now)
+    records = [
+        {
+            "SequenceNumber": record.sequence_number,
+            "ApproximateArrivalTimestamp": Timestamp(record.arrived_ms),
+            "Data": record.data,
+            "PartitionKey": record.partition_key,
+        }
+        for record in page.records
+    ]
+    children = [
+        {
+            "ShardId": child.shard_id,
+            "ParentShards": list(child.parent_shard_ids),
+            "HashKeyRange": _hash_key_range(child),
+        }
+        for child in page.child_shards
+    ]
+    return _present(
+        {
+            "Records": records,
+            "NextShardIterator": page.next_shard_iterator,
+            "MillisBehindLatest": page.millis_behind_latest,
+            "ChildShards": children or None,
+        }
+    )
 
 
 @answer.register
-def _(request: requests.SplitShard, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.SplitShard, kinesis: FakeKinesis, now: float) -> None:
     kinesis.split_shard(
         stream_of(kinesis, request),
         shard_id=request.shard_to_split or "",
         new_starting_hash_key=int(request.new_starting_hash_key or ""),
         now=now,
     )
-    return _EMPTY
 
 
 @answer.register
-def _(request: requests.MergeShards, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.MergeShards, kinesis: FakeKinesis, now: float) -> None:
     kinesis.merge_shards(
         stream_of(kinesis, request),
         shard_id=request.shard_to_merge or "",
         adjacent_shard_id=request.adjacent_shard_to_merge or "",
         now=now,
     )
-    return _EMPTY
 
 
 @answer.register
@@ -190,10 +224,9 @@ def _(request: requests.UpdateShardCount, kinesis: FakeKinesis, now: float) -> A
 
 
 @answer.register
-def _(request: requests.UpdateMaxRecordSize, kinesis: FakeKinesis, now: float) -> Answer:
+def _(request: requests.UpdateMaxRecordSize, kinesis: FakeKinesis, now: float) -> None:
     size = request.max_record_size_kib or 0
     kinesis.update_max_record_size(stream_of(kinesis, request), max_record_size_kib=size, now=now)
-    return _EMPTY
 
 
 def _present(members: Mapping[str, object]) -> dict[str, object]:
@@ -228,73 +261,3 @@ def _stream(stream: StreamSummary) -> dict[str, object]:
         "StreamModeDetails": {"StreamMode": stream.stream_mode},
         "StreamCreationTimestamp": Timestamp(stream.created_ms),
     }
-
-
-def _summary(stream: StreamSummary) -> Answer:
-    """Return the answer of DescribeStreamSummary."""
-    members = _stream(stream) | {
-        "RetentionPeriodHours": stream.retention_hours,
-        "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
-        "EncryptionType": "NONE",
-        "OpenShardCount": stream.open_shard_count,
-        "ConsumerCount": 0,
-        "MaxRecordSizeInKiB": stream.max_record_size_kib,
-    }
-    return {"StreamDescriptionSummary": members}
-
-
-def _description(stream: StreamDescription) -> Answer:
-    """Return the answer of DescribeStream."""
-    members = _stream(stream.summary) | {
-        "Shards": [_shard(shard) for shard in stream.shards],
-        "HasMoreShards": stream.has_more_shards,
-        "RetentionPeriodHours": stream.summary.retention_hours,
-        "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
-        "EncryptionType": "NONE",
-    }
-    return {"StreamDescription": members}
-
-
-def _listed_streams(page: StreamPage) -> Answer:
-    """Return the answer of ListStreams."""
-    members: dict[str, object] = {
-        "StreamNames": [stream.stream_name for stream in page.streams],
-        "HasMoreStreams": page.next_token is not None,
-        "NextToken": page.next_token,
-        "StreamSummaries": [_stream(stream) for stream in page.streams],
-    }
-    return _present(members)
-
-
-def _listed_shards(page: ShardPage) -> Answer:
-    """Return the answer of ListShards."""
-    return _present({"Shards": [_shard(shard) for shard in page.shards], "NextToken": page.next_token})
-
-
-def _read_records(page: RecordsPage) -> Answer:
-    """Return the answer of GetRecords."""
-    records = [
-        {
-            "SequenceNumber": record.sequence_number,
-            "ApproximateArrivalTimestamp": Timestamp(record.arrived_ms),
-            "Data": record.data,
-            "PartitionKey": record.partition_key,
-        }
-        for record in page.records
-    ]
-    children = [
-        {
-            "ShardId": child.shard_id,
-            "ParentShards": list(child.parent_shard_ids),
-            "HashKeyRange": _hash_key_range(child),
-        }
-        for child in page.child_shards
-    ]
-    return _present(
-        {
-            "Records": records,
-            "NextShardIterator": page.next_shard_iterator,
-            "MillisBehindLatest": page.millis_behind_latest,
-            "ChildShards": children or None,
-        }
-    )

@@ -111,7 +111,7 @@ class Dashboard:
             headers = [retry_after_header(_WATCHERS_RETRY_SECONDS), (b"content-length", b"0")]
             await self._respond(send, 503, headers, b"")
             return
-        self._opened.answers[200] += 1
+        self._opened.tally.answers[200] += 1
         headers = [(b"content-type", b"text/event-stream"), _NO_STORE, (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._watchers += 1
@@ -173,7 +173,7 @@ class Dashboard:
         await self._respond(send, status, fields, body)
 
     async def _respond(self, send: Send, status: int, headers: list[Any], body: bytes) -> None:
-        self._opened.answers[status] += 1
+        self._opened.tally.answers[status] += 1
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

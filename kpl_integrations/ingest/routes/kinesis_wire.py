@@ -130,17 +130,17 @@ class KinesisWireRoute:
             status, body = 200, await self._answer(scope, receive, wire, headers, by_name)
         except RequestRefused as refused:
             if refused.code in REFUSED_CREDENTIALS:
-                self._gateway.refusals[Refusal.BAD_CREDENTIALS] += 1
+                self._gateway.tally.refusals[Refusal.BAD_CREDENTIALS] += 1
             status, body = refused.status, error_body(wire, refused.code, refused.message)
             retry_after = _UPSTREAM_RETRY_SECONDS if refused.code == UNAVAILABLE else None
         except Refused as refused:
-            self._gateway.refusals[refused.refusal] += 1
+            self._gateway.tally.refusals[refused.refusal] += 1
             answer = WIRE_ANSWERS.get(refused.refusal, WireAnswer(FAILED, 500))
             status, body = answer.status, error_body(wire, answer.code, refused.detail)
             retry_after = refused.retry_after if answer is UNAVAILABLE_ANSWER else None
         except ClientGone:
             return
-        self._gateway.answers[status] += 1
+        self._gateway.tally.answers[status] += 1
         await _send(send, status, wire.content_type, body, retry_after)
 
     async def _answer(
@@ -225,7 +225,7 @@ class KinesisWireRoute:
             if answer is None or not answer.per_record:
                 raise
             account.refused[refused.refusal] += 1
-            self._gateway.refusals[refused.refusal] += 1
+            self._gateway.tally.refusals[refused.refusal] += 1
             return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(records))
         return wire.encode_put_results(_put_results([delivery.peek() or await delivery for delivery in deliveries]))
 

@@ -61,13 +61,13 @@ class OtlpRoute:
             await self._export(media_type, headers, receive)
             status, body = 200, b"" if is_protobuf else b"{}"
         except Refused as refused:
-            self._gateway.refusals[refused.refusal] += 1
+            self._gateway.tally.refusals[refused.refusal] += 1
             status = REFUSALS[refused.refusal].status
             body = status_message(status, refused.detail, is_protobuf=is_protobuf)
             extra = refusal_headers(refused)
         except ClientGone:
             return
-        self._gateway.answers[status] += 1
+        self._gateway.tally.answers[status] += 1
         echoed = (PROTOBUF if is_protobuf else JSON).encode()
         start = [(b"content-type", echoed), (b"content-length", str(len(body)).encode()), *extra]
         await send({"type": "http.response.start", "status": status, "headers": start})
