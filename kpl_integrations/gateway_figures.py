@@ -195,14 +195,8 @@ class RateTracker:
             accepted_per_second=per_second(records.accepted, earlier.accepted, seconds),
             delivered_per_second=delivered,
             failed_per_second=per_second(sum(records.failed.values()), sum(earlier.failed.values()), seconds),
-            answers_per_second={
-                code: per_second(count, before.answers.get(code, 0), seconds)
-                for code, count in sorted(stats.answers.items())
-            },
-            refusals_per_second={
-                reason: per_second(count, before.refusals.get(reason, 0), seconds)
-                for reason, count in sorted(stats.refusals.items())
-            },
+            answers_per_second=_rates(stats.answers, before.answers, seconds),
+            refusals_per_second=_rates(stats.refusals, before.refusals, seconds),
             records=records if stats.covers_gateway else None,
             room=stats.room if stats.covers_gateway else None,
             streams=[
@@ -214,6 +208,10 @@ class RateTracker:
             ),
             delivered_history=list(self._history),
         )
+
+
+def _rates(now: dict[str, int], before: dict[str, int], seconds: float) -> dict[str, float]:
+    return {name: per_second(count, before.get(name, 0), seconds) for name, count in sorted(now.items())}
 
 
 def _tenant(name: str, now: TenantStats, before: TenantStats, seconds: float) -> TenantView:

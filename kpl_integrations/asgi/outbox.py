@@ -52,9 +52,9 @@ class OutboxDelivery:
 
     __slots__ = ("_delivery", "_outcome")
 
-    def __init__(self) -> None:
-        self._delivery: Delivery | None = None
-        self._outcome: Outcome = "open"
+    def __init__(self, delivery: Delivery | None = None) -> None:
+        self._delivery = delivery
+        self._outcome: Outcome = "open" if delivery is None else "published"
 
     def published(self, delivery: Delivery) -> None:
         """Follow the producer's delivery from now on."""
@@ -99,16 +99,6 @@ class OutboxDelivery:
                 )
             raise ResultBeforeResponse(message)
         return self._delivery
-
-
-def _paired(partition_key: str, data: BytesLike) -> UserRecord:
-    return UserRecord(partition_key, as_bytes(data))
-
-
-def _published(delivery: Delivery) -> OutboxDelivery:
-    published = OutboxDelivery()
-    published.published(delivery)
-    return published
 
 
 class OutboxProducer:
@@ -157,8 +147,7 @@ class OutboxProducer:
         this waits like the producer.
         """
         if self._outcome == "published":
-            after = await self._producer.put(stream, partition_key=partition_key, data=data, **options)
-            return _published(after)
+            return OutboxDelivery(await self._producer.put(stream, partition_key=partition_key, data=data, **options))
         return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
 
     async def put_many(
@@ -169,8 +158,11 @@ class OutboxProducer:
         After `publish` this is the producer's own `put_many`.
         """
         if self._outcome == "published":
-            return [_published(after) for after in await self._producer.put_many(stream, records)]
-        checked = [record if isinstance(record, UserRecord) else _paired(*record) for record in records]
+            return [OutboxDelivery(after) for after in await self._producer.put_many(stream, records)]
+        checked = [
+            record if isinstance(record, UserRecord) else UserRecord(record[0], as_bytes(record[1]))
+            for record in records
+        ]
         for record in checked:
             self._checked_size(stream, record)
         before = len(self._kept)
@@ -184,7 +176,7 @@ class OutboxProducer:
         self._require_own_thread()
         size = self._checked_size(stream, record)
         if self._outcome == "published":
-            return _published(self._put(stream, record))
+            return OutboxDelivery(self._put(stream, record))
         delivery = OutboxDelivery()
         if self._outcome == "discarded":
             delivery.discarded()

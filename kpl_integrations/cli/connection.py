@@ -3,7 +3,7 @@
 import ipaddress
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -38,11 +38,7 @@ _NO_FILES: Final = {
     "credentials_file": (None, None, os.devnull, None),
 }
 
-_CLIENT: Final[dict[str, Any]] = {
-    "connect_timeout": 4,
-    "read_timeout": 20,
-    "tcp_keepalive": True,
-}
+_CLIENT: Final[dict[str, Any]] = {"connect_timeout": 4, "read_timeout": 20, "tcp_keepalive": True}
 
 _CREDENTIALS: Final = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, as for any AWS client; "
@@ -131,18 +127,16 @@ class Connection:
             creating = self.session.create_client(
                 "kinesis", region_name=self.region, endpoint_url=self.endpoint_url, config=config
             )
-            try:
-                client = await creating.__aenter__()
-            except ValueError as error:
-                message = (
-                    f"{_one_line(error)}; check --region, such as eu-west-1, "
-                    "and --endpoint-url, such as http://127.0.0.1:4567"
-                )
-                raise CommandFailure(message) from error
-            try:
+            async with AsyncExitStack() as stack:
+                try:
+                    client = await stack.enter_async_context(creating)
+                except ValueError as error:
+                    message = (
+                        f"{_one_line(error)}; check --region, such as eu-west-1, "
+                        "and --endpoint-url, such as http://127.0.0.1:4567"
+                    )
+                    raise CommandFailure(message) from error
                 yield client
-            finally:
-                await creating.__aexit__(None, None, None)
 
     async def require_stream(self) -> None:
         """Check that the stream exists before anything is read or sent.

@@ -55,7 +55,7 @@ class TailCommand:
         await until_signal(self._read)
         return ExitCode.DONE
 
-    async def _read(self) -> ExitCode:
+    async def _read(self) -> None:
         connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
         await connection.require_stream()
         async with connection.client() as client:
@@ -74,7 +74,6 @@ class TailCommand:
                         f"{reader.dropped_records:,} aggregated records were on the wrong shard and dropped, "
                         "as the Kinesis Client Library drops them"
                     )
-        return ExitCode.DONE
 
     def _note_start(self, connection: Connection) -> None:
         """Print that reading has started: an idle stream shows nothing, and a program may wait for this line."""
@@ -149,20 +148,12 @@ class ReadableShard(msgspec.Struct, frozen=True):
     last_hash_key: int
 
     @classmethod
-    def of_listed(cls, shard: Mapping[str, Any]) -> Self:
-        """Return the shard in a Shard of ListShards."""
-        parents = (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
-        return cls._of(shard, tuple(parent for parent in parents if parent))
-
-    @classmethod
-    def of_child(cls, child: Mapping[str, Any]) -> Self:
-        """Return the shard in a ChildShard of GetRecords."""
-        return cls._of(child, tuple(child["ParentShards"]))
-
-    @classmethod
-    def _of(cls, shard: Mapping[str, Any], parent_ids: tuple[str, ...]) -> Self:
+    def of(cls, shard: Mapping[str, Any]) -> Self:
+        """Return the shard in a Shard of ListShards, or in a ChildShard of GetRecords."""
+        listed = (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
+        parents = shard.get("ParentShards") or [parent for parent in listed if parent]
         bounds = shard["HashKeyRange"]
-        return cls(shard["ShardId"], parent_ids, int(bounds["StartingHashKey"]), int(bounds["EndingHashKey"]))
+        return cls(shard["ShardId"], tuple(parents), int(bounds["StartingHashKey"]), int(bounds["EndingHashKey"]))
 
 
 class ReadingOrder:
@@ -273,7 +264,7 @@ class StreamReader:
         arguments: dict[str, Any] = {**self._stream, "ShardFilter": {"Type": wanted}}
         while True:
             page = await self._client.list_shards(**arguments)
-            shards += map(ReadableShard.of_listed, page["Shards"])
+            shards += map(ReadableShard.of, page["Shards"])
             token = page.get("NextToken")
             if not token:
                 return shards
@@ -299,7 +290,7 @@ class StreamReader:
                 iterator = await self._iterator_after(error, shard, last)
                 continue
             iterator = answer.get("NextShardIterator")
-            children = [ReadableShard.of_child(child) for child in answer.get("ChildShards") or ()]
+            children = list(map(ReadableShard.of, answer.get("ChildShards") or ()))
             records = answer["Records"]
             if records:
                 last = records[-1]["SequenceNumber"]

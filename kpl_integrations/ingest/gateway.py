@@ -11,14 +11,14 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
 import msgspec
 
-from kpl_core import Config, KinesisTransport, Producer, ProducerReport
+from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.admission import Admission
@@ -64,9 +64,8 @@ class IngestGateway:
     """An ASGI application, and an async context manager that owns its producer.
 
     `transport` replaces aiobotocore. `config` replaces the producer's options from the settings; it must have a fair
-    queue. `plain_receive` says that requests come directly from a server whose `receive` opens no cancel scopes: then
-    a complete request needs no timer. `supervisor` connects a worker of `kpl serve --workers` to
-    the others.
+    queue. `supervisor` connects a worker of `kpl serve --workers` to the others.
+    `hooks` are further hooks of the producer.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class IngestGateway:
         transport: KinesisTransport | None = None,
         config: Config | None = None,
         chance: Callable[[], float] = random.random,
-        plain_receive: bool = False,
         supervisor: SupervisorLink | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -89,7 +88,9 @@ class IngestGateway:
         self._peer_stats: PeerStats | None = None
         self._transport = transport
         self._chance = chance
-        self.plain_receive = plain_receive
+        self._hooks = hooks
+        # Set by the server if its `receive` opens no cancel scopes: then a complete request needs no timer.
+        self.plain_receive = False
         self.tally = Tally()
         self.report: ProducerReport | None = None
         # The other protocols and the dashboard, by method and path; filled when the gateway opens.
@@ -109,7 +110,7 @@ class IngestGateway:
         self._closing_scope = anyio.CancelScope()
         metrics = PrometheusMetrics()
         async with contextlib.AsyncExitStack() as stack:
-            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics))
+            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics, *self._hooks))
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
             own = SingleProcessStats(opened, metrics)

@@ -3,9 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
 from botocore.config import Config
@@ -64,9 +63,7 @@ class CloudWatchUploader:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc_info: object) -> None:
         """Upload the rest and end the thread."""
         self.close()
 
@@ -84,9 +81,8 @@ class CloudWatchUploader:
             data = self._metrics.take()
             sent = 0
             try:
-                for part in _parts(data):
-                    self._send(part)
-                    sent += len(part)
+                for sent in range(0, len(data), _DATA_PER_CALL):
+                    self._send(data[sent : sent + _DATA_PER_CALL])
             except Exception as error:  # noqa: BLE001 - a client of the caller may raise anything; the thread must go on
                 self._metrics.give_back(data[sent:])
                 if not self._has_failed:
@@ -125,8 +121,3 @@ class CloudWatchUploader:
                 for datum in data
             ],
         )
-
-
-def _parts(data: Sequence[Datum]) -> Iterator[Sequence[Datum]]:
-    for start in range(0, len(data), _DATA_PER_CALL):
-        yield data[start : start + _DATA_PER_CALL]

@@ -227,12 +227,12 @@ class SignalExporter(ProcessListener):
     def _queue(self, leaves: Sequence[Any], sender: TelemetrySender, deadline: float) -> bool:
         is_whole, open_items = True, items_in(leaves)
         try:
-            for key, piece in self._keyed_pieces(leaves):
+            for piece in self._pieces(leaves):
                 open_items -= piece.items
                 if piece.data is None:
                     sender.refused(piece.items, TOO_LARGE)
                     is_whole = False
-                elif not sender.offer(Shipment(key or random_key(), piece.data, piece.items), deadline=deadline):
+                elif not sender.offer(Shipment(piece.key or random_key(), piece.data, piece.items), deadline=deadline):
                     sender.refused(piece.items, self._why_refused(sender))
                     is_whole = False
         finally:
@@ -241,17 +241,16 @@ class SignalExporter(ProcessListener):
                 sender.refused(open_items, ENCODING_FAILED)
         return is_whole
 
-    def _keyed_pieces(self, leaves: Sequence[Any]) -> Iterator[tuple[str | None, Piece]]:
-        """Yield the export in pieces that fit, each with its partition key (None: a random one)."""
+    def _pieces(self, leaves: Sequence[Any]) -> Iterator[Piece]:
+        """Yield the export in pieces that fit."""
         max_bytes = self.options.max_data_bytes
         if self.options.partition_key == "trace_id" and self.options.encoding == "otlp_proto":
             parts = list(trace_parts(leaves))
-            if all(len(part.data) <= max_bytes for part in parts):
-                yield from ((part.key, Piece(part.data, part.items)) for part in parts)
+            if all(len(part.data or b"") <= max_bytes for part in parts):
+                yield from parts
                 return
         for key, part in keyed_parts(leaves, self.options.partition_key):
-            for piece in pieces(part, self._encode, max_bytes=max_bytes):
-                yield key, piece
+            yield from pieces(part, self._encode, max_bytes=max_bytes, key=key)
 
     def _why_refused(self, sender: TelemetrySender) -> str:
         if self.is_closed:

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry._logs import get_logger_provider
@@ -65,15 +66,7 @@ def flush_after_provider(exporter: "SignalExporter") -> None:
 def begin_in_thread(flush: Callable[[float], object], seconds: float) -> Callable[[], None]:
     """Call `flush` with its deadline in a thread; return a function that waits for it, `seconds` from now at most."""
     began = time.monotonic()
-    deadline = began + seconds * (1 - _ENDING_SHARE)
-    thread = threading.Thread(target=flush, args=(deadline,), name="kpl-otel-last-flush", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        # The interpreter finalizes and starts no threads.
-        flush(deadline)
-        return lambda: None
-    return lambda: thread.join(max(0.0, began + seconds - time.monotonic()))
+    return _begin(partial(flush, began + seconds * (1 - _ENDING_SHARE)), began + seconds)
 
 
 def begin_provider_flush(signal: Signal, provider: object, deadline: float) -> Callable[[], bool]:
@@ -96,19 +89,25 @@ def begin_provider_flush(signal: Signal, provider: object, deadline: float) -> C
         else:
             is_done.set()
 
-    thread = threading.Thread(target=flush, name="kpl-otel-flush", daemon=True)
+    wait_for_thread = _begin(flush, deadline)
+
+    def wait() -> bool:
+        wait_for_thread()
+        return is_done.is_set()
+
+    return wait
+
+
+def _begin(work: Callable[[], object], deadline: float) -> Callable[[], None]:
+    """Start `work` in a thread; return a function that waits for it until `deadline`."""
+    thread = threading.Thread(target=work, name="kpl-otel-flush", daemon=True)
     try:
         thread.start()
     except RuntimeError:
         # The interpreter finalizes and starts no threads.
-        flush()
-        return is_done.is_set
-
-    def wait() -> bool:
-        thread.join(max(0.0, deadline - time.monotonic()))
-        return is_done.is_set()
-
-    return wait
+        work()
+        return lambda: None
+    return lambda: thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _flush(signal: Signal, exporters: "list[SignalExporter]") -> Callable[[float], None]:

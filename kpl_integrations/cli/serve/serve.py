@@ -13,21 +13,20 @@ import msgspec
 from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.local import port_failure, streams_of
-from kpl_integrations.cli.serve.gateway_parts import (
+from kpl_integrations.cli.serve.worker import (
+    Instructions,
     connect,
     embedded_kinesis,
-    given_settings,
     known_failures,
     tenant_directory,
 )
-from kpl_integrations.cli.serve.worker import Instructions
 from kpl_integrations.cli.terminal import note, show_logs
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import listening_sockets, require_certificate
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
 from kpl_integrations.ingest.settings import unknown_variables
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
 
@@ -76,7 +75,10 @@ class Serve:
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
     async def _run(self) -> ProducerReport:
-        given = given_settings(self._given, local=self._local)
+        given = {name: value for name, value in self._given.items() if value is not None}
+        if self._local:
+            # A developer presses Ctrl-C, and no load balancer has to notice.
+            given.setdefault("drain_delay_seconds", 0.0)
         settings = load_settings(**given)
         for variable in unknown_variables():
             note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")

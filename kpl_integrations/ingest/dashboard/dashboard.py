@@ -181,8 +181,6 @@ class Dashboard:
 class _Page:
     """An HTML file of this package, and the policy that allows only its own script and style."""
 
-    __slots__ = ("html", "policy")
-
     def __init__(self, name: str) -> None:
         self.html = files(__package__).joinpath(name).read_bytes()
         script, style = (_source(self.html, tag) for tag in (b"script", b"style"))

@@ -27,8 +27,6 @@ Headers = list[tuple[bytes, bytes]]
 class Tally:
     """Count answers and refusals of all routes, from the construction of a gateway on."""
 
-    __slots__ = ("answers", "refusals")
-
     def __init__(self) -> None:
         # By HTTP status.
         self.answers: Counter[int] = Counter()

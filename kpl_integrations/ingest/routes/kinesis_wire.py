@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import anyio
 import msgspec
 
-from kpl_core import RecordResult, UserRecord
+from kpl_core import Delivery, RecordResult, UserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, RATE_LIMITED
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
@@ -26,19 +26,13 @@ from kpl_integrations.ingest.decoding.decoded import is_aggregated
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.request_head import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.streams.upstream import (
-    FAILED,
-    FORWARDED,
-    TOO_OFTEN,
-    UNAVAILABLE,
-    AiobotocoreUpstream,
-    Upstream,
-)
+from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey
 from kpl_integrations.kinesis_protocol.requests import (
     UNKNOWN_OPERATION,
     PutRecord,
     PutRecords,
+    PutRecordsRequestEntry,
     RequestRefused,
     StreamRequest,
 )
@@ -105,18 +99,11 @@ class _NotStored(NamedTuple):
 
 
 class KinesisWireRoute:
-    """The handler of `POST /`. `wall_clock` returns seconds since 1970, for the age of signatures."""
+    """The handler of `POST /`."""
 
-    def __init__(
-        self,
-        gateway: OpenGateway,
-        *,
-        upstream: Upstream | None = None,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, gateway: OpenGateway) -> None:
         self._gateway = gateway
-        self.upstream: Upstream = upstream or AiobotocoreUpstream(lambda: getattr(gateway.transport, "client", None))
-        self._wall_clock = wall_clock
+        self._upstream = AiobotocoreUpstream(lambda: getattr(gateway.transport, "client", None))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -171,7 +158,7 @@ class KinesisWireRoute:
             account.refused[refused.refusal] += 1
             raise
         arguments = _present(msgspec.to_builtins(request))
-        return wire.encode(await self.upstream.call(operation, arguments, tenant=account.tenant.id))
+        return wire.encode(await self._upstream.call(operation, arguments, tenant=account.tenant.id))
 
     def _claimed_account(
         self, scope: Scope, headers: list[tuple[str, str]], by_name: Mapping[str, str]
@@ -193,7 +180,7 @@ class KinesisWireRoute:
         def require_signed(body: bytes) -> object:
             path = raw_path.decode("latin-1").partition("?")[0]
             request = SignedRequest(scope["method"], path, query.decode("latin-1"), headers, body)
-            return require_signature(request, credential, lambda _: key, now=self._wall_clock())
+            return require_signature(request, credential, lambda _: key, now=time.time())
 
         return gateway.accounts.of(key.tenant), require_signed
 
@@ -208,34 +195,34 @@ class KinesisWireRoute:
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
 
-    async def _put_records(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords) -> bytes:
+    def _put(
+        self, account: TenantAccount, stream: str, entries: Sequence[PutRecord | PutRecordsRequestEntry]
+    ) -> list[Delivery]:
+        for entry in entries:
+            if entry.explicit_hash_key is not None:
+                _require_hash_key(entry.explicit_hash_key)
         records = [
-            UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key)
-            for entry in request.records or ()
+            UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key) for entry in entries
         ]
-        for record in records:
-            if record.explicit_hash_key is not None:
-                _require_hash_key(record.explicit_hash_key)
+        aggregate = not is_aggregated(records)
+        return self._gateway.admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
+
+    async def _put_records(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords) -> bytes:
+        entries = request.records or []
         try:
-            deliveries = self._gateway.admission.put_records(
-                account, stream, records, aggregate=not is_aggregated(records), keep=False
-            )
+            deliveries = self._put(account, stream, entries)
         except Refused as refused:
             answer = WIRE_ANSWERS.get(refused.refusal)
             if answer is None or not answer.per_record:
                 raise
             account.refused[refused.refusal] += 1
             self._gateway.tally.refusals[refused.refusal] += 1
-            return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(records))
-        return wire.encode_put_results(_put_results([delivery.peek() or await delivery for delivery in deliveries]))
+            return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(entries))
+        return wire.encode_put_results([_put_result(delivery.peek() or await delivery) for delivery in deliveries])
 
     async def _put_record(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecord) -> bytes:
-        if request.explicit_hash_key is not None:
-            _require_hash_key(request.explicit_hash_key)
-        record = UserRecord(request.partition_key or "", request.data or b"", request.explicit_hash_key)
-        aggregate = not is_aggregated([record])
-        (delivery,) = self._gateway.admission.put_records(account, stream, [record], aggregate=aggregate, keep=False)
-        (result,) = _put_results([await delivery])
+        (delivery,) = self._put(account, stream, [request])
+        result = _put_result(await delivery)
         if result.error_code is not None:
             status = 400 if result.error_code == THROTTLED else 500
             raise RequestRefused(result.error_code, result.error_message or "", status=status)
@@ -260,11 +247,9 @@ def _require_hash_key(explicit_hash_key: str) -> None:
         raise RequestRefused(_INVALID_ARGUMENT, message)
 
 
-def _put_results(results: Sequence[RecordResult]) -> list[PutResult]:
-    return [result if result.successful else _not_stored(result) for result in results]
-
-
-def _not_stored(result: RecordResult) -> _NotStored:
+def _put_result(result: RecordResult) -> PutResult:
+    if result.successful:
+        return result
     codes = {attempt.error_code for attempt in result.attempts}
     message = f"{result.error_code or FAILED}: {result.error_message or 'the record was not stored'}"
     return _NotStored(THROTTLED if codes & _THROTTLED_CODES else FAILED, message)
