@@ -213,10 +213,8 @@ class KinesisASGI:
                     self._state = {}
         except Exception as error:
             # Without this message the server would serve without a producer.
-            if not inner.has_started:
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
-            else:
-                await send({"type": "lifespan.shutdown.failed", "message": str(error)})
+            phase = "shutdown" if inner.has_started else "startup"
+            await send({"type": f"lifespan.{phase}.failed", "message": str(error)})
             raise
         await send(inner.last_message)
 

@@ -127,11 +127,24 @@ class OutboxProducer:
         **options: Unpack[PutOptions],
     ) -> OutboxDelivery:
         """Keep a user record until the response begins; options and errors are those of `Producer.put_nowait`."""
-        return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
+        return self.put_record_nowait(stream, UserRecord(partition_key, as_bytes(data), **options))
 
     def put_record_nowait(self, stream: str, record: UserRecord) -> OutboxDelivery:
         """Keep a user record like `put_nowait`."""
-        return self._keep(stream, record)
+        self._require_own_thread()
+        size = self._checked_size(stream, record)
+        if self._outcome == "published":
+            return OutboxDelivery(self._producer.put_record_nowait(stream, record))
+        delivery = OutboxDelivery()
+        if self._outcome == "discarded":
+            delivery.discarded()
+        else:
+            if not isinstance(record.data, bytes):
+                # Copy a mutable buffer, because the caller may overwrite it before the response.
+                record = msgspec.structs.replace(record, data=as_bytes(record.data))
+            self._producer.buffer_limit.reserve(size_bytes=size, tier=record.tier)
+            self._kept.append((stream, record, size, delivery))
+        return delivery
 
     async def put(
         self,
@@ -148,7 +161,7 @@ class OutboxProducer:
         """
         if self._outcome == "published":
             return OutboxDelivery(await self._producer.put(stream, partition_key=partition_key, data=data, **options))
-        return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
+        return self.put_record_nowait(stream, UserRecord(partition_key, as_bytes(data), **options))
 
     async def put_many(
         self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]
@@ -167,26 +180,10 @@ class OutboxProducer:
             self._checked_size(stream, record)
         before = len(self._kept)
         try:
-            return [self._keep(stream, record) for record in checked]
+            return [self.put_record_nowait(stream, record) for record in checked]
         except BufferFull:
             self._release(before)
             raise
-
-    def _keep(self, stream: str, record: UserRecord) -> OutboxDelivery:
-        self._require_own_thread()
-        size = self._checked_size(stream, record)
-        if self._outcome == "published":
-            return OutboxDelivery(self._put(stream, record))
-        delivery = OutboxDelivery()
-        if self._outcome == "discarded":
-            delivery.discarded()
-        else:
-            if not isinstance(record.data, bytes):
-                # Copy a mutable buffer, because the caller may overwrite it before the response.
-                record = msgspec.structs.replace(record, data=as_bytes(record.data))
-            self._producer.buffer_limit.reserve(size_bytes=size, tier=record.tier)
-            self._kept.append((stream, record, size, delivery))
-        return delivery
 
     def publish(self) -> None:
         """Put all kept records in order; their capacity is already reserved.
@@ -216,7 +213,7 @@ class OutboxProducer:
         short_records, short_bytes = max(0, 1 - free_records), max(0, size - free_bytes)
         limit.release(records=short_records, size_bytes=short_bytes)
         try:
-            return self._put(stream, record)
+            return self._producer.put_record_nowait(stream, record)
         finally:
             limit.release(records=-short_records, size_bytes=-short_bytes)
 
@@ -237,17 +234,6 @@ class OutboxProducer:
             self._producer.buffer_limit.release(records=1, size_bytes=size)
             delivery.discarded()
         del self._kept[start:]
-
-    def _put(self, stream: str, record: UserRecord) -> Delivery:
-        return self._producer.put_nowait(
-            stream,
-            partition_key=record.partition_key,
-            data=record.data,
-            explicit_hash_key=record.explicit_hash_key,
-            flow=record.flow,
-            tier=record.tier,
-            metadata=record.metadata,
-        )
 
     def _require_own_thread(self) -> None:
         if threading.get_ident() != self._thread:

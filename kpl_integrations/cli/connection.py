@@ -4,6 +4,7 @@ import ipaddress
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -44,18 +45,19 @@ _CREDENTIALS: Final = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, as for any AWS client; "
     "a Kinesis on this machine takes any"
 )
-_REJECTED_CREDENTIALS: Final = "renew them, and check AWS_PROFILE and the clock of this machine"
+REJECTED_CREDENTIALS: Final = "renew them, and check AWS_PROFILE and the clock of this machine"
 
 # error code (a trailing * matches any ending) -> what to do
 _ADVICE: Final = {
     "ResourceNotFoundException": "check its name, the region and the endpoint, or create it",
     "AccessDenied*": "allow it in the IAM policy of these credentials",
     "NoCredentials": _CREDENTIALS,
-    "UnrecognizedClientException": _REJECTED_CREDENTIALS,
-    "InvalidSignatureException": _REJECTED_CREDENTIALS,
-    "IncompleteSignature*": _REJECTED_CREDENTIALS,
-    "MissingAuthenticationToken*": _REJECTED_CREDENTIALS,
-    "ExpiredToken*": _REJECTED_CREDENTIALS,
+    "UnrecognizedClient*": REJECTED_CREDENTIALS,
+    "InvalidSignature*": REJECTED_CREDENTIALS,
+    "IncompleteSignature*": REJECTED_CREDENTIALS,
+    "MissingAuthenticationToken*": REJECTED_CREDENTIALS,
+    "SignatureDoesNotMatch*": REJECTED_CREDENTIALS,
+    "ExpiredToken*": REJECTED_CREDENTIALS,
     "KMS*": "check the key that encrypts the stream, and the permission to use it",
     "ProvisionedThroughputExceededException": "give the stream more shards, or send less",
     "LimitExceededException": "try again in a moment",
@@ -65,16 +67,19 @@ _ADVICE: Final = {
 _OTHER_ADVICE: Final = "check the stream and the endpoint"
 
 
+@dataclass
 class Connection:
     """Region, endpoint and credentials (in `session`) for one stream. Created by `resolved` or `to_own_server`."""
 
-    def __init__(self, session: AioSession, stream: str, *, region: str, endpoint_url: str | None) -> None:
-        self.session = session
-        self.stream = stream
-        self.region = region
-        self.endpoint_url = endpoint_url
+    session: AioSession
+    stream: str
+    region: str = field(kw_only=True)
+    endpoint_url: str | None = field(kw_only=True)
+
+    @property
+    def _options(self) -> dict[str, Any]:
         # Do not use a proxy for this machine.
-        self._options: dict[str, Any] = {"proxies": {}} if _is_loopback(endpoint_url) else {}
+        return {"proxies": {}} if _is_loopback(self.endpoint_url) else {}
 
     @classmethod
     async def resolved(cls, stream: str, *, region: str | None, endpoint_url: str | None) -> Self:
@@ -100,6 +105,24 @@ class Connection:
         session = AioSession(session_vars=_NO_FILES)
         session.set_credentials(LOCAL_CREDENTIAL, LOCAL_CREDENTIAL)
         return cls(session, stream, region=LOCAL_REGION, endpoint_url=endpoint_url)
+
+    @classmethod
+    async def to_stream(cls, stream: str, *, region: str | None, endpoint_url: str | None) -> Self:
+        """Find region and credentials, and check that the stream exists before anything is read or sent.
+
+        Raises:
+            CommandFailure: as `resolved`; or Kinesis cannot be reached, rejects the credentials, or has no such stream.
+        """
+        connection = await cls.resolved(stream, region=region, endpoint_url=endpoint_url)
+        # One attempt, because the user waits for the answer.
+        async with connection.client(attempts=1) as client:
+            try:
+                await client.describe_stream_summary(**connection.stream_argument)
+            except ClientError as error:
+                # Producers often may put but not describe; then the first put shows whether the stream exists.
+                if not error.response.get("Error", {}).get("Code", "").startswith("AccessDenied"):
+                    raise
+        return connection
 
     @property
     def place(self) -> str:
@@ -137,21 +160,6 @@ class Connection:
                     )
                     raise CommandFailure(message) from error
                 yield client
-
-    async def require_stream(self) -> None:
-        """Check that the stream exists before anything is read or sent.
-
-        Raises:
-            CommandFailure: Kinesis cannot be reached, rejects the credentials, or has no such stream.
-        """
-        # One attempt, because the user waits for the answer.
-        async with self.client(attempts=1) as client:
-            try:
-                await client.describe_stream_summary(**self.stream_argument)
-            except ClientError as error:
-                # Producers often may put but not describe; then the first put shows whether the stream exists.
-                if not error.response.get("Error", {}).get("Code", "").startswith("AccessDenied"):
-                    raise
 
 
 async def _found_credentials(session: AioSession) -> object | None:

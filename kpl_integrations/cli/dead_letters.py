@@ -13,7 +13,7 @@ import anyio.to_thread
 import msgspec
 from rich.progress import Progress, TaskID
 
-from kpl_core import Producer, RecordResult, SpoolOptions
+from kpl_core import Producer, RecordResult, SpoolOptions, UserRecord
 from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, RedriveProgress, Redriver, purge
 from kpl_core.durability.replay import DeliveryPace
 from kpl_core.durability.spool import (
@@ -156,8 +156,7 @@ async def redrive(
             stream = await _first_stream(queue, spool, wanted)
             if stream is None:
                 return
-            connection = await Connection.resolved(stream, region=region, endpoint_url=endpoint_url)
-            await connection.require_stream()
+            connection = await Connection.to_stream(stream, region=region, endpoint_url=endpoint_url)
             async with Producer(connection.producer_config(), session=connection.session) as producer:
                 with progress() as bar:
                     shown = bar.add_task("redrive", total=None)
@@ -198,13 +197,8 @@ async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: Lette
 
 def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
     def put(record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> None:
-        delivery = producer.put_nowait(
-            record.stream,
-            partition_key=record.partition_key,
-            data=record.data,
-            explicit_hash_key=record.explicit_hash_key,
-            tier=record.tier,
-        )
+        letter = UserRecord(record.partition_key, record.data, record.explicit_hash_key, tier=record.tier)
+        delivery = producer.put_record_nowait(record.stream, letter)
         ResultCallback(delivery, finished)
 
     return put

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from rich.table import Table
 from rich.text import Text
 
-from kpl_integrations.cli.connection import Connection, advice
+from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import print_json, results
 
@@ -27,15 +27,6 @@ _CLOCK_WARNING_SECONDS: Final = 30
 _FEW_OPEN_FILES: Final = 256
 _RECORDS_PER_SHARD: Final = 1_000
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
-# Prefixes of AWS' error codes for unknown credentials or a wrong clock.
-_CREDENTIAL_ERRORS: Final = (
-    "ExpiredToken",
-    "IncompleteSignature",
-    "InvalidSignature",
-    "MissingAuthenticationToken",
-    "SignatureDoesNotMatch",
-    "UnrecognizedClient",
-)
 _NAMES: Final = ("configuration", "credentials", "connection", "stream", "shards", "list shards", "clock", "open files")
 
 
@@ -95,7 +86,7 @@ class DoctorCommand:
                 # An error from Kinesis shows that the connection works.
                 self._answered(connection, error.response)
                 code = error.response.get("Error", {}).get("Code", "")
-                self._current = "credentials" if code.startswith(_CREDENTIAL_ERRORS) else "stream"
+                self._current = "credentials" if advice(code) == REJECTED_CREDENTIALS else "stream"
                 raise
             self._answered(connection, answer)
             summary = answer["StreamDescriptionSummary"]

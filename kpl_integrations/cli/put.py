@@ -57,8 +57,7 @@ class PutCommand:
     async def run(self) -> ExitCode:
         """Put all lines, or as many as possible; print the summary."""
         with InputLines.opened(self.file) as lines:
-            connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
-            await connection.require_stream()
+            connection = await Connection.to_stream(self.stream, region=self.region, endpoint_url=self.endpoint_url)
             if lines.is_terminal:
                 note(f"type lines to put into {self.stream}; press Ctrl-D at the end")
             started_at = time.monotonic()
@@ -141,12 +140,7 @@ class PutCommand:
             self._confirmed.skip(number, begins_at, len(line))
             return
         record = self.read_line(content, number)
-        delivery = await producer.put(
-            self.stream,
-            partition_key=record.partition_key,
-            data=record.data,
-            explicit_hash_key=record.explicit_hash_key,
-        )
+        delivery = await producer.put_unacknowledged(self.stream, record)
         self._bytes_put += len(record.data)
         self._confirmed.put(number, begins_at, len(line), delivery)
         if not self._has_put:

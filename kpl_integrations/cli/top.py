@@ -1,5 +1,6 @@
 """`kpl top`: read `/v1/stats` of a gateway and show it, repeatedly on a terminal and once in a pipe."""
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
-from kpl_integrations.cli.terminal import results
+from kpl_integrations.cli.terminal import print_json, results
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument
 
 # Headline, figures, answers, refusals, two table heads and the blank lines between them.
@@ -87,7 +88,8 @@ class Top:
         self._interval = interval
         self._as_json = as_json
         self._is_live = sys.stdout.isatty() and not as_json
-        self._left = count if count is not None or self._is_live else 1
+        count = count if count is not None or self._is_live else 1
+        self._updates = itertools.count() if count is None else range(count)
         self._tracker = RateTracker(self._url)
 
     async def run(self) -> ExitCode:
@@ -104,19 +106,17 @@ class Top:
             if self._is_live:
                 await self._show_live(session)
             else:
-                while self._left != 0:
+                for _ in self._updates:
                     await anyio.sleep(self._interval)
                     self._print(await self._update(session))
-                    self._count_down()
 
     async def _show_live(self, session: aiohttp.ClientSession) -> None:
         console = results()
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while self._left != 0:
+            for _ in self._updates:
                 await anyio.sleep(self._interval)
                 rows = max(1, (console.height - _OTHER_LINES) // 2)
                 live.update(screen(await self._update_after_restart(session), rows=rows), refresh=True)
-                self._count_down()
 
     async def _update(self, session: aiohttp.ClientSession) -> GatewayView:
         stats = await ask(session, self._url, self._key)
@@ -135,14 +135,9 @@ class Top:
 
     def _print(self, view: GatewayView) -> None:
         if self._as_json:
-            sys.stdout.write(msgspec.json.encode(view).decode() + "\n")
-            sys.stdout.flush()
+            print_json(view)
         else:
             results().print(screen(view))
-
-    def _count_down(self) -> None:
-        if self._left is not None:
-            self._left -= 1
 
 
 def screen(view: GatewayView, *, rows: int = _MOST_ROWS) -> RenderableType:

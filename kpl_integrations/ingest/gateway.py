@@ -28,7 +28,6 @@ from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
 from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head
 from kpl_integrations.ingest.http.answers import (
-    LARGE_ANSWER_BYTES,
     Headers,
     Tally,
     json_headers,
@@ -248,11 +247,7 @@ class IngestGateway:
                     return
                 self.tally.answers[status] += 1
                 headers = [*json_headers(body), *quota_headers(account, self.admission.now())]
-                if len(body) < LARGE_ANSWER_BYTES:
-                    await send({"type": "http.response.start", "status": status, "headers": headers})
-                    await send({"type": "http.response.body", "body": body})
-                else:
-                    await send_answer(send, status, headers, body)
+                await send_answer(send, status, headers, body)
             else:
                 await self._answer_other(scope, receive, send, path)
         elif kind == "lifespan":

@@ -225,25 +225,9 @@ class UpdateMaxRecordSize(StreamRequest):
     )
 
 
-REQUEST_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
-    request_type.__name__: request_type
-    for request_type in (
-        CreateStream,
-        DeleteStream,
-        DescribeStream,
-        DescribeStreamSummary,
-        GetRecords,
-        GetShardIterator,
-        ListShards,
-        ListStreams,
-        MergeShards,
-        PutRecord,
-        PutRecords,
-        SplitShard,
-        UpdateMaxRecordSize,
-        UpdateShardCount,
-    )
-}
+# Every request for a stream is an operation.
+_OPERATIONS: Final[list[type[msgspec.Struct]]] = [*StreamRequest.__subclasses__(), ListStreams]
+REQUEST_TYPES: Final = {each.__name__: each for each in _OPERATIONS}
 
 
 def _constraints(request_type: type[msgspec.Struct]) -> dict[str, Constraint]:
@@ -255,7 +239,7 @@ def _constraints(request_type: type[msgspec.Struct]) -> dict[str, Constraint]:
 
 
 _NESTED_TYPES: Final[list[type[msgspec.Struct]]] = [PutRecordsRequestEntry, ListShardsFilter, StreamModeDetails]
-CONSTRAINTS: Final = {each: _constraints(each) for each in [*REQUEST_TYPES.values(), *_NESTED_TYPES]}
+CONSTRAINTS: Final = {each: _constraints(each) for each in [*_OPERATIONS, *_NESTED_TYPES]}
 
 # These take the stream from the name to create, from a token or from an iterator.
 _NEED_NO_STREAM: Final = (CreateStream, ListShards, GetRecords)

@@ -148,7 +148,9 @@ def operation_of(target: str | None, offered: Collection[str] = REQUEST_TYPES.ke
     """
     prefix, _, operation = (target or "").partition(".")
     if f"{prefix}." != TARGET_PREFIX or operation not in offered:
-        message = f"X-Amz-Target {(target or '')[:128]!r} is not one of {TARGET_PREFIX}{{{', '.join(offered)}}}."
+        message = (
+            f"X-Amz-Target {(target or '')[:128]!r} is not one of {TARGET_PREFIX}{{{', '.join(sorted(offered))}}}."
+        )
         raise RequestRefused(UNKNOWN_OPERATION, message)
     return operation
 

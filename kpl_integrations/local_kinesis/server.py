@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Final, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -68,12 +69,10 @@ class LocalKinesis:
         if isinstance(streams, str):
             message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"
             raise TypeError(message)
-        self._streams = dict(streams) if isinstance(streams, Mapping) else dict.fromkeys(streams, shards)
+        named = dict(streams) if isinstance(streams, Mapping) else dict.fromkeys(streams, shards)
+        self._new_fake = partial(FakeKinesis, named, enforce_limits=enforce_limits, limits=limits, durations=durations)
         self._host = host
         self._port = port
-        self._enforce_limits = enforce_limits
-        self._limits = limits
-        self._durations = durations
         self._clock = clock
         self._running: Listener | None = None
 
@@ -116,14 +115,7 @@ class LocalKinesis:
             message = f"{self!r} is already running; make another LocalKinesis for a second server"
             raise RuntimeError(message)
         clock = self._clock or asyncio.get_running_loop().time
-        fake = FakeKinesis(
-            self._streams,
-            enforce_limits=self._enforce_limits,
-            limits=self._limits,
-            durations=self._durations,
-            epoch=time.time() - clock(),
-            now=clock(),
-        )
+        fake = self._new_fake(epoch=time.time() - clock(), now=clock())
         listener = Listener(fake, clock, self._host, self._port)
         await listener.listen()
         self._running = listener

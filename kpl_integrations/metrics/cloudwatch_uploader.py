@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, Self, cast
 
@@ -28,6 +29,7 @@ class _Client(Protocol):
         """Send metrics."""
 
 
+@dataclass(eq=False, repr=False)
 class CloudWatchUploader:
     """A context manager that uploads every `interval` seconds, and once more at the end.
 
@@ -35,24 +37,16 @@ class CloudWatchUploader:
     cannot be sent is merged into the next upload. The first failure of a series is logged.
     """
 
-    def __init__(
-        self,
-        metrics: CloudWatchMetrics,
-        *,
-        client: _Client | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        namespace: str = DEFAULT_NAMESPACE,
-        interval: float = DEFAULT_INTERVAL_SECONDS,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._metrics = metrics
-        self._client = client
-        self._region = region
-        self._endpoint_url = endpoint_url
-        self._namespace = namespace
-        self._interval = interval
-        self._clock = clock
+    metrics: CloudWatchMetrics
+    _: KW_ONLY
+    client: _Client | None = None
+    region: str | None = None
+    endpoint_url: str | None = None
+    namespace: str = DEFAULT_NAMESPACE
+    interval: float = DEFAULT_INTERVAL_SECONDS
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._closing = threading.Event()
         self._has_failed = False
         self._uploading = threading.Lock()
@@ -78,13 +72,13 @@ class CloudWatchUploader:
     def upload(self) -> bool:
         """Send the summary since the last upload; return whether all of it was accepted."""
         with self._uploading:
-            data = self._metrics.take()
+            data = self.metrics.take()
             sent = 0
             try:
                 for sent in range(0, len(data), _DATA_PER_CALL):
                     self._send(data[sent : sent + _DATA_PER_CALL])
             except Exception as error:  # noqa: BLE001 - a client of the caller may raise anything; the thread must go on
-                self._metrics.give_back(data[sent:])
+                self.metrics.give_back(data[sent:])
                 if not self._has_failed:
                     _logger.warning("cannot send %d metrics to CloudWatch, will retry: %s", len(data), error)
                 self._has_failed = True
@@ -93,18 +87,18 @@ class CloudWatchUploader:
             return True
 
     def _run(self) -> None:
-        while not self._closing.wait(self._interval):
+        while not self._closing.wait(self.interval):
             self.upload()
 
     def _send(self, data: Sequence[Datum]) -> None:
-        if self._client is None:
+        if self.client is None:
             client = get_session().create_client(
-                "cloudwatch", region_name=self._region, endpoint_url=self._endpoint_url, config=_CLIENT
+                "cloudwatch", region_name=self.region, endpoint_url=self.endpoint_url, config=_CLIENT
             )
-            self._client = cast("_Client", client)
-        now = datetime.fromtimestamp(self._clock(), tz=UTC)
-        self._client.put_metric_data(
-            Namespace=self._namespace,
+            self.client = cast("_Client", client)
+        now = datetime.fromtimestamp(self.clock(), tz=UTC)
+        self.client.put_metric_data(
+            Namespace=self.namespace,
             MetricData=[
                 {
                     "MetricName": datum.name,

@@ -22,8 +22,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kpl_core import ConfigError
 from kpl_core.background.process_end import ProcessListener, listen
-from kpl_integrations.otel.exporters import KinesisLogRecordExporter, KinesisMetricExporter, KinesisSpanExporter
-from kpl_integrations.otel.last_flush import begin_in_thread, begin_provider_flush
+from kpl_integrations.otel.exporters import (
+    KinesisLogRecordExporter,
+    KinesisMetricExporter,
+    KinesisSpanExporter,
+    begin_in_thread,
+    begin_provider_flush,
+)
 from kpl_integrations.otel.options import ExporterArguments, Signal, resolve_options
 from kpl_integrations.otel.sender import ExportCounts
 

@@ -6,7 +6,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -69,6 +70,7 @@ class Serve:
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = streams_of(self._stream_texts)
+        self._first_stream = next(iter(self._streams))
         with known_failures(), show_logs("kpl_integrations", logging.INFO), show_logs("uvicorn.error", logging.ERROR):
             report = await self._run()
         note(f"stopped; {report}")
@@ -92,23 +94,16 @@ class Serve:
                 connected, transport = await connect(settings, embedded_url)
                 url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
                 if settings.workers > 1:
-                    instructions = {
-                        "given": given,
-                        "local": self._local,
-                        "first_stream": self._first_stream,
-                        "embedded_url": embedded_url,
-                    }
-                    return await _supervise(
-                        settings, sockets, instructions, started=lambda: self._introduce(url, connected)
+                    local, first_stream = self._local, self._first_stream
+                    instructed = partial(
+                        Instructions, given=given, local=local, first_stream=first_stream, embedded_url=embedded_url
                     )
+                    started = partial(self._introduce, url, connected)
+                    return await _supervise(settings, sockets, instructed, started=started)
                 gateway = IngestGateway(connected, directory, transport=transport)
                 server = GatewayServer(gateway, sockets[0])
                 with on_signal(server.stop):
                     return await server.run(started=lambda: self._introduce(url, connected))
-
-    @property
-    def _first_stream(self) -> str:
-        return next(iter(self._streams))
 
     def _introduce(self, url: str, settings: IngestSettings) -> None:
         stream = self._first_stream
@@ -136,7 +131,7 @@ class Serve:
 async def _supervise(
     settings: IngestSettings,
     sockets: Sequence[socket.socket],
-    instructions: Mapping[str, Any],
+    instructed: Callable[..., Instructions],
     *,
     started: Callable[[], object],
 ) -> ProducerReport:
@@ -152,10 +147,9 @@ async def _supervise(
         numbers = [*range(len(sockets)), *orphaned_spools(settings, len(sockets))]
         supervisor = Supervisor(
             _WORKER_COMMAND,
+            # Paths become strings, which the worker's settings accept.
             lambda identity, descriptor: msgspec.json.encode(
-                # Paths become strings, which the worker's settings accept.
-                Instructions(identity=identity, descriptor=descriptor, **instructions),
-                enc_hook=str,
+                instructed(identity=identity, descriptor=descriptor), enc_hook=str
             ),
             sockets=sockets,
             identities=[

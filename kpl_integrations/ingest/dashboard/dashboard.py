@@ -20,7 +20,7 @@ from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.dashboard.board import Board
 from kpl_integrations.ingest.dashboard.sign_in import DashboardSession, LoginAttempts
-from kpl_integrations.ingest.http.answers import send_refusal
+from kpl_integrations.ingest.http.answers import send_answer, send_refusal
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats import GatewayStats
@@ -174,8 +174,7 @@ class Dashboard:
 
     async def _respond(self, send: Send, status: int, headers: list[Any], body: bytes) -> None:
         self._opened.tally.answers[status] += 1
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_answer(send, status, headers, body)
 
 
 class _Page:

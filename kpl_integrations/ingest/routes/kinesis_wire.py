@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-import anyio
 import msgspec
 
 from kpl_core import Delivery, RecordResult, UserRecord
@@ -23,6 +22,7 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
+from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.request_head import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway
@@ -51,7 +51,6 @@ _INVALID_TOKEN: Final = "The security token included in the request is invalid."
 _OPERATIONS: Final = ("PutRecord", "PutRecords", *FORWARDED)
 # 10 MiB of data are 13.4 MiB of base64.
 _MOST_BODY_BYTES: Final = 16 * MIB
-_SEND_SECONDS: Final = 30.0
 # Retry-After if Kinesis could not be asked: the time that a new connection may take.
 _UPSTREAM_RETRY_SECONDS: Final = 1.0
 # Codes of attempts that Kinesis throttled, and of records that waited for room or rate until they expired.
@@ -271,7 +270,4 @@ async def _send(send: Send, status: int, content_type: str, body: bytes, retry_a
     ]
     if retry_after is not None:
         headers.append(retry_after_header(retry_after))
-    # Bound the time that a client that does not read its answer uses memory.
-    with anyio.move_on_after(_SEND_SECONDS):
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    await send_answer(send, status, headers, body)

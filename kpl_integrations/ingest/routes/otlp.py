@@ -24,6 +24,7 @@ from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_record
 from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
+from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FieldsByName, header_fields, request_options
 from kpl_integrations.ingest.open_gateway import OpenGateway
@@ -70,8 +71,7 @@ class OtlpRoute:
         self._gateway.tally.answers[status] += 1
         echoed = (PROTOBUF if is_protobuf else JSON).encode()
         start = [(b"content-type", echoed), (b"content-length", str(len(body)).encode()), *extra]
-        await send({"type": "http.response.start", "status": status, "headers": start})
-        await send({"type": "http.response.body", "body": body})
+        await send_answer(send, status, start, body)
 
     async def _export(self, media_type: str, headers: FieldsByName, receive: Receive) -> None:
         gateway = self._gateway
