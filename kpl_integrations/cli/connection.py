@@ -15,13 +15,10 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectionError as NoConnection,
-    ConnectTimeoutError,
-    EndpointConnectionError,
     HTTPClientError,
     MetadataRetrievalError,
     NoCredentialsError,
     PartialCredentialsError,
-    ReadTimeoutError,
     SSLError,
 )
 
@@ -219,25 +216,23 @@ def _aws_errors_as_failures(place: str, stream: str, *, cli_options: str = "") -
     """
     try:
         yield
-    except ClientError as error:
-        raise CommandFailure(_error_sentence(error, place, stream, cli_options)) from error
-    except (NoCredentialsError, PartialCredentialsError) as error:
-        message = f"no AWS credentials found ({_one_line(error)}); {_CREDENTIALS}"
-        raise CommandFailure(message) from error
-    except SSLError as error:
-        message = f"{place} has no trusted certificate: {_one_line(error)}; check the endpoint or AWS_CA_BUNDLE"
-        raise CommandFailure(message) from error
-    except (EndpointConnectionError, ConnectTimeoutError, NoConnection, HTTPClientError, ReadTimeoutError) as error:
-        message = (
+    except (ClientError, BotoCoreError, aiohttp.ClientError) as error:
+        raise CommandFailure(_sentence(error, place, stream, cli_options)) from error
+
+
+def _sentence(error: Exception, place: str, stream: str, cli_options: str) -> str:
+    if isinstance(error, ClientError):
+        return _error_sentence(error, place, stream, cli_options)
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return f"no AWS credentials found ({_one_line(error)}); {_CREDENTIALS}"
+    if isinstance(error, SSLError):
+        return f"{place} has no trusted certificate: {_one_line(error)}; check the endpoint or AWS_CA_BUNDLE"
+    if isinstance(error, NoConnection | HTTPClientError):
+        return (
             f"{place} cannot be reached; check --endpoint-url, the region and the network "
             "(`kpl local` starts a Kinesis on this machine)"
         )
-        raise CommandFailure(message) from error
-    except (BotoCoreError, aiohttp.ClientError) as error:
-        message = (
-            f"{place} cannot be used: {_one_line(error)}; check AWS_PROFILE, AWS' configuration files and the endpoint"
-        )
-        raise CommandFailure(message) from error
+    return f"{place} cannot be used: {_one_line(error)}; check AWS_PROFILE, AWS' configuration files and the endpoint"
 
 
 def _error_sentence(error: ClientError, place: str, stream: str, cli_options: str) -> str:

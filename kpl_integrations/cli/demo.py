@@ -106,9 +106,12 @@ class DemoCommand:
                 reader, read_seconds = await self._read_all(connection, bars)
         figures = self._figures(load, report, reader, put_seconds=put_seconds, read_seconds=read_seconds)
         print_figures(figures, as_json=self.as_json)
-        is_lossless = self._inventory.lost == 0 and self._inventory.altered == 0
+        lost = self._inventory.lost
+        is_lossless = lost == 0 and self._inventory.altered == 0
         if not self.as_json:
-            self._conclude(is_lossless=is_lossless)
+            outcome = "every record" if is_lossless else "not every record"
+            style = "bold green" if is_lossless else "bold red"
+            results().print(f"lost {lost:,}: {outcome} was read back unchanged", style=style, soft_wrap=True)
         return ExitCode.DONE if is_lossless else ExitCode.NOT_ALL_ARRIVED
 
     async def _run(self, load: Load, producer: Producer, client: Any, bars: Progress) -> None:  # noqa: ANN401 - aiobotocore has no types
@@ -174,12 +177,6 @@ class DemoCommand:
             Figure("lost", inventory.lost),
             Figure("duplicated", inventory.duplicated),
         ]
-
-    def _conclude(self, *, is_lossless: bool) -> None:
-        lost = self._inventory.lost
-        outcome = "every record" if is_lossless else "not every record"
-        verdict = f"lost {lost:,}: {outcome} was read back unchanged"
-        results().print(verdict, style="bold green" if is_lossless else "bold red", soft_wrap=True)
 
 
 async def _show(producer: Producer, bars: Progress, shown: TaskID) -> None:

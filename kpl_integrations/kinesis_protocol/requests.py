@@ -14,6 +14,7 @@ import msgspec
 
 from kpl_core.options.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHARACTERS, RECORDS_PER_REQUEST
 
+INVALID_ARGUMENT: Final = "InvalidArgumentException"
 SERIALIZATION: Final = "SerializationException"
 UNKNOWN_OPERATION: Final = "UnknownOperationException"
 VALIDATION: Final = "ValidationException"
@@ -84,6 +85,17 @@ class StreamRequest(msgspec.Struct, rename="pascal", kw_only=True):
 
     stream_name: _Name = None
     stream_arn: _Arn = msgspec.field(default=None, name="StreamARN")
+
+    def stream(self) -> str:
+        """Return the stream's ARN or name; empty if a token or an iterator stands for it.
+
+        Raises:
+            RequestRefused: name and ARN are those of different streams.
+        """
+        name, arn = self.stream_name, self.stream_arn
+        if name is not None and arn is not None and arn.rpartition("/")[2] != name:
+            raise RequestRefused(INVALID_ARGUMENT, f"StreamName {name} does not match StreamARN {arn}.")
+        return arn or name or ""
 
 
 class PutRecordsRequestEntry(msgspec.Struct, rename="pascal", gc=False):
@@ -227,7 +239,7 @@ class UpdateMaxRecordSize(StreamRequest):
 
 # Every request for a stream is an operation.
 _OPERATIONS: Final[list[type[msgspec.Struct]]] = [*StreamRequest.__subclasses__(), ListStreams]
-REQUEST_TYPES: Final = {each.__name__: each for each in _OPERATIONS}
+REQUEST_TYPES: Final = {each.__name__: each for each in sorted(_OPERATIONS, key=lambda each: each.__name__)}
 
 
 def _constraints(request_type: type[msgspec.Struct]) -> dict[str, Constraint]:

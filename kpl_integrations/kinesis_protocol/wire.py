@@ -148,9 +148,7 @@ def operation_of(target: str | None, offered: Collection[str] = REQUEST_TYPES.ke
     """
     prefix, _, operation = (target or "").partition(".")
     if f"{prefix}." != TARGET_PREFIX or operation not in offered:
-        message = (
-            f"X-Amz-Target {(target or '')[:128]!r} is not one of {TARGET_PREFIX}{{{', '.join(sorted(offered))}}}."
-        )
+        message = f"X-Amz-Target {(target or '')[:128]!r} is not one of {TARGET_PREFIX}{{{', '.join(offered)}}}."
         raise RequestRefused(UNKNOWN_OPERATION, message)
     return operation
 
@@ -164,6 +162,15 @@ def request_of(wire: Wire, operation: str, body: bytes) -> msgspec.Struct:
     request = wire.decode(body, REQUEST_TYPES[operation])
     check_constraints(request)
     return request
+
+
+def present(members: Mapping[str, object]) -> dict[str, object]:
+    """Return the members that have a value, as the service and its clients send them."""
+    return {
+        name: present(value) if isinstance(value, Mapping) else value
+        for name, value in members.items()
+        if value is not None
+    }
 
 
 def error_body(wire: Wire, code: str, message: str) -> bytes:

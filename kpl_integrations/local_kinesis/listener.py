@@ -13,9 +13,9 @@ from aiohttp import web
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecordsEntry, RequestPlan
-from kpl_integrations.kinesis_protocol.requests import ListShards, PutRecords, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import ListShards, PutRecords, RequestRefused, StreamRequest
 from kpl_integrations.kinesis_protocol.wire import Wire, error_body, operation_of, request_of, wire_of
-from kpl_integrations.local_kinesis.operations import answer, stream_of
+from kpl_integrations.local_kinesis.operations import answer
 
 Clock = Callable[[], float]
 
@@ -136,7 +136,7 @@ class Listener:
 
     async def _carry_out(self, wire: Wire, operation: str, parsed: msgspec.Struct) -> bytes:
         kinesis = self.fake
-        stream = stream_of(kinesis, parsed)
+        stream = parsed.stream() if isinstance(parsed, StreamRequest) else ""
         plan = self._plan(operation, stream, parsed)
         await self._wait(plan.latency_seconds)
         if plan.hang:

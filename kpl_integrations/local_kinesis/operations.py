@@ -12,34 +12,18 @@ from kpl_core.options.kinesis_limits import SHARDS_PER_PAGE
 from kpl_core.testing import (
     ChildShard,
     FakeKinesis,
-    KinesisError,
     ShardDescription,
     ShardListingFilter,
     StreamSummary,
 )
 from kpl_integrations.kinesis_protocol import requests
-from kpl_integrations.kinesis_protocol.wire import Timestamp
+from kpl_integrations.kinesis_protocol.wire import Timestamp, present
 
 Answer = Mapping[str, object]
 
 _ITEMS_PER_PAGE = 100
 _RECORDS_PER_ANSWER = 10_000
 _FEATURES: Answer = {"EnhancedMonitoring": [{"ShardLevelMetrics": []}], "EncryptionType": "NONE"}
-
-
-def stream_of(kinesis: FakeKinesis, request: msgspec.Struct) -> str:
-    """Return the stream's name or ARN in a request; empty if it has neither.
-
-    Raises:
-        KinesisError: name and ARN are those of different streams.
-    """
-    if not isinstance(request, requests.StreamRequest):
-        return ""
-    name, arn = request.stream_name, request.stream_arn
-    if name is not None and arn is not None and kinesis.stream_name(arn) != name:
-        code, message = "InvalidArgumentException", f"StreamName {name} does not match StreamARN {arn}."
-        raise KinesisError(code, message)
-    return arn or name or ""
 
 
 def _milliseconds(timestamp: float | None) -> int | None:
@@ -71,13 +55,13 @@ def _(request: requests.CreateStream, kinesis: FakeKinesis, now: float) -> None:
 
 @answer.register
 def _(request: requests.DeleteStream, kinesis: FakeKinesis, now: float) -> None:
-    kinesis.delete_stream(stream_of(kinesis, request), now=now)
+    kinesis.delete_stream(request.stream(), now=now)
 
 
 @answer.register
 def _(request: requests.DescribeStream, kinesis: FakeKinesis, now: float) -> Answer:
     stream = kinesis.describe_stream(
-        stream_of(kinesis, request),
+        request.stream(),
         limit=request.limit or _ITEMS_PER_PAGE,
         exclusive_start_shard_id=request.exclusive_start_shard_id,
         now=now,
@@ -93,7 +77,7 @@ def _(request: requests.DescribeStream, kinesis: FakeKinesis, now: float) -> Ans
 
 @answer.register
 def _(request: requests.DescribeStreamSummary, kinesis: FakeKinesis, now: float) -> Answer:
-    stream = kinesis.describe_stream_summary(stream_of(kinesis, request), now=now)
+    stream = kinesis.describe_stream_summary(request.stream(), now=now)
     members = _stream(stream) | {
         "RetentionPeriodHours": stream.retention_hours,
         **_FEATURES,
@@ -118,7 +102,7 @@ def _(request: requests.ListStreams, kinesis: FakeKinesis, now: float) -> Answer
         "NextToken": page.next_token,
         "StreamSummaries": [_stream(stream) for stream in page.streams],
     }
-    return _present(members)
+    return present(members)
 
 
 @answer.register
@@ -130,27 +114,27 @@ def _(request: requests.ListShards, kinesis: FakeKinesis, now: float) -> Answer:
         else ShardListingFilter(wanted.type or "", wanted.shard_id, _milliseconds(wanted.timestamp))
     )
     page = kinesis.list_shards(
-        stream_of(kinesis, request) or None,
+        request.stream() or None,
         shard_filter=shard_filter,
         exclusive_start_shard_id=request.exclusive_start_shard_id,
         max_results=request.max_results or SHARDS_PER_PAGE,
         next_token=request.next_token,
         now=now,
     )
-    return _present({"Shards": [_shard(shard) for shard in page.shards], "NextToken": page.next_token})
+    return present({"Shards": [_shard(shard) for shard in page.shards], "NextToken": page.next_token})
 
 
 @answer.register
 def _(request: requests.PutRecord, kinesis: FakeKinesis, now: float) -> Answer:
     record = (request.partition_key or "", request.explicit_hash_key, request.data or b"")
-    entry = kinesis.put_record(stream_of(kinesis, request), record, now=now)
+    entry = kinesis.put_record(request.stream(), record, now=now)
     return {"ShardId": entry.shard_id, "SequenceNumber": entry.sequence_number}
 
 
 @answer.register
 def _(request: requests.GetShardIterator, kinesis: FakeKinesis, now: float) -> Answer:
     iterator = kinesis.get_shard_iterator(
-        stream_of(kinesis, request),
+        request.stream(),
         shard_id=request.shard_id or "",
         iterator_type=request.shard_iterator_type or "",
         starting_sequence_number=request.starting_sequence_number,
@@ -181,7 +165,7 @@ def _(request: requests.GetRecords, kinesis: FakeKinesis, now: float) -> Answer:
         }
         for child in page.child_shards
     ]
-    return _present(
+    return present(
         {
             "Records": records,
             "NextShardIterator": page.next_shard_iterator,
@@ -194,7 +178,7 @@ def _(request: requests.GetRecords, kinesis: FakeKinesis, now: float) -> Answer:
 @answer.register
 def _(request: requests.SplitShard, kinesis: FakeKinesis, now: float) -> None:
     kinesis.split_shard(
-        stream_of(kinesis, request),
+        request.stream(),
         shard_id=request.shard_to_split or "",
         new_starting_hash_key=int(request.new_starting_hash_key or ""),
         now=now,
@@ -204,7 +188,7 @@ def _(request: requests.SplitShard, kinesis: FakeKinesis, now: float) -> None:
 @answer.register
 def _(request: requests.MergeShards, kinesis: FakeKinesis, now: float) -> None:
     kinesis.merge_shards(
-        stream_of(kinesis, request),
+        request.stream(),
         shard_id=request.shard_to_merge or "",
         adjacent_shard_id=request.adjacent_shard_to_merge or "",
         now=now,
@@ -213,7 +197,7 @@ def _(request: requests.MergeShards, kinesis: FakeKinesis, now: float) -> None:
 
 @answer.register
 def _(request: requests.UpdateShardCount, kinesis: FakeKinesis, now: float) -> Answer:
-    stream = stream_of(kinesis, request)
+    stream = request.stream()
     change = kinesis.update_shard_count(stream, target_shard_count=request.target_shard_count or 0, now=now)
     return {
         "StreamName": change.stream_name,
@@ -226,11 +210,7 @@ def _(request: requests.UpdateShardCount, kinesis: FakeKinesis, now: float) -> A
 @answer.register
 def _(request: requests.UpdateMaxRecordSize, kinesis: FakeKinesis, now: float) -> None:
     size = request.max_record_size_kib or 0
-    kinesis.update_max_record_size(stream_of(kinesis, request), max_record_size_kib=size, now=now)
-
-
-def _present(members: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in members.items() if value is not None}
+    kinesis.update_max_record_size(request.stream(), max_record_size_kib=size, now=now)
 
 
 def _hash_key_range(shard: ShardDescription | ChildShard) -> Answer:
@@ -242,13 +222,13 @@ def _shard(shard: ShardDescription) -> Answer:
         "StartingSequenceNumber": shard.starting_sequence_number,
         "EndingSequenceNumber": shard.ending_sequence_number,
     }
-    return _present(
+    return present(
         {
             "ShardId": shard.shard_id,
             "ParentShardId": shard.parent_shard_id,
             "AdjacentParentShardId": shard.adjacent_parent_shard_id,
             "HashKeyRange": _hash_key_range(shard),
-            "SequenceNumberRange": _present(numbers),
+            "SequenceNumberRange": numbers,
         }
     )
 

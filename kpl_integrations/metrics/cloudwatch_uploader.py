@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Self
 
 from botocore.config import Config
 from botocore.session import get_session
@@ -24,11 +24,6 @@ _DATA_PER_CALL: Final = 1_000
 _CLIENT: Final = Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2, "mode": "standard"})
 
 
-class _Client(Protocol):
-    def put_metric_data(self, **parameters: Any) -> object:  # noqa: ANN401 - the service's parameters
-        """Send metrics."""
-
-
 @dataclass(eq=False, repr=False)
 class CloudWatchUploader:
     """A context manager that uploads every `interval` seconds, and once more at the end.
@@ -39,7 +34,7 @@ class CloudWatchUploader:
 
     metrics: CloudWatchMetrics
     _: KW_ONLY
-    client: _Client | None = None
+    client: Any = None
     region: str | None = None
     endpoint_url: str | None = None
     namespace: str = DEFAULT_NAMESPACE
@@ -92,10 +87,9 @@ class CloudWatchUploader:
 
     def _send(self, data: Sequence[Datum]) -> None:
         if self.client is None:
-            client = get_session().create_client(
+            self.client = get_session().create_client(
                 "cloudwatch", region_name=self.region, endpoint_url=self.endpoint_url, config=_CLIENT
             )
-            self.client = cast("_Client", client)
         now = datetime.fromtimestamp(self.clock(), tz=UTC)
         self.client.put_metric_data(
             Namespace=self.namespace,

@@ -13,11 +13,10 @@ import msgspec
 
 from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
-from kpl_integrations.cli.local import port_failure, streams_of
+from kpl_integrations.cli.local import local_kinesis, port_failure, streams_of
 from kpl_integrations.cli.serve.worker import (
     Instructions,
     connect,
-    embedded_kinesis,
     known_failures,
     tenant_directory,
 )
@@ -89,21 +88,27 @@ class Serve:
         directory = tenant_directory(settings, local=self._local, first_stream=self._first_stream)
         if settings.workers == 1:
             _warn_of_orphaned_spools(settings)
-        with _listening(settings) as sockets:
-            async with embedded_kinesis(settings, self._streams, local=self._local) as embedded_url:
-                connected, transport = await connect(settings, embedded_url)
-                url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
-                if settings.workers > 1:
-                    local, first_stream = self._local, self._first_stream
-                    instructed = partial(
-                        Instructions, given=given, local=local, first_stream=first_stream, embedded_url=embedded_url
-                    )
-                    started = partial(self._introduce, url, connected)
-                    return await _supervise(settings, sockets, instructed, started=started)
-                gateway = IngestGateway(connected, directory, transport=transport)
-                server = GatewayServer(gateway, sockets[0])
-                with on_signal(server.stop):
-                    return await server.run(started=lambda: self._introduce(url, connected))
+        async with contextlib.AsyncExitStack() as stack:
+            sockets = stack.enter_context(_listening(settings))
+            embedded_url = None
+            if self._local and settings.endpoint_url is None:
+                embedded_url = (await stack.enter_async_context(local_kinesis(self._streams))).endpoint_url
+            connected, transport = await connect(settings, embedded_url)
+            url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
+            started = partial(self._introduce, url, connected)
+            if settings.workers > 1:
+                instructed = partial(
+                    Instructions,
+                    given=given,
+                    local=self._local,
+                    first_stream=self._first_stream,
+                    embedded_url=embedded_url,
+                )
+                return await _supervise(settings, sockets, instructed, started=started)
+            gateway = IngestGateway(connected, directory, transport=transport)
+            server = GatewayServer(gateway, sockets[0])
+            with on_signal(server.stop):
+                return await server.run(started=started)
 
     def _introduce(self, url: str, settings: IngestSettings) -> None:
         stream = self._first_stream

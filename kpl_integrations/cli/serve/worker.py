@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import anyio
@@ -25,7 +25,6 @@ from kpl_core.durability.spool import SpoolError
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
-from kpl_integrations.cli.local import local_kinesis
 from kpl_integrations.cli.terminal import print_failure, show_logs
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.serving import GatewayServer
@@ -86,18 +85,6 @@ def tenant_directory(settings: IngestSettings, *, local: bool, first_stream: str
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
     streams = dict.fromkeys(SIGNALS, first_stream)
     return OpenTenants(Tenant(id="local", default_ack=settings.default_ack, otlp_streams=streams))
-
-
-@contextlib.asynccontextmanager
-async def embedded_kinesis(
-    settings: IngestSettings, streams: Mapping[str, int], *, local: bool
-) -> AsyncIterator[str | None]:
-    """Start a local Kinesis in this process if --local needs one; yield its URL, else None."""
-    if local and settings.endpoint_url is None:
-        async with local_kinesis(streams) as server:
-            yield server.endpoint_url
-    else:
-        yield None
 
 
 async def connect(settings: IngestSettings, embedded_url: str | None) -> tuple[IngestSettings, KinesisTransport]:

@@ -1,6 +1,7 @@
 """Answers to requests: JSON, problem documents (RFC 9457), and their counts. Slow readers time out."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -24,13 +25,12 @@ _JSON: Final = (b"content-type", b"application/json")
 Headers = list[tuple[bytes, bytes]]
 
 
+@dataclass
 class Tally:
-    """Count answers and refusals of all routes, from the construction of a gateway on."""
+    """Count answers (by HTTP status) and refusals of all routes, from the construction of a gateway on."""
 
-    def __init__(self) -> None:
-        # By HTTP status.
-        self.answers: Counter[int] = Counter()
-        self.refusals: Counter[Refusal] = Counter()
+    answers: Counter[int] = field(default_factory=Counter)
+    refusals: Counter[Refusal] = field(default_factory=Counter)
 
 
 class Problem(

@@ -29,6 +29,7 @@ from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey
 from kpl_integrations.kinesis_protocol.requests import (
+    INVALID_ARGUMENT,
     UNKNOWN_OPERATION,
     PutRecord,
     PutRecords,
@@ -42,11 +43,18 @@ from kpl_integrations.kinesis_protocol.sigv4 import (
     named_credential,
     require_signature,
 )
-from kpl_integrations.kinesis_protocol.wire import PutResult, Wire, error_body, operation_of, request_of, wire_of
+from kpl_integrations.kinesis_protocol.wire import (
+    PutResult,
+    Wire,
+    error_body,
+    operation_of,
+    present,
+    request_of,
+    wire_of,
+)
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 _UNKNOWN_KEY: Final = "UnrecognizedClientException"
-_INVALID_ARGUMENT: Final = "InvalidArgumentException"
 _INVALID_TOKEN: Final = "The security token included in the request is invalid."  # noqa: S105 - no token
 _OPERATIONS: Final = ("PutRecord", "PutRecords", *FORWARDED)
 # 10 MiB of data are 13.4 MiB of base64.
@@ -85,7 +93,7 @@ WIRE_ANSWERS: Final[Mapping[Refusal, WireAnswer]] = MappingProxyType(
     }
 )
 # Codes with status 400 that no row of the table of refusals has.
-WIRE_CODES: Final = REFUSED_CREDENTIALS | {_INVALID_ARGUMENT, TOO_OFTEN, UNKNOWN_OPERATION}
+WIRE_CODES: Final = REFUSED_CREDENTIALS | {INVALID_ARGUMENT, TOO_OFTEN, UNKNOWN_OPERATION}
 
 
 class _NotStored(NamedTuple):
@@ -146,17 +154,18 @@ class KinesisWireRoute:
             account.requests += 1
             operation = operation_of(by_name.get("x-amz-target"), _OPERATIONS)
             request = request_of(wire, operation, body)
-            stream = _stream_of(request)
-            if stream is not None:
+            assert isinstance(request, StreamRequest)  # noqa: S101 - all operations here name a stream
+            stream = request.stream()
+            if stream:
                 stream = await self._require_stream(account, stream, operation)
             if isinstance(request, PutRecords):
-                return await self._put_records(wire, account, stream or "", request)
+                return await self._put_records(wire, account, stream, request)
             if isinstance(request, PutRecord):
-                return await self._put_record(wire, account, stream or "", request)
+                return await self._put_record(wire, account, stream, request)
         except Refused as refused:
             account.refused[refused.refusal] += 1
             raise
-        arguments = _present(msgspec.to_builtins(request))
+        arguments = present(msgspec.to_builtins(request))
         return wire.encode(await self._upstream.call(operation, arguments, tenant=account.tenant.id))
 
     def _claimed_account(
@@ -228,22 +237,13 @@ class KinesisWireRoute:
         return wire.encode({"ShardId": result.shard_id, "SequenceNumber": result.sequence_number})
 
 
-def _stream_of(request: msgspec.Struct) -> str | None:
-    """Return the name or ARN of the requested stream; None if a token identifies it."""
-    assert isinstance(request, StreamRequest)  # noqa: S101 - all operations here name a stream
-    name, arn = request.stream_name, request.stream_arn
-    if name is not None and arn is not None and arn.rpartition("/")[2] != name:
-        raise RequestRefused(_INVALID_ARGUMENT, f"StreamName {name} does not match StreamARN {arn}.")
-    return arn or name
-
-
 def _require_hash_key(explicit_hash_key: str) -> None:
     if int(explicit_hash_key) > MAX_HASH_KEY:
         message = (
             f"Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. "
             f"Specified value was {explicit_hash_key}"
         )
-        raise RequestRefused(_INVALID_ARGUMENT, message)
+        raise RequestRefused(INVALID_ARGUMENT, message)
 
 
 def _put_result(result: RecordResult) -> PutResult:
@@ -252,14 +252,6 @@ def _put_result(result: RecordResult) -> PutResult:
     codes = {attempt.error_code for attempt in result.attempts}
     message = f"{result.error_code or FAILED}: {result.error_message or 'the record was not stored'}"
     return _NotStored(THROTTLED if codes & _THROTTLED_CODES else FAILED, message)
-
-
-def _present(members: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: _present(value) if isinstance(value, Mapping) else value
-        for name, value in members.items()
-        if value is not None
-    }
 
 
 async def _send(send: Send, status: int, content_type: str, body: bytes, retry_after: float | None) -> None:
