@@ -118,10 +118,12 @@ class Retrier:
         self._shard_map = shard_map
         self._ledger = ledger
         self._chance = chance
-        self._backoff = ExponentialBackoff(
-            base_seconds=config.retry_backoff_base_ms / 1000, cap_seconds=config.retry_backoff_cap_ms / 1000
-        )
         self._ttl_seconds = config.record_ttl_ms / 1000
+        self._backoff = ExponentialBackoff(
+            base_seconds=config.retry_backoff_base_ms / 1000,
+            # A record that is put during a wait, also that of an outage, is sent before it expires.
+            cap_seconds=min(config.retry_backoff_cap_ms / 1000, self._ttl_seconds / 2),
+        )
         self._in_order = config.ordering == "per_key"
         self._map_wait_seconds = MAP_WAIT_SECONDS_IN_ORDER if self._in_order else MAP_WAIT_SECONDS
         self._awaiting_map: list[AwaitingMap] = []
