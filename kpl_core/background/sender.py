@@ -452,6 +452,8 @@ class BackgroundSender:
         # Again, because the application may have imported uvicorn since this sender started.
         watch_uvicorn()
         if self.producer is not None:
+            # In turn: the first source takes the room that was freed, and the next ones may find none.
+            self._sources.append(self._sources.pop(0))
             for source in list(self._sources):
                 source.drain(self.producer)
 
