@@ -2,19 +2,24 @@
 
 import fcntl
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
+from kpl_core.coordination import stores
 from kpl_core.coordination.store import CoordinationStore, MemoryStore, Reading, StoreFailed, Written
 from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.stores.file import FileStore
 from kpl_core.errors import ConfigError
+from kpl_core.options.coordination_options import STORE_MODULES
 from tests.coordination.store_contract import CONTRACT
 
 pytestmark = pytest.mark.anyio
@@ -191,6 +196,20 @@ async def test_a_url_opens_a_folder(tmp_path: Path) -> None:
 async def test_an_incomplete_url_names_what_is_missing(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await open_store(url)
+
+
+@pytest.mark.parametrize("scheme", STORE_MODULES)
+def test_each_scheme_has_a_module_that_opens_its_store(scheme: str) -> None:
+    module = import_module(f"kpl_core.coordination.{STORE_MODULES[scheme]}")
+    assert iscoroutinefunction(module.open_store)
+    assert f"{scheme}://" in (stores.__doc__ or "")
+
+
+async def test_a_store_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "kpl_core.coordination.stores.redis", raising=False)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"package redis is not installed; pip install 'kpl-integrations\[redis\]'"):
+        await open_store("redis://127.0.0.1:1")
 
 
 async def test_no_two_writes_have_the_same_version(store: CoordinationStore) -> None:

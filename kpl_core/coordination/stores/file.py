@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import unquote
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
+from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreAddress, StoreFailed, Written
+from kpl_core.errors import ConfigError
 
 _LOCK: Final = ".lock"
 _TEMPORARY: Final = ".writing-"
@@ -36,6 +38,15 @@ _POLL_SECONDS: Final = 0.002
 _MOST_THREADS: Final = 4
 _CANCEL_SECONDS: Final = 0.5
 _Answer = TypeVar("_Answer")
+
+
+async def open_store(address: StoreAddress) -> "FileStore":
+    """Open `file:///path/of/a/folder`."""
+    host, path = address.parts.netloc, unquote(address.parts.path)
+    if host or len(path) <= 1:
+        message = f"store is 'file://{host}{path}'; give the full path of a folder, as in file:///run/kpl/orders"
+        raise ConfigError(message)
+    return FileStore(Path(path))
 
 
 class FileStore:
