@@ -51,7 +51,11 @@ class SenderStuck(Exception):  # noqa: N818 - as above
 
 
 class RecordSource(Protocol):
-    """The queue that a sender empties. The sender calls every method in its own thread."""
+    """The queue that a sender empties. The sender calls every method in its own thread.
+
+    While the producer is full, each of n sources is the first to be drained in every n-th drain, and gets what room has
+    become free.
+    """
 
     def drain(self, producer: Producer) -> None:
         """Put what is queued, as far as the producer has room. The sender calls it again after progress."""

@@ -10,6 +10,7 @@ To add a store: one file here with a store and its `open_store`, and a row of `S
 `options/coordination_options.py`. Only the packages that the URL needs are imported.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -45,6 +46,9 @@ async def open_store(
     try:
         module = import_module(f"kpl_core.coordination.{name}")
     except ModuleNotFoundError as error:
+        if error.name in sys.stdlib_module_names:
+            # fcntl is not everywhere.
+            raise
         message = (
             f"store is a {parts.scheme}:// URL and the package {error.name} is not installed; "
             f"pip install 'kpl-integrations[{error.name}]'"
