@@ -30,7 +30,7 @@ class EndlessSource:
 
 
 def test_sources_that_always_have_records_get_the_first_room_in_turn() -> None:
-    """Each of n sources puts in every n-th drain. In a fixed order the first source would take all room for ever."""
+    """Each of n sources puts in every n-th drain. In a fixed order the first source would always take all room."""
     sources = [EndlessSource() for _ in range(3)]
     transport = FakeTransport(FakeKinesis({"orders": 1}, enforce_limits=False))
     config = Config(max_outstanding_records=100, record_max_buffered_time_ms=1)

@@ -66,7 +66,7 @@ def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
     assert headings[0] == "## [Unreleased]"
     assert [heading for heading in headings if not re.fullmatch(f"{version}|{kind}", heading)] == []
     if not any(heading.startswith("## [0") for heading in headings):
-        # Nothing has been released, so nothing has changed for anybody.
+        # Nothing has been released, so no user sees a change.
         assert headings == ["## [Unreleased]", "### Added"]
 
 
