@@ -4,7 +4,7 @@ The table `REFUSALS` has the answer to each reason; the code, the tests and Open
 "quota-exceeded" and "temporary-reduced-capacity" are registered by the RateLimit draft
 (draft-ietf-httpapi-ratelimit-headers). The others are "about:blank" with a `code` of this gateway (RFC 9457).
 
-The waits of rejected clients, Retry-After and RateLimit, are computed and written here only.
+The waits of rejected clients, Retry-After and RateLimit, are computed here only.
 `DrainRate` measures how fast a queue empties. `RetryAfterScheduler` spreads the retries of rejected clients over
 time: each gets the time at which the clients before it will have been served. Most clients that obey
 `Retry-After` then succeed at the first retry. With one time for all, the first retry would take the capacity and
