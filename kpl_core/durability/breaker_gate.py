@@ -14,7 +14,7 @@ from kpl_core.durability.circuit_breaker import ADMISSIONS, BreakerState, Circui
 from kpl_core.hooks import BreakerChanged, Fact
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import BreakerPolicy, TierPolicy
-from kpl_core.pipeline.backoff_queue import BackoffQueue
+from kpl_core.pipeline.retrier import BackoffQueue
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.pipeline.stages import Passage
 from kpl_core.pipeline.token_bucket import TokenBucket

@@ -20,14 +20,13 @@ from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
 from kpl_core.options.stage_rules import aggregation_rules, collection_rules, shard_rules
 from kpl_core.pipeline.aggregator import Aggregator
-from kpl_core.pipeline.backoff_queue import BackoffQueue
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane, Placed
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
-from kpl_core.pipeline.retrier import Retrier
+from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
 from kpl_core.pipeline.send_queue import SendingPause, SendQueue
 from kpl_core.pipeline.shard_map import ShardMap
