@@ -8,15 +8,24 @@ and lists.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Final
 
 import msgspec
 
-from kpl_core.options.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHARACTERS, RECORDS_PER_REQUEST
+from kpl_core.options.kinesis_limits import (
+    MAX_RECORD_BYTES,
+    PARTITION_KEY_CHARACTERS,
+    RECORDS_PER_REQUEST,
+    STREAM_ARN_CHARACTERS,
+)
+from kpl_core.records.user_record import STREAM_ARN
 from kpl_integrations.kinesis_protocol import requests
 from kpl_integrations.kinesis_protocol.requests import VALIDATION, RequestRefused
 
 _MAX_LISTED: Final = 10
+# Of a value; longer ones are cut in the message.
+_MAX_QUOTED: Final = 2_048
 _NAME: Final = r"[a-zA-Z0-9_.-]+"
 _ARN: Final = r"arn:aws.*:kinesis:.*:\d{12}:stream/\S+"
 _HASH_KEY: Final = r"0|([1-9]\d{0,38})"
@@ -42,16 +51,22 @@ class Constraint:
             if self.required:
                 yield "Member must not be null"
             return
+        size, what = (value, "value") if isinstance(value, int) else (_length(value), "length")
         if isinstance(value, str):
             if self.one_of and value not in self.one_of:
                 yield f"Member must satisfy enum value set: [{', '.join(self.one_of)}]"
-            if self.pattern is not None and re.fullmatch(self.pattern, value, re.ASCII) is None:
+            # A text that is too long is not matched.
+            if self.pattern is not None and (self.most is None or size <= self.most) and not self._matches(value):
                 yield f"Member must satisfy regular expression pattern: {self.pattern}"
-        size, what = (value, "value") if isinstance(value, int) else (_length(value), "length")
         if self.least is not None and size < self.least:
             yield f"Member must have {what} greater than or equal to {self.least}"
         if self.most is not None and size > self.most:
             yield f"Member must have {what} less than or equal to {self.most}"
+
+    def _matches(self, value: str) -> bool:
+        # Messages show the API's pattern of an ARN. Matching it takes quadratic time.
+        pattern = STREAM_ARN if self.pattern == _ARN else re.compile(self.pattern or "", re.ASCII)
+        return pattern.fullmatch(value) is not None
 
 
 def _length(value: object) -> int:
@@ -59,7 +74,7 @@ def _length(value: object) -> int:
 
 
 _STREAM_NAME: Final = Constraint("stream_name", least=1, most=128, pattern=_NAME)
-_STREAM_ARN: Final = Constraint("stream_arn", least=1, most=2048, pattern=_ARN)
+_STREAM_ARN: Final = Constraint("stream_arn", least=1, most=STREAM_ARN_CHARACTERS, pattern=_ARN)
 _STREAM: Final = (_STREAM_NAME, _STREAM_ARN)
 _NEXT_TOKEN: Final = Constraint("next_token", least=1, most=1_048_576)
 _START_SHARD: Final = Constraint("exclusive_start_shard_id", least=1, most=128, pattern=_NAME)
@@ -155,11 +170,9 @@ def check_constraints(request: msgspec.Struct) -> None:
     Raises:
         RequestRefused: a ValidationException that lists the violations.
     """
-    found = list(_violations(request, ""))
-    if _lacks_stream(request):
-        found.append("Value null at 'streamName' failed to satisfy constraint: Member must not be null")
-    if found:
-        listed = found[:_MAX_LISTED]
+    lacking = "Value null at 'streamName' failed to satisfy constraint: Member must not be null"
+    found = chain(_violations(request, ""), [lacking] if _lacks_stream(request) else [])
+    if listed := list(islice(found, _MAX_LISTED)):
         plural = "s" if len(listed) > 1 else ""
         raise RequestRefused(VALIDATION, f"{len(listed)} validation error{plural} detected: {'; '.join(listed)}")
 
@@ -182,7 +195,7 @@ def _violations(request: msgspec.Struct, path: str) -> Iterator[str]:
             at = f"{path}{wire_name[0].lower()}{wire_name[1:]}"
             yield f"Value{_quoted(value)} at '{at}' failed to satisfy constraint: {constraint}"
     if isinstance(request, requests.PutRecords):
-        for position, entry in enumerate(request.records or (), 1):
+        for position, entry in enumerate((request.records or [])[:RECORDS_PER_REQUEST], 1):
             if not _is_valid(entry):
                 yield from _violations(entry, f"{path}records.{position}.member.")
     elif isinstance(request, requests.ListShards) and request.shard_filter is not None:
@@ -205,7 +218,7 @@ def _is_valid(entry: requests.PutRecordsRequestEntry) -> bool:
 
 def _is_canonical(hash_key: str) -> bool:
     # The same as matching `_HASH_KEY`, at a third of its cost.
-    digits = hash_key.isascii() and hash_key.isdigit() and len(hash_key) <= _HASH_KEY_DIGITS
+    digits = len(hash_key) <= _HASH_KEY_DIGITS and hash_key.isascii() and hash_key.isdigit()
     return digits and (hash_key[0] != "0" or hash_key == "0")
 
 
@@ -213,5 +226,6 @@ def _quoted(value: object) -> str:
     if value is None:
         return " null"
     if isinstance(value, (str, int)):
-        return f" '{value}'"
+        text = str(value)
+        return f" '{text}'" if len(text) <= _MAX_QUOTED else f" '{text[:_MAX_QUOTED]}...'"
     return " '[]'" if value == [] else ""
