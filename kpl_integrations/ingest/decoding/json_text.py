@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -20,7 +21,7 @@ _RUNS: Final = ((b"[" * 16, b"A"), (b"]" * 16, b"B"), (b"[" * 4, b"C"), (b"]" * 
 _STEPS: Final = {ord("A"): 16, ord("B"): -16, ord("C"): 4, ord("D"): -4, ord("["): 1, ord("]"): -1}
 _BRACES_AS_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b'[]{}"'))
-# Decoded objects take up to 56 bytes each, and two bytes of JSON suffice for one. More are valid in a larger body.
+# Decoded objects take up to 56 bytes each, and two bytes of JSON are enough for one. Larger bodies may have more.
 _MOST_OBJECTS: Final = 1 << 20
 _BYTES_PER_OBJECT: Final = 16
 _MANY_ELEMENTS: Final = 1 << 18
@@ -33,7 +34,10 @@ _MOST_SAID: Final = 200
 
 def printable(text: str) -> str:
     """Return text from a client in a form that is safe in a log line: short, without control characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_MOST_SAID])
+    short = text[:_MOST_SAID]
+    if short.isprintable():
+        return short
+    return "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in short])
 
 
 # An absent member that would be raw JSON. One object serves all.
@@ -111,6 +115,12 @@ def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:
 def mismatch(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the field that has the wrong shape ("$" for the whole), and what is wrong with it."""
     said = str(error)
+    # Thousands of bad records mostly have the same problem.
+    return _mismatch(said) if len(said) <= _MOST_SAID else _mismatch.__wrapped__(said)
+
+
+@lru_cache(maxsize=256)
+def _mismatch(said: str) -> tuple[str, str]:
     at = _AT.search(said)
     path = at.group(1).removeprefix("$").removeprefix(".") if at else ""
     said = _AT.sub("", said)
