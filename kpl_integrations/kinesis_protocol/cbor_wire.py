@@ -127,13 +127,18 @@ class CborWire:
         return cbor2.dumps(answer, encoders={Timestamp: _write_timestamp})
 
     def encode_put_results(self, results: Iterable[PutResult]) -> bytes:
-        """Return the body of a PutRecords answer."""
-        entries: list[dict[str, str | None]] = []
+        """Return the body of a PutRecords answer. Records that were aggregated share one encoded entry."""
+        encoded: dict[tuple[str | None, str | None], bytes] = {}
+        entries: list[bytes] = []
         failed = 0
         for result in results:
-            if result.error_code is None:
-                entries.append({"SequenceNumber": result.sequence_number, "ShardId": result.shard_id})
-            else:
-                failed += 1
-                entries.append({"ErrorCode": result.error_code, "ErrorMessage": result.error_message})
-        return cbor2.dumps({"FailedRecordCount": failed, "Records": entries})
+            code = result.error_code
+            shown = (result.sequence_number, result.shard_id) if code is None else (code, result.error_message)
+            failed += code is not None
+            entry = encoded.get(shown)
+            if entry is None:
+                names = ("SequenceNumber", "ShardId") if code is None else ("ErrorCode", "ErrorMessage")
+                entry = encoded[shown] = cbor2.dumps(dict(zip(names, shown, strict=True)))
+            entries.append(entry)
+        start = b"".join(map(cbor2.dumps, ("FailedRecordCount", failed, "Records")))
+        return b"\xa2%b\x9a%b%b" % (start, len(entries).to_bytes(4, "big"), b"".join(entries))
