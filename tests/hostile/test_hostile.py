@@ -35,7 +35,7 @@ QUIET_PER_SECOND: Final = 50
 CONNECTIONS: Final = 4
 # A busy machine doubles CPU times now and then.
 ATTEMPTS: Final = 4
-# Shorter times say nothing about growth.
+# Shorter times are noise.
 SHORTEST_SECONDS: Final = 0.005
 
 

@@ -21,6 +21,15 @@ _MOST_ADDRESSES: Final = 10_000
 _IPV6_NETWORK_BITS: Final = 64
 
 
+def _cookie_value(cookie_header: bytes) -> str:
+    """Return the value of our cookie, or "". `http.cookies` takes quadratic time for some headers (CPython 3.11)."""
+    for pair in cookie_header.split(b";"):
+        name, _, value = pair.strip().partition(b"=")
+        if name == _COOKIE_NAME:
+            return value.strip(b'"').decode("latin-1")
+    return ""
+
+
 class DashboardSession:
     """Create and verify cookies. Times are seconds since 1970, because a cookie outlives the process.
 
@@ -52,15 +61,6 @@ class DashboardSession:
 
     def _mac(self, expires_at: str) -> str:
         return hmac.new(self._key, b"kpl dashboard " + expires_at.encode(), sha256).hexdigest()
-
-
-def _cookie_value(cookie_header: bytes) -> str:
-    """Return the value of our cookie, or "". `http.cookies` takes quadratic time for some headers (CPython 3.11)."""
-    for pair in cookie_header.split(b";"):
-        name, _, value = pair.strip().partition(b"=")
-        if name == _COOKIE_NAME:
-            return value.strip(b'"').decode("latin-1")
-    return ""
 
 
 class LoginAttempts:
