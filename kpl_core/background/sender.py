@@ -53,7 +53,7 @@ class SenderStuck(Exception):  # noqa: N818 - as above
 class RecordSource(Protocol):
     """The queue that a sender empties. The sender calls every method in its own thread."""
 
-    def drain(self, producer: Producer) -> None:
+    def drain(self, producer: Producer) -> object:
         """Put what is queued, as far as the producer has room. The sender calls it again after progress."""
 
     def watch_drained(self) -> Callable[[], bool]:

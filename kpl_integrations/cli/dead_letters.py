@@ -25,7 +25,7 @@ from kpl_core.durability.spool import (
     SpoolError,
     letter_to_json,
 )
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
@@ -198,8 +198,7 @@ async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: Lette
 def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
     def put(record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> None:
         letter = UserRecord(record.partition_key, record.data, record.explicit_hash_key, tier=record.tier)
-        delivery = producer.put_record_nowait(record.stream, letter)
-        ResultCallback(delivery, finished)
+        call_when_finished(producer.put_record_nowait(record.stream, letter), finished)
 
     return put
 

@@ -56,6 +56,10 @@ _ROWS: Final = (
         "reason",
         "tier",
     ),
+    _counter(
+        "kinesis_producer_lost_records_total",
+        "User records that failed for good and that no spool or dead letter keeps; 0 from the start.",
+    ),
     _counter("kinesis_producer_bytes_total", "Key and data bytes of those user records.", "outcome"),
     _gauge("kinesis_producer_outstanding_records", "User records between put and result."),
     _gauge(
@@ -115,6 +119,14 @@ _ROWS: Final = (
     _gauge("kinesis_producer_dlq_depth", "Dead letters stored."),
     _gauge("kinesis_producer_spool_bytes", "Bytes of the spooled records, as max_bytes counts them."),
     _gauge("kinesis_producer_spool_records", "User records in the spool."),
+    _counter(
+        "kinesis_outbox_discarded_records_total", "User records that a request discarded because of its status.", "code"
+    ),
+    _counter("kinesis_log_records_total", "Log records given to a KinesisHandler."),
+    _counter("kinesis_log_dropped_records_total", "Log records that the handler lost."),
+    _gauge("kinesis_log_buffered_records", "Log records without a result yet."),
+    _counter("kinesis_otel_exported_items_total", "Spans, data points and log records exported.", "signal"),
+    _counter("kinesis_otel_lost_items_total", "Those of them that were lost.", "signal"),
     _counter("kinesis_ingest_requests_total", "Requests that the gateway answered.", "code"),
     _counter(
         "kinesis_ingest_rejected_total", "Requests that the gateway rejected, by row of its admission table.", "reason"
