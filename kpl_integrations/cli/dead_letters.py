@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 
 from kpl_core import Producer, RecordResult, SpoolOptions, UserRecord
 from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, RedriveProgress, Redriver, purge
-from kpl_core.durability.replay import DeliveryPace
+from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool import (
     AsyncSpool,
     DeadLetter,
@@ -198,7 +198,8 @@ async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: Lette
 def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
     def put(record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> None:
         letter = UserRecord(record.partition_key, record.data, record.explicit_hash_key, tier=record.tier)
-        call_when_finished(producer.put_record_nowait(record.stream, letter), finished)
+        delivery = producer.put_record_nowait(record.stream, letter)
+        call_when_finished(delivery, finished)
 
     return put
 

@@ -8,11 +8,18 @@ API Reference (AWS, Kinesis 2013-12-02); timestamps are seconds since 1970.
 
 import re
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Annotated, Final, get_type_hints
 
 import msgspec
 
-from kpl_core.options.kinesis_limits import MAX_RECORD_BYTES, PARTITION_KEY_CHARACTERS, RECORDS_PER_REQUEST
+from kpl_core.options.kinesis_limits import (
+    MAX_RECORD_BYTES,
+    PARTITION_KEY_CHARACTERS,
+    RECORDS_PER_REQUEST,
+    STREAM_ARN_CHARACTERS,
+)
+from kpl_core.records.user_record import STREAM_ARN
 
 INVALID_ARGUMENT: Final = "InvalidArgumentException"
 SERIALIZATION: Final = "SerializationException"
@@ -20,6 +27,9 @@ UNKNOWN_OPERATION: Final = "UnknownOperationException"
 VALIDATION: Final = "ValidationException"
 
 _MAX_LISTED: Final = 10
+# Of a value; longer ones are cut in the message.
+_MAX_QUOTED: Final = 2_048
+_ARN: Final = r"arn:aws.*:kinesis:.*:\d{12}:stream/\S+"
 _HASH_KEY_DIGITS: Final = 39
 _LARGEST_INTEGER: Final = 2**31 - 1
 
@@ -49,16 +59,22 @@ class Constraint(msgspec.Struct, frozen=True):
             if self.required:
                 yield "Member must not be null"
             return
+        size, what = (value, "value") if isinstance(value, int) else (_length(value), "length")
         if isinstance(value, str):
             if self.one_of and value not in self.one_of:
                 yield f"Member must satisfy enum value set: [{', '.join(self.one_of)}]"
-            if self.pattern is not None and re.fullmatch(self.pattern, value, re.ASCII) is None:
+            # A text that is too long is not matched.
+            if self.pattern is not None and (self.most is None or size <= self.most) and not self._matches(value):
                 yield f"Member must satisfy regular expression pattern: {self.pattern}"
-        size, what = (value, "value") if isinstance(value, int) else (_length(value), "length")
         if self.least is not None and size < self.least:
             yield f"Member must have {what} greater than or equal to {self.least}"
         if self.most is not None and size > self.most:
             yield f"Member must have {what} less than or equal to {self.most}"
+
+    def _matches(self, value: str) -> bool:
+        # Messages show the API's pattern of an ARN. Matching it takes quadratic time.
+        pattern = STREAM_ARN if self.pattern == _ARN else re.compile(self.pattern or "", re.ASCII)
+        return pattern.fullmatch(value) is not None
 
 
 def _length(value: object) -> int:
@@ -69,7 +85,7 @@ def _length(value: object) -> int:
 Instant = Annotated[float, msgspec.Meta(ge=-62_104_000_000, le=253_370_000_000)]
 _Name = Annotated[str | None, Constraint(1, 128, r"[a-zA-Z0-9_.-]+")]
 _RequiredName = Annotated[str | None, Constraint(1, 128, r"[a-zA-Z0-9_.-]+", required=True)]
-_Arn = Annotated[str | None, Constraint(1, 2048, r"arn:aws.*:kinesis:.*:\d{12}:stream/\S+")]
+_Arn = Annotated[str | None, Constraint(1, STREAM_ARN_CHARACTERS, _ARN)]
 _PartitionKey = Annotated[str | None, Constraint(1, PARTITION_KEY_CHARACTERS, required=True)]
 _HashKey = Annotated[str | None, Constraint(pattern=r"0|([1-9]\d{0,38})")]
 _RequiredHashKey = Annotated[str | None, Constraint(pattern=r"0|([1-9]\d{0,38})", required=True)]
@@ -263,11 +279,9 @@ def check_constraints(request: msgspec.Struct) -> None:
     Raises:
         RequestRefused: a ValidationException that lists the violations.
     """
-    found = list(_violations(request, ""))
-    if _lacks_stream(request):
-        found.append("Value null at 'streamName' failed to satisfy constraint: Member must not be null")
-    if found:
-        listed = found[:_MAX_LISTED]
+    lacking = "Value null at 'streamName' failed to satisfy constraint: Member must not be null"
+    found = chain(_violations(request, ""), [lacking] if _lacks_stream(request) else [])
+    if listed := list(islice(found, _MAX_LISTED)):
         plural = "s" if len(listed) > 1 else ""
         raise RequestRefused(VALIDATION, f"{len(listed)} validation error{plural} detected: {'; '.join(listed)}")
 
@@ -289,7 +303,7 @@ def _violations(request: msgspec.Struct, path: str) -> Iterator[str]:
             at = f"{path}{wire_name[0].lower()}{wire_name[1:]}"
             yield f"Value{_quoted(value)} at '{at}' failed to satisfy constraint: {violation}"
     if isinstance(request, PutRecords):
-        for position, entry in enumerate(request.records or (), 1):
+        for position, entry in enumerate((request.records or [])[:RECORDS_PER_REQUEST], 1):
             if not _is_valid(entry):
                 yield from _violations(entry, f"{path}records.{position}.member.")
     elif isinstance(request, ListShards) and request.shard_filter is not None:
@@ -312,7 +326,7 @@ def _is_valid(entry: PutRecordsRequestEntry) -> bool:
 
 def _is_canonical(hash_key: str) -> bool:
     # The same as matching `_HASH_KEY`, at a third of its cost.
-    digits = hash_key.isascii() and hash_key.isdigit() and len(hash_key) <= _HASH_KEY_DIGITS
+    digits = len(hash_key) <= _HASH_KEY_DIGITS and hash_key.isascii() and hash_key.isdigit()
     return digits and (hash_key[0] != "0" or hash_key == "0")
 
 
@@ -320,5 +334,6 @@ def _quoted(value: object) -> str:
     if value is None:
         return " null"
     if isinstance(value, (str, int)):
-        return f" '{value}'"
+        text = str(value)
+        return f" '{text}'" if len(text) <= _MAX_QUOTED else f" '{text[:_MAX_QUOTED]}...'"
     return " '[]'" if value == [] else ""

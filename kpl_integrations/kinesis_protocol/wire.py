@@ -21,6 +21,8 @@ from kpl_integrations.kinesis_protocol.requests import (
 
 JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
 TARGET_PREFIX: Final = "Kinesis_20131202."
+# Of a JSON body. Partition keys may contain 500 times 256 braces; every other object beyond 501 is invalid or ignored.
+_MAX_OBJECTS: Final = 1 << 17
 _CBOR_TYPES: Final = frozenset({"application/x-amz-cbor-1.1", "application/cbor"})
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
@@ -96,6 +98,8 @@ class JsonWire:
 
     def decode(self, body: bytes, request_type: type[_Request]) -> _Request:
         """Return the request in `body`."""
+        if len(body) > 2 * _MAX_OBJECTS and body.count(b"{") > _MAX_OBJECTS:
+            raise RequestRefused(SERIALIZATION, f"The body has more than {_MAX_OBJECTS:,} objects.")
         try:
             return msgspec.json.decode(body, type=request_type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

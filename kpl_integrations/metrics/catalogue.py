@@ -120,7 +120,9 @@ _ROWS: Final = (
     _gauge("kinesis_producer_spool_bytes", "Bytes of the spooled records, as max_bytes counts them."),
     _gauge("kinesis_producer_spool_records", "User records in the spool."),
     _counter(
-        "kinesis_outbox_discarded_records_total", "User records that a request discarded because of its status.", "code"
+        "kinesis_outbox_discarded_records_total",
+        "User records that a request discarded because of its status.",
+        "code",
     ),
     _counter("kinesis_log_records_total", "Log records given to a KinesisHandler."),
     _counter("kinesis_log_dropped_records_total", "Log records that the handler lost."),

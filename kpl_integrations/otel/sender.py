@@ -236,15 +236,19 @@ class TelemetrySender:
     def sender_ended(self) -> None:
         """Count what has no result as lost."""
         failure = self._background.failure
-        if failure is not None:
-            _logger.warning("nothing can be sent to stream %r: %s", self._stream, failure)
-        self._give_up(_UNKNOWN if failure is None else SENDER_FAILED)
+        try:
+            if failure is not None:
+                _logger.warning("nothing can be sent to stream %r: %s", self._stream, failure)
+        finally:
+            self._give_up(_UNKNOWN if failure is None else SENDER_FAILED)
 
     async def _close_in_loop(self, deadline: float) -> None:
-        producer = await self._background.opened()
-        await self._background.put_queued(max(0.0, deadline - time.monotonic()))
-        await producer.close(timeout=max(0.0, deadline - time.monotonic()))
-        self._background.stop()
+        try:
+            producer = await self._background.opened()
+            await self._background.put_queued(max(0.0, deadline - time.monotonic()))
+            await producer.close(timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            self._background.stop()
 
     def _take(self) -> None:
         self._inbox.popleft()

@@ -15,9 +15,8 @@ from urllib.parse import parse_qs
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refused
-from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.dashboard.board import Board
 from kpl_integrations.ingest.dashboard.sign_in import DashboardSession, LoginAttempts
 from kpl_integrations.ingest.http.answers import send_answer, send_refusal

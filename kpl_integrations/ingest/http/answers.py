@@ -10,8 +10,14 @@ import msgspec
 
 from kpl_integrations.asgi.protocol import Send
 from kpl_integrations.ingest.admission.acknowledgement import RecordAnswer, RejectedRecord
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
-from kpl_integrations.ingest.admission.retry_after import QUEUE_SHARE, rate_limit_headers, refusal_headers
+from kpl_integrations.ingest.admission.refusals import (
+    QUEUE_SHARE,
+    REFUSALS,
+    Refusal,
+    Refused,
+    rate_limit_headers,
+    refusal_headers,
+)
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 
 PROBLEM_JSON: Final = b"application/problem+json"

@@ -17,9 +17,8 @@ import msgspec
 from kpl_core import Delivery, RecordResult, UserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, RATE_LIMITED
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
 from kpl_integrations.ingest.http.answers import send_answer

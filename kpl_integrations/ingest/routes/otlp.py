@@ -17,8 +17,7 @@ import msgspec
 from kpl_core import Delivery
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refused_decoding
-from kpl_integrations.ingest.admission.retry_after import refusal_headers
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_records
 from kpl_integrations.ingest.decoding.decoded import random_partition_key

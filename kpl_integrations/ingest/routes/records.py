@@ -167,7 +167,8 @@ class RecordsRoute:
     async def _require_stream(self, account: TenantAccount, stream: str) -> str:
         """Check name, permission and existence, in this order, and return the canonical name of the stream.
 
-        A tenant without permission does not learn whether the stream exists.
+        The check of the name is bounded and linear, so that refusals may repeat the name. A tenant without permission
+        does not learn whether the stream exists.
         """
         try:
             require_stream(stream)

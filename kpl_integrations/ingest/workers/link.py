@@ -5,7 +5,8 @@ A message is a line:
     supervisor -> worker      the worker's instructions (the first line, JSON)
                               report N       send a report now
                               stop SIGNAL    the supervisor received this signal
-                              sum N {...}    the answer to `totals N`
+                              sum N {...}    the answer to `totals N`; N is 0 for a sum that another worker asked for,
+                                             and for the first one, which follows the instructions
     worker -> supervisor      ready          it listens
                               report N {...} its counts, taken after request N arrived (`WorkerTotals`)
                               totals N       asks for the sum over all workers
@@ -94,6 +95,11 @@ class Channel:
         with contextlib.suppress(OSError):
             await self._writer.drain()
 
+    def offer(self, message: bytes) -> None:
+        """Send a message without waiting, unless the other process has not taken the last ones: it may hang."""
+        if not self._writer.transport.get_write_buffer_size():
+            self.post(message)
+
     async def receive(self) -> bytes | None:
         """Return the next message, or None when the other process is gone."""
         try:
@@ -143,9 +149,9 @@ class SupervisorLink:
         self.request = 0
         # Sends a report; set while the gateway is open.
         self.send_report: Callable[[], Awaitable[None]] | None = None
-        self._asking = anyio.Lock()
+        # The last sum over all workers, as JSON; whichever worker asked for it.
+        self.latest: bytes | None = None
         self._number = 0
-        self._answer: bytes | None = None
         self._answered = anyio.Event()
         self._is_lost = False
 
@@ -160,22 +166,26 @@ class SupervisorLink:
                 elif kind == b"stop":
                     requests.passed_on(signal.Signals(int(rest)))
                 elif kind == b"sum":
-                    number, _, body = rest.partition(b" ")
+                    number, _, self.latest = rest.partition(b" ")
                     if int(number) == self._number:
-                        self._answer = body
                         self._answered.set()
         finally:
             self._is_lost = True
             self._answered.set()
             requests.signalled()
 
-    async def ask_for_totals(self) -> bytes | None:
-        """Return the sum over all workers as JSON, or None if the supervisor is gone. The caller sets a timeout."""
-        async with self._asking:
-            if self._is_lost:
-                return None
+    async def first_sum(self) -> None:
+        """Return when there is a sum, or the supervisor is gone. Call it before any question."""
+        await self._answered.wait()
+
+    async def ask_for_sum(self) -> bool:
+        """Return True when `latest` answers this question, False if the supervisor is gone.
+
+        One caller asks at a time, and sets a timeout.
+        """
+        if not self._is_lost:
             self._number += 1
-            self._answer, self._answered = None, anyio.Event()
+            self._answered = anyio.Event()
             await self.channel.send(b"totals %d" % self._number)
             await self._answered.wait()
-            return self._answer
+        return not self._is_lost

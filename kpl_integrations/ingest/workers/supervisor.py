@@ -234,6 +234,7 @@ class Supervisor:
             worker.answered = 0
             # Nothing awaits in between: a signal is sent once, here or by `stop`.
             channel.post(instructions)
+            channel.post(b"sum 0 " + encode(self.totals()))
             for number in self._signals:
                 worker.post(b"stop %d" % number)
             tasks.start_soon(self._receive, worker, channel, background)
@@ -286,7 +287,11 @@ class Supervisor:
         with anyio.move_on_after(_REPORT_SECONDS):
             for worker in self._workers:
                 await worker.reported(request)
-        await channel.send(b"sum %s " % question + encode(self.totals()))
+        totals = encode(self.totals())
+        for worker in self._workers:
+            if worker.channel is not None and worker.channel is not channel:
+                worker.channel.offer(b"sum 0 " + totals)
+        await channel.send(b"sum %s " % question + totals)
 
     def _set_ready(self, worker: _Worker) -> None:
         worker.is_ready = True
