@@ -57,7 +57,7 @@ class RecordSource(Protocol):
     become free.
     """
 
-    def drain(self, producer: Producer) -> None:
+    def drain(self, producer: Producer) -> object:
         """Put what is queued, as far as the producer has room. The sender calls it again after progress."""
 
     def watch_drained(self) -> Callable[[], bool]:

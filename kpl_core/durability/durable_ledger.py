@@ -92,15 +92,11 @@ class DurableLedger(Ledger):
 
     def __init__(self, stream: str, buffer_limit: BufferLimit, *, rules: DurableRules, listening: bool) -> None:
         super().__init__(stream, buffer_limit, listening=listening)
+        self.is_durable = True
         self._rules = rules
         # Not yet taken by the driver, and the count of those that it has taken and not settled.
         self._pending: list[PendingFallback] = []
         self._in_transit = 0
-
-    @property
-    def is_durable(self) -> bool:
-        """Return True: failed records are offered to a durable store."""
-        return True
 
     @property
     def has_pending(self) -> bool:

@@ -75,11 +75,6 @@ class BufferLimit:
         least_records, least_bytes = self._floors[tier]
         return self.free_records - least_records, self.free_bytes - least_bytes
 
-    def require_room(self, *, size_bytes: int, records: int = 1, tier: Tier = "normal") -> None:
-        """Check that there is room for so many user records together; raises like `reserve`."""
-        if not self.has_room(size_bytes=size_bytes, records=records, tier=tier):
-            raise self.full()
-
     def overdraw(self, *, size_bytes: int) -> None:
         """Take room without a check for a spilled user record, which gives it back at once."""
         self.free_records -= 1
@@ -91,7 +86,8 @@ class BufferLimit:
         Raises:
             BufferFull: there is none; nothing was taken.
         """
-        self.require_room(size_bytes=size_bytes, records=records, tier=tier)
+        if not self.has_room(size_bytes=size_bytes, records=records, tier=tier):
+            raise self.full()
         self.free_records -= records
         self.free_bytes -= size_bytes
 

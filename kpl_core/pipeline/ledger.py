@@ -73,6 +73,8 @@ class Ledger:
         self._stream = stream
         self._buffer_limit = buffer_limit
         self.generations = Generations()
+        # True if failed records are offered to a durable store before they are final.
+        self.is_durable = False
         # True if hooks want facts.
         self.listening = listening
         self.delivered = 0
@@ -81,11 +83,6 @@ class Ledger:
         # How many times a user record went to the spool or to the dead letters.
         self.kept: Counter[Place] = Counter()
         self.facts: list[Fact] = []
-
-    @property
-    def is_durable(self) -> bool:
-        """Return True if failed records are offered to a durable store before they are final."""
-        return False
 
     @property
     def has_pending(self) -> bool:

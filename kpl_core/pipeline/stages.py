@@ -13,7 +13,7 @@ what fills the places.
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kpl_core.hooks import Fact
@@ -22,7 +22,7 @@ from kpl_core.options.stage_rules import aggregation_rules, collection_rules, sh
 from kpl_core.pipeline.aggregator import Aggregator
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.collector import Collector
-from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.lane import Lane, Placed
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
@@ -78,15 +78,16 @@ class GroupTerms(NamedTuple):
 
     The flow and the tier hold for all records; their own do not count. Without `aggregate` each travels in a Kinesis
     record of its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail.
-    With `wants_deliveries` False the records are pairs of partition key and bytes, of tier normal, and cost half as
-    much.
     """
 
     flow: str | None
     tier: Tier = "normal"
     aggregate: bool = True
     keep: bool = True
-    wants_deliveries: bool = True
+
+
+# Where a record of a group is put: its lane, the lane's entry for its key, and the bytes of key and data.
+GroupPlace = tuple[UserRecord, Lane, bytes, int]
 
 
 class FairQueueing(Protocol):
@@ -101,10 +102,19 @@ class FairQueueing(Protocol):
     def enqueue(self, shard_id: str | None, detached: DetachedUserRecord) -> None:
         """Let a user record wait for its turn."""
 
-    def put_together(
-        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[ResultHandle]
-    ) -> Iterator[None]:
-        """Accept all records or none, appending their deliveries; yield whenever a lane has closed a record."""
+    def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
+        """Check the records, take room for all of them, and return where each is put."""
+
+    def enter_group(
+        self, places: Sequence[GroupPlace], deliveries: list[ResultHandle], now: float, terms: GroupTerms
+    ) -> None:
+        """Put the records behind those that have a delivery, until a lane has closed a record."""
+
+    def admit_pairs(self, pairs: Sequence[Any], flow: str | None) -> dict[Lane, list[Placed]]:
+        """Check pairs of key and data, take room for all of them, and return what goes into which lane."""
+
+    def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:
+        """Remove runs and put them, until a lane has closed a record."""
 
     def next_ready(self, now: float) -> DetachedUserRecord | None:
         """Remove and return the next user record that may enter aggregation, None if none may."""

@@ -52,7 +52,7 @@ def stream_pipeline(
     else:
         ledger = Ledger(stream, buffer_limit, listening=listening)
     stages = Stages(stream, config, buffer_limit, ledger, chance=chance, delivery=delivery)
-    fair = None if config.fairness is None else FairIntake(stages, config.fairness, write_ahead)
+    fair = None if config.fairness is None else FairIntake(stages, config.fairness)
     gate = _breaker_gate(stream, config, spools=rules.spool)
     return StreamPipeline(stages, now=now, write_ahead=write_ahead, fair=fair, gate=gate)
 

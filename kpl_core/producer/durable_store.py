@@ -39,7 +39,7 @@ from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import WriteAhead
 from kpl_core.producer.dead_letter_sender import DeadLetterSender
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_core.producer.replay_put import ReplayPut
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.outcome import Origin
@@ -190,7 +190,7 @@ class DurableStore:
                     write_ahead.left_in_spool(detached, self._clock())
                     self._release(number)
                 else:
-                    ResultCallback(pipeline.start_written(detached, self._clock()), partial(self._ended, number))
+                    call_when_finished(pipeline.start_written(detached, self._clock()), partial(self._ended, number))
             self._wake(pipeline.stream)
 
         self._when(stored, written, partial(refused, "the disk did not answer"))

@@ -196,7 +196,7 @@ class Producer:
             self._life.require_own_loop()
         if pipeline.fair is None:
             raise _no_fair_queue()
-        pipeline.put_together(pairs, self._clock(), GroupTerms(flow, wants_deliveries=False))
+        pipeline.put_pairs_together(pairs, self._clock(), flow)
         if pipeline.attention:
             self._wake(stream)
 

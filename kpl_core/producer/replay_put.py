@@ -5,7 +5,7 @@ from collections.abc import Callable
 from kpl_core.durability.spool import SpooledRecord
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_core.records.outcome import Origin, ResultHandle
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
@@ -62,7 +62,7 @@ class ReplayPut:
         self._put_to.add(record.stream)
         if pipeline.attention:
             self._wake(record.stream)
-        ResultCallback(delivery, finished)
+        call_when_finished(delivery, finished)
         return delivery
 
 

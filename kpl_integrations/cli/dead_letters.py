@@ -26,7 +26,7 @@ from kpl_core.durability.spool import (
     SpoolError,
     letter_to_json,
 )
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, exit_code_of, until_signal
 from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
@@ -218,7 +218,7 @@ def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordRe
             explicit_hash_key=record.explicit_hash_key,
             tier=record.tier,
         )
-        ResultCallback(delivery, finished)
+        call_when_finished(delivery, finished)
 
     return put
 

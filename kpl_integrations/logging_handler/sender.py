@@ -18,7 +18,7 @@ from typing import Final
 
 from kpl_core import BlockingProducer, BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
 from kpl_core.background.sender import BackgroundSender
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_core.records.user_record import Tier
 from kpl_integrations.logging_handler.entry import Entry, LetterAndStub, LogPiece, SplitRecord, random_keys
 from kpl_integrations.logging_handler.level_queue import (
@@ -224,10 +224,6 @@ class LogSender:
         finally:
             self._finished.set()
 
-    def drain(self, producer: Producer) -> None:
-        """Put what was taken from the queue, and up to 500 more, as far as the producer has room."""
-        self._put_some(producer)
-
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once everything that is queued now has been put."""
         with self._room:
@@ -252,7 +248,7 @@ class LogSender:
         delay = _POLL_SECONDS
         try:
             self._report_drops_in_time(producer)
-            taken = self._put_some(producer)
+            taken = self.drain(producer)
             if taken or self._pieces or self.is_closing:
                 self._empty_polls = 0
                 if taken == _CHUNK_RECORDS and not self._pieces:
@@ -268,8 +264,8 @@ class LogSender:
         finally:
             self._timer = asyncio.get_running_loop().call_later(delay, self._poll)
 
-    def _put_some(self, producer: Producer) -> int:
-        """Put what was taken before, then up to 500 more; return how many those were."""
+    def drain(self, producer: Producer) -> int:
+        """Put what was taken before, then up to 500 more, as far as there is room; return how many those were."""
         if self._pieces:
             self._put_pieces(producer)
         if self._pieces or self.is_finished:
@@ -278,24 +274,22 @@ class LogSender:
             taken = self._queue.take(_CHUNK_RECORDS)
             if taken:
                 self._room.notify_all()
+        keys, finished, waits = self._keys, self._record_finished, self._without_room == "wait"
         for is_highest, entry in taken:
             tier: Tier = "critical" if is_highest else "normal"
-            if not (isinstance(entry, bytes) and self._is_plainly_put(producer, entry, tier)):
+            # Most entries are one user record, put into a producer with room.
+            if not isinstance(entry, bytes) or self._pieces or not waits:
                 self._add_pieces(producer, entry, tier)
+                continue
+            try:
+                delivery = producer.put_nowait(self._stream, partition_key=next(keys), data=entry, tier=tier)
+            except (BufferFull, ProducerClosed, InvalidUserRecord):
+                # `_put_pieces` tries it once more, and knows what to do.
+                self._add_pieces(producer, entry, tier)
+            else:
+                call_when_finished(delivery, finished)
         self._put_pieces(producer)
         return len(taken)
-
-    def _is_plainly_put(self, producer: Producer, data: bytes, tier: Tier) -> bool:
-        """Put what most entries are: one user record, into a producer with room; return False if it is not put."""
-        if self._pieces or self._without_room != "wait":
-            return False
-        try:
-            delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=data, tier=tier)
-        except (BufferFull, ProducerClosed, InvalidUserRecord):
-            # `_put_pieces` tries it once more, and knows what to do.
-            return False
-        ResultCallback(delivery, self._record_finished)
-        return True
 
     def _add_pieces(self, producer: Producer, entry: Entry, tier: Tier) -> None:
         """Divide an entry into the user records to put."""
@@ -329,7 +323,7 @@ class LogSender:
                 # The stream takes less in one record than was known when this was formatted.
                 failed("InvalidUserRecord")
             else:
-                ResultCallback(delivery, finished)
+                call_when_finished(delivery, finished)
             self._pieces.popleft()
             self._pieces_put += 1
 
@@ -422,7 +416,7 @@ class LogSender:
                 # The notice did not arrive, so the next one reports this again.
                 self._reported -= news
 
-        ResultCallback(delivery, finished)
+        call_when_finished(delivery, finished)
         return True
 
     def _give_up(self, reason: str) -> None:

@@ -24,7 +24,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_conte
 
 from kpl_core import BufferFull, KplError, Producer, RecordResult
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
@@ -225,7 +225,7 @@ class TelemetrySender:
                 self._settle(shipment, reason=type(error).__name__)
             else:
                 self._take()
-                ResultCallback(delivery, partial(self._has_result, shipment))
+                call_when_finished(delivery, partial(self._has_result, shipment))
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once the producer has everything that is in the inbox now."""
