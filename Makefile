@@ -37,7 +37,7 @@ BUILT        := dist/.built
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long test-suites test-pythons check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons check format lint types layers coverage fuzz interop chaos hostile bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
@@ -48,6 +48,7 @@ help:
 	@echo 'make fuzz      send arbitrary bodies to the decoders of the gateway for a minute (SECONDS=60)'
 	@echo 'make interop   the tests with independent emulators, consumers and SDKs'
 	@echo 'make chaos     the tests with injected faults, for some minutes'
+	@echo 'make hostile   small expensive requests: what each costs, and whether a quiet tenant is served beside the worst'
 	@echo 'make bench     records per CPU-second, compared with the alternatives'
 	@echo 'make docs      the documentation site, into site/'
 	@echo 'make package   the wheel, and the tests on it, outside this folder'
@@ -118,6 +119,9 @@ interop: $(READY_TO_DEV)
 
 chaos: $(READY_TO_DEV)
 	@$(RUN) pytest --quiet tests/chaos $(ARGS)
+
+hostile: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet --capture no tests/hostile $(ARGS)
 
 bench: $(READY_TO_DEV)
 	@$(RUN) benchmarks $(ARGS)

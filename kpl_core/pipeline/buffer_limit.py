@@ -16,16 +16,6 @@ from kpl_core.records.user_record import Tier
 class BufferLimit:
     """Room for `max_records` user records of `max_bytes` (partition key + data) together."""
 
-    __slots__ = (
-        "_floors",
-        "_normal_bytes",
-        "_normal_records",
-        "free_bytes",
-        "free_records",
-        "max_bytes",
-        "max_records",
-    )
-
     def __init__(self, *, max_records: int, max_bytes: int, tiers: TierPolicy | None = None) -> None:
         self.max_records = max_records
         self.max_bytes = max_bytes

@@ -205,6 +205,13 @@ class Ledger:
                 )
             )
 
+    def settle_unsent(self, detached: DetachedUserRecord, attempt: Attempt, place: Place | None) -> None:
+        """Make a user record final that never travelled: `place` has it, or (None) it has failed for good."""
+        # Not `self.settle_alone`: a durable ledger would look for a place once more.
+        Ledger.settle_alone(self, detached, attempt, predicted_shard=None, kept=place)
+        self.generations.release(detached.generation)
+        detached.outcome.wake()
+
     def fail_waiting(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
         """Fail a user record that waited for its flow's turn."""
         self.settle_alone(detached, attempt, predicted_shard=None)

@@ -8,7 +8,7 @@
 * fate: the `Ledger` makes failed records final, or offers them to a durable store first (`DurableLedger`).
 
 An empty place is None, and the hot path does not look at it. The protocols below are all that the pipeline knows of
-what fills the places.
+the fair queue and the gate.
 """
 
 import enum
@@ -33,7 +33,7 @@ from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
-from kpl_core.records.record_result import Attempt
+from kpl_core.records.record_result import NOT_SPOOLED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
 
 
@@ -46,31 +46,53 @@ class Poll(NamedTuple):
     wants_more: bool
 
 
-class WriteAhead(Protocol):
-    """Intake: user records that must be on disk before they travel."""
+class WriteAhead:
+    """Intake: user records wait here until the spool has stored them, and start their journey afterwards."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        # Not yet taken by the driver, and the count of those that it has taken and not settled.
+        self._records: list[DetachedUserRecord] = []
+        self._in_transit = 0
 
     @property
     def count(self) -> int:
         """Return how many user records are not on disk yet."""
+        return len(self._records) + self._in_transit
 
     @property
     def has_records(self) -> bool:
         """Return True if the driver has user records to take to the disk."""
+        return bool(self._records)
 
     def add(self, detached: DetachedUserRecord) -> None:
         """Enqueue an accepted user record for the disk."""
+        self._records.append(detached)
 
     def take(self) -> list[DetachedUserRecord]:
-        """Remove and return the user records to write; each must come back to one of the next three."""
+        """Remove and return the user records to write.
+
+        Each must come back to `written`, `not_written` or `left_in_spool`.
+        """
+        records, self._records = self._records, []
+        self._in_transit += len(records)
+        return records
 
     def written(self) -> None:
         """Note that the spool has stored one more user record; the pipeline starts its journey."""
+        self._in_transit -= 1
 
     def not_written(self, detached: DetachedUserRecord, message: str, now: float) -> None:
-        """Fail a user record that the spool did not take."""
+        """Fail a user record that the spool did not take; it was not acknowledged."""
+        self._in_transit -= 1
+        attempt = Attempt(False, NOT_SPOOLED, message, detached.arrived_at, now)  # noqa: FBT003
+        self._ledger.settle_unsent(detached, attempt, None)
 
     def left_in_spool(self, detached: DetachedUserRecord, now: float) -> None:
         """End the journey of a written user record before it began, because the producer is closed."""
+        self._in_transit -= 1
+        text = "the producer was closed before this record could be sent; the spool has it"
+        self._ledger.settle_unsent(detached, Attempt(False, SHUTDOWN, text, now, now), "spooled")  # noqa: FBT003
 
 
 class GroupTerms(NamedTuple):

@@ -78,8 +78,6 @@ OVERFLOW_RULES: Final[Mapping[str, OverflowRule]] = MappingProxyType(
 class _LevelClass:
     """The records of one class, in the order of arrival; `left` have left at the front."""
 
-    __slots__ = ("entries", "left", "rank", "size_bytes")
-
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.entries: deque[Entry] = deque()
@@ -102,20 +100,6 @@ class _ClassOfLevel(dict[int, _LevelClass]):
 
 class LevelQueue:
     """A queue of at most `max_records` formatted records and `max_bytes` together."""
-
-    __slots__ = (
-        "_class_of",
-        "_classes",
-        "_crowded_below_bytes",
-        "_crowded_below_records",
-        "_rule",
-        "accepted",
-        "dropped",
-        "free_bytes",
-        "free_records",
-        "refused",
-        "taken",
-    )
 
     def __init__(self, *, max_records: int, max_bytes: int, rule: OverflowRule) -> None:
         self._rule = rule

@@ -1,4 +1,6 @@
-"""The connection between the supervisor and one worker: a socket pair with one message a line.
+"""Which of the gateway's workers a process is, and its connection to the supervisor: a socket pair.
+
+A message is a line:
 
     supervisor -> worker      the worker's instructions (the first line, JSON)
                               report N       send a report now
@@ -16,15 +18,57 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from socket import socket
 from typing import Final, Self
 
 import anyio
+import msgspec
 
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_core import CoordinationOptions
 
 # A report has about 200 bytes for each tenant. Larger lines are a mistake.
 _MAX_MESSAGE_BYTES: Final = 1 << 28
+# A store in a local folder answers in well under a millisecond, so short intervals are cheap.
+_SHARD_INTERVAL_SECONDS: Final = 1.0
+_QUOTA_INTERVAL_SECONDS: Final = 0.5
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker of one run of `kpl serve --workers`.
+
+    Args:
+        worker: its number, from 0; the process that replaces a dead one has the same number.
+        count: how many processes share the rates, including those that only drain an orphaned spool.
+        folder: the coordination folder of this run, readable by its user only.
+        takes_requests: False for a process that only drains an orphaned spool.
+    """
+
+    worker: int
+    count: int
+    folder: str
+    takes_requests: bool = True
+
+    def store_folder(self, purpose: str) -> Path:
+        """Return the folder of one coordination store: "quotas" or "shards"."""
+        return Path(self.folder) / purpose
+
+    def shard_sharing(self) -> CoordinationOptions:
+        """Return how the workers' producers divide the shards' limits."""
+        return self._sharing("shards", _SHARD_INTERVAL_SECONDS)
+
+    def quota_sharing(self) -> CoordinationOptions:
+        """Return how the workers divide their tenants' rates."""
+        return self._sharing("quotas", _QUOTA_INTERVAL_SECONDS)
+
+    def _sharing(self, purpose: str, interval_seconds: float) -> CoordinationOptions:
+        return CoordinationOptions(
+            store=self.store_folder(purpose).as_uri(),
+            max_workers=self.count,
+            interval_seconds=interval_seconds,
+            # A replacement has the dead worker's id, so it takes over its leases at once.
+            worker_id=f"worker-{self.worker}",
+        )
 
 
 class Channel:

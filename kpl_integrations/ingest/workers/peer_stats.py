@@ -20,7 +20,7 @@ import anyio
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import GatewayStats, GatewayTotals
+from kpl_integrations.ingest.stats import GatewayStats, GatewayTotals
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
 from kpl_integrations.ingest.workers.totals import WorkerTotals, decode_totals, encode

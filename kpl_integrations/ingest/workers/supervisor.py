@@ -23,10 +23,9 @@ import msgspec
 from anyio.abc import Process, TaskGroup
 
 from kpl_core.backoff import ExponentialBackoff
-from kpl_integrations.ingest.http.listening import shared_socket
-from kpl_integrations.ingest.stats.totals import GatewayTotals
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
-from kpl_integrations.ingest.workers.link import Channel
+from kpl_integrations.ingest.http.listening import bound_socket
+from kpl_integrations.ingest.stats import GatewayTotals
+from kpl_integrations.ingest.workers.link import Channel, WorkerIdentity
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals, decode_report, encode, sum_of
 
 # A process that lived shorter died of something that is still there.
@@ -68,7 +67,7 @@ class WorkerSocket:
         A socket bound again does not listen before its worker does.
         """
         if self._is_closed:
-            self._socket = shared_socket(self._host, self._port)
+            self._socket = bound_socket(self._host, self._port, is_shared=True)
             self._is_closed = False
         return self._socket.fileno()
 

@@ -19,9 +19,8 @@ from typing import Any
 
 from kpl_integrations.gateway_figures import RecordStats, StatsDocument, TenantStats
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
-from kpl_integrations.ingest.stats.totals import GatewayTotals
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
-from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
+from kpl_integrations.ingest.stats import GatewayTotals
+from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink, WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import PeerStats
 from kpl_integrations.ingest.workers.totals import WorkerTotals, encode
 

@@ -10,8 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from kpl_integrations.ingest.workers import peer_stats
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
-from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
+from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink, WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import PeerStats
 from kpl_integrations.ingest.workers.totals import DeadTotals, decode_report, encode, sum_of
 from tests.ingest.workers.fake_worker import InventedStats

@@ -14,9 +14,9 @@ import pytest
 
 from kpl_core.backoff import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
-from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers import supervisor as supervisor_module
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import ANSWER_SECONDS
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed, WorkerSocket
 from kpl_integrations.ingest.workers.totals import decode_totals
