@@ -125,7 +125,8 @@ def _wait_until_started(process: subprocess.Popen[str], text: str, kinesis: Thre
 def _run(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[int, str]:
     """Run a line in a shell; interrupt a lasting command by Ctrl-C once it has started."""
     with subprocess.Popen(
-        ["bash", "-o", "pipefail", "-c", text],
+        # With a trap bash returns the status of the command; without, it sometimes ends by SIGINT itself.
+        ["bash", "-o", "pipefail", "-c", f"trap : INT; {text}"],
         cwd=folder,
         env=_environment(kinesis),
         stdout=subprocess.PIPE,
