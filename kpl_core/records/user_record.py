@@ -23,6 +23,7 @@ _STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 Tier = Literal["critical", "normal", "bulk"]
 TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
+_RANKS: Final[dict[Tier, int]] = {tier: rank for rank, tier in enumerate(TIERS)}
 
 # The types of data that a put accepts. It copies them to bytes, so the caller may reuse its buffer.
 BytesLike = bytes | bytearray | memoryview
@@ -110,15 +111,17 @@ def require_stream(stream: str) -> None:
         raise InvalidUserRecord(message)
 
 
-def require_tier(tier: str) -> None:
-    """Check that `tier` is one of `TIERS`.
+def rank_of(tier: Tier) -> int:
+    """Return the rank of a tier. 0 is the tier that is served first and evicted last.
 
     Raises:
-        InvalidUserRecord: it is not.
+        InvalidUserRecord: there is no such tier.
     """
-    if tier not in TIERS:
+    rank = _RANKS.get(tier)
+    if rank is None:
         message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
         raise InvalidUserRecord(message)
+    return rank
 
 
 def require_notes(flow: object, metadata: object) -> None:
@@ -177,7 +180,7 @@ def check_user_record(record: UserRecord, *, max_record_bytes: int) -> int:
     key = encode_partition_key(record.partition_key)
     if record.explicit_hash_key is not None:
         parse_explicit_hash_key(record.explicit_hash_key)
-    require_tier(record.tier)
+    rank_of(record.tier)
     require_notes(record.flow, record.metadata)
     data = as_bytes(record.data)
     require_size(len(key), len(data), max_record_bytes=max_record_bytes)

@@ -1,6 +1,5 @@
 """An open gateway: the parts that its routes share, created together when the producer is open."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import anyio
@@ -38,16 +37,6 @@ class OpenGateway:
     tally: Tally
     admin_key: AdminKey
     closing: anyio.Event
-
-    @property
-    def answers(self) -> Counter[int]:
-        """Requests by HTTP status of their answer."""
-        return self.tally.answers
-
-    @property
-    def refusals(self) -> Counter[Refusal]:
-        """Rejected requests by row of the table of refusals."""
-        return self.tally.refusals
 
     def account_of(self, headers: FieldsByName) -> TenantAccount:
         """Return the account of the tenant that sent these header fields.

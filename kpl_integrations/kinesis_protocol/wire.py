@@ -11,8 +11,13 @@ from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
 
-from kpl_integrations.kinesis_protocol.constraints import check_constraints
-from kpl_integrations.kinesis_protocol.requests import REQUEST_TYPES, SERIALIZATION, UNKNOWN_OPERATION, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import (
+    REQUEST_TYPES,
+    SERIALIZATION,
+    UNKNOWN_OPERATION,
+    RequestRefused,
+    check_constraints,
+)
 
 JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
 TARGET_PREFIX: Final = "Kinesis_20131202."
@@ -161,6 +166,15 @@ def request_of(wire: Wire, operation: str, body: bytes) -> msgspec.Struct:
     request = wire.decode(body, REQUEST_TYPES[operation])
     check_constraints(request)
     return request
+
+
+def present(members: Mapping[str, object]) -> dict[str, object]:
+    """Return the members that have a value, as the service and its clients send them."""
+    return {
+        name: present(value) if isinstance(value, Mapping) else value
+        for name, value in members.items()
+        if value is not None
+    }
 
 
 def error_body(wire: Wire, code: str, message: str) -> bytes:

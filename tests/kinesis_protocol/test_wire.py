@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.kinesis_protocol.constraints import CONSTRAINTS, Constraint
 from kpl_integrations.kinesis_protocol.requests import (
+    CONSTRAINTS,
     REQUEST_TYPES,
+    Constraint,
     CreateStream,
     GetShardIterator,
     ListShards,
@@ -64,11 +65,11 @@ def rows() -> list[tuple[type[msgspec.Struct], Any]]:
 def test_the_constraints_match_the_services_model(request_type: type[msgspec.Struct], shape: Any) -> None:
     wire_names = dict(zip(request_type.__struct_fields__, request_type.__struct_encode_fields__, strict=True))
     assert set(wire_names.values()) >= set(shape.members) - NOT_SUPPORTED
-    constraints = {wire_names[member.name]: member for member in CONSTRAINTS[request_type]}
+    constraints = {wire_names[name]: constraint for name, constraint in CONSTRAINTS[request_type].items()}
     for name, member_shape in shape.members.items():
         if name in NOT_SUPPORTED or (request_type is CreateStream and name == "StreamARN"):
             continue
-        ours, theirs = constraints.get(name, Constraint(name)), member_shape.metadata
+        ours, theirs = constraints.get(name, Constraint()), member_shape.metadata
         assert (ours.least or 0) == theirs.get("min", 0)
         if ours.most != 2**31 - 1:
             assert ours.most == theirs.get("max")

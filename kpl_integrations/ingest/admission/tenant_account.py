@@ -7,8 +7,7 @@ from typing import Final
 
 from kpl_core import FairnessPolicy
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import Refusal
-from kpl_integrations.ingest.admission.retry_after import DrainRate, RetryAfterScheduler
+from kpl_integrations.ingest.admission.refusals import DrainRate, Refusal, RetryAfterScheduler
 from kpl_integrations.ingest.tenants import Tenant, TenantDirectory, TenantQuota
 
 # Twice the most tenants of a gateway: the accounts dropped first are mostly those of renamed or removed tenants.

@@ -37,8 +37,6 @@ class DashboardSession:
     so all workers accept it, and a new admin key ends all sessions.
     """
 
-    __slots__ = ("_key",)
-
     def __init__(self, admin_key: str) -> None:
         self._key = admin_key.encode()
 

@@ -23,8 +23,6 @@ class BodyBudget:
     A body that arrives in one piece does not count, because it is decoded at once.
     """
 
-    __slots__ = ("max_bytes", "used_bytes")
-
     def __init__(self, max_bytes: int = _DEFAULT_BUDGET_BYTES) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0

@@ -87,14 +87,12 @@ class StreamDirectory:
         Raises:
             Refused: the stream does not exist, or Kinesis could not be asked.
         """
-        if stream in self.known:
+        if self._is_known(stream):
             return
-        self._require_not_absent(stream)
         async with self._lookups:
             # Another task may have looked it up meanwhile.
-            if stream in self.known:
+            if self._is_known(stream):
                 return
-            self._require_not_absent(stream)
             if len(self.known) >= MOST_STREAMS:
                 detail = f"this gateway already serves {MOST_STREAMS:,} streams; run another gateway for more"
                 raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
@@ -118,13 +116,12 @@ class StreamDirectory:
         detail = f"stream {stream} could not be looked up ({code}); the gateway tries again with the next request"
         raise Refused(Refusal.STREAM_UNCERTAIN, detail)
 
-    def _require_not_absent(self, stream: str) -> None:
-        until = self._absent.get(stream)
-        if until is None:
-            return
-        if until > self._clock():
+    def _is_known(self, stream: str) -> bool:
+        """Return True for a known stream; raise Refused if it was absent a moment ago."""
+        if self._absent.get(stream, 0.0) > self._clock():
             raise self._unknown(stream)
-        del self._absent[stream]
+        self._absent.pop(stream, None)
+        return stream in self.known
 
     @staticmethod
     def _unknown(stream: str) -> Refused:

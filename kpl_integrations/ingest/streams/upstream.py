@@ -9,7 +9,7 @@ import calendar
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 from botocore.exceptions import ClientError
@@ -56,8 +56,6 @@ _OF_CREDENTIALS: Final = frozenset(
 
 class Turn:
     """A waiting call. When it is granted, `granted` is True and `on_grant` has been called once."""
-
-    __slots__ = ("granted", "on_grant", "tenant")
 
     def __init__(self, tenant: str, on_grant: Callable[[], object]) -> None:
         self.tenant = tenant
@@ -112,17 +110,6 @@ class CallTurns:
         return self._tokens.ready_at((1.0,), now)
 
 
-class Upstream(Protocol):
-    """The interface to Kinesis for forwarded operations."""
-
-    async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
-        """Return the members of the answer; `tenant` is the id of the calling tenant.
-
-        Raises:
-            RequestRefused: Kinesis rejected the call or could not be asked.
-        """
-
-
 class AiobotocoreUpstream:
     """Call Kinesis with the transport's aiobotocore client; `client` returns it, or None without one."""
 
@@ -132,7 +119,11 @@ class AiobotocoreUpstream:
         self._turns: CallTurns | None = None
 
     async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
-        """Call Kinesis; see `Upstream`."""
+        """Return the members of the answer; `tenant` is the id of the calling tenant.
+
+        Raises:
+            RequestRefused: Kinesis rejected the call or could not be asked.
+        """
         client = self._client()
         if client is None:
             raise RequestRefused(_UNKNOWN, f"{operation} cannot be forwarded: this gateway has no AWS client.")

@@ -231,7 +231,7 @@ async def test_a_rejected_request_is_answered_by_its_row(refusal, settings, lead
         assert ("ratelimit-policy" in answer.headers) == row.shows_quota
         assert ("www-authenticate" in answer.headers) == (row.status == 401)
         assert ("allow" in answer.headers) == (row.status == 405)
-        assert gateway.refusals[refusal] >= 1
+        assert gateway.tally.refusals[refusal] >= 1
 
 
 async def test_no_record_of_a_rejected_request_is_put():
