@@ -56,11 +56,18 @@ class MeasuredGateway:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of all its threads."""
-        spent = 0
+        return self._scheduled(0)
+
+    def waited_seconds(self) -> float:
+        """Return how long its threads could have run, but other processes had the CPUs."""
+        return self._scheduled(1)
+
+    def _scheduled(self, column: int) -> float:
+        nanoseconds = 0
         for schedule in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
             with suppress(FileNotFoundError):
-                spent += int(schedule.read_text(encoding="ascii").split()[0])
-        return spent / 1e9
+                nanoseconds += int(schedule.read_text(encoding="ascii").split()[column])
+        return nanoseconds / 1e9
 
     def _memory(self, name: str) -> int:
         status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")

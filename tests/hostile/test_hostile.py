@@ -4,6 +4,7 @@
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,18 +26,22 @@ from tests.hostile.expensive_requests import (
 )
 from tests.hostile.measured_gateway import LIVEZ, Cost, GatewayFactory, MeasuredGateway, gateway_factory
 
-pytestmark = [pytest.mark.timeout(3_000), pytest.mark.long]
+pytestmark = [
+    pytest.mark.timeout(3_000),
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="measures with /proc"),
+]
 
 SHORT: Final = os.environ.get("KPL_HOSTILE") == "short"
 MIB: Final = 1 << 20
-SIZES: Final = (16_000, 64_000) if SHORT else (4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000, 15_900_000)
+SIZES: Final = (16_000, 64_000) if SHORT else tuple(4_000 * 4**power for power in range(7))
 SIDE_BY_SIDE_SECONDS: Final = 3.0 if SHORT else 10.0
 QUIET_PER_SECOND: Final = 50
 CONNECTIONS: Final = 4
-# A busy machine doubles CPU times now and then.
+# A busy machine doubles CPU times, and delays answers.
 ATTEMPTS: Final = 4
 # Shorter times are noise.
-SHORTEST_SECONDS: Final = 0.005
+SHORTEST_SECONDS: Final = 0.010
 
 
 def most_cpu_seconds(weight: int) -> float:
@@ -139,15 +144,20 @@ def test_no_request_costs_much_more_than_it_weighs(measurements):
     assert not [each.line() for each in measurements if each.cost.status in {0, 500}]
 
 
-def test_no_time_grows_faster_than_the_request(measurements):
+def test_no_time_grows_faster_than_the_request(factory, measurements):
     by_place = {(each.name, each.size): each for each in measurements}
+    kinds = {each.name: each for each in all_requests()}
     wrong = []
     for (name, size), larger in by_place.items():
         smaller = by_place.get((name, size // 4))
-        if smaller is not None and larger.request.weight <= 5 * smaller.request.weight:
-            most = 5 * max(SHORTEST_SECONDS, smaller.cost.cpu_seconds)
-            if larger.cost.cpu_seconds > most:
-                wrong += [smaller.line(), larger.line()]
+        if smaller is None:
+            continue
+        most = 5 * max(SHORTEST_SECONDS, smaller.cost.cpu_seconds)
+        times = [larger.cost.cpu_seconds]
+        while times[-1] > most and len(times) < ATTEMPTS:
+            times.append(measured(factory, kinds[name], size).cost.cpu_seconds)
+        if min(times) > most:
+            wrong += [smaller.line(), larger.line()]
     assert not wrong, "\n".join([HEADING, *wrong])
 
 
@@ -168,7 +178,8 @@ def longest_wait(factory: GatewayFactory, worst: Measurement) -> float:
         assert gateway.terminate() == "complete", worst.name
     print(f"{worst.name}: {len(statuses)} quiet requests, /livez after {max(waits):.3f} s at most")
     assert set(statuses) == {202}, worst.name
-    assert len(statuses) > QUIET_PER_SECOND * SIDE_BY_SIDE_SECONDS / 2
+    # A busy machine lets this client send less.
+    assert len(statuses) > QUIET_PER_SECOND * SIDE_BY_SIDE_SECONDS / 4
     return max(waits)
 
 
@@ -184,9 +195,10 @@ def side_by_side(gateway: MeasuredGateway, request: bytes) -> tuple[list[int], l
 
     def look() -> None:
         while time.monotonic() < ends_at:
-            began = time.monotonic()
+            began, waited = time.monotonic(), gateway.waited_seconds()
             assert gateway.ask(LIVEZ) == 200
-            waits.append(time.monotonic() - began)
+            # Without the time in which the other processes of a busy machine had the CPUs.
+            waits.append(time.monotonic() - began - (gateway.waited_seconds() - waited))
             time.sleep(0.1)
 
     with ThreadPoolExecutor(64) as threads:

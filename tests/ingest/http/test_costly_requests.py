@@ -1,6 +1,7 @@
 """Small requests that once cost seconds or hundreds of megabytes. Each is measured in a gateway process of its own."""
 
 import re
+import sys
 from collections.abc import Iterator
 
 import cbor2
@@ -9,6 +10,7 @@ import pytest
 from tests.hostile.expensive_requests import AMZ_CBOR, AMZ_JSON, JSON, RECORDS, get, post, repeated, signed
 from tests.hostile.measured_gateway import Cost, GatewayFactory, MeasuredGateway, gateway_factory
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures with /proc")
 MIB = 1 << 20
 MAIL = "Content-Type: multipart/mixed; boundary=a\n\n"
 
