@@ -3,7 +3,7 @@
 To add a store: one file here, one case in `open_store`, and its scheme in `options/coordination_options.py`.
 
     memory://name
-    file:///run/kpl/orders
+    file:///run/kpl/orders      ?shared=true: for processes of several users in one group
     s3://bucket/prefix/?region=eu-central-1&endpoint_url=http://127.0.0.1:5000
     dynamodb://table/group?region=...
     redis://[user:password@]host:6379/0?group=orders        rediss:// with TLS, unix:///run/redis.sock
@@ -48,7 +48,7 @@ async def open_store(
         case "memory":
             return MemoryStore.named(parts.netloc + parts.path)
         case "file":
-            return _file_store(parts.netloc, unquote(parts.path))
+            return _file_store(parts.netloc, unquote(parts.path), query)
         case "s3" | "dynamodb":
             options = {**(client_options or {})}
             if "region" in query:
@@ -63,13 +63,17 @@ async def open_store(
     raise ConfigError(message)
 
 
-def _file_store(host: str, path: str) -> CoordinationStore:
+def _file_store(host: str, path: str, query: dict[str, str]) -> CoordinationStore:
     from kpl_core.coordination.stores.file import FileStore  # noqa: PLC0415 - fcntl is not everywhere
 
     if host or len(path) <= 1:
         message = f"store is 'file://{host}{path}'; give the full path of a folder, as in file:///run/kpl/orders"
         raise ConfigError(message)
-    return FileStore(Path(path))
+    shared = query.pop("shared", "false")
+    if query or shared not in {"true", "false"}:
+        message = f"store is the folder {path} with an unknown parameter; it may have ?shared=true"
+        raise ConfigError(message)
+    return FileStore(Path(path), shared=shared == "true")
 
 
 async def _aws_store(
