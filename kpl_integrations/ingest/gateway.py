@@ -21,9 +21,11 @@ import msgspec
 
 from kpl_core import Config, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
+from kpl_core.hooks import RecordsFinished
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.senders import AddressBudgets, SharedRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
@@ -37,7 +39,7 @@ from kpl_integrations.ingest.http.answers import (
     send_answer,
     send_refusal,
 )
-from kpl_integrations.ingest.http.bodies import BodyBudget, ClientGone, read_body
+from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.http.request_head import RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
@@ -141,7 +143,9 @@ class IngestGateway:
             accounts=accounts,
             streams=StreamDirectory(transport, clock=clock),
             admission=Admission(producer, accounts, clock=clock, chance=self._chance),
-            body_budget=BodyBudget(self.settings.max_reading_bytes),
+            verified_room=SharedRoom(self.settings.max_reading_bytes // 2),
+            anonymous_room=SharedRoom(self.settings.max_reading_bytes // 2),
+            addresses=AddressBudgets(),
             read_body=read_body_eagerly if self.plain_receive else read_body,
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),
@@ -213,6 +217,8 @@ class IngestGateway:
     def _observe(self, fact: Any) -> None:  # noqa: ANN401 - any fact; admission selects its own
         if self._entered:
             self.admission(fact)
+            if isinstance(fact, RecordsFinished) and fact.outcome == "delivered":
+                self.streams.confirm(fact.stream)
 
     @property
     def producer(self) -> Producer:

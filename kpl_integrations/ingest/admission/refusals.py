@@ -102,7 +102,8 @@ class Refused(Exception):  # noqa: N818 - reads as a sentence where it is raised
 
     `detail` is a sentence for people, with the value and the bound and never a secret. `retry_after` in seconds
     replaces the row's value. `code` replaces the row's code where more is known. `extensions` are further members
-    of the problem (`http.answers.Problem`), `headers` further header fields.
+    of the problem (`http.answers.Problem`), `headers` further header fields. `work_bytes` is how much was received or
+    inflated before the request was rejected, as far as the handler does not know it.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Refused(Exception):  # noqa: N818 - reads as a sentence where it is raised
         self.code = code
         self.extensions = extensions
         self.headers = headers
+        self.work_bytes = 0
 
 
 _OF_DECODING: Final = {
@@ -132,12 +134,14 @@ _OF_DECODING: Final = {
 }
 
 
-def refused_decoding(refusal: DecodeRefusal) -> Refused:
+def refused_decoding(refusal: DecodeRefusal, inflated_bytes: int = 0) -> Refused:
     """Return a decoder's refusal as a rejected request."""
     place = {"index": refusal.index, "field": refusal.field}
-    return Refused(
+    refused = Refused(
         _OF_DECODING[refusal.status],
         refusal.detail,
         code=refusal.code,
         extensions={name: value for name, value in place.items() if value is not None},
     )
+    refused.work_bytes = inflated_bytes or refusal.inflated_bytes
+    return refused

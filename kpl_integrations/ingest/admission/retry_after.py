@@ -185,6 +185,10 @@ class RetryAfterScheduler:
                 return True
         return spare_seconds <= 0.0
 
+    def is_due(self, now: float) -> bool:
+        """Return True if a slot is due, so that a client with its retry time may have come."""
+        return bool(self._due) and self._due[0][0] <= now
+
     def assign(self, cost_seconds: float, *, ready_in: float, now: float) -> int:
         """Return the whole seconds, at least 1, after which a rejected request should be retried."""
         end = max(now + ready_in, self._end + SLACK * cost_seconds)

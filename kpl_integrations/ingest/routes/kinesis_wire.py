@@ -9,6 +9,7 @@ one by one, because every client retries those.
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -34,7 +35,7 @@ from kpl_integrations.ingest.streams.upstream import (
     AiobotocoreUpstream,
     Upstream,
 )
-from kpl_integrations.ingest.tenants import AccessKey
+from kpl_integrations.ingest.tenants import AccessKey, Tenant
 from kpl_integrations.kinesis_protocol.requests import (
     UNKNOWN_OPERATION,
     PutRecord,
@@ -60,6 +61,8 @@ _MOST_BODY_BYTES: Final = 16 * MIB
 _SEND_SECONDS: Final = 30.0
 # Retry-After if Kinesis could not be asked: the time that a new connection may take.
 _UPSTREAM_RETRY_SECONDS: Final = 1.0
+# Between the stream and the token of Kinesis; no stream name or ARN has it.
+_TOKEN_SEPARATOR: Final = "|"  # noqa: S105 - no password
 # Codes of attempts that Kinesis throttled, and of records that waited for room or rate until they expired.
 _THROTTLED_CODES: Final = frozenset({THROTTLED, EXPIRED, RATE_LIMITED, BREAKER_OPEN})
 
@@ -115,7 +118,9 @@ class KinesisWireRoute:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._gateway = gateway
-        self.upstream: Upstream = upstream or AiobotocoreUpstream(lambda: getattr(gateway.transport, "client", None))
+        self.upstream: Upstream = upstream or AiobotocoreUpstream(
+            lambda: getattr(gateway.transport, "client", None), gateway.streams.describe_calls
+        )
         self._wall_clock = wall_clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,40 +153,64 @@ class KinesisWireRoute:
     ) -> bytes:
         gateway = self._gateway
         gateway.admission.require_open()
-        # Check the id of the key before the body, so that an unknown client cannot make the gateway read 16 MiB.
-        account, require_signed = self._claimed_account(scope, headers, by_name)
+        account, body = await self._verified(scope, receive, headers, by_name)
+        account.requests += 1
         try:
-            length = by_name.get("content-length")
-            most, seconds = min(_MOST_BODY_BYTES, gateway.settings.max_body_bytes), gateway.settings.body_seconds
-            require_length(None if length is None else length.encode("latin-1"), most)
-            body = await read_body(receive, most_bytes=most, seconds=seconds, budget=gateway.body_budget)
-            require_signed(body)
-            # Count the request only now: a client that knows only the id of a key is not the tenant.
-            account.requests += 1
+            account.require_readable(gateway.admission.now())
             operation = operation_of(by_name.get("x-amz-target"), _OPERATIONS)
             request = request_of(wire, operation, body)
-            stream = _stream_of(request)
-            if stream is not None:
-                stream = await self._require_stream(account, stream, operation)
+            arguments = {} if isinstance(request, PutRecord | PutRecords) else _present(msgspec.to_builtins(request))
+            asked = _stream_of(request) or _stream_of_token(arguments)
+            stream = "" if asked is None else await self._require_stream(account, asked, operation)
             if isinstance(request, PutRecords):
-                return await self._put_records(wire, account, stream or "", request)
+                return await self._put_records(wire, account, stream, request, len(body))
             if isinstance(request, PutRecord):
-                return await self._put_record(wire, account, stream or "", request)
-        except Refused as refused:
-            account.refused[refused.refusal] += 1
+                return await self._put_record(wire, account, stream, request)
+        except RequestRefused as refused:
+            if refused.status < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code != THROTTLED:
+                account.charge(len(body), gateway.admission.now())
             raise
-        arguments = _present(msgspec.to_builtins(request))
-        return wire.encode(await self.upstream.call(operation, arguments, tenant=account.tenant.id))
+        except Refused as refused:
+            account.count_refused(refused, len(body), gateway.admission.now())
+            raise
+        answer = dict(await self.upstream.call(operation, arguments, tenant=account.tenant.id))
+        if answer.get("NextToken"):
+            answer["NextToken"] = f"{asked}{_TOKEN_SEPARATOR}{answer['NextToken']}"
+        return wire.encode(answer)
 
-    def _claimed_account(
+    async def _verified(
+        self, scope: Scope, receive: Receive, headers: list[tuple[str, str]], by_name: Mapping[str, str]
+    ) -> tuple[TenantAccount, bytes]:
+        """Return the tenant and the body of a request, whose signature covers the body.
+
+        Until it is verified, the request uses the room and the budget of its address, never those of the tenant
+        whose key id it names.
+        """
+        gateway, settings, length = self._gateway, self._gateway.settings, by_name.get("content-length")
+        # Check the id of the key before the body, so that an unknown client cannot make the gateway read 16 MiB.
+        require_signed = self._claimed_key(scope, headers, by_name)
+        room = gateway.room_of_address(scope)
+        gateway.addresses.require(room.sender, gateway.admission.now())
+        most = min(_MOST_BODY_BYTES, settings.max_body_bytes)
+        require_length(None if length is None else length.encode("latin-1"), most)
+        body = b""
+        try:
+            body = await read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
+            return gateway.accounts.of(require_signed(body)), body
+        except (Refused, RequestRefused) as refused:
+            work_bytes = len(body) + getattr(refused, "work_bytes", 0)
+            gateway.addresses.charge(room.sender, work_bytes, gateway.admission.now())
+            raise
+
+    def _claimed_key(
         self, scope: Scope, headers: list[tuple[str, str]], by_name: Mapping[str, str]
-    ) -> tuple[TenantAccount, Callable[[bytes], object]]:
-        """Return the account that the request claims, and a function that checks its signature with the body."""
-        gateway = self._gateway
-        directory = gateway.directory
+    ) -> Callable[[bytes], Tenant]:
+        """Return a function that checks the signature with the body and returns the tenant."""
+        directory = self._gateway.directory
         authorization = by_name.get("authorization")
-        if directory.unknown is not None and (authorization is None or not directory.verifies):
-            return gateway.accounts.of(directory.unknown), lambda _: None
+        unknown = directory.unknown
+        if unknown is not None and (authorization is None or not directory.verifies):
+            return lambda _: unknown
         credential = named_credential(authorization)
         claimed = directory.access_key(credential.access_key_id)
         if claimed is None:
@@ -190,25 +219,27 @@ class KinesisWireRoute:
         query: bytes = scope["query_string"]
         key: AccessKey = claimed
 
-        def require_signed(body: bytes) -> object:
+        def require_signed(body: bytes) -> Tenant:
             path = raw_path.decode("latin-1").partition("?")[0]
             request = SignedRequest(scope["method"], path, query.decode("latin-1"), headers, body)
-            return require_signature(request, credential, lambda _: key, now=self._wall_clock())
+            return require_signature(request, credential, lambda _: key, now=self._wall_clock()).tenant
 
-        return gateway.accounts.of(key.tenant), require_signed
+        return require_signed
 
     async def _require_stream(self, account: TenantAccount, stream: str, operation: str) -> str:
         """Return the canonical name of the stream."""
         allows = account.tenant.allows
         if stream in self._gateway.streams.known and allows(stream):
             return stream
-        name = await self._gateway.streams.admit(stream, allows)
+        name = await self._gateway.streams.admit(stream, allows, tenant=account.tenant.id)
         if name is None:
             detail = f"tenant {account.tenant.id} is not authorized to perform: kinesis:{operation} on stream {stream}"
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
 
-    async def _put_records(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords) -> bytes:
+    async def _put_records(
+        self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords, received_bytes: int
+    ) -> bytes:
         records = [
             UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key)
             for entry in request.records or ()
@@ -224,7 +255,7 @@ class KinesisWireRoute:
             answer = WIRE_ANSWERS.get(refused.refusal)
             if answer is None or not answer.per_record:
                 raise
-            account.refused[refused.refusal] += 1
+            account.count_refused(refused, received_bytes, self._gateway.admission.now())
             self._gateway.refusals[refused.refusal] += 1
             return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(records))
         return wire.encode_put_results(_put_results([delivery.peek() or await delivery for delivery in deliveries]))
@@ -249,6 +280,20 @@ def _stream_of(request: msgspec.Struct) -> str | None:
     if name is not None and arn is not None and arn.rpartition("/")[2] != name:
         raise RequestRefused(_INVALID_ARGUMENT, f"StreamName {name} does not match StreamARN {arn}.")
     return arn or name
+
+
+def _stream_of_token(arguments: dict[str, object]) -> str | None:
+    """Return the stream of a token of ListShards, and put Kinesis' own token into `arguments`.
+
+    A token stands for a stream. Clients get it together with the stream, so that the tenant's permission is checked.
+    """
+    token = arguments.get("NextToken")
+    if token is None:
+        return None
+    stream, separator, arguments["NextToken"] = str(token).partition(_TOKEN_SEPARATOR)
+    if not separator or not arguments["NextToken"]:
+        raise RequestRefused(_INVALID_ARGUMENT, "NextToken is not one that this gateway returned.")
+    return stream
 
 
 def _require_hash_key(explicit_hash_key: str) -> None:

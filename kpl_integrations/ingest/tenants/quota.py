@@ -87,6 +87,11 @@ class TenantQuota:
         states = self.states(0, 0, now)
         return min((state.remaining / rate for state, rate in zip(states, self._rates, strict=True)), default=math.inf)
 
+    def charge(self, size_bytes: int, now: float) -> None:
+        """Take bytes that were not offered for acceptance, also if that leaves debt; without a byte rate do nothing."""
+        if self._bucket is not None and self._metered[-1][0] == "bytes":
+            self._bucket.charge(self._costs(0, size_bytes), now)
+
     def try_take(self, records: int, size_bytes: int, now: float) -> float | None:
         """Take a request's records and bytes, all or nothing. Return None, or the seconds until it fits."""
         bucket = self._bucket

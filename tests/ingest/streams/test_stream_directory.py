@@ -57,13 +57,13 @@ ROWS = [
 @pytest.mark.parametrize(("allowed", "asked", "known_as"), ROWS)
 async def test_an_arn_of_the_account_is_the_stream_s_name_and_another_account_s_is_not(allowed, asked, known_as):
     scene = Scene()
-    assert await scene.directory.admit(asked, globs(*allowed)) == known_as
+    assert await scene.directory.admit(asked, globs(*allowed), tenant="t") == known_as
     assert scene.directory.known == ({known_as} if known_as else set())
 
 
 async def test_a_tenant_without_permission_causes_no_lookup():
     scene = Scene()
-    assert await scene.directory.admit(OWN, globs("payments")) is None
+    assert await scene.directory.admit(OWN, globs("payments"), tenant="t") is None
     assert scene.asked == []
 
 
@@ -71,17 +71,17 @@ async def test_many_invented_arns_cause_one_lookup():
     scene = Scene()
     for number in range(50):
         invented = f"arn:aws:kinesis:us-east-1:{number:012}:stream/orders"
-        assert await scene.directory.admit(invented, globs("orders")) == ("orders" if number == 0 else None)
+        assert await scene.directory.admit(invented, globs("orders"), tenant="t") == ("orders" if number == 0 else None)
     assert scene.asked == ["orders"]
 
 
 async def test_an_unresolved_arn_stays_unchanged_and_is_looked_up_again_later():
     scene = Scene(arn=None)
-    assert await scene.directory.admit(OWN, globs("orders")) is None
-    assert await scene.directory.admit(OWN, globs("orders")) is None
+    assert await scene.directory.admit(OWN, globs("orders"), tenant="t") is None
+    assert await scene.directory.admit(OWN, globs("orders"), tenant="t") is None
     assert scene.asked == ["orders"]
     scene.arn, scene.now = OWN, ABSENT_SECONDS + 1
-    assert await scene.directory.admit(OWN, globs("orders")) == "orders"
+    assert await scene.directory.admit(OWN, globs("orders"), tenant="t") == "orders"
 
 
 class FailingClient:
@@ -131,9 +131,9 @@ async def test_a_transient_failure_creates_no_second_pipeline(failure, says):
         assert await ask_arn(client, "orders") is None
         return
     with pytest.raises(Refused) as refused:
-        await directory.admit(OWN, globs("*"))
+        await directory.admit(OWN, globs("*"), tenant="t")
     assert refused.value.refusal is Refusal.STREAM_UNCERTAIN
     assert refused.value.retry_after == 2.0
     assert directory.known == set()
     client.failure = None
-    assert await directory.admit(OWN, globs("*")) == "orders"
+    assert await directory.admit(OWN, globs("*"), tenant="t") == "orders"
