@@ -130,6 +130,10 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         int | None,
         typer.Option(min=0, max=65_535, help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A Host name to answer to besides loopback names; may be repeated."),
+    ] = None,
     workers: Workers = None,
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants and their keys; reloaded when it changes.")
@@ -162,6 +166,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     given = {
         "host": host,
         "port": port,
+        "allowed_hosts": allow_host or None,
         "workers": workers,
         "tenants": tenants,
         "spool": spool,

@@ -9,11 +9,17 @@ from kpl_core import KinesisTransport, Producer
 from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.senders import AddressBudgets, SenderRoom, SharedRoom, network_of
+from kpl_integrations.ingest.admission.senders import (
+    AddressBudgets,
+    LoginAttempts,
+    SenderRoom,
+    SharedRoom,
+    network_of,
+)
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
 from kpl_integrations.ingest.http.answers import Tally
 from kpl_integrations.ingest.http.bodies import ReadBody
-from kpl_integrations.ingest.http.request_head import FieldsByName
+from kpl_integrations.ingest.http.request_head import FieldsByName, mark_verified
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
@@ -42,6 +48,7 @@ class OpenGateway:
     read_body: ReadBody
     tally: Tally
     admin_key: AdminKey
+    login_attempts: LoginAttempts
     closing: anyio.Event
 
     @property
@@ -54,14 +61,38 @@ class OpenGateway:
         """Rejected requests by row of the table of refusals."""
         return self.tally.refusals
 
-    def account_of(self, headers: FieldsByName) -> TenantAccount:
-        """Return the account of the tenant that sent these header fields.
+    def account_of(self, scope: Scope, headers: FieldsByName) -> TenantAccount:
+        """Return the account of the tenant that sent this request with these header fields.
 
         Raises:
             Refused: credentials are missing or wrong.
         """
         authorization = headers.get(b"authorization")
-        return self.account_shown(None if authorization is None else authorization.decode("latin-1"))
+        account = self.account_shown(None if authorization is None else authorization.decode("latin-1"))
+        if authorization is not None:
+            mark_verified(scope.get("extensions"))
+        return account
+
+    def is_administrator(self, scope: Scope, headers: FieldsByName) -> bool:
+        """Return True for the admin key. A key that is neither this one nor a tenant's counts as a guess.
+
+        Raises:
+            Refused: the client's address has sent too many wrong keys.
+        """
+        authorization = headers.get(b"authorization")
+        if self.settings.admin_key is None or authorization is None:
+            return False
+        address, now = (scope.get("client") or ("",))[0], self.admission.now()
+        wait = self.login_attempts.wait_seconds(address, now)
+        if not wait and self.admin_key.is_shown(headers):
+            mark_verified(scope.get("extensions"))
+            return True
+        if self.directory.authenticate(authorization.decode("latin-1")) is None:
+            if wait:
+                detail = f"too many wrong keys came from this address; send the right one after {wait:.0f} s"
+                raise Refused(Refusal.WRONG_KEYS, detail, retry_after=wait)
+            self.login_attempts.failed(address, now)
+        return False
 
     def room_of(self, account: TenantAccount, scope: Scope) -> SenderRoom:
         """Return the room for the body of a request of this tenant; clients without credentials count by address."""

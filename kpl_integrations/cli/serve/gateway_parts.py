@@ -13,8 +13,9 @@ from kpl_integrations.cli.local import local_kinesis
 from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
 
-# With --local a developer presses Ctrl-C, and no load balancer has to notice.
-_LOCAL: Final[Mapping[str, Any]] = {"drain_delay_seconds": 0.0}
+# With --local a developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
+# through the developer's browser, so it answers only to loopback names.
+_LOCAL: Final[Mapping[str, Any]] = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost"}
 
 
 @contextlib.contextmanager
@@ -30,7 +31,9 @@ def known_failures() -> Iterator[None]:
 
 def given_settings(options: Mapping[str, object], *, local: bool) -> dict[str, Any]:
     """Return the options that were given, and the defaults that --local changes."""
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "allowed_hosts" in given:
+        given["allowed_hosts"] = ",".join(given["allowed_hosts"])
     return {**_LOCAL, **given} if local else given
 
 

@@ -28,6 +28,8 @@ class Refusal(enum.Enum):
     UNKNOWN_STREAM = "unknown stream"
     UNKNOWN_PATH = "unknown path"
     METHOD = "method"
+    HOST = "host"
+    WRONG_KEYS = "wrong keys"
     TOO_LARGE = "too large"
     SLOW_BODY = "slow body"
     UNSUPPORTED = "unsupported"
@@ -75,10 +77,12 @@ REFUSALS: Final[Mapping[Refusal, RefusalAnswer]] = MappingProxyType(
         # Credentials, permissions and paths.
         Refusal.NO_CREDENTIALS: RefusalAnswer(401, "no-credentials", "No credentials"),
         Refusal.BAD_CREDENTIALS: RefusalAnswer(401, "bad-credentials", "Unknown credentials"),
+        Refusal.WRONG_KEYS: RefusalAnswer(429, "too-many-wrong-keys", "Too many wrong keys", retry_after_seconds=12.0),
         Refusal.FORBIDDEN: RefusalAnswer(403, "stream-forbidden", "Not this tenant's stream"),
         Refusal.UNKNOWN_STREAM: RefusalAnswer(404, "unknown-stream", "No such stream"),
         Refusal.UNKNOWN_PATH: RefusalAnswer(404, "unknown-path", "No such resource"),
         Refusal.METHOD: RefusalAnswer(405, "method-not-allowed", "Method not allowed"),
+        Refusal.HOST: RefusalAnswer(421, "unknown-host", "Not a name of this gateway"),
         # The content of the request.
         Refusal.TOO_LARGE: RefusalAnswer(413, "too-large", "Too large", closes=True),
         Refusal.SLOW_BODY: RefusalAnswer(408, "slow-body", "The body did not come in time", closes=True),

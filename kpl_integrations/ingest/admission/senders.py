@@ -1,11 +1,12 @@
 """What one sender may make the gateway hold and do before its request is accepted. Pure: instants are arguments.
 
-A sender is a tenant, or the address of a client whose credentials are not verified yet. Two machines bound it:
+A sender is a tenant, or the address of a client whose credentials are not verified yet. Three machines bound it:
 
 - `SharedRoom`: the memory of unfinished bodies. There is one for verified tenants and one for all others. It is shared
   by max-min fairness: a sender may use all of it until others need it. Then the largest body of the sender that uses
   most is evicted, so a sender with less than an equal share is never refused.
 - `RefusedBytes`: the bytes, received and inflated, of requests that were refused.
+- `LoginAttempts`: guesses of the admin key.
 """
 
 import ipaddress
@@ -14,12 +15,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 
 # Decoding costs up to 0.2 us a byte, so a sender of refused requests may use less than half of a CPU.
 REFUSED_BYTES_PER_SECOND: Final = 2 * 1024 * 1024
 REFUSED_BYTES_AT_ONCE: Final = 16 * REFUSED_BYTES_PER_SECOND
 MOST_ADDRESSES: Final = 10_000
+# Wrong admin keys of one address: a burst, then one every so many seconds. And of all addresses together.
+AT_ONCE: Final = 5
+SECONDS_EACH: Final = 12.0
+ALL_AT_ONCE: Final = 100
+ALL_PER_SECOND: Final = 10.0
 _IPV6_NETWORK_BITS: Final = 64
 
 
@@ -137,6 +144,38 @@ class AddressBudgets:
 
     def __len__(self) -> int:
         return len(self._by_address)
+
+
+class LoginAttempts:
+    """Limit wrong admin keys by address and in total, in the form and in Authorization. Each process counts alone.
+
+    An attempt that its address may not make does not count in total, so one address cannot lock out the others. The
+    number of addresses is bounded and the oldest is evicted; the limit in total holds regardless of evictions.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._all = TokenBucket([(ALL_PER_SECOND, ALL_AT_ONCE)], now=now)
+        self._by_address: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def wait_seconds(self, address: str, now: float) -> float:
+        """Return the seconds until a key from this address is checked; 0.0: at once."""
+        own = self._by_address.get(network_of(address))
+        ready_at = self._all.ready_at((1.0,), now)
+        if own is not None:
+            ready_at = max(ready_at, own.ready_at((1.0,), now))
+        return max(0.0, ready_at - now)
+
+    def failed(self, address: str, now: float) -> None:
+        """Count a wrong key."""
+        network = network_of(address)
+        own = self._by_address.pop(network, None)
+        if own is None:
+            own = TokenBucket([(1 / SECONDS_EACH, AT_ONCE)], now=-math.inf)
+        self._by_address[network] = own
+        if own.try_take((1.0,), now):
+            self._all.try_take((1.0,), now)
+        if len(self._by_address) > MOST_ADDRESSES:
+            self._by_address.popitem(last=False)
 
 
 def over_decoding(sender: str, wait_seconds: float) -> Refused:

@@ -9,6 +9,7 @@ Most requests of a connection repeat the head of the one before. Those are not e
 
 import asyncio
 import re
+from http import HTTPStatus
 from typing import Any, ClassVar, Final, Self
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -151,6 +152,7 @@ class FastPathProtocol(BoundedProtocol):
             super().on_headers_complete()
         elif self._may_hold():
             self._end_head()
+            self._require_head()
             self._held = []
         else:
             self._call_application()
@@ -203,6 +205,8 @@ class FastPathProtocol(BoundedProtocol):
             super().on_message_complete()
             return
         self._held = None
+        if head.authorization is not None and answer.status != HTTPStatus.UNAUTHORIZED:
+            self.verified()
         if is_first_and_whole and (cached := HeadCache.of(self._received, len(body))) is not None:
             self._cached = cached, head
         self._write(answer)

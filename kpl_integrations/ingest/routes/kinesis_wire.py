@@ -25,7 +25,7 @@ from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
-from kpl_integrations.ingest.http.request_head import header_fields
+from kpl_integrations.ingest.http.request_head import header_fields, mark_verified
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.streams.upstream import (
     FAILED,
@@ -154,6 +154,8 @@ class KinesisWireRoute:
         gateway = self._gateway
         gateway.admission.require_open()
         account, body = await self._verified(scope, receive, headers, by_name)
+        if account.tenant is not gateway.directory.unknown:
+            mark_verified(scope.get("extensions"))
         account.requests += 1
         try:
             account.require_readable(gateway.admission.now())

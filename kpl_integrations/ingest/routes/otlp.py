@@ -76,7 +76,7 @@ class OtlpRoute:
     async def _export(self, scope: Scope, media_type: str, headers: FieldsByName, receive: Receive) -> None:
         gateway, settings = self._gateway, self._gateway.settings
         gateway.admission.require_open()
-        account = gateway.account_of(headers)
+        account = gateway.account_of(scope, headers)
         account.requests += 1
         work_bytes = 0
         try:

@@ -63,7 +63,7 @@ class RecordsRoute:
         settings = self._settings
         self._admission.require_open()
         headers: FieldsByName = header_fields(scope["headers"])
-        account = self._gateway.account_of(headers)
+        account = self._gateway.account_of(scope, headers)
         account.requests += 1
         received_bytes = 0
         try:

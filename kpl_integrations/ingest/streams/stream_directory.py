@@ -115,6 +115,10 @@ class StreamDirectory:
         Raises:
             Refused: as `require`, or Kinesis could not be asked for an ARN; this failure is not cached.
         """
+        if not (stream.isascii() and stream.isprintable()):
+            # The pattern of ARNs allows control characters, and streams are labels of metrics.
+            detail = "this is not a stream; its name or ARN has printable ASCII characters only"
+            raise Refused(Refusal.UNKNOWN_STREAM, detail)
         name = stream.rpartition("/")[2] if stream.startswith("arn:") else stream
         if not (allows(stream) or allows(name)):
             return None

@@ -4,6 +4,8 @@ Conservation: a room's bytes are those of its bodies. Bound: never more than the
 than the burst and the rate allow.
 """
 
+from functools import partial
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -38,10 +40,11 @@ def test_one_sender_may_use_the_whole_room() -> None:
 
 
 def test_a_newcomer_gets_room_from_the_largest_body_of_the_sender_that_uses_most() -> None:
-    room, evicted = SharedRoom(ROOM), []
+    room = SharedRoom(ROOM)
+    evicted: list[str] = []
     for sender, size in (("a", 200), ("a", 300), ("b", 400), ("c", 100)):
         name = f"{sender}{size}"
-        assert SenderRoom(room, sender).hold(lambda name=name: evicted.append(name)).try_take(size)
+        assert SenderRoom(room, sender).hold(partial(evicted.append, name)).try_take(size)
     assert body_of(room, "new").try_take(50)
     assert evicted == ["a300"]
     assert room.used_bytes == 750

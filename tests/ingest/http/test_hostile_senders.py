@@ -146,7 +146,7 @@ def test_unsigned_bodies_with_a_known_key_id_take_no_room_from_a_tenant() -> Non
 
 def test_unsigned_requests_are_not_counted_for_the_tenant_whose_key_id_they_name(served: RunningGateway) -> None:
     for _ in range(50):
-        status, _, _ = call(served, "POST", "/", **{**unsigned(), "content-length": str(99 * MIB)})
+        status, _, _ = call(served, "POST", "/", b"", **{**unsigned(), "content-length": str(99 * MIB)})
         assert status == 413
     assert refused_of(served, "ada") == 0
     assert put(served) == 200
@@ -198,7 +198,7 @@ def test_invented_stream_names_of_one_tenant_refuse_no_stream_of_another() -> No
     async def list_shards(stream: str) -> Any:
         return RequestFailure("AccessDeniedException", f"not authorized to list {stream}")
 
-    transport.list_shards = list_shards  # type: ignore[method-assign, assignment]
+    transport.list_shards = list_shards  # type: ignore[method-assign]
 
     async def main() -> tuple[int, Sequence[int]]:
         directory = KnownTenants(Tenant(id="a"), Tenant(id="b"))
