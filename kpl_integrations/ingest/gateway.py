@@ -294,6 +294,10 @@ class IngestGateway:
         """Return the parsed head of a POST; see `SyncAnswerer`."""
         return sync_head(target, headers) if self._hosts is None or self._hosts.allow(headers) else None
 
+    def is_verified(self, head: RecordsHead) -> bool:
+        """Return True if the request has the credentials of a tenant; see `SyncAnswerer`."""
+        return self.directory.authenticate(head.authorization) not in {None, self.directory.unknown}
+
     def sync_answer(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""
         return sync_answer(self._records, self.tally, head, body)

@@ -9,7 +9,6 @@ Most requests of a connection repeat the head of the one before. Those are not e
 
 import asyncio
 import re
-from http import HTTPStatus
 from typing import Any, ClassVar, Final, Self
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -205,7 +204,7 @@ class FastPathProtocol(BoundedProtocol):
             super().on_message_complete()
             return
         self._held = None
-        if head.authorization is not None and answer.status != HTTPStatus.UNAUTHORIZED:
+        if self in self.unverified and self.answerer.is_verified(head):
             self.verified()
         if is_first_and_whole and (cached := HeadCache.of(self._received, len(body))) is not None:
             self._cached = cached, head
