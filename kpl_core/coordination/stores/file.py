@@ -6,7 +6,7 @@ nanoseconds. The lock file contains the latest version, so that no two writes ha
 the kernel's own timestamps have a resolution of milliseconds.
 
 Other users of the machine may write to folders such as /dev/shm. So the files are in a subfolder that this user owns
-and nobody else may enter. The folder is opened once per call, and every file relative to it, without following
+and other users may not enter. The folder is opened once per call, and every file relative to it, without following
 symbolic links. `shared=True` keeps the files in the folder itself, for processes of several users in one group.
 
 Use a local disk or a memory file system (/dev/shm, /run); network file systems keep none of these guarantees. A disk
@@ -176,7 +176,7 @@ class FileStore:
             descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _FILE, self._mode, dir_fd=folder)
             try:
                 if self._own is None and os.fstat(descriptor).st_uid == os.geteuid():
-                    # For the group, whatever this process's umask is.
+                    # For the group: the umask of this process may have removed its permissions.
                     os.fchmod(descriptor, self._mode)
                 if self._is_locked(descriptor, folder):
                     yield descriptor

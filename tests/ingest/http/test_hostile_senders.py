@@ -1,4 +1,4 @@
-"""A hostile sender uses its own room, rate and budget, and those of nobody else. Real requests over HTTP."""
+"""A hostile sender uses only its own room, rate and budget. Real requests over HTTP."""
 
 import asyncio
 import gzip
