@@ -7,7 +7,8 @@ async with Producer(Config(region="us-east-1")) as producer:
 
 from typing import Final
 
-from kpl_core.background.blocking import BlockingDelivery, BlockingProducer
+from kpl_core.background.blocking import BlockingProducer
+from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.errors import (
     BufferFull,
     ConfigError,

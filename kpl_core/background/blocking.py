@@ -15,12 +15,14 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
+from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.background.process_end import (
     ProcessListener,
     flush_on_sigterm as flush_at_sigterm,
@@ -29,14 +31,15 @@ from kpl_core.background.process_end import (
 )
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
 from kpl_core.errors import BufferFull, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
+from kpl_core.event_loop import run_soon
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.producer.checked_records import checked_records
-from kpl_core.producer.delivery import Delivery
+from kpl_core.producer.delivery import Delivery, log_exceptions
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, require_timeout
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
-from kpl_core.records.record_result import INTERNAL, SHUTDOWN, Attempt, RecordResult
+from kpl_core.records.record_result import INTERNAL, SHUTDOWN
 from kpl_core.records.user_record import BytesLike, Tier, UserRecord, as_bytes, check_user_record
 from kpl_core.transport.transport import KinesisTransport
 
@@ -57,55 +60,6 @@ _EXIT_SECONDS: Final = 5.0
 T = TypeVar("T")
 
 
-class BlockingDelivery:
-    """The handle of one user record put from a thread."""
-
-    __slots__ = ("_changed", "_delivery", "_failed")
-
-    def __init__(self, changed: threading.Condition) -> None:
-        self._changed = changed
-        self._delivery: Delivery | None = None
-        self._failed: RecordResult | None = None
-
-    @property
-    def done(self) -> bool:
-        """Return True if the result is known."""
-        with self._changed:
-            return self._peek() is not None
-
-    def result(self, timeout: float | None = None) -> RecordResult:
-        """Wait up to `timeout` seconds for the result; works after the producer closed too.
-
-        Raises:
-            TimeoutError: the result is not known yet.
-            ValueError: the timeout is negative or NaN.
-        """
-        require_timeout(timeout)
-        if timeout is not None:
-            timeout = min(timeout, threading.TIMEOUT_MAX)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._peek() is not None, timeout):
-                message = f"this user record has no result after {timeout} s; wait longer, or flush the producer"
-                raise TimeoutError(message)
-            result = self._peek()
-        assert result is not None  # noqa: S101 - waited for
-        return result
-
-    def _peek(self) -> RecordResult | None:
-        if self._failed is not None:
-            return self._failed
-        return None if self._delivery is None else self._delivery.peek()
-
-    def handed_over(self, delivery: Delivery) -> None:
-        """Take the result from `delivery` from now on."""
-        self._delivery = delivery
-
-    def refused(self, error_code: str, error_message: str, now: float) -> None:
-        """Fail, because the producer never took the user record."""
-        attempt = Attempt(False, error_code, error_message, now, now)  # noqa: FBT003
-        self._failed = RecordResult(False, None, None, (attempt,))  # noqa: FBT003
-
-
 class _QueuedPut(msgspec.Struct, frozen=True):
     """One put in the inbox."""
 
@@ -121,6 +75,12 @@ class _QueuedPut(msgspec.Struct, frozen=True):
         if self.context is None:
             return producer.put_record_nowait(self.stream, self.user_record)
         return self.context.run(producer.put_record_nowait, self.stream, self.user_record)
+
+
+def _call_soon(callbacks: list[Callable[[], object]]) -> None:
+    """Call the callbacks of refused records. The caller does not hold the lock, which they may need."""
+    for callback in callbacks:
+        run_soon(partial(log_exceptions, callback))
 
 
 class BlockingProducer(ProcessListener):
@@ -338,6 +298,7 @@ class BlockingProducer(ProcessListener):
 
     def drain(self, producer: Producer) -> None:
         """Hand over what is in the inbox, as far as the producer has room; announce results and capacity."""
+        calls: list[Callable[[], object]] = []
         with self._changed:
             while self._inbox:
                 queued = self._inbox[0]
@@ -347,16 +308,17 @@ class BlockingProducer(ProcessListener):
                     # The sender comes back when there is room.
                     break
                 except ProducerClosed as error:
-                    self._refuse(queued, SHUTDOWN, str(error))
+                    calls += self._refuse(queued, SHUTDOWN, str(error))
                 except (InvalidUserRecord, TypeError) as error:
                     # The record limit became known after the put, and is lower; or the flow is invalid.
-                    self._refuse(queued, INTERNAL, str(error))
+                    calls += self._refuse(queued, INTERNAL, str(error))
                 else:
                     queued.delivery.handed_over(delivery)
                 self._inbox.popleft()
                 self._inbox_bytes -= queued.size_bytes
                 self._taken += 1
             self._changed.notify_all()
+        _call_soon(calls)
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once the producer has everything that is in the inbox now."""
@@ -366,19 +328,21 @@ class BlockingProducer(ProcessListener):
 
     def sender_ended(self) -> None:
         """Give every record that is left in the inbox a result; called last, however the loop ended."""
+        calls: list[Callable[[], object]] = []
         with self._changed:
             was_open, self._is_open = self._is_open, False
             for queued in self._inbox:
-                self._refuse(queued, SHUTDOWN, "the producer's thread ended before it took this record")
+                calls += self._refuse(queued, SHUTDOWN, "the producer's thread ended before it took this record")
             self._inbox.clear()
             self._inbox_bytes = 0
             self._changed.notify_all()
+        _call_soon(calls)
         if was_open and self._sender.failure is not None:
             _logger.error("the producer's thread has ended", exc_info=self._sender.failure)
 
-    def _refuse(self, queued: _QueuedPut, code: str, message: str) -> None:
+    def _refuse(self, queued: _QueuedPut, code: str, message: str) -> list[Callable[[], object]]:
         self._refused[code] += 1
-        queued.delivery.refused(code, message, monotonic())
+        return queued.delivery.refused(code, message, monotonic())
 
     # The end of the process, and forks
 

@@ -1,15 +1,17 @@
-"""A request's outbox: records are published if the response's status is below 500, and discarded otherwise.
+"""A request's outbox: records are published if the response's status is below 400, and discarded otherwise.
 
-The first message of the response decides, before it is sent. A request without a response, because of an exception
-or a cancellation, counts as 500. A client that disconnects changes nothing: the app still responds, and the status
-decides.
+`publish_when` is another rule for the status. The first message of the response decides, before it is sent. A request
+without a response, because of an exception or a cancellation, counts as 500. A client that disconnects changes
+nothing: the app still responds, and the status decides.
 
 A put reserves capacity in the producer's buffer, so that the app learns of a full buffer while it can still respond.
 `publish` exchanges each reservation for the put itself, in one step.
 """
 
+import logging
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 import msgspec
@@ -29,7 +31,9 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.records.user_record import BytesLike, Tier, as_bytes, check_user_record
 from kpl_integrations.asgi.protocol import STATE_KEY, ASGIApp, Message, Receive, Scope, Send, producer_of
 
-_SERVER_ERROR: Final = 500
+_log: Final = logging.getLogger(__name__)
+_FIRST_ERROR: Final = 400
+_NO_RESPONSE: Final = 500
 
 Outcome = Literal["open", "published", "discarded"]
 
@@ -90,7 +94,7 @@ class OutboxDelivery:
     def _published(self) -> Delivery:
         if self._delivery is None:
             if self._outcome == "discarded":
-                message = "this user record was discarded with its request, whose response was 500 or above"
+                message = "this user record was discarded with its request, because of the status of the response"
             else:
                 message = (
                     "this user record is published when the response begins, so awaiting its delivery inside the "
@@ -118,8 +122,10 @@ class OutboxProducer:
     its event loop: a put from another thread raises `WrongEventLoop`.
     """
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, discarded: Counter[int]) -> None:
         self._producer = producer
+        self._discarded = discarded
+        self._status = _NO_RESPONSE
         # Only the loop may change the buffer's counts: two threads that reserve at once could leak a reservation.
         self._thread = threading.get_ident()
         self._kept: list[tuple[str, UserRecord, int, OutboxDelivery]] = []
@@ -188,6 +194,7 @@ class OutboxProducer:
         delivery = OutboxDelivery()
         if self._outcome == "discarded":
             delivery.discarded()
+            self._discarded[self._status] += 1
         else:
             if not isinstance(record.data, bytes):
                 # Copy a mutable buffer, because the caller may overwrite it before the response.
@@ -228,9 +235,10 @@ class OutboxProducer:
         finally:
             limit.release(records=-short_records, size_bytes=-short_bytes)
 
-    def discard(self) -> bool:
+    def discard(self, status: int) -> bool:
         """Drop all kept records and release their capacity; return True if a waiting put may need that capacity."""
-        self._outcome = "discarded"
+        self._outcome, self._status = "discarded", status
+        self._discarded[status] += len(self._kept)
         # A put waits only while the buffer lacks room for a record, so a buffer with room has no waiting puts.
         limit = self._producer.buffer_limit
         may_have_waiters = bool(self._kept) and not all(
@@ -296,11 +304,32 @@ class OutboxProducer:
         return self._producer.max_record_bytes(stream)
 
 
-class RequestOutboxMiddleware:
-    """Replaces the producer of each HTTP request by an outbox. WebSockets have no status and keep the producer."""
+def is_no_error(status: int) -> bool:
+    """Return True for a status below 400."""
+    return status < _FIRST_ERROR
 
-    def __init__(self, app: ASGIApp) -> None:
+
+class RequestOutboxMiddleware:
+    """Replaces the producer of each HTTP request by an outbox. WebSockets have no status and keep the producer.
+
+    If an application has this middleware twice, the outer one decides.
+
+    Args:
+        publish_when: returns True for a response status whose request publishes its records. If it raises, they are
+            discarded and the exception is logged.
+        discarded: counts the discarded records by status. Give it to `outbox_source` to have it in the metrics.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        publish_when: Callable[[int], bool] = is_no_error,
+        discarded: Counter[int] | None = None,
+    ) -> None:
         self._app = app
+        self._publish_when = publish_when
+        self._discarded: Counter[int] = Counter() if discarded is None else discarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app with an outbox in the request's state."""
@@ -308,20 +337,36 @@ class RequestOutboxMiddleware:
             await self._app(scope, receive, send)
             return
         producer = producer_of(scope)
-        outbox = OutboxProducer(producer)
+        if isinstance(producer, OutboxProducer):
+            await self._app(scope, receive, send)
+            return
+        outbox = OutboxProducer(producer, self._discarded)
 
         async def deciding_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if message["status"] < _SERVER_ERROR:
-                    outbox.publish()
-                elif outbox.discard():
-                    await producer.flush(timeout=0.0)
+                await self._decide(outbox, producer, message["status"])
             await send(message)
 
         try:
             # A copy, because servers may share the state between requests.
             await self._app({**scope, "state": {**scope["state"], STATE_KEY: outbox}}, receive, deciding_send)
         finally:
-            if len(outbox) and outbox.discard():
-                # The flush advances every stream, which wakes puts that wait for capacity.
-                await producer.flush(timeout=0.0)
+            if len(outbox):
+                try:
+                    await self._decide(outbox, producer, _NO_RESPONSE)
+                except KplError:
+                    _log.exception("the records of a request without a response were not published")
+
+    async def _decide(self, outbox: OutboxProducer, producer: Producer, status: int) -> None:
+        if self._is_published(status):
+            outbox.publish()
+        elif outbox.discard(status):
+            # The flush advances every stream, which wakes puts that wait for capacity.
+            await producer.flush(timeout=0.0)
+
+    def _is_published(self, status: int) -> bool:
+        try:
+            return self._publish_when(status)
+        except Exception:  # noqa: BLE001 - the caller's code, and it is logged
+            _log.exception("publish_when failed for status %s, so the request's records are discarded", status)
+            return False

@@ -49,6 +49,12 @@ _ROWS: Final = (
         ("outcome", "reason", "tier"),
         "User records finished, spooled or dead-lettered (the last two come back); the reason is empty if delivered.",
     ),
+    Metric(
+        "kinesis_producer_lost_records_total",
+        Kind.COUNTER,
+        (),
+        "User records that failed for good and that no spool or dead letter keeps; 0 from the start.",
+    ),
     Metric("kinesis_producer_bytes_total", Kind.COUNTER, ("outcome",), "Key and data bytes of those user records."),
     Metric(
         "kinesis_producer_outstanding_records", Kind.GAUGE, (), "User records between put and result.", is_read=True
@@ -144,6 +150,24 @@ _ROWS: Final = (
         is_read=True,
     ),
     Metric("kinesis_producer_spool_records", Kind.GAUGE, (), "User records in the spool.", is_read=True),
+    Metric(
+        "kinesis_outbox_discarded_records_total",
+        Kind.COUNTER,
+        ("code",),
+        "User records that a request discarded because of its status.",
+        is_read=True,
+    ),
+    Metric("kinesis_log_records_total", Kind.COUNTER, (), "Log records given to a KinesisHandler.", is_read=True),
+    Metric("kinesis_log_dropped_records_total", Kind.COUNTER, (), "Log records that the handler lost.", is_read=True),
+    Metric("kinesis_log_buffered_records", Kind.GAUGE, (), "Log records without a result yet.", is_read=True),
+    Metric(
+        "kinesis_otel_exported_items_total",
+        Kind.COUNTER,
+        ("signal",),
+        "Spans, data points and log records exported.",
+        is_read=True,
+    ),
+    Metric("kinesis_otel_lost_items_total", Kind.COUNTER, ("signal",), "Those of them that were lost.", is_read=True),
     Metric(
         "kinesis_ingest_requests_total", Kind.COUNTER, ("code",), "Requests that the gateway answered.", is_read=True
     ),

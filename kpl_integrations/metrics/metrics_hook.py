@@ -14,6 +14,7 @@ from kpl_core.hooks import CoordinatorMet, Fact, RecordsFinished, RequestComplet
 from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, RECORDS_PER_SECOND_PER_SHARD
 
 OTHER: Final = "other"
+LOST: Final = "kinesis_producer_lost_records_total"
 _MAX_REASONS: Final = 50
 _MAX_STREAMS: Final = 100
 _MAX_SHARDS: Final = 1_000
@@ -48,7 +49,8 @@ class MetricsHook(ABC):
         self._reason = BoundedLabel(_MAX_REASONS)
         self._stream = BoundedLabel(_MAX_STREAMS)
         self._shard = BoundedLabel(_MAX_SHARDS)
-        self._values: dict[tuple[str, Labels], float] = {}
+        # From the start: Prometheus sees no increase where a series begins with its first loss.
+        self._values: dict[tuple[str, Labels], float] = {(LOST, ()): 0}
         self._sources: list[Source] = []
         self._utilisation: dict[tuple[str, str], _ShardUtilisation] = {}
         self._utilisation_lock = threading.Lock()
@@ -112,6 +114,8 @@ class MetricsHook(ABC):
         self._add("kinesis_producer_bytes_total", (outcome,), fact.user_bytes)
         self.observe("kinesis_producer_delivery_seconds", (), fact.age)
         self.observe("kinesis_producer_attempts", (), fact.attempts)
+        if outcome == "failed":
+            self._add(LOST, (), fact.user_records)
         if outcome == "delivered":
             with self._utilisation_lock:
                 # Look up the unbounded name first: bounding it on each call would cost twice as much.

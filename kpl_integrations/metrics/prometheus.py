@@ -10,10 +10,13 @@ Values are kept here and converted at a scrape: the client library's own counter
 lock for each value.
 """
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
+from typing import Final
+from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -22,21 +25,46 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from kpl_core.errors import ConfigError
 from kpl_integrations.metrics.catalogue import METRICS, Kind
 from kpl_integrations.metrics.metrics_hook import Labels, MetricsHook
+
+# The library finds equal names only for collectors that describe themselves, and describing would read the sources.
+_used: Final[WeakSet[CollectorRegistry]] = WeakSet()
 
 
 class PrometheusMetrics(MetricsHook, Collector):
     """A producer's hook and a Prometheus collector.
 
     Without `registry` it makes its own, so that two producers do not collide.
+
+    Raises:
+        ConfigError: the registry has one already, so that each series would be there twice; or the client library is in
+            its multiprocess mode. That mode merges files which only its own counters write, and these metrics are not
+            among them. With `per_process`, each process exposes its own.
     """
 
     def __init__(
-        self, registry: CollectorRegistry | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        per_process: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(clock)
+        if not per_process and (folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR")):
+            message = (
+                f"PROMETHEUS_MULTIPROC_DIR is {folder!r}, and the multiprocess mode cannot have these metrics; give "
+                "each process a port or path of its own and pass per_process=True, or use OpenTelemetryMetrics"
+            )
+            raise ConfigError(message)
         self.registry = CollectorRegistry() if registry is None else registry
+        if self.registry in _used:
+            message = (
+                "this registry has a PrometheusMetrics already; use that one for all producers, or another registry"
+            )
+            raise ConfigError(message)
+        _used.add(self.registry)
         # A histogram without labels exists from the start, with zero observations.
         self._distributions: dict[tuple[str, Labels], _Distribution] = {
             (metric.name, ()): _Distribution(metric.buckets)

@@ -12,6 +12,7 @@ from kpl_core import Producer
 from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool
+from kpl_core.records.record_result import REASONS
 from kpl_integrations.metrics.metrics_hook import OTHER, BoundedLabel, Sample, Source
 
 _STATE_VALUES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
@@ -49,8 +50,61 @@ def dead_letter_source(queue: DeadLetterQueue) -> Source:
 
     def read() -> Iterator[Sample]:
         yield Sample("kinesis_producer_dlq_depth", (), queue.depth)
-        for reason, count in queue.buried.copy().items():
+        # Every reason from the start: Prometheus sees no increase where a series begins with its first loss.
+        for reason, count in {**dict.fromkeys(REASONS, 0), **queue.buried}.items():
             yield Sample("kinesis_producer_dlq_records_total", (reason,), count)
+
+    return read
+
+
+def outbox_source(discarded: Mapping[int, int]) -> Source:
+    """Return the records that requests discarded, by status: `discarded` of `RequestOutboxMiddleware`."""
+
+    def read() -> Iterator[Sample]:
+        for status, count in sorted(discarded.items()):
+            yield Sample("kinesis_outbox_discarded_records_total", (str(status),), count)
+
+    return read
+
+
+class _LogCounts(Protocol):
+    @property
+    def emitted(self) -> int: ...
+
+    @property
+    def buffered(self) -> int: ...
+
+    @property
+    def dropped_total(self) -> int: ...
+
+
+def log_handler_source(counts: Callable[[], _LogCounts]) -> Source:
+    """Return how many log records a handler got, dropped, and still has; `counts` of `KinesisHandler`."""
+
+    def read() -> Iterator[Sample]:
+        now = counts()
+        yield Sample("kinesis_log_records_total", (), now.emitted)
+        yield Sample("kinesis_log_dropped_records_total", (), now.dropped_total)
+        yield Sample("kinesis_log_buffered_records", (), now.buffered)
+
+    return read
+
+
+class _ExportCounts(Protocol):
+    @property
+    def exported(self) -> int: ...
+
+    @property
+    def lost_total(self) -> int: ...
+
+
+def telemetry_source(counts: Callable[[], Mapping[str, _ExportCounts]]) -> Source:
+    """Return the exported and lost spans, data points and log records; `counts` of `KinesisTelemetry`."""
+
+    def read() -> Iterator[Sample]:
+        for signal, now in counts().items():
+            yield Sample("kinesis_otel_exported_items_total", (signal,), now.exported)
+            yield Sample("kinesis_otel_lost_items_total", (signal,), now.lost_total)
 
     return read
 

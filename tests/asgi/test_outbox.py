@@ -1,5 +1,7 @@
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -34,15 +36,19 @@ from kpl_integrations.asgi import (
     producer_of,
 )
 from kpl_integrations.asgi.testing import KinesisDouble
+from kpl_integrations.metrics.sources import outbox_source
 
 Endpoint = Callable[[Request, OutboxProducer], Awaitable[Response]]
 
 
-def application(endpoint: Endpoint, config: Config | None = None, **options: Any) -> Starlette:
+def application(
+    endpoint: Endpoint, config: Config | None = None, outboxes: Sequence[Middleware] = (), **options: Any
+) -> Starlette:
     async def route(request: Request) -> Response:
         return await endpoint(request, cast("OutboxProducer", producer_of(request.scope)))
 
-    middleware = [Middleware(HealthEndpoints), Middleware(BackpressureMiddleware), Middleware(RequestOutboxMiddleware)]
+    outboxes = outboxes or [Middleware(RequestOutboxMiddleware)]
+    middleware = [Middleware(HealthEndpoints), Middleware(BackpressureMiddleware), *outboxes]
     return Starlette(
         routes=[Route("/", route, methods=["GET", "POST"])],
         middleware=middleware,
@@ -59,7 +65,9 @@ def stored(double: KinesisDouble) -> list[bytes]:
     return [record.data for record in double.user_records("orders")]
 
 
-@pytest.mark.parametrize(("status", "expected"), [(200, 2), (204, 2), (302, 2), (404, 2), (499, 2), (500, 0), (503, 0)])
+@pytest.mark.parametrize(
+    ("status", "expected"), [(200, 2), (204, 2), (302, 2), (399, 2), (400, 0), (404, 0), (499, 0), (500, 0), (503, 0)]
+)
 def test_the_status_decides_what_is_published(kinesis_double: KinesisDouble, status: int, expected: int) -> None:
     async def endpoint(request: Request, producer: OutboxProducer) -> Response:
         put_two(producer)
@@ -68,6 +76,85 @@ def test_the_status_decides_what_is_published(kinesis_double: KinesisDouble, sta
     with TestClient(application(endpoint)) as client:
         assert client.get("/").status_code == status
     assert stored(kinesis_double) == [b"first", b"second"][:expected]
+
+
+def test_publish_when_decides_by_status_and_discarded_records_are_counted(kinesis_double: KinesisDouble) -> None:
+    statuses = iter([401, 404, 422, 500, 200])
+
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        return Response(status_code=next(statuses))
+
+    discarded: Counter[int] = Counter()
+    audit = Middleware(RequestOutboxMiddleware, publish_when={200, 401, 404}.__contains__, discarded=discarded)
+    with TestClient(application(endpoint, outboxes=[audit])) as client:
+        assert [client.get("/").status_code for _ in range(5)] == [401, 404, 422, 500, 200]
+    assert len(stored(kinesis_double)) == 6
+    assert discarded == {422: 2, 500: 2}
+    assert [tuple(sample) for sample in outbox_source(discarded)()] == [
+        ("kinesis_outbox_discarded_records_total", ("422",), 2),
+        ("kinesis_outbox_discarded_records_total", ("500",), 2),
+    ]
+
+
+def test_an_exception_in_publish_when_discards_and_is_logged(
+    kinesis_double: KinesisDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        return Response(status_code=200)
+
+    def fail(status: int) -> bool:
+        raise LookupError(status)
+
+    discarded: Counter[int] = Counter()
+    outbox = Middleware(RequestOutboxMiddleware, publish_when=fail, discarded=discarded)
+    with caplog.at_level(logging.ERROR), TestClient(application(endpoint, outboxes=[outbox])) as client:
+        assert client.get("/").status_code == 200
+    assert stored(kinesis_double) == []
+    assert discarded == {200: 2}
+    assert "publish_when failed for status 200" in caplog.text
+
+
+def test_a_crash_counts_as_500_also_for_publish_when(kinesis_double: KinesisDouble) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        raise LookupError
+
+    audit = Middleware(RequestOutboxMiddleware, publish_when={500}.__contains__)
+    with TestClient(application(endpoint, outboxes=[audit]), raise_server_exceptions=False) as client:
+        assert client.get("/").status_code == 500
+    assert len(stored(kinesis_double)) == 2
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 2), (404, 0)])
+def test_of_two_nested_outboxes_the_outer_one_decides(
+    kinesis_double: KinesisDouble, status: int, expected: int
+) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        put_two(producer)
+        return Response(status_code=status)
+
+    everything = Middleware(RequestOutboxMiddleware, publish_when=lambda _: True)
+    with TestClient(application(endpoint, outboxes=[Middleware(RequestOutboxMiddleware), everything])) as client:
+        assert client.get("/").status_code == status
+    assert len(stored(kinesis_double)) == expected
+
+
+def test_puts_after_a_discarding_response_are_counted(kinesis_double: KinesisDouble) -> None:
+    discarded: Counter[int] = Counter()
+
+    async def put_later(producer: OutboxProducer) -> None:
+        put_two(producer)
+
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        return Response(status_code=404, background=BackgroundTask(put_later, producer))
+
+    outbox = Middleware(RequestOutboxMiddleware, discarded=discarded)
+    with TestClient(application(endpoint, outboxes=[outbox])) as client:
+        client.get("/")
+    assert stored(kinesis_double) == []
+    assert discarded == {404: 2}
 
 
 def test_an_exception_publishes_no_record_and_releases_the_capacity(kinesis_double: KinesisDouble) -> None:

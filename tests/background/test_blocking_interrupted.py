@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kpl_core import BlockingProducer, Config, ProducerClosed
-from kpl_core.background.blocking import BlockingDelivery
+from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.background.sender import BackgroundSender
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.options.policy import FairnessPolicy

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,129 @@ def test_every_alert_has_a_summary_and_an_action():
     text = (OBSERVABILITY / "alerts.yml").read_text()
     alerts = re.findall(r"- alert: (\w+)", text)
     assert len(alerts) == len(set(alerts)) == text.count(" action: ") == text.count(" summary: ")
+
+
+# For each alert: series that fire it and series that do not, one value a minute, and the minute of the look.
+ALERTS = {
+    "KinesisRecordsLost": (
+        {"kinesis_producer_lost_records_total": "0 0 3 3"},
+        {"kinesis_producer_lost_records_total": "7x9"},
+        3,
+    ),
+    "KinesisLogRecordsDropped": (
+        {"kinesis_log_dropped_records_total": "0 0 1 1"},
+        {"kinesis_log_dropped_records_total": "0x9"},
+        3,
+    ),
+    "KinesisTelemetryLost": (
+        {'kinesis_otel_lost_items_total{signal="traces"}': "0 0 1 1"},
+        {'kinesis_otel_lost_items_total{signal="traces"}': "0x9"},
+        3,
+    ),
+    "KinesisDeliverySlow": (
+        {
+            'kinesis_producer_delivery_seconds_bucket{le="5"}': "0x20",
+            'kinesis_producer_delivery_seconds_bucket{le="10"}': "0+100x20",
+            'kinesis_producer_delivery_seconds_bucket{le="+Inf"}': "0+100x20",
+        },
+        {
+            'kinesis_producer_delivery_seconds_bucket{le="5"}': "0+100x20",
+            'kinesis_producer_delivery_seconds_bucket{le="10"}': "0+100x20",
+            'kinesis_producer_delivery_seconds_bucket{le="+Inf"}': "0+100x20",
+        },
+        15,
+    ),
+    "KinesisShardFull": (
+        {'kinesis_producer_shard_utilisation{stream="s",shard="1"}': "0.95x30"},
+        {'kinesis_producer_shard_utilisation{stream="s",shard="1"}': "0.5x30"},
+        20,
+    ),
+    "KinesisThrottled": (
+        {'kinesis_producer_throttled_records_total{stream="s",shard="1"}': "0+6000x30"},
+        {'kinesis_producer_throttled_records_total{stream="s",shard="1"}': "0+60x30"},
+        25,
+    ),
+    "KinesisRateHalved": (
+        {'kinesis_producer_shard_rate_limit{stream="s",shard="1"}': "0.4x30"},
+        {'kinesis_producer_shard_rate_limit{stream="s",shard="1"}': "1x30"},
+        20,
+    ),
+    "KinesisBreakerOpen": (
+        {'kinesis_producer_breaker_state{stream="s",shard=""}': "2x9"},
+        {'kinesis_producer_breaker_state{stream="s",shard=""}': "1x9"},
+        3,
+    ),
+    "KinesisBacklogGrows": (
+        {"kinesis_producer_outstanding_records": "50000+1000x30"},
+        {"kinesis_producer_outstanding_records": "60000x30"},
+        20,
+    ),
+    "KinesisDeadLetters": (
+        {'kinesis_producer_dlq_records_total{reason="ttl"}': "0 0 1 1"},
+        {'kinesis_producer_dlq_records_total{reason="ttl"}': "4x9"},
+        3,
+    ),
+    "KinesisSpoolFills": (
+        {"kinesis_producer_spool_records": "0+10x40", "kinesis_producer_spool_bytes": "0+1000x40"},
+        {"kinesis_producer_spool_records": "400-10x40", "kinesis_producer_spool_bytes": "40000-1000x40"},
+        38,
+    ),
+    "KinesisGatewayRefuses": (
+        {
+            'kinesis_ingest_rejected_total{reason="over_quota"}': "0+10x20",
+            'kinesis_ingest_requests_total{code="429"}': "0+100x20",
+        },
+        {
+            'kinesis_ingest_rejected_total{reason="over_quota"}': "0+1x20",
+            'kinesis_ingest_requests_total{code="429"}': "0+100x20",
+        },
+        15,
+    ),
+    "KinesisGatewayLostRecords": (
+        {"kinesis_ingest_lost_records": "0 0 5 5"},
+        {"kinesis_ingest_lost_records": "5x9"},
+        3,
+    ),
+    "KinesisTenantStarves": (
+        {'kinesis_ingest_tenant_wait_seconds{tenant="a"}': "40x20"},
+        {'kinesis_ingest_tenant_wait_seconds{tenant="a"}': "5x20"},
+        10,
+    ),
+    "KinesisCoordinatorGone": (
+        {"kinesis_coordinator_lease_age_seconds": "200x20"},
+        {"kinesis_coordinator_lease_age_seconds": "10x20"},
+        10,
+    ),
+}
+
+
+def test_the_table_has_every_alert():
+    text = (OBSERVABILITY / "alerts.yml").read_text()
+    assert set(re.findall(r"- alert: (\w+)", text)) == set(ALERTS)
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="not run: no promtool (Debian, Ubuntu: apt install prometheus)"
+)
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_fires_at_its_first_cause_and_not_without_one(alert, tmp_path):
+    firing, healthy, minute = ALERTS[alert]
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": values} for series, values in shown.items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)',
+                    "eval_time": f"{minute}m",
+                    "exp_samples": [{"labels": "{}", "value": expected}],
+                }
+            ],
+        }
+        for shown, expected in ((firing, 1), (healthy, 0))
+    ]
+    # JSON is YAML.
+    file = tmp_path / "tests.yml"
+    file.write_text(json.dumps({"rule_files": [str(OBSERVABILITY / "alerts.yml")], "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -171,7 +171,7 @@ def test_a_token_bucket_limiter_is_a_source() -> None:
 
 def test_no_label_takes_unbounded_values_from_callers() -> None:
     # `tenant` has the twenty longest waits only; statuses and resources are few.
-    allowed = {"outcome", "place", "reason", "tier", "stream", "shard", "code", "tenant", "resource"}
+    allowed = {"outcome", "place", "reason", "tier", "stream", "shard", "code", "tenant", "resource", "signal"}
     for metric in METRICS.values():
         assert set(metric.labels) <= allowed
 

@@ -1,7 +1,10 @@
 """The Prometheus exposition: the names of the specification, in the producer's own registry."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
@@ -10,15 +13,24 @@ from msgspec import structs
 from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from kpl_core import Config, Producer
+from kpl_core import Config, ConfigError, Producer
 from kpl_core.durability.circuit_breaker import CircuitBreaker
+from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
+from kpl_core.records.record_result import REASONS
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
+from kpl_integrations.logging_handler import KinesisHandler
 from kpl_integrations.metrics.catalogue import METRICS, Kind
 from kpl_integrations.metrics.metrics_hook import Sample
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from kpl_integrations.metrics.sources import breaker_source, producer_source
+from kpl_integrations.metrics.sources import (
+    breaker_source,
+    dead_letter_source,
+    log_handler_source,
+    producer_source,
+    telemetry_source,
+)
 from tests.metrics.test_in_memory import DELIVERED, REQUEST, failed
 
 
@@ -97,6 +109,42 @@ def test_the_callers_registry_is_used() -> None:
     PrometheusMetrics(registry)(DELIVERED)
     labels = {"outcome": "delivered", "reason": "", "tier": "normal"}
     assert registry.get_sample_value("kinesis_producer_records_total", labels) == 50
+
+
+def test_every_loss_is_zero_before_the_first_one() -> None:
+    """`increase()` sees nothing where a series begins with its first value."""
+    metrics = PrometheusMetrics()
+    metrics.watch(dead_letter_source(cast("DeadLetterQueue", SimpleNamespace(depth=0, buried=Counter()))))
+    metrics.watch(telemetry_source(lambda: {"traces": SimpleNamespace(exported=0, lost_total=0)}))
+    handler = KinesisHandler("logs", config=Config(region="us-east-1"))
+    metrics.watch(log_handler_source(handler.counts))
+    assert value(metrics, "kinesis_producer_lost_records_total") == 0
+    assert [value(metrics, "kinesis_producer_dlq_records_total", reason=reason) for reason in REASONS] == [0] * 9
+    assert value(metrics, "kinesis_otel_lost_items_total", signal="traces") == 0
+    assert value(metrics, "kinesis_log_dropped_records_total") == 0
+
+
+def test_a_failed_record_is_lost_and_a_kept_one_is_not() -> None:
+    metrics = PrometheusMetrics()
+    for outcome in ("failed", "spooled", "dead_lettered"):
+        metrics(structs.replace(DELIVERED, outcome=outcome, reason="Expired"))
+    assert value(metrics, "kinesis_producer_lost_records_total") == DELIVERED.user_records
+
+
+def test_a_second_collector_on_a_registry_is_refused() -> None:
+    registry = CollectorRegistry()
+    PrometheusMetrics(registry)
+    with pytest.raises(ConfigError, match="has a PrometheusMetrics already"):
+        PrometheusMetrics(registry)
+
+
+def test_the_multiprocess_mode_is_refused_unless_each_process_exposes_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/var/metrics")
+    with pytest.raises(ConfigError, match=r"'/var/metrics'.*per_process=True"):
+        PrometheusMetrics()
+    assert value(PrometheusMetrics(per_process=True), "kinesis_producer_lost_records_total") == 0
 
 
 def test_every_metric_of_the_catalogue_can_be_exported() -> None:
