@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.admission.refusals import Refused
+from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import (
     MOST_ADDRESSES,
     REFUSED_BYTES_AT_ONCE,
@@ -21,6 +22,8 @@ from kpl_integrations.ingest.admission.senders import (
     SharedRoom,
     network_of,
 )
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.tenants import Tenant
 
 ROOM = 1_000
 
@@ -151,3 +154,41 @@ def test_addresses_have_separate_budgets_and_their_number_is_bounded() -> None:
 )
 def test_an_ipv6_client_counts_as_its_network(address: str, network: str) -> None:
     assert network_of(address) == network
+
+
+def account_of(tenant: Tenant) -> TenantAccount:
+    return TenantAccount(tenant, keys=IdempotencyWindow(most_keys=1, seconds=1.0), chance=lambda: 0.0, now=0.0)
+
+
+# A refusal, and whether its bytes cost the decoding budget and the tenant's byte rate.
+CHARGES = [
+    (Refusal.MALFORMED, True, True),
+    (Refusal.TOO_LARGE, True, True),
+    (Refusal.FORBIDDEN, True, True),
+    (Refusal.QUOTA, True, False),
+    (Refusal.QUEUE_SHARE, True, False),
+    (Refusal.NO_ROOM, False, False),
+    (Refusal.BREAKER_OPEN, False, False),
+    (Refusal.NOT_DELIVERED, False, False),
+]
+
+
+@pytest.mark.parametrize(("refusal", "costs_budget", "costs_rate"), CHARGES)
+def test_a_refusal_costs_its_sender_unless_the_gateway_or_kinesis_is_the_cause(refusal, costs_budget, costs_rate):
+    account = account_of(Tenant(id="a", bytes_per_second=1e6))
+    refused = Refused(refusal, "")
+    refused.work_bytes = REFUSED_BYTES_AT_ONCE
+    account.count_refused(refused, 10 * REFUSED_BYTES_PER_SECOND, 0.0)
+    assert account.refused == {refusal: 1}
+    wait = 0.0 if account.refused_bytes is None else account.refused_bytes.wait_seconds(0.0)
+    assert wait == pytest.approx(10.0 if costs_budget else 0.0)
+    assert (account.quota_left_seconds(0.0) <= 0.0) == costs_rate
+
+
+def test_a_promised_retry_is_read_although_the_budget_is_overdrawn():
+    account = account_of(Tenant(id="a", records_per_second=1.0))
+    account.charge(2 * REFUSED_BYTES_AT_ONCE, 0.0)
+    wait = account.quota_schedule.assign(1.0, ready_in=3.0, now=0.0)
+    with pytest.raises(Refused, match="tenant a sent more than 2,097,152 bytes a second"):
+        account.require_readable(wait - 0.1)
+    account.require_readable(wait)
