@@ -11,8 +11,9 @@ A sender is a tenant, or the address of a client whose credentials are not verif
 
 import ipaddress
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from kpl_core.pipeline.token_bucket import TokenBucket
@@ -54,22 +55,23 @@ class HeldBody:
 class SharedRoom:
     """`max_bytes` that senders share; see the module. A body that is alone in the room may have more."""
 
-    __slots__ = ("_bodies", "max_bytes", "used_bytes")
+    __slots__ = ("_bodies", "_by_sender", "max_bytes", "used_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
+        self._by_sender: Counter[str] = Counter()
         self._bodies: dict[str, set[HeldBody]] = {}
 
     def bytes_of(self, sender: str) -> int:
         """Return how many bytes a sender uses."""
-        return sum(body.size_bytes for body in self._bodies.get(sender, ()))
+        return self._by_sender[sender]
 
     def try_take(self, body: HeldBody, size_bytes: int) -> bool:
         """Take bytes for a body, if necessary from a sender that uses more. Return False if none uses more."""
         while self.used_bytes + size_bytes > self.max_bytes and self.used_bytes > body.size_bytes:
-            largest = max(self._bodies, key=self.bytes_of)
-            if self.bytes_of(largest) <= self.bytes_of(body.sender) + size_bytes:
+            largest, largest_bytes = max(self._by_sender.items(), key=itemgetter(1))
+            if largest_bytes <= self.bytes_of(body.sender) + size_bytes:
                 return False
             evicted = max(self._bodies[largest], key=lambda each: each.size_bytes)
             self.release(evicted)
@@ -77,17 +79,20 @@ class SharedRoom:
             evicted.evict()
         self.used_bytes += size_bytes
         body.size_bytes += size_bytes
+        self._by_sender[body.sender] += size_bytes
         self._bodies.setdefault(body.sender, set()).add(body)
         return True
 
     def release(self, body: HeldBody) -> None:
         """Give all bytes of a body back; do nothing if it has none."""
         self.used_bytes -= body.size_bytes
+        self._by_sender[body.sender] -= body.size_bytes
         body.size_bytes = 0
         bodies = self._bodies.get(body.sender, set())
         bodies.discard(body)
         if not bodies:
             self._bodies.pop(body.sender, None)
+            del self._by_sender[body.sender]
 
 
 class SenderRoom(NamedTuple):

@@ -157,23 +157,25 @@ class KinesisWireRoute:
         if account.tenant is not gateway.directory.unknown:
             mark_verified(scope.get("extensions"))
         account.requests += 1
+        received_bytes = 0
         try:
             account.require_readable(gateway.admission.now())
+            received_bytes = len(body)
             operation = operation_of(by_name.get("x-amz-target"), _OPERATIONS)
             request = request_of(wire, operation, body)
             arguments = {} if isinstance(request, PutRecord | PutRecords) else _present(msgspec.to_builtins(request))
             asked = _stream_of(request) or _stream_of_token(arguments)
             stream = "" if asked is None else await self._require_stream(account, asked, operation)
             if isinstance(request, PutRecords):
-                return await self._put_records(wire, account, stream, request, len(body))
+                return await self._put_records(wire, account, stream, request, received_bytes)
             if isinstance(request, PutRecord):
                 return await self._put_record(wire, account, stream, request)
         except RequestRefused as refused:
             if refused.status < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code != THROTTLED:
-                account.charge(len(body), gateway.admission.now())
+                account.charge(received_bytes, gateway.admission.now())
             raise
         except Refused as refused:
-            account.count_refused(refused, len(body), gateway.admission.now())
+            account.count_refused(refused, received_bytes, gateway.admission.now())
             raise
         answer = dict(await self.upstream.call(operation, arguments, tenant=account.tenant.id))
         if answer.get("NextToken"):

@@ -111,13 +111,15 @@ class RecordsRoute:
         if stream not in self._streams.known or not tenant.allows(stream):
             return None
         account.requests += 1
+        received_bytes = 0
         try:
             if account.refused_bytes is not None:
                 account.require_readable(self._admission.now())
+            received_bytes = len(body)
             require_size(len(body), self._settings.max_body_bytes)
             return self._queue(head, body, account, stream), account
         except Refused as refused:
-            account.count_refused(refused, len(body), self._admission.now())
+            account.count_refused(refused, received_bytes, self._admission.now())
             raise
 
     def now(self) -> float:

@@ -175,6 +175,10 @@ def test_inflated_bytes_of_refused_requests_are_charged_to_a_default_budget(serv
     assert (status, json.loads(body)["code"]) == (429, "quota-exceeded")
     assert 1 <= int(headers["retry-after"]) <= 60
     assert post(served, "quiet") == 202
+    # What is refused unread costs nothing more.
+    assert [post(served, "greedy", NOT_JSON) for _ in range(10)] == [429] * 10
+    _, again, _ = call(served, "POST", PATH, b"{}", authorization="Bearer greedy", content_type=JSON)
+    assert int(again["retry-after"]) <= int(headers["retry-after"])
 
 
 def test_wrong_signatures_are_charged_to_their_address_only() -> None:
