@@ -87,17 +87,13 @@ def demo(
     Put-to-ack is the time from a request to its answer, which confirms that Kinesis has stored the records
     (with --direct: of one record in 20, if there are 200,000). It includes up to 100 ms of aggregation delay.
     """
-    from kpl_integrations.cli.demo import DemoCommand  # noqa: PLC0415
+    from kpl_integrations.cli.demo import DemoCommand, open_direct_load  # noqa: PLC0415
 
-    open_gateway = None
+    open_load = open_direct_load
     if not direct:
         with requires_extra("ingest"):
-            from kpl_integrations.cli.demo_gateway import DemoGateway  # noqa: PLC0415
-        open_gateway = DemoGateway.opened
-    command = DemoCommand(
-        count=records, shards=shards, seed=seed, split=split, open_gateway=open_gateway, as_json=as_json
-    )
-    run(command.run)
+            from kpl_integrations.cli.demo_gateway import open_gateway_load as open_load  # noqa: PLC0415
+    run(DemoCommand(count=records, shards=shards, seed=seed, split=split, open_load=open_load, as_json=as_json).run)
 
 
 @app.command()
@@ -166,7 +162,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     given = {
         "host": host,
         "port": port,
-        "allowed_hosts": allow_host or None,
+        "allowed_hosts": ",".join(allow_host or ()) or None,
         "workers": workers,
         "tenants": tenants,
         "spool": spool,
@@ -281,7 +277,7 @@ def top(
     Rates are per second since the last update. A gateway with tenants requires its admin key in KPL_GATEWAY_KEY;
     with a tenant's own key it shows that tenant. Ctrl-C stops it with status 0.
     """
-    from kpl_integrations.cli.top.top import Top  # noqa: PLC0415
+    from kpl_integrations.cli.top import Top  # noqa: PLC0415
 
     run(Top(url, key=key or None, interval=interval, count=count, as_json=as_json).run)
 

@@ -11,15 +11,14 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
 import msgspec
 
-from kpl_core import Config, KinesisTransport, Producer, ProducerReport
+from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
 from kpl_core.hooks import RecordsFinished
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
@@ -31,7 +30,6 @@ from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
 from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head
 from kpl_integrations.ingest.http.answers import (
-    LARGE_ANSWER_BYTES,
     Headers,
     Tally,
     json_headers,
@@ -48,14 +46,14 @@ from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
 from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.routes.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
-from kpl_integrations.ingest.stats.metrics import GatewayMetrics
-from kpl_integrations.ingest.stats.totals import GatewayStats, SingleProcessStats
+from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
 
 _log: Final = logging.getLogger(__name__)
 _READING: Final = ("GET", "HEAD")
@@ -70,9 +68,8 @@ class IngestGateway:
     """An ASGI application, and an async context manager that owns its producer.
 
     `transport` replaces aiobotocore. `config` replaces the producer's options from the settings; it must have a fair
-    queue. `plain_receive` says that requests come directly from a server whose `receive` opens no cancel scopes: then
-    a complete request needs no timer. `supervisor` connects a worker of `kpl serve --workers` to
-    the others.
+    queue. `supervisor` connects a worker of `kpl serve --workers` to the others.
+    `hooks` are further hooks of the producer.
     """
 
     def __init__(
@@ -83,8 +80,8 @@ class IngestGateway:
         transport: KinesisTransport | None = None,
         config: Config | None = None,
         chance: Callable[[], float] = random.random,
-        plain_receive: bool = False,
         supervisor: SupervisorLink | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -95,7 +92,9 @@ class IngestGateway:
         self._peer_stats: PeerStats | None = None
         self._transport = transport
         self._chance = chance
-        self.plain_receive = plain_receive
+        self._hooks = hooks
+        # Set by the server if its `receive` opens no cancel scopes: then a complete request needs no timer.
+        self.plain_receive = False
         self.tally = Tally()
         self.report: ProducerReport | None = None
         # The other protocols and the dashboard, by method and path; filled when the gateway opens.
@@ -114,12 +113,11 @@ class IngestGateway:
             transport = AiobotocoreTransport(self._config)
         clock = running_clock()
         self._closing_scope = anyio.CancelScope()
-        metrics = GatewayMetrics()
+        metrics = PrometheusMetrics()
         async with contextlib.AsyncExitStack() as stack:
-            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics.hook))
+            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics, *self._hooks))
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
-            metrics.watch(opened)
             own = SingleProcessStats(opened, metrics)
             if self._supervisor is not None:
                 taking_part = take_part(self._supervisor, opened, own, chance=self._chance)
@@ -223,7 +221,7 @@ class IngestGateway:
         if self._entered:
             self.admission(fact)
             if isinstance(fact, RecordsFinished) and fact.outcome == "delivered":
-                self.streams.confirm(fact.stream)
+                self.opened.streams.confirm(fact.stream)
 
     @property
     def producer(self) -> Producer:
@@ -234,21 +232,6 @@ class IngestGateway:
     def admission(self) -> Admission:
         """The admission of an open gateway."""
         return self.opened.admission
-
-    @property
-    def streams(self) -> StreamDirectory:
-        """The streams of an open gateway."""
-        return self.opened.streams
-
-    @property
-    def answers(self) -> Counter[int]:
-        """Requests by HTTP status of their answer."""
-        return self.tally.answers
-
-    @property
-    def refusals(self) -> Counter[Refusal]:
-        """Rejected requests by row of the table of refusals."""
-        return self.tally.refusals
 
     # Requests
 
@@ -278,11 +261,7 @@ class IngestGateway:
                     return
                 self.tally.answers[status] += 1
                 headers = [*json_headers(body), *quota_headers(account, self.admission.now())]
-                if len(body) < LARGE_ANSWER_BYTES:
-                    await send({"type": "http.response.start", "status": status, "headers": headers})
-                    await send({"type": "http.response.body", "body": body})
-                else:
-                    await send_answer(send, status, headers, body)
+                await send_answer(send, status, headers, body)
             else:
                 await self._answer_other(scope, receive, send, path)
         elif kind == "lifespan":

@@ -1,6 +1,5 @@
 """An open gateway: the parts that its routes share, created together when the producer is open."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import anyio
@@ -50,16 +49,6 @@ class OpenGateway:
     admin_key: AdminKey
     login_attempts: LoginAttempts
     closing: anyio.Event
-
-    @property
-    def answers(self) -> Counter[int]:
-        """Requests by HTTP status of their answer."""
-        return self.tally.answers
-
-    @property
-    def refusals(self) -> Counter[Refusal]:
-        """Rejected requests by row of the table of refusals."""
-        return self.tally.refusals
 
     def account_of(self, scope: Scope, headers: FieldsByName) -> TenantAccount:
         """Return the account of the tenant that sent this request with these header fields.

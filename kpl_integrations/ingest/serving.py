@@ -128,12 +128,9 @@ class GatewayServer:
     async def _serving(self) -> AsyncIterator[None]:
         """Run the server during the block, and let it finish its answers afterwards."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._serve)
+            tasks.start_soon(self._server.serve, [self._socket])
             await self._server.listening.wait()
             try:
                 yield
             finally:
                 self._server.should_exit = True
-
-    async def _serve(self) -> None:
-        await self._server.serve(sockets=[self._socket])

@@ -112,9 +112,11 @@ def named_credential(authorization: str | None) -> Credential:
         )
         raise RequestRefused(INCOMPLETE, message)
     access_key_id, date, region, service, _ = scope
-    return Credential(
-        access_key_id, date, region, service, tuple(given["SignedHeaders"].split(";")), given["Signature"]
-    )
+    signed_headers = tuple(given["SignedHeaders"].split(";"))
+    if len(set(signed_headers)) < len(signed_headers):
+        # The canonical request repeats the value of each name.
+        raise RequestRefused(INCOMPLETE, "SignedHeaders must name each header once.")
+    return Credential(access_key_id, date, region, service, signed_headers, given["Signature"])
 
 
 def require_signature(

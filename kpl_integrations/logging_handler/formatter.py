@@ -11,11 +11,11 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping
 from time import gmtime, strftime
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from kpl_core import ConfigError
+from kpl_core.options.validation import require_choice
 
 JsonFormat = Literal["plain", "ecs", "otel"]
 Fields = dict[str, Any]
@@ -43,16 +43,12 @@ _DEEPEST: Final = 32
 _MOST_VALUES: Final = 10_000
 
 
-def _no_trace() -> tuple[str, str] | None:
-    return None
-
-
 def _trace_reader() -> Callable[[], tuple[str, str] | None]:
     try:
         from opentelemetry.context import get_current  # noqa: PLC0415 - optional
         from opentelemetry.trace import format_span_id, format_trace_id, get_current_span  # noqa: PLC0415
     except ImportError:
-        return _no_trace
+        return lambda: None
 
     def current() -> tuple[str, str] | None:
         context = get_current()
@@ -136,15 +132,10 @@ class JsonFormatter(logging.Formatter):
         ConfigError: the format is an unknown word.
     """
 
-    def __init__(self, json_format: JsonFormat = "plain", *, static_fields: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, json_format: JsonFormat = "plain") -> None:
         super().__init__()
-        if json_format not in get_args(JsonFormat):
-            message = f"json_format is {json_format!r}; it must be one of {', '.join(map(repr, get_args(JsonFormat)))}"
-            raise ConfigError(message)
-        self._make = _MAKERS[json_format]
-        self._add_extra = _add_attributes if json_format == "otel" else _add_fields
-        self._error_names, self._trace_names = _ERROR_NAMES[json_format], _TRACE_NAMES[json_format]
-        self._static_fields = dict(static_fields or {})
+        require_choice("json_format", json_format, get_args(JsonFormat))
+        self._make, self._add_extra, self._error_names, self._trace_names = _FORMATS[json_format]
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON object as text."""
@@ -157,7 +148,7 @@ class JsonFormatter(logging.Formatter):
             return self._encode_structured(record)
         if record.args:
             message = message % record.args
-        if len(record.__dict__) != _STANDARD_COUNT or record.exc_info or record.stack_info or self._static_fields:
+        if len(record.__dict__) != _STANDARD_COUNT or record.exc_info or record.stack_info:
             return self.encode_message(record, message, {})
         # Most lines: only the fields that every line has.
         fields = self._make(record, message)
@@ -185,7 +176,7 @@ class JsonFormatter(logging.Formatter):
         trace = current_trace()
         if trace is not None:
             self._add_trace(fields, trace)
-        extra = {**self._static_fields, **self._error_fields(record), **_extra_of(record), **extra}
+        extra = {**self._error_fields(record), **_extra_of(record), **extra}
         if extra:
             self._add_extra(fields, extra)
         try:
@@ -279,14 +270,20 @@ def _timestamp(record: logging.LogRecord) -> str:
     return f"{text}.{int(record.msecs):03d}Z"
 
 
-_MAKERS: Final[Mapping[str, Callable[[logging.LogRecord, str], Fields]]] = {"plain": _plain, "ecs": _ecs, "otel": _otel}
-_ERROR_NAMES: Final = {
-    "plain": ("error", "error_message", "traceback"),
-    "ecs": ("error.type", "error.message", "error.stack_trace"),
-    "otel": ("exception.type", "exception.message", "exception.stacktrace"),
-}
-_TRACE_NAMES: Final = {
-    "plain": ("trace_id", "span_id"),
-    "ecs": ("trace.id", "span.id"),
-    "otel": ("TraceId", "SpanId"),
+class _Format(NamedTuple):
+    make: Callable[[logging.LogRecord, str], Fields]
+    add_extra: Callable[[Fields, Fields], None]
+    error_names: tuple[str, str, str]
+    trace_names: tuple[str, str]
+
+
+_FORMATS: Final[Mapping[JsonFormat, _Format]] = {
+    "plain": _Format(_plain, _add_fields, ("error", "error_message", "traceback"), ("trace_id", "span_id")),
+    "ecs": _Format(_ecs, _add_fields, ("error.type", "error.message", "error.stack_trace"), ("trace.id", "span.id")),
+    "otel": _Format(
+        _otel,
+        _add_attributes,
+        ("exception.type", "exception.message", "exception.stacktrace"),
+        ("TraceId", "SpanId"),
+    ),
 }

@@ -2,18 +2,24 @@
 
 import fcntl
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
-from kpl_core.coordination.store import CoordinationStore, MemoryStore, Reading, StoreFailed
+from kpl_core.coordination import stores
+from kpl_core.coordination.store import CoordinationStore, MemoryStore, Reading, StoreFailed, Written
 from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.stores.file import FileStore
 from kpl_core.errors import ConfigError
+from kpl_core.options.coordination_options import STORE_MODULES
 from tests.coordination.store_contract import CONTRACT
 
 pytestmark = pytest.mark.anyio
@@ -161,6 +167,66 @@ async def test_a_disk_that_hangs_blocks_none_of_the_shared_worker_threads(tmp_pa
         released.set()
 
 
+class SlowFileStore(FileStore):
+    """Its threads wait for `released` before they write, and count themselves in `waiting` meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.released = threading.Event()
+        self.waiting: list[str] = []
+
+    def _write(self, name: str, body: bytes, expected: str | None) -> Written:
+        self.waiting.append(name)
+        self.released.wait(60)
+        self.waiting.remove(name)
+        return super()._write(name, body, expected)
+
+    async def cancel_a_write(self, name: str) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.write, name, b"1")
+            with anyio.fail_after(30):
+                while name not in self.waiting:  # noqa: ASYNC110 - a thread appends it
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_cancelled_write_has_ended_when_its_call_returns(tmp_path: Path) -> None:
+    store = SlowFileStore(tmp_path)
+    timer = threading.Timer(0.1, store.released.set)
+    timer.start()
+    await store.cancel_a_write("any.json")
+    await store.aclose()
+    assert not store.waiting
+    assert set(modes_in(own_folder(tmp_path))) == {".lock", "any.json"}
+    timer.join()
+
+
+async def test_a_cancelled_write_that_waits_for_the_lock_writes_nothing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    await store.write("first.json", b"1")
+    with (own_folder(tmp_path) / ".lock").open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with anyio.move_on_after(0.05):
+            await store.write("second.json", b"2")
+        # Not even its temporary file is left.
+        assert set(modes_in(own_folder(tmp_path))) == {".lock", "first.json"}
+    assert (await store.read("second.json")).body is None
+
+
+async def test_cancelled_writes_to_a_disk_that_hangs_return_and_leave_at_most_four_threads(tmp_path: Path) -> None:
+    store = SlowFileStore(tmp_path)
+    try:
+        with anyio.fail_after(30):
+            for number in range(4):
+                await store.cancel_a_write(str(number))
+            # The fifth fails on asyncio, and waits on trio.
+            with suppress(StoreFailed), anyio.move_on_after(0.05):
+                await store.write("4", b"1")
+        assert store.waiting == ["0", "1", "2", "3"]
+    finally:
+        store.released.set()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 async def test_a_folder_without_write_permission_is_denied(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
@@ -197,6 +263,20 @@ async def test_a_url_opens_a_folder(tmp_path: Path) -> None:
 async def test_an_incomplete_url_names_what_is_missing(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await open_store(url)
+
+
+@pytest.mark.parametrize("scheme", STORE_MODULES)
+def test_each_scheme_has_a_module_that_opens_its_store(scheme: str) -> None:
+    module = import_module(f"kpl_core.coordination.{STORE_MODULES[scheme]}")
+    assert iscoroutinefunction(module.open_store)
+    assert f"{scheme}://" in (stores.__doc__ or "")
+
+
+async def test_a_store_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "kpl_core.coordination.stores.redis", raising=False)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"package redis is not installed; pip install 'kpl-integrations\[redis\]'"):
+        await open_store("redis://127.0.0.1:1")
 
 
 async def test_no_two_writes_have_the_same_version(store: CoordinationStore) -> None:

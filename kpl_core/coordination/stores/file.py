@@ -8,9 +8,11 @@ the kernel's own timestamps have a resolution of milliseconds.
 Other users of the machine may write to folders such as /dev/shm. So the files are in a subfolder that this user owns
 and other users may not enter. The folder is opened once per call, and every file relative to it, without following
 symbolic links. `shared=True` keeps the files in the folder itself, for processes of several users in one group.
+A cancelled call returns when its thread has ended, so that no write follows. Only if the disk hangs does it return
+after half a second, and leave its thread behind.
 
 Use a local disk or a memory file system (/dev/shm, /run); network file systems keep none of these guarantees. A disk
-that hangs blocks at most four threads, and none of the application's shared worker threads.
+that hangs blocks at most eight threads, and none of the application's shared worker threads.
 """
 
 import contextlib
@@ -23,21 +25,39 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
+from urllib.parse import unquote
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
-from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
+from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreAddress, StoreFailed, Written
+from kpl_core.errors import ConfigError
 
 _LOCK: Final = ".lock"
 _TEMPORARY: Final = ".writing-"
 # The lock is held for one rename of a small file. A longer wait means that the holder is stopped or its disk hangs.
 _LOCK_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.002
+# At most four calls run at a time, and at most four more are left behind.
 _MOST_THREADS: Final = 4
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CANCEL_SECONDS: Final = 0.5
 _Answer = TypeVar("_Answer")
+
+
+async def open_store(address: StoreAddress) -> "FileStore":
+    """Open `file:///path/of/a/folder`, with `?shared=true` for processes of several users in one group."""
+    host, path = address.parts.netloc, unquote(address.parts.path)
+    if host or len(path) <= 1:
+        message = f"store is 'file://{host}{path}'; give the full path of a folder, as in file:///run/kpl/orders"
+        raise ConfigError(message)
+    shared = address.query.get("shared", "false")
+    if address.query.keys() - {"shared"} or shared not in {"true", "false"}:
+        message = f"store is the folder {path} with an unknown parameter; it may have ?shared=true"
+        raise ConfigError(message)
+    return FileStore(Path(path), shared=shared == "true")
 
 
 class FileStore:
@@ -52,6 +72,8 @@ class FileStore:
         self._folder = folder if self._own is None else folder / self._own
         self._mode = 0o660 if shared else 0o600
         self._threads = anyio.CapacityLimiter(_MOST_THREADS)
+        # Calls whose threads have not ended. Those that were cancelled and hang have given back their tokens.
+        self._running: set[object] = set()
 
     async def read(self, name: str) -> Reading:
         """Return one object."""
@@ -70,11 +92,29 @@ class FileStore:
         await self._in_thread(lambda: self._delete(name))
 
     async def aclose(self) -> None:
-        """Do nothing; no resource is held between two calls."""
+        """Do nothing: no call leaves anything behind."""
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
+        if len(self._running) - self._threads.borrowed_tokens >= _MOST_THREADS:
+            message = f"folder {self._folder}: {_MOST_THREADS} earlier calls have not returned; check its disk"
+            raise StoreFailed(message, reason="down")
+        call = object()
+
+        def run() -> _Answer:
+            self._running.add(call)
+            try:
+                anyio.from_thread.check_cancelled()
+                return work()
+            finally:
+                self._running.discard(call)
+
         try:
-            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+            return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._threads)
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(_CANCEL_SECONDS, shield=True):
+                while call in self._running:  # noqa: ASYNC110 - a thread that hangs sets no event
+                    await anyio.sleep(_POLL_SECONDS)
+            raise
         except PermissionError as error:
             message = f"folder {self._folder}: {error.strerror}; make it readable and writable for this process"
             raise StoreFailed(message, reason="denied") from error
@@ -188,7 +228,8 @@ class FileStore:
                     f"folder {self._folder}: another process holds its lock; check whether that process is stopped"
                 )
                 raise StoreFailed(message, reason="slow")
-            # Not a blocking flock, because a thread inside it could not be abandoned.
+            # Not a blocking flock, because a thread inside it would not notice that its call is cancelled.
+            anyio.from_thread.check_cancelled()
             time.sleep(_POLL_SECONDS)
 
     @staticmethod

@@ -8,8 +8,7 @@ from typing import Final
 
 from kpl_core import FairnessPolicy
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
-from kpl_integrations.ingest.admission.retry_after import DrainRate, RetryAfterScheduler
+from kpl_integrations.ingest.admission.refusals import REFUSALS, DrainRate, Refusal, Refused, RetryAfterScheduler
 from kpl_integrations.ingest.admission.senders import RefusedBytes, over_decoding
 from kpl_integrations.ingest.tenants import Tenant, TenantDirectory, TenantQuota
 

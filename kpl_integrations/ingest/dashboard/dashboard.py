@@ -15,15 +15,14 @@ from urllib.parse import parse_qs
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refused
-from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.dashboard.board import Board
 from kpl_integrations.ingest.dashboard.sign_in import DashboardSession
-from kpl_integrations.ingest.http.answers import send_refusal
+from kpl_integrations.ingest.http.answers import send_answer, send_refusal
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import GatewayStats
+from kpl_integrations.ingest.stats import GatewayStats
 
 EVENT_SECONDS: Final = 1.0
 MOST_WATCHERS: Final = 50
@@ -120,7 +119,7 @@ class Dashboard:
             headers = [retry_after_header(_WATCHERS_RETRY_SECONDS), (b"content-length", b"0")]
             await self._respond(send, 503, headers, b"")
             return
-        self._opened.answers[200] += 1
+        self._opened.tally.answers[200] += 1
         headers = [(b"content-type", b"text/event-stream"), _NO_STORE, (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._watchers += 1
@@ -182,15 +181,12 @@ class Dashboard:
         await self._respond(send, status, fields, body)
 
     async def _respond(self, send: Send, status: int, headers: list[Any], body: bytes) -> None:
-        self._opened.answers[status] += 1
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        self._opened.tally.answers[status] += 1
+        await send_answer(send, status, headers, body)
 
 
 class _Page:
     """An HTML file of this package, and the policy that allows only its own script and style."""
-
-    __slots__ = ("html", "policy")
 
     def __init__(self, name: str) -> None:
         self.html = files(__package__).joinpath(name).read_bytes()

@@ -8,6 +8,7 @@ import zstandard
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+_GZIP_PIECE_BYTES: Final = 65_536
 # The window that a decoder should support (RFC 8878, 3.1.1.1.2). A larger one would cost memory.
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
 # A block of 4 bytes can expand to 128 KiB (RFC 8878, 3.1.1.2), so one byte expands to at most this many.
@@ -57,23 +58,27 @@ def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: in
 def _gunzip(body: bytes, most: int) -> bytes:
     parts: list[bytes] = []
     room = most
-    rest = body
-    while rest or not parts:
-        if len(parts) == _MOST_MEMBERS:
+    at = members = 0
+    while at < len(body) or not members:
+        if members == _MOST_MEMBERS:
             raise _damaged(_GZIP, _TOO_MANY, most - room)
+        members += 1
         member = zlib.decompressobj(_GZIP_WINDOW)
-        try:
-            # One byte above the bound is enough to detect that the body is too large.
-            part = member.decompress(rest, room + 1)
-        except zlib.error as error:
-            raise _damaged(_GZIP, str(error), min(most, most - room + len(rest) * _GZIP_EXPANSION)) from None
-        room -= len(part)
-        if room < 0:
-            raise _too_large(most)
-        if not member.eof:
-            raise _damaged(_GZIP, _TOO_EARLY, most - room)
-        parts.append(part)
-        rest = member.unused_data
+        while not member.eof:
+            if at >= len(body):
+                raise _damaged(_GZIP, _TOO_EARLY, most - room)
+            # In pieces, because each member copies what follows it.
+            piece = body[at : at + _GZIP_PIECE_BYTES]
+            at += len(piece)
+            try:
+                # One byte above the bound is enough to detect that the body is too large.
+                parts.append(member.decompress(piece, room + 1))
+            except zlib.error as error:
+                raise _damaged(_GZIP, str(error), min(most, most - room + len(piece) * _GZIP_EXPANSION)) from None
+            room -= len(parts[-1])
+            if room < 0:
+                raise _too_large(most)
+        at -= len(member.unused_data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

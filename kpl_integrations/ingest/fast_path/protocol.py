@@ -147,6 +147,8 @@ class FastPathProtocol(BoundedProtocol):
         if self.transport.is_closing():
             # The client could not receive the answer and would send the request again.
             return
+        if self._refuses_head():
+            return
         if self.answerer is None or self.parser.should_upgrade():
             super().on_headers_complete()
         elif self._may_hold():

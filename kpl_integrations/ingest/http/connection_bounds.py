@@ -2,7 +2,7 @@
 
 uvicorn has no such bounds. A client that sends its header fields one byte at a time would keep its connection
 without a limit, and a client that never stops sending them would fill the memory. Both are checked only if a head
-does not arrive in one piece, so a usual request costs nothing. (`bodies.py` bounds the body.)
+does not arrive in one small piece, so a usual request costs nothing. (`bodies.py` bounds the body.)
 
 Heads that HTTP forbids or that the gateway does not support are refused (`request_head.py:refused_head`).
 
@@ -55,6 +55,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0
+        # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
+        # up to 256 KiB at once.
+        self._most_head_bytes = self._piece_bytes = 0
         # Whether the current piece contains the end of a request. Then the size of the next head's part in it is
         # unknown and not counted.
         self._ends_within = False
@@ -103,6 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
         self._ends_within = self._begins_within = self._body_within = False
+        self._piece_bytes = len(data)
         idle = self.timeout_keep_alive_task
         super().data_received(data)
         while self._stopped_at is not None:
@@ -120,6 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if idle is not None and not self._begins_within:
                 self._stay_idle(idle.when())
             return
+        self._most_head_bytes += len(data)
         if not self._ends_within:
             self._head_bytes += len(data)
         if self._head_bytes > self.max_header_bytes:
@@ -139,23 +144,27 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """End the head."""
+        if self._refuses_head():
+            return
         self._end_head()
         self._require_head()
-        self.scope["extensions"] = {VERIFIED: {"mark": self.verified}}
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._asks_upgrade = True
         else:
+            self.scope["extensions"] = {VERIFIED: {"mark": self.verified}}
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body."""
         self._body_within = True
+        if self.transport.is_closing():
+            return
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request, unless it asks for an upgrade: then it has not started."""
         self._ends_within = True
-        if not self._asks_upgrade:
+        if not (self._asks_upgrade or self.transport.is_closing()):
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -193,12 +202,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._in_head = self._begins_within = True
-        self._head_bytes = 0
+        self._head_bytes = self._most_head_bytes = 0
 
     def _end_head(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
             self._stop_waiting()
+
+    def _refuses_head(self) -> bool:
+        """Refuse a complete head that is too large. It is measured only if its pieces are large enough."""
+        if self._most_head_bytes + self._piece_bytes <= self.max_header_bytes:
+            return False
+        # Each field ends with ": " and a line break.
+        if len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers]) <= self.max_header_bytes:
+            return False
+        self._refuse(_TOO_LARGE)
+        return True
 
     def _stop_waiting(self) -> None:
         timer, self._head_timer = self._head_timer, None

@@ -43,20 +43,10 @@ def connection_limit(max_connections: int) -> int:
     return max_connections
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet; raises OSError if the address is not available."""
-    return _bound(host, port, is_shared=False)
-
-
-def shared_socket(host: str, port: int) -> socket.socket:
-    """Return one more bound socket for a port of `listening_sockets`; Linux only; raises OSError."""
-    return _bound(host, port, is_shared=True)
-
-
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     """Return `count` sockets that listen on one port; raises OSError if the address is not available."""
     # Bind exclusively first. A shared port would admit a second gateway of the same user, which is a mistake.
-    with _bound(host, port, is_shared=False) as first:
+    with bound_socket(host, port) as first:
         port = first.getsockname()[1]
         if sys.platform != "linux":
             first.listen(BACKLOG)
@@ -64,7 +54,7 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for _ in range(count):
-            sockets.append(_bound(host, port, is_shared=True))
+            sockets.append(bound_socket(host, port, is_shared=True))
             sockets[-1].listen(BACKLOG)
     except OSError:
         for each in sockets:
@@ -97,7 +87,11 @@ def require_certificate(certificate: Path, key: Path) -> None:
         raise ConfigError(message) from error
 
 
-def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
+def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a bound socket that does not listen yet; raises OSError if the address is not available.
+
+    `is_shared`: one more socket for a port of `listening_sockets`; Linux only.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -137,19 +137,17 @@ def header_fields(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _joined(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    fields: dict[bytes, bytes] = {}
+    fields: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        first = fields.get(name)
-        if first is None:
-            fields[name] = value
-        elif name not in _ONCE and not name.startswith(_ATTRIBUTE):
-            fields[name] = b"%b, %b" % (first, value)
-        elif value != first:
+        values = fields.setdefault(name, [])
+        if not values or (name not in _ONCE and not name.startswith(_ATTRIBUTE)):
+            values.append(value)
+        elif value != values[0]:
             # A name is a token and safe in a log line. The values may be secrets, so they are not repeated.
             printed = name.decode("latin-1")[:_LONGEST_NAME]
             detail = f"the header field {printed} is repeated with different values; send it once"
             raise Refused(Refusal.BAD_PARAMETER, detail, extensions={"field": printed})
-    return fields
+    return {name: b", ".join(values) for name, values in fields.items()}
 
 
 def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHead:

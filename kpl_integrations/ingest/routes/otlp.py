@@ -17,13 +17,13 @@ import msgspec
 from kpl_core import Delivery, UserRecord
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refused_decoding
-from kpl_integrations.ingest.admission.retry_after import refusal_headers
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_records
 from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
+from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FieldsByName, header_fields, request_options
 from kpl_integrations.ingest.open_gateway import OpenGateway
@@ -61,17 +61,16 @@ class OtlpRoute:
             await self._export(scope, media_type, headers, receive)
             status, body = 200, b"" if is_protobuf else b"{}"
         except Refused as refused:
-            self._gateway.refusals[refused.refusal] += 1
+            self._gateway.tally.refusals[refused.refusal] += 1
             status = REFUSALS[refused.refusal].status
             body = status_message(status, refused.detail, is_protobuf=is_protobuf)
             extra = refusal_headers(refused)
         except ClientGone:
             return
-        self._gateway.answers[status] += 1
+        self._gateway.tally.answers[status] += 1
         echoed = (PROTOBUF if is_protobuf else JSON).encode()
         start = [(b"content-type", echoed), (b"content-length", str(len(body)).encode()), *extra]
-        await send({"type": "http.response.start", "status": status, "headers": start})
-        await send({"type": "http.response.body", "body": body})
+        await send_answer(send, status, start, body)
 
     async def _export(self, scope: Scope, media_type: str, headers: FieldsByName, receive: Receive) -> None:
         gateway, settings = self._gateway, self._gateway.settings

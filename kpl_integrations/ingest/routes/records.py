@@ -4,7 +4,8 @@
 the records are put nothing has happened. After that, nothing that the client does can undo it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -85,12 +86,11 @@ class RecordsRoute:
             if key_header is not None:
                 parts = (stream.encode(), query, ack.encode(), *_decoding_fields(headers), body)
                 key, request = parse_key(key_header), fingerprint(*parts)
-                return await self._once(key, request, head, body, ack, account, stream), account
+                answering = partial(self._put_and_wait, head, body, ack, account, stream)
+                return await self._once(account, key, request, answering), account
             if ack == "queued":
                 return self._queue(head, body, account, stream), account
-            decoded = self._decoded(headers, body)
-            deliveries = self._put(decoded, head, account, stream)
-            return await self._acknowledge(ack, deliveries, decoded), account
+            return await self._put_and_wait(head, body, ack, account, stream), account
         except Refused as refused:
             account.count_refused(refused, received_bytes, self._admission.now())
             raise
@@ -142,23 +142,14 @@ class RecordsRoute:
         return answer_queued(len(deliveries), decoded.problems)
 
     async def _once(
-        self,
-        key: str,
-        request: bytes,
-        head: RecordsHead,
-        body: bytes,
-        ack: Ack,
-        account: TenantAccount,
-        stream: str,
+        self, account: TenantAccount, key: str, request: bytes, answering: Callable[[], Awaitable[Acknowledged]]
     ) -> Acknowledged:
-        """Put the records of a request with an idempotency key, or return its earlier answer."""
+        """Answer a request with an idempotency key, or return its earlier answer."""
         stored = account.keys.begin(key, request, self._admission.now())
         if stored is not None:
             return Acknowledged(stored.status, stored.body)
         try:
-            decoded = self._decoded(head.headers, body)
-            deliveries = self._put(decoded, head, account, stream)
-            acknowledged = await self._acknowledge(ack, deliveries, decoded)
+            acknowledged = await answering()
         except BaseException:
             account.keys.forget(key)
             raise
@@ -175,9 +166,12 @@ class RecordsRoute:
             refused.work_bytes = decoded.inflated_bytes
             raise
 
-    async def _acknowledge(self, ack: Ack, deliveries: Sequence[Delivery], decoded: Decoded) -> Acknowledged:
-        """Wait until `ack` is true, then return the answer."""
-        problems = decoded.problems
+    async def _put_and_wait(
+        self, head: RecordsHead, body: bytes, ack: Ack, account: TenantAccount, stream: str
+    ) -> Acknowledged:
+        """Put the records of a request, wait until `ack` is true, then return the answer."""
+        decoded = self._decoded(head.headers, body)
+        deliveries, problems = self._put(decoded, head, account, stream), decoded.problems
         if ack == "queued":
             return answer_queued(len(deliveries), problems)
         if ack == "spooled":
@@ -187,7 +181,8 @@ class RecordsRoute:
     async def _require_stream(self, account: TenantAccount, stream: str) -> str:
         """Check name, permission and existence, in this order, and return the canonical name of the stream.
 
-        A tenant without permission does not learn whether the stream exists.
+        The check of the name is bounded and linear, so that refusals may repeat the name. A tenant without permission
+        does not learn whether the stream exists.
         """
         try:
             require_stream(stream)

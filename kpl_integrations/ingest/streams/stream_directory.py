@@ -149,8 +149,7 @@ class StreamDirectory:
         Raises:
             Refused: the stream does not exist, or Kinesis could not be asked.
         """
-        while not (stream in self.known or self._unconfirmed.has(tenant, stream, self._clock())):
-            self._require_not_absent(stream)
+        while not self._is_known(stream, tenant):
             await self._ask("stream", stream, tenant, self._lookup_calls, self._look_up)
 
     def confirm(self, stream: str) -> None:
@@ -206,13 +205,12 @@ class StreamDirectory:
             )
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
 
-    def _require_not_absent(self, stream: str) -> None:
-        until = self._absent.get(stream)
-        if until is None:
-            return
-        if until > self._clock():
+    def _is_known(self, stream: str, tenant: str) -> bool:
+        """Return True if the tenant may put to the stream; raise Refused if it was absent a moment ago."""
+        if self._absent.get(stream, 0.0) > self._clock():
             raise self._unknown(stream)
-        del self._absent[stream]
+        self._absent.pop(stream, None)
+        return stream in self.known or self._unconfirmed.has(tenant, stream, self._clock())
 
     @staticmethod
     def _unknown(stream: str) -> Refused:

@@ -8,7 +8,7 @@ up the account's calls and one tenant does not delay the others.
 import calendar
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 from botocore.exceptions import ClientError
@@ -46,17 +46,6 @@ _OF_CREDENTIALS: Final = frozenset(
 )
 
 
-class Upstream(Protocol):
-    """The interface to Kinesis for forwarded operations."""
-
-    async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
-        """Return the members of the answer; `tenant` is the id of the calling tenant.
-
-        Raises:
-            RequestRefused: Kinesis rejected the call or could not be asked.
-        """
-
-
 class AiobotocoreUpstream:
     """Call Kinesis with the transport's aiobotocore client; `client` returns it, or None without one.
 
@@ -69,7 +58,11 @@ class AiobotocoreUpstream:
         self._calls = describe_calls() if calls is None else calls
 
     async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
-        """Call Kinesis; see `Upstream`."""
+        """Return the members of the answer; `tenant` is the id of the calling tenant.
+
+        Raises:
+            RequestRefused: Kinesis rejected the call or could not be asked.
+        """
         client = self._client()
         if client is None:
             raise RequestRefused(_UNKNOWN, f"{operation} cannot be forwarded: this gateway has no AWS client.")

@@ -18,14 +18,14 @@ class QuotaState(NamedTuple):
     """One of a tenant's quotas, in the terms of the RateLimit header fields.
 
     `name` is "records" or "bytes" (unit content-bytes). `limit` is q, `window_seconds` w, `remaining` r.
-    `reset_seconds` is t: whole seconds after which the given request fits.
+    `ready_in` becomes t: the seconds after which the given request fits.
     """
 
     name: str
     limit: int
     window_seconds: int
     remaining: int
-    reset_seconds: int
+    ready_in: float
 
 
 class TenantQuota:
@@ -109,12 +109,11 @@ class TenantQuota:
         return max(0.0, bucket.ready_at(costs, now) - now)
 
     def states(self, records: int, size_bytes: int, now: float) -> tuple[QuotaState, ...]:
-        """Return the state of each quota; `reset_seconds` is for a request of the given size."""
+        """Return the state of each quota; `ready_in` is for a request of the given size."""
         bucket = self._bucket
         if bucket is None:
             return ()
-        ready_at = bucket.ready_at(self._costs(records, size_bytes), now)
-        wait = max(0, math.ceil(ready_at - now))
+        wait = max(0.0, bucket.ready_at(self._costs(records, size_bytes), now) - now)
         return tuple(
             QuotaState(name, max(1, int(rate * self._window_seconds)), self._window_seconds, max(0, int(tokens)), wait)
             for (name, rate), tokens in zip(self._metered, bucket.tokens(now), strict=True)

@@ -63,7 +63,7 @@ async def test_many_requests_in_one_piece_are_answered_in_order():
         said = await spoken(server, request() + bad + request() + slow + request() + bad + LAST)
         assert [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)] == [
             b"202", b"400", b"202", b"200", b"202", b"400", b"200"]  # fmt: skip
-    assert gateway.answers[202] == 4
+    assert gateway.tally.answers[202] == 4
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ async def test_a_client_that_does_not_read_its_answers_is_paused():
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writer.drain(), 1.0)
             # The buffers of both sockets and of the server take some answers. The other requests are not read.
-            assert gateway.answers[400] < 150_000
+            assert gateway.tally.answers[400] < 150_000
             assert await reader.read(12) == b"HTTP/1.1 400"
         finally:
             writer.transport.abort()

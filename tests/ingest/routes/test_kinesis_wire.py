@@ -165,10 +165,10 @@ CREDENTIALS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "code"), [row[1:] for row in CREDENTIALS], ids=[row[0] for row in CREDENTIALS])
 def test_invalid_credentials_are_answered_with_the_codes_of_aws(gateway, given, code):
     refused = client_for(gateway.url, **given)
-    counted = gateway.gateway.refusals[Refusal.BAD_CREDENTIALS]
+    counted = gateway.gateway.tally.refusals[Refusal.BAD_CREDENTIALS]
     assert refusal(refused.put_record, StreamName=STREAM, PartitionKey="k", Data=b"refused")[:2] == (code, 400)
     assert b"refused" not in {record.data for record in gateway.user_records(STREAM)}
-    assert gateway.gateway.refusals[Refusal.BAD_CREDENTIALS] == counted + 1
+    assert gateway.gateway.tally.refusals[Refusal.BAD_CREDENTIALS] == counted + 1
 
 
 @pytest.mark.parametrize("hours", [-3, 3])

@@ -59,7 +59,7 @@ def test_states_have_the_values_of_the_header_fields():
     quota = TenantQuota(Tenant(id="a", records_per_second=10, bytes_per_second=1000, burst_seconds=2))
     assert quota.try_take(15, 1000, 0.0) is None
     assert quota.states(1, 1, 0.0) == (QuotaState("records", 20, 2, 5, 0), QuotaState("bytes", 2000, 2, 1000, 0))
-    assert [state.reset_seconds for state in quota.states(10, 1, 0.0)] == [1, 1]
+    assert [state.ready_in for state in quota.states(10, 1, 0.0)] == [0.5, 0.5]
 
 
 @given(
