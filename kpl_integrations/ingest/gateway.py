@@ -113,7 +113,8 @@ class IngestGateway:
             transport = AiobotocoreTransport(self._config)
         clock = running_clock()
         self._closing_scope = anyio.CancelScope()
-        metrics = PrometheusMetrics()
+        # The gateway sums its processes itself, so the client library's multiprocess mode is not needed.
+        metrics = PrometheusMetrics(per_process=True)
         async with contextlib.AsyncExitStack() as stack:
             producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics, *self._hooks))
             await stack.enter_async_context(producer)

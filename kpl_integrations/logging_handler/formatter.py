@@ -128,12 +128,17 @@ class _JsonCopy:
 class JsonFormatter(logging.Formatter):
     """Formats as JSON. `encode` returns bytes, `format` the same as text.
 
+    Args:
+        json_format: the names of the fields: "plain", "ecs" or "otel".
+        static_fields: fields of every line, such as the service's name; a line's own field of that name wins.
+
     Raises:
         ConfigError: the format is an unknown word.
     """
 
-    def __init__(self, json_format: JsonFormat = "plain") -> None:
+    def __init__(self, json_format: JsonFormat = "plain", *, static_fields: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self._static_fields = dict(static_fields or {})
         require_choice("json_format", json_format, get_args(JsonFormat))
         self._make, self._add_extra, self._error_names, self._trace_names = _FORMATS[json_format]
 
@@ -148,7 +153,7 @@ class JsonFormatter(logging.Formatter):
             return self._encode_structured(record)
         if record.args:
             message = message % record.args
-        if len(record.__dict__) != _STANDARD_COUNT or record.exc_info or record.stack_info:
+        if len(record.__dict__) != _STANDARD_COUNT or record.exc_info or record.stack_info or self._static_fields:
             return self.encode_message(record, message, {})
         # Most lines: only the fields that every line has.
         fields = self._make(record, message)
@@ -176,7 +181,7 @@ class JsonFormatter(logging.Formatter):
         trace = current_trace()
         if trace is not None:
             self._add_trace(fields, trace)
-        extra = {**self._error_fields(record), **_extra_of(record), **extra}
+        extra = {**self._static_fields, **self._error_fields(record), **_extra_of(record), **extra}
         if extra:
             self._add_extra(fields, extra)
         try:
