@@ -34,6 +34,10 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, max=64, help="Processes; use one per core.  \\[default: 1]", show_default=False),
 ]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A Host name to answer to besides loopback names; may be repeated."),
+]
 DrainDelay = Annotated[
     float | None,
     typer.Option(
@@ -126,13 +130,13 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         int | None,
         typer.Option(min=0, max=65_535, help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False),
     ] = None,
+    allow_host: AllowedHosts = None,
     workers: Workers = None,
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants and their keys; reloaded when it changes.")
     ] = None,
     spool: Annotated[
-        Path | None,
-        typer.Option(help="File for every record before it is acknowledged; for ack=spooled."),
+        Path | None, typer.Option(help="File for every record before it is acknowledged; for ack=spooled.")
     ] = None,
     dead_letters: Annotated[Path | None, typer.Option(help="File for records that could not be delivered.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain in PEM.")] = None,
@@ -158,6 +162,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     given = {
         "host": host,
         "port": port,
+        "allowed_hosts": ",".join(allow_host or ()) or None,
         "workers": workers,
         "tenants": tenants,
         "spool": spool,

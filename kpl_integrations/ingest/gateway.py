@@ -20,9 +20,11 @@ import msgspec
 
 from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
+from kpl_core.hooks import RecordsFinished
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttempts, SharedRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
@@ -35,8 +37,8 @@ from kpl_integrations.ingest.http.answers import (
     send_answer,
     send_refusal,
 )
-from kpl_integrations.ingest.http.bodies import BodyBudget, ClientGone, read_body
-from kpl_integrations.ingest.http.request_head import RecordsHead
+from kpl_integrations.ingest.http.bodies import ClientGone, read_body
+from kpl_integrations.ingest.http.request_head import HostNames, RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
 from kpl_integrations.ingest.routes.kinesis_wire import KinesisWireRoute
@@ -55,6 +57,9 @@ from kpl_integrations.metrics.prometheus import PrometheusMetrics
 
 _log: Final = logging.getLogger(__name__)
 _READING: Final = ("GET", "HEAD")
+_OTHER_HOST: Final = (
+    "the Host field names another host than this gateway; use a loopback name, or start it with --allow-host NAME"
+)
 
 Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -94,6 +99,7 @@ class IngestGateway:
         self.report: ProducerReport | None = None
         # The other protocols and the dashboard, by method and path; filled when the gateway opens.
         self.routes: dict[tuple[str, str], Route] = {}
+        self._hosts = None if settings.allowed_hosts is None else HostNames(settings.allowed_hosts.split(","))
         self._entered = False
 
     # Lifecycle
@@ -140,10 +146,13 @@ class IngestGateway:
             accounts=accounts,
             streams=StreamDirectory(transport, clock=clock),
             admission=Admission(producer, accounts, clock=clock, chance=self._chance),
-            body_budget=BodyBudget(self.settings.max_reading_bytes),
+            verified_room=SharedRoom(self.settings.max_reading_bytes // 2),
+            anonymous_room=SharedRoom(self.settings.max_reading_bytes // 2),
+            addresses=AddressBudgets(),
             read_body=read_body_eagerly if self.plain_receive else read_body,
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),
+            login_attempts=LoginAttempts(clock()),
             closing=anyio.Event(),
         )
 
@@ -212,6 +221,8 @@ class IngestGateway:
     def _observe(self, fact: Any) -> None:  # noqa: ANN401 - any fact; admission selects its own
         if self._entered:
             self.admission(fact)
+            if isinstance(fact, RecordsFinished) and fact.outcome == "delivered":
+                self.opened.streams.confirm(fact.stream)
 
     @property
     def producer(self) -> Producer:
@@ -229,6 +240,9 @@ class IngestGateway:
         """Answer a request, or run the lifespan."""
         kind = scope["type"]
         if kind == "http":
+            if self._hosts is not None and not self._hosts.allow(scope["headers"]):
+                await send_refusal(send, Refused(Refusal.HOST, _OTHER_HOST), self.tally)
+                return
             path: str = scope["path"] or "/"
             root: str = scope.get("root_path", "")
             if root:
@@ -258,7 +272,11 @@ class IngestGateway:
 
     def sync_head(self, target: bytes, headers: Headers) -> RecordsHead | None:
         """Return the parsed head of a POST; see `SyncAnswerer`."""
-        return sync_head(target, headers)
+        return sync_head(target, headers) if self._hosts is None or self._hosts.allow(headers) else None
+
+    def is_verified(self, head: RecordsHead) -> bool:
+        """Return True if the request has the credentials of a tenant; see `SyncAnswerer`."""
+        return self.directory.authenticate(head.authorization) not in {None, self.directory.unknown}
 
     def sync_answer(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""

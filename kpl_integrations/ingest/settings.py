@@ -34,6 +34,8 @@ class IngestSettings(BaseSettings):
     tls_key: Path | None = None
     # The proxies whose X-Forwarded-For and -Proto are trusted: addresses or networks with commas; "*" trusts all.
     forwarded_allow_ips: str | None = None
+    # The Host names that requests may have, with commas; loopback names are always allowed. None allows every name.
+    allowed_hosts: str | None = None
     header_seconds: Annotated[float, Bound(0, _HOUR, "seconds", above=True)] = 10.0
     max_header_bytes: Annotated[int, Bound(1_024, MIB, "bytes", whole=True)] = 32_768
     body_seconds: Annotated[float, Bound(0, _HOUR, "seconds", above=True)] = 30.0

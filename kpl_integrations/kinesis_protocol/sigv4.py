@@ -156,9 +156,16 @@ def _canonical_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return headers by name in canonical form: values of one name joined by commas, runs of white space collapsed."""
     canonical: dict[str, str] = {}
     for name, value in headers:
-        collapsed = " ".join(value.split())
+        collapsed = _collapsed(value)
         canonical[name] = f"{canonical[name]},{collapsed}" if name in canonical else collapsed
     return canonical
+
+
+def _collapsed(value: str) -> str:
+    """Return a value with one space for each run of white space, which in HTTP is SP and HTAB only."""
+    if "\t" in value or "  " in value:
+        value = " ".join([part for part in value.replace("\t", " ").split(" ") if part])
+    return value.strip(" ")
 
 
 def _require_scope(credential: Credential, headers: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Opens the store that the URL in `CoordinationOptions.store` names.
 
     memory://name
-    file:///run/kpl/orders
+    file:///run/kpl/orders      ?shared=true: for processes of several users in one group
     s3://bucket/prefix/?region=eu-central-1&endpoint_url=http://127.0.0.1:5000
     dynamodb://table/group?region=...
     redis://[user:password@]host:6379/0?group=orders        rediss:// with TLS, unix:///run/redis.sock

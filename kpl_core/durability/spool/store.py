@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import stat
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -192,9 +193,11 @@ class SpoolStore:
                 self.connection.execute("VACUUM")
 
     def _connect(self) -> None:
-        # Created here to set mode 0600, because envelopes hold customer data. SQLite copies the mode to -wal and -shm.
+        # Mode 0600, because envelopes hold customer data. SQLite copies the mode of the file to a new -wal and -shm.
         if not self.path.exists():
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for suffix in ("", "-wal", "-shm"):
+            _make_private(Path(f"{os.path.realpath(self.path)}{suffix}"))
         connection = sqlite3.connect(
             self.path,
             timeout=self._options.busy_timeout_ms / 1000,
@@ -250,6 +253,25 @@ def require_main_file(path: Path) -> None:
             f"put back the file that the log belongs to, or move the log to where the file was moved"
         )
         raise SpoolCorrupt(message)
+
+
+def _make_private(path: Path) -> None:
+    """Set mode 0600 for an existing file that its group or other users may read or write.
+
+    Raises:
+        SpoolUnavailable: the file belongs to another user.
+    """
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        message = (
+            f"spool {path}: other users may read it (mode {stat.S_IMODE(path.stat().st_mode):04o}) and this process "
+            f"does not own it; run `chmod 600` as its owner, or give this process another path"
+        )
+        raise SpoolUnavailable(message) from error
 
 
 def _size_bytes(path: Path) -> int:
@@ -330,7 +352,8 @@ class ProcessLock:
             SpoolUnavailable: the lock file cannot be created.
         """
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Not through a link: the process id would overwrite the file that another user's link points to.
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             message = (
                 f"spool lock {self._path}: {error.strerror}; create its folder and make it writable for this process"

@@ -78,8 +78,9 @@ class Serve:
     async def _run(self) -> ProducerReport:
         given = {name: value for name, value in self._given.items() if value is not None}
         if self._local:
-            # A developer presses Ctrl-C, and no load balancer has to notice.
-            given.setdefault("drain_delay_seconds", 0.0)
+            # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
+            # through the developer's browser, so it answers only to loopback names.
+            given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
         settings = load_settings(**given)
         for variable in unknown_variables():
             note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")

@@ -65,6 +65,8 @@ class Refusal(enum.Enum):
     UNKNOWN_STREAM = "unknown stream"
     UNKNOWN_PATH = "unknown path"
     METHOD = "method"
+    HOST = "host"
+    WRONG_KEYS = "wrong keys"
     TOO_LARGE = "too large"
     SLOW_BODY = "slow body"
     UNSUPPORTED = "unsupported"
@@ -112,10 +114,12 @@ REFUSALS: Final[Mapping[Refusal, RefusalAnswer]] = MappingProxyType(
         # Credentials, permissions and paths.
         Refusal.NO_CREDENTIALS: RefusalAnswer(401, "no-credentials", "No credentials"),
         Refusal.BAD_CREDENTIALS: RefusalAnswer(401, "bad-credentials", "Unknown credentials"),
+        Refusal.WRONG_KEYS: RefusalAnswer(429, "too-many-wrong-keys", "Too many wrong keys", retry_after_seconds=12.0),
         Refusal.FORBIDDEN: RefusalAnswer(403, "stream-forbidden", "Not this tenant's stream"),
         Refusal.UNKNOWN_STREAM: RefusalAnswer(404, "unknown-stream", "No such stream"),
         Refusal.UNKNOWN_PATH: RefusalAnswer(404, "unknown-path", "No such resource"),
         Refusal.METHOD: RefusalAnswer(405, "method-not-allowed", "Method not allowed"),
+        Refusal.HOST: RefusalAnswer(421, "unknown-host", "Not a name of this gateway"),
         # The content of the request.
         Refusal.TOO_LARGE: RefusalAnswer(413, "too-large", "Too large", closes=True),
         Refusal.SLOW_BODY: RefusalAnswer(408, "slow-body", "The body did not come in time", closes=True),
@@ -139,7 +143,8 @@ class Refused(Exception):  # noqa: N818 - reads as a sentence where it is raised
 
     `detail` is a sentence for people, with the value and the bound and never a secret. `retry_after` in seconds
     replaces the row's value. `code` replaces the row's code where more is known. `extensions` are further members
-    of the problem (`http.answers.Problem`), `headers` further header fields.
+    of the problem (`http.answers.Problem`), `headers` further header fields. `work_bytes` is how much was received or
+    inflated before the request was rejected, as far as the handler does not know it.
     """
 
     def __init__(
@@ -160,6 +165,7 @@ class Refused(Exception):  # noqa: N818 - reads as a sentence where it is raised
         self.code = code
         self.extensions = extensions
         self.headers = headers
+        self.work_bytes = 0
 
 
 _OF_DECODING: Final = {
@@ -169,15 +175,17 @@ _OF_DECODING: Final = {
 }
 
 
-def refused_decoding(refusal: DecodeRefusal) -> Refused:
+def refused_decoding(refusal: DecodeRefusal, inflated_bytes: int = 0) -> Refused:
     """Return a decoder's refusal as a rejected request."""
     place = {"index": refusal.index, "field": refusal.field}
-    return Refused(
+    refused = Refused(
         _OF_DECODING[refusal.status],
         refusal.detail,
         code=refusal.code,
         extensions={name: value for name, value in place.items() if value is not None},
     )
+    refused.work_bytes = inflated_bytes or refusal.inflated_bytes
+    return refused
 
 
 def refusal_headers(refused: Refused) -> list[Header]:
@@ -311,6 +319,10 @@ class RetryAfterScheduler:
             if reserved - (at - now) > spare_seconds:
                 return True
         return spare_seconds <= 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Return True if a slot is due, so that a client with its retry time may have come."""
+        return bool(self._due) and self._due[0][0] <= now
 
     def assign(self, cost_seconds: float, *, ready_in: float, now: float) -> int:
         """Return the whole seconds, at least 1, after which a rejected request should be retried."""

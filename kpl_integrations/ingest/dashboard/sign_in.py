@@ -1,24 +1,12 @@
-"""Exchange the admin key for a cookie, and limit the attempts to guess the key. Pure."""
+"""Exchange the admin key for a cookie. Pure."""
 
 import hmac
-import ipaddress
-import math
-from collections import OrderedDict
 from hashlib import sha256
 from typing import Final
-
-from kpl_core.pipeline.token_bucket import TokenBucket
 
 COOKIE: Final = "kpl_dashboard"
 _COOKIE_NAME: Final = COOKIE.encode()
 SECONDS: Final = 8 * 3_600
-# Wrong keys of one address: a burst, then one every so many seconds. And of all addresses together.
-AT_ONCE: Final = 5
-SECONDS_EACH: Final = 12.0
-ALL_AT_ONCE: Final = 100
-ALL_PER_SECOND: Final = 10.0
-_MOST_ADDRESSES: Final = 10_000
-_IPV6_NETWORK_BITS: Final = 64
 
 
 def _cookie_value(cookie_header: bytes) -> str:
@@ -59,46 +47,3 @@ class DashboardSession:
 
     def _mac(self, expires_at: str) -> str:
         return hmac.new(self._key, b"kpl dashboard " + expires_at.encode(), sha256).hexdigest()
-
-
-class LoginAttempts:
-    """Limit wrong keys by address and in total. Each process counts on its own.
-
-    An IPv6 client usually has a whole /64 network, so that counts as one address. The number of addresses is bounded
-    and the oldest is evicted; the limit in total holds regardless of evictions.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._all = TokenBucket([(ALL_PER_SECOND, ALL_AT_ONCE)], now=now)
-        self._by_address: OrderedDict[str, TokenBucket] = OrderedDict()
-
-    def wait_seconds(self, address: str, now: float) -> float:
-        """Return the seconds until a key from this address is checked; 0.0: at once."""
-        own = self._by_address.get(_network_of(address))
-        ready_at = self._all.ready_at((1.0,), now)
-        if own is not None:
-            ready_at = max(ready_at, own.ready_at((1.0,), now))
-        return max(0.0, ready_at - now)
-
-    def failed(self, address: str, now: float) -> None:
-        """Count a wrong key."""
-        network = _network_of(address)
-        own = self._by_address.pop(network, None)
-        if own is None:
-            own = TokenBucket([(1 / SECONDS_EACH, AT_ONCE)], now=-math.inf)
-        self._by_address[network] = own
-        own.try_take((1.0,), now)
-        self._all.try_take((1.0,), now)
-        if len(self._by_address) > _MOST_ADDRESSES:
-            self._by_address.popitem(last=False)
-
-
-def _network_of(address: str) -> str:
-    try:
-        known = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if known.version == 4:  # noqa: PLR2004 - the version of IP
-        return address
-    mapped = known.ipv4_mapped
-    return str(mapped) if mapped is not None else str(ipaddress.ip_network((known.packed, _IPV6_NETWORK_BITS), False))  # noqa: FBT003

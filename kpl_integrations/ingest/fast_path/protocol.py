@@ -153,6 +153,7 @@ class FastPathProtocol(BoundedProtocol):
             super().on_headers_complete()
         elif self._may_hold():
             self._end_head()
+            self._require_head()
             self._held = []
         else:
             self._call_application()
@@ -205,6 +206,8 @@ class FastPathProtocol(BoundedProtocol):
             super().on_message_complete()
             return
         self._held = None
+        if self in self.unverified and self.answerer.is_verified(head):
+            self.verified()
         if is_first_and_whole and (cached := HeadCache.of(self._received, len(body))) is not None:
             self._cached = cached, head
         self._write(answer)

@@ -4,23 +4,43 @@ uvicorn has no such bounds. A client that sends its header fields one byte at a 
 without a limit, and a client that never stops sending them would fill the memory. Both are checked only if a head
 does not arrive in one small piece, so a usual request costs nothing. (`bodies.py` bounds the body.)
 
+Heads that HTTP forbids or that the gateway does not support are refused (`request_head.py:refused_head`).
+
+When connections run out, the oldest one that has not shown valid credentials is closed for a new one. So clients with
+credentials get in, and keep the connections that they have.
+
 Trailer fields of a chunked body are bounded too and then ignored: they must not replace fields of the head
 (RFC 9110, section 6.5.1). No connection is upgraded: a request for an upgrade is answered as if it had not asked.
 """
 
 import asyncio
 import sys
+from http import HTTPStatus
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
-    b"connection: close\r\n\r\n"
-)
-_TOO_SLOW: Final = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-)
+from kpl_integrations.ingest.http.request_head import VERIFIED, refused_head
+
+# At most this share of the connections is reserved, and at most so many.
+_RESERVED_SHARE: Final = 10
+_MOST_RESERVED: Final = 100
+_MOST_LOOKED_AT: Final = 64
+
+
+def reserved_connections(limit: int) -> int:
+    """Return how many of `limit` connections are reserved for clients with valid credentials."""
+    return min(_MOST_RESERVED, max(1, limit // _RESERVED_SHARE))
+
+
+def _refusal(status: HTTPStatus) -> bytes:
+    fields = "content-type: text/plain\r\ncontent-length: 0\r\nconnection: close"
+    return f"HTTP/1.1 {status.value} {status.phrase}\r\n{fields}\r\n\r\n".encode()
+
+
+_TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+_TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -28,6 +48,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     header_seconds: ClassVar[float] = 10.0
     max_header_bytes: ClassVar[int] = 32_768
+    # The open connections without valid credentials, the oldest first; each server has its own.
+    unverified: ClassVar[dict["BoundedProtocol", None]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
@@ -51,18 +73,35 @@ class BoundedProtocol(HttpToolsProtocol):
     @classmethod
     def with_bounds(cls, *, header_seconds: float, max_header_bytes: int) -> "type[BoundedProtocol]":
         """Return a subclass with these bounds, because uvicorn creates the protocol itself."""
-        bounds = {"header_seconds": header_seconds, "max_header_bytes": max_header_bytes}
+        bounds = {"header_seconds": header_seconds, "max_header_bytes": max_header_bytes, "unverified": {}}
         return type(cls.__name__, (cls,), bounds)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """Start the timer of the first head."""
         super().connection_made(transport)
+        self.unverified[self] = None
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) > limit - reserved_connections(limit):
+            self._evict()
         self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer."""
+        self.verified()
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def verified(self) -> None:
+        """Keep this connection: it has shown valid credentials."""
+        self.unverified.pop(self, None)
+
+    def _evict(self) -> None:
+        """Close the oldest of the other connections without credentials; one that awaits its answer if none is idle."""
+        others = [each for each in islice(self.unverified, _MOST_LOOKED_AT) if each is not self]
+        evicted = next((each for each in others if not each._is_answering()), others[0] if others else None)  # noqa: SLF001 - another connection
+        if evicted is not None:
+            evicted.verified()
+            evicted.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
@@ -108,9 +147,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refuses_head():
             return
         self._end_head()
+        self._require_head()
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._asks_upgrade = True
         else:
+            self.scope["extensions"] = {VERIFIED: {"mark": self.verified}}
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -182,6 +223,20 @@ class BoundedProtocol(HttpToolsProtocol):
         timer, self._head_timer = self._head_timer, None
         if timer is not None:
             timer.cancel()
+
+    def _require_head(self) -> None:
+        """Refuse a head, and stop the parser by an exception."""
+        status = refused_head(self.parser.get_http_version(), self.headers)
+        if status is not None:
+            self._refuse(_refusal(HTTPStatus(status)))
+            raise ValueError(status)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, unless it is refused already."""
+        if self._is_answering() or self.transport.is_closing():
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def _too_slow(self) -> None:
         self._head_timer = None

@@ -5,6 +5,7 @@ new connections over them (SO_REUSEPORT). The supervisor keeps all sockets open,
 for its replacement. On other systems the workers share one socket.
 """
 
+import logging
 import socket
 import ssl
 import sys
@@ -13,7 +14,33 @@ from typing import Final
 
 from kpl_core import ConfigError
 
+if sys.platform != "win32":
+    import resource
+
 BACKLOG: Final = 2_048
+# Descriptors for files, for connections to Kinesis, and for accepting a connection before another one is closed.
+_OTHER_DESCRIPTORS: Final = 128
+
+_log: Final = logging.getLogger(__name__)
+
+
+def connection_limit(max_connections: int) -> int:
+    """Return how many connections this process can have, and raise its limit of open files for them if possible.
+
+    Without descriptors left, no client could connect and the gateway could not reach Kinesis.
+    """
+    if sys.platform == "win32":
+        return max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            most = max(1, soft - _OTHER_DESCRIPTORS)
+            _log.warning("max_connections is %d, but the limit of open files allows %d", max_connections, most)
+            return most
+    return max_connections
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:

@@ -52,10 +52,10 @@ class Resources:
     async def _statistics(self, scope: Scope) -> tuple[int, Headers, bytes]:
         opened = self._opened
         headers = header_fields(scope["headers"])
-        if opened.admin_key.is_shown(headers) or not opened.directory.verifies:
+        if not opened.directory.verifies or opened.is_administrator(scope, headers):
             document: object = (await self._stats.totals()).stats.with_busiest_tenants()
         else:
-            account = opened.account_of(headers)
+            account = opened.account_of(scope, headers)
             document = (await self._stats.tenant_stats(account)).document_for(account.tenant.id)
         return 200, [_JSON, (b"cache-control", b"no-store")], msgspec.json.encode(document)
 

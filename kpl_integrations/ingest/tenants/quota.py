@@ -6,10 +6,12 @@ and `t`, the seconds until more is available. A bucket has no window; `burst_sec
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.tenants.tenant import Tenant
+
+_MOST_DEBT_SECONDS: Final = 60.0
 
 
 class QuotaState(NamedTuple):
@@ -86,6 +88,15 @@ class TenantQuota:
         """Return how many seconds the remaining quota lasts at the full rates; infinite without rates."""
         states = self.states(0, 0, now)
         return min((state.remaining / rate for state, rate in zip(states, self._rates, strict=True)), default=math.inf)
+
+    def charge(self, size_bytes: int, now: float) -> None:
+        """Take the bytes of a rejected request, also if that leaves debt; without a byte rate do nothing.
+
+        One request costs a minute of the rate at most, so that a single mistake does not lock out a slow tenant.
+        """
+        if self._bucket is not None and self._metered[-1][0] == "bytes":
+            most = math.ceil(self._rates[-1] * _MOST_DEBT_SECONDS)
+            self._bucket.charge(self._costs(0, min(size_bytes, most)), now)
 
     def try_take(self, records: int, size_bytes: int, now: float) -> float | None:
         """Take a request's records and bytes, all or nothing. Return None, or the seconds until it fits."""

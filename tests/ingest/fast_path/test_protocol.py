@@ -36,7 +36,7 @@ def request(body: bytes = ONE, *fields: str, target: str = PATH, version: str = 
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-LAST = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
 def count_of(gateway: IngestGateway) -> Callable[[], int]:
@@ -132,7 +132,7 @@ async def test_an_exception_is_answered_500_and_logged_once(caplog):
     assert said_by_the_server == ["Exception in the fast path"]
 
 
-@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\n\r\n"], ids=["alone", "after another"])
+@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["alone", "after another"])
 async def test_requests_behind_an_answer_that_closes_are_not_accepted(before):
     transport = kinesis()
     gateway = gateway_of(transport)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"
 ONE = b'{"partition_key":"k","data":"x"}'
 ASKS = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAAAAMAAAAA")
-LAST = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
 @pytest.fixture
