@@ -37,18 +37,19 @@ BUILT        := dist/.built
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long test-suites test-pythons check format lint types layers coverage fuzz interop chaos bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons check format lint types layers coverage fuzz interop chaos hostile bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
-	@echo 'make test      the tests, on asyncio and trio, but for those marked long'
+	@echo 'make test      the tests on asyncio and trio, without those marked long'
 	@echo 'make test-long the tests marked long'
-	@echo 'make test-pythons  core, driver and ingest on each CPython from 3.11 on that is installed'
+	@echo 'make test-pythons  the tests of core, driver and ingest on each installed CPython from 3.11 on'
 	@echo 'make check     format, lint, types, layers, coverage'
-	@echo 'make fuzz      arbitrary bodies at the decoders of the gateway, for a minute (SECONDS=60)'
-	@echo 'make interop   against emulators and consumers nobody here wrote'
-	@echo 'make chaos     against faults, for minutes'
-	@echo 'make bench     records per CPU-second, beside the alternatives'
+	@echo 'make fuzz      send arbitrary bodies to the decoders of the gateway for a minute (SECONDS=60)'
+	@echo 'make interop   the tests with independent emulators, consumers and SDKs'
+	@echo 'make chaos     the tests with injected faults, for some minutes'
+	@echo 'make hostile   small expensive requests: what each costs, and whether a quiet tenant is served beside the worst'
+	@echo 'make bench     records per CPU-second, compared with the alternatives'
 	@echo 'make docs      the documentation site, into site/'
 	@echo 'make package   the wheel, and the tests on it, outside this folder'
 	@echo 'make dist      wheel, sdist, bill of materials and licences, into dist/'
@@ -95,8 +96,8 @@ types: $(READY_TO_DEV)
 layers: $(READY_TO_DEV)
 	$(call quietly,layers,$(BIN)/lint-imports --no-logo)
 
-# Of the core, by the core's own tests on one of the two backends, without what only takes long: measuring halves their speed, and
-# servers, processes and a second backend show hardly anything more of it.
+# The coverage of the core by its own tests, on one of the two backends and without the long tests: measuring halves their
+# speed, and servers, processes and a second backend cover hardly any more lines.
 coverage: $(COVERED)
 	$(call quietly,coverage,$(RUN) coverage report)
 
@@ -118,6 +119,9 @@ interop: $(READY_TO_DEV)
 
 chaos: $(READY_TO_DEV)
 	@$(RUN) pytest --quiet tests/chaos $(ARGS)
+
+hostile: $(READY_TO_DEV)
+	@$(RUN) pytest --quiet --capture no tests/hostile $(ARGS)
 
 bench: $(READY_TO_DEV)
 	@$(RUN) benchmarks $(ARGS)

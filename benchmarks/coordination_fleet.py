@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
-from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import initial_limit, scaled_limit
 from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
@@ -96,8 +95,6 @@ class Leased:
         self.sync_round = LeaseSync(
             fleet.store,
             self.holder,
-            TableRules(interval_seconds=interval),
-            worker_id=self.name,
             may_compute=True,
             on_problem=lambda reason, sentence: self.complaints.append(f"{reason}: {sentence}"),
         )

@@ -5,7 +5,7 @@ second. `RateTracker` turns two successive documents into rates. Pure: `now` is 
 """
 
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -105,15 +105,9 @@ class StatsDocument(msgspec.Struct, frozen=True, kw_only=True):
         busiest = sorted(self.tenants.items(), key=lambda each: -each[1].waiting_bytes)
         return msgspec.structs.replace(self, tenants=dict(busiest[:_MOST_TENANTS]))
 
-    def document(self) -> dict[str, Any]:
-        """Return the answer to the administrator."""
-        document: dict[str, Any] = msgspec.to_builtins(self.with_busiest_tenants())
-        return document
-
-    def document_for(self, tenant_id: str) -> dict[str, Any]:
+    def document_for(self, tenant_id: str) -> dict[str, object]:
         """Return the answer to one tenant: only its own figures."""
-        own = self.tenants.get(tenant_id, TenantStats())
-        return {"state": self.state, "tenants": {tenant_id: msgspec.to_builtins(own)}}
+        return {"state": self.state, "tenants": {tenant_id: self.tenants.get(tenant_id, TenantStats())}}
 
 
 class TenantView(msgspec.Struct, frozen=True):
@@ -195,14 +189,8 @@ class RateTracker:
             accepted_per_second=per_second(records.accepted, earlier.accepted, seconds),
             delivered_per_second=delivered,
             failed_per_second=per_second(sum(records.failed.values()), sum(earlier.failed.values()), seconds),
-            answers_per_second={
-                code: per_second(count, before.answers.get(code, 0), seconds)
-                for code, count in sorted(stats.answers.items())
-            },
-            refusals_per_second={
-                reason: per_second(count, before.refusals.get(reason, 0), seconds)
-                for reason, count in sorted(stats.refusals.items())
-            },
+            answers_per_second=_rates(stats.answers, before.answers, seconds),
+            refusals_per_second=_rates(stats.refusals, before.refusals, seconds),
             records=records if stats.covers_gateway else None,
             room=stats.room if stats.covers_gateway else None,
             streams=[
@@ -214,6 +202,10 @@ class RateTracker:
             ),
             delivered_history=list(self._history),
         )
+
+
+def _rates(now: dict[str, int], before: dict[str, int], seconds: float) -> dict[str, float]:
+    return {name: per_second(count, before.get(name, 0), seconds) for name, count in sorted(now.items())}
 
 
 def _tenant(name: str, now: TenantStats, before: TenantStats, seconds: float) -> TenantView:

@@ -1,13 +1,13 @@
-"""What every test can rely on: both async backends, virtual time, and no way to a real account.
+"""The fixtures of all tests: both async backends, virtual time, and an environment without a real AWS account.
 
-An async test is marked `@pytest.mark.anyio` and runs on asyncio and on trio, in real time. A
-module or folder whose tests wait asks for virtual time by
+An async test is marked `@pytest.mark.anyio` and runs on asyncio and on trio, in real time. A module or folder whose
+tests wait overrides the fixture, for virtual time:
 
     @pytest.fixture
     def anyio_backend(virtual_time_backend: Backend) -> Backend:
         return virtual_time_backend
 
-and one that speaks through sockets of asyncio only returns "asyncio" there.
+A module that uses asyncio's sockets returns "asyncio" there.
 """
 
 import gc
@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, settings
 
 from tests.virtual_time import Backend, virtual_time_backend as backend_in_virtual_time
 
-# No deadlines: the machine is shared, and slowness is measured by benchmarks/, not by luck. In CI
-# the examples are the same in each run, so that red means a change and never a throw of dice.
+# No deadlines: other programs may use the machine, and benchmarks/ measures the speed. In CI the examples are the same
+# in each run, so that a failure means that the code has changed.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
-# Which branches are taken shows in few examples, and measuring slows each.
+# A few examples take all branches, and measuring makes each of them slower.
 settings.register_profile("coverage", settings.get_profile("ci"), max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
@@ -40,7 +40,7 @@ _NO_ACCOUNT = {
 
 
 def pytest_collection_finish() -> None:
-    """Keep thousands of tests and their modules out of every full collection to come: they stay until the end."""
+    """Exclude the tests and their modules from later garbage collections: they are used until the end."""
     gc.collect()
     gc.freeze()
 
@@ -57,7 +57,7 @@ def _no_real_account() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Run on both backends in real time; of module scope, so that an async fixture may be too."""
+    """Run on both backends in real time. It has module scope, so that async fixtures may have it."""
     name: str = request.param
     return name
 

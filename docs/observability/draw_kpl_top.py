@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from kpl_integrations.cli.top.top import StatsDocument
-from kpl_integrations.cli.top.top_screen import screen
-from kpl_integrations.gateway_figures import RateTracker
+from kpl_integrations.cli.top import screen
+from kpl_integrations.gateway_figures import RateTracker, StatsDocument
 
 PICTURE = Path(__file__).parent / "kpl-top.svg"
 LOOKS = 48

@@ -51,9 +51,13 @@ class SenderStuck(Exception):  # noqa: N818 - as above
 
 
 class RecordSource(Protocol):
-    """The queue that a sender empties. The sender calls every method in its own thread."""
+    """The queue that a sender empties. The sender calls every method in its own thread.
 
-    def drain(self, producer: Producer) -> None:
+    While the producer is full, each of n sources is the first to be drained in every n-th drain, and gets what room has
+    become free.
+    """
+
+    def drain(self, producer: Producer) -> object:
         """Put what is queued, as far as the producer has room. The sender calls it again after progress."""
 
     def watch_drained(self) -> Callable[[], bool]:
@@ -452,6 +456,8 @@ class BackgroundSender:
         # Again, because the application may have imported uvicorn since this sender started.
         watch_uvicorn()
         if self.producer is not None:
+            # In turn: the first source takes the room that was freed, and the next ones may find none.
+            self._sources.append(self._sources.pop(0))
             for source in list(self._sources):
                 source.drain(self.producer)
 

@@ -39,8 +39,6 @@ SATURATED: Final = 2.0
 class DemandMeter:
     """Measures the demand for one resource over the last `interval_seconds`."""
 
-    __slots__ = ("_interval", "_samples", "demand", "idle_since", "reported_sent", "reported_throttled", "usage")
-
     def __init__(self, interval_seconds: float, usage: Usage, now: float) -> None:
         self._interval = interval_seconds
         self._samples: deque[tuple[float, Pair]] = deque([(now, (0.0, 0.0))])

@@ -47,16 +47,14 @@ class LeaseSync:
         self,
         store: CoordinationStore,
         holder: Leaseholder,
-        rules: TableRules,
         *,
-        worker_id: str,
         may_compute: bool,
         on_problem: OnProblem,
     ) -> None:
         self._store = store
         self._holder = holder
-        self._rules = rules
-        self._worker_id = worker_id
+        self._rules = TableRules(interval_seconds=holder.rules.interval_seconds)
+        self._worker_id = holder.rules.worker_id
         self._may_compute = may_compute
         self._on_problem = on_problem
         # The version of this worker's report, as last written.

@@ -84,8 +84,6 @@ class _Claimants:
     The values are in arrays, so that no report must be kept: the reports of a large fleet are tens of megabytes.
     """
 
-    __slots__ = ("ceilings", "demands", "limits", "members", "sent", "throttled")
-
     def __init__(self) -> None:
         self.members: list[FleetMember] = []
         # By dimension.

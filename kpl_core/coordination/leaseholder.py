@@ -51,7 +51,7 @@ class Leaseholder:
     """Applies summaries. `now` is this process's monotonic clock, `at` the store's clock."""
 
     def __init__(self, rules: HolderRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._meters: dict[str, DemandMeter] = {}
         self._shares: dict[str, Pair] = {}
         self._granted: set[str] = set()
@@ -77,14 +77,14 @@ class Leaseholder:
         plan = self._plans.get(resource) if self._is_current else None
         if plan is not None:
             return plan.newcomer
-        part = (1.0 if self._answered else ALONE_SHARE) / self._rules.max_workers
+        part = (1.0 if self._answered else ALONE_SHARE) / self.rules.max_workers
         return limit[0] * part, limit[1] * part
 
     def state(self, now: float) -> LeaseState:
         """Return the basis of its shares."""
         if not self._granted:
             return "newcomer" if self._answered else "alone"
-        return "expired" if self.lease_age(now) > LIFETIME_INTERVALS * self._rules.interval_seconds else "leased"
+        return "expired" if self.lease_age(now) > LIFETIME_INTERVALS * self.rules.interval_seconds else "leased"
 
     def lease_age(self, now: float) -> float:
         """Return the seconds since the applied summary was computed; 0 before the first one."""
@@ -97,10 +97,10 @@ class Leaseholder:
         for resource, usage in usages.items():
             meter = self._meters.get(resource)
             if meter is None:
-                meter = self._meters[resource] = DemandMeter(self._rules.interval_seconds, usage, now)
+                meter = self._meters[resource] = DemandMeter(self.rules.interval_seconds, usage, now)
                 self._shares[resource] = self._newcomer(resource, usage.limit)
             meter.measure(usage, now)
-        idle_before = now - IDLE_INTERVALS * self._rules.interval_seconds
+        idle_before = now - IDLE_INTERVALS * self.rules.interval_seconds
         for resource, meter in list(self._meters.items()):
             if resource not in usages or (meter.idle_since < idle_before and len(self._meters) > 1):
                 # From now on it is a newcomer there, before the other workers see that its lease is free.
@@ -118,14 +118,14 @@ class Leaseholder:
             self._quick_syncs += 1
         self._reported_at = now
         return WorkerReport(
-            worker_id=self._rules.worker_id,
+            worker_id=self.rules.worker_id,
             written_at=at,
             generation=self._generation,
             token=self._token,
             claims=claims,
-            weight=self._rules.weight,
-            tier=self._rules.tier,
-            max_workers=self._rules.max_workers,
+            weight=self.rules.weight,
+            tier=self.rules.tier,
+            max_workers=self.rules.max_workers,
             leaving=leaving,
         )
 
@@ -138,19 +138,19 @@ class Leaseholder:
             members, plans = part.members, part.resources()
         # A summary from the future was written before the store's clock was set back, at an unknown time.
         age = 0.0 if head is None else abs(at - head.computed_at)
-        lifetime = LIFETIME_INTERVALS * self._rules.interval_seconds
+        lifetime = LIFETIME_INTERVALS * self.rules.interval_seconds
         self._is_current = head is not None and age <= lifetime
         # After an outage other workers may still hold the whole limit by an old summary.
         self._unsettled = head is not None and not head.settled
-        self._answered = self._is_current or head is None or age > FORGOTTEN_INTERVALS * self._rules.interval_seconds
+        self._answered = self._is_current or head is None or age > FORGOTTEN_INTERVALS * self.rules.interval_seconds
         self._plans = plans
         if head is None:
             # The summary was deleted. Each worker keeps its share until there is a new one.
             self._generation, self._token = 0, ""
-        elif self._is_current or self._rules.worker_id in members:
+        elif self._is_current or self.rules.worker_id in members:
             self._generation, self._token = head.generation, head.token
             self._renewed_at = now - age
-        member = members.get(self._rules.worker_id)
+        member = members.get(self.rules.worker_id)
         for resource, meter in self._meters.items():
             grant = None if member is None else member.grants.get(resource)
             if grant is not None:
@@ -173,7 +173,7 @@ class Leaseholder:
     @property
     def wants_more(self) -> bool:
         """True if it wants more than it has and is entitled to it, or if it has no lease for a resource."""
-        weight, tier = self._rules.weight, self._rules.tier
+        weight, tier = self.rules.weight, self.rules.tier
         for resource, meter in self._meters.items():
             if resource not in self._granted:
                 return True
@@ -197,7 +197,7 @@ class Leaseholder:
         if now >= self.next_sync_at(usual_seconds=usual_seconds):
             return True
         is_patient = self._quick_syncs >= MAX_QUICK_SYNCS
-        quick_seconds = WANTS_MORE_SPACING * self._rules.interval_seconds * 0.999
+        quick_seconds = WANTS_MORE_SPACING * self.rules.interval_seconds * 0.999
         return now - self._synced_at >= quick_seconds and not is_patient and self.wants_more
 
     def next_sync_at(self, *, usual_seconds: float) -> float:
@@ -206,14 +206,14 @@ class Leaseholder:
 
     def wants_to_report(self, now: float) -> bool:
         """Return True if this worker should report now: its report is getting old, or other workers wait for it."""
-        is_due = now - self._reported_at >= REPORT_SPACING * self._rules.interval_seconds
+        is_due = now - self._reported_at >= REPORT_SPACING * self.rules.interval_seconds
         return is_due or self._unsettled or self.wants_more
 
     def may_compute(self, head: Summary | None, *, at: float) -> bool:
         """Return True if the summary is old enough for this worker to compute the next one."""
         if head is None:
             return True
-        interval = self._rules.interval_seconds
+        interval = self.rules.interval_seconds
         if is_claimed(head, interval, at=at):
             return False
         age = at - head.computed_at

@@ -27,7 +27,7 @@ takes `summary.claim` by a conditional write, so that only one worker reads all 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ from kpl_core.coordination.store_objects import OnProblem, Pair
 from kpl_core.options.coordination_options import PROPORTIONAL_FIRST_SHARE
 
 SMOOTHING: Final = 0.4
+T = TypeVar("T")
 
 
 def initial_limit(*, aggregate_max: float, worker_max: float) -> float:
@@ -78,23 +79,17 @@ class ConsumptionSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def summed(consumptions: Iterable[Consumption], *, at: float, staleness_seconds: float) -> ConsumptionSummary:
     """Add up the consumptions that are not stale at `at`."""
-    read = write = 0.0
-    count = 0
+    fresh = [each for each in consumptions if at - each.timestamp <= staleness_seconds]
     resources: dict[str, Pair] = {}
-    for each in consumptions:
-        if at - each.timestamp > staleness_seconds:
-            continue
-        read += each.read_rate
-        write += each.write_rate
-        count += 1
+    for each in fresh:
         for resource, (first, second) in each.resources.items():
             known = resources.get(resource, (0.0, 0.0))
             resources[resource] = (known[0] + first, known[1] + second)
     return ConsumptionSummary(
         timestamp=at,
-        aggregated_read_rate=read,
-        aggregated_write_rate=write,
-        active_workers=count,
+        aggregated_read_rate=sum(each.read_rate for each in fresh),
+        aggregated_write_rate=sum(each.write_rate for each in fresh),
+        active_workers=len(fresh),
         aggregation_time_utc=datetime.fromtimestamp(at, UTC).replace(microsecond=0, tzinfo=None).isoformat(),
         resources=resources,
     )
@@ -118,8 +113,8 @@ class ScaledLimits:
         worker_max: Pair | None = None,
         initial: Pair | None = None,
     ) -> None:
-        self._worker_id = worker_id
-        self._interval = interval_seconds
+        self.worker_id = worker_id
+        self.interval_seconds = interval_seconds
         self._worker_max = worker_max
         self._initial = initial
         self._usages: Mapping[str, Usage] = {}
@@ -148,7 +143,7 @@ class ScaledLimits:
         """Return the basis of its limits, in the terms of the other policy."""
         if self._summary_at is None:
             return "newcomer"
-        return "expired" if self.lease_age(now) > 3 * self._interval else "leased"
+        return "expired" if self.lease_age(now) > 3 * self.interval_seconds else "leased"
 
     def lease_age(self, now: float) -> float:
         """Return the seconds since the applied summary was written."""
@@ -176,7 +171,7 @@ class ScaledLimits:
         reads = [whole[0]] if whole else [rate[0] for rate in rates.values()]
         writes = [whole[1]] if whole else [rate[1] for rate in rates.values()]
         return Consumption(
-            worker_id=self._worker_id, timestamp=at, read_rate=sum(reads), write_rate=sum(writes), resources=rates
+            worker_id=self.worker_id, timestamp=at, read_rate=sum(reads), write_rate=sum(writes), resources=rates
         )
 
     def apply(self, summary: ConsumptionSummary, now: float, *, at: float) -> None:
@@ -244,16 +239,12 @@ class ProportionalSync:
         store: CoordinationStore,
         limits: ScaledLimits,
         *,
-        worker_id: str,
-        interval_seconds: float,
         staleness_seconds: float,
         may_compute: bool,
         on_problem: OnProblem,
     ) -> None:
         self._store = store
         self._limits = limits
-        self._worker_id = worker_id
-        self._interval = interval_seconds
         self._staleness = staleness_seconds
         self._may_compute = may_compute
         self._on_problem = on_problem
@@ -270,29 +261,22 @@ class ProportionalSync:
         self._limits.sync_started(clock())
         self.is_reading_all, self.has_read_all = False, not self._may_compute
         consumption = self._limits.consumption(clock(), at=wall_clock() + self.clock_offset)
-        written = await self._store.write(f"{CONSUMPTION_PREFIX}{self._worker_id}.json", as_json(consumption))
+        written = await self._store.write(f"{CONSUMPTION_PREFIX}{self._limits.worker_id}.json", as_json(consumption))
         self.clock_offset = written.at - wall_clock()
         reading = await self._store.read(CONSUMPTION_SUMMARY)
-        summary = None
-        if reading.body is not None:
-            try:
-                summary = msgspec.json.decode(reading.body, type=ConsumptionSummary)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                self._on_problem(
-                    "garbage", f"{CONSUMPTION_SUMMARY}: it cannot be decoded ({error}); check which program writes it"
-                )
+        summary = _decoded(reading.body, ConsumptionSummary, CONSUMPTION_SUMMARY, self._on_problem)
         if summary is not None:
             self._limits.apply(summary, clock(), at=reading.at)
         # A summary from the future was written before the store's clock was set back.
-        is_old = summary is None or abs(reading.at - summary.timestamp) >= self._interval
+        is_old = summary is None or abs(reading.at - summary.timestamp) >= self._limits.interval_seconds
         if self._may_compute and is_old:
             await self._sum_up(at=reading.at)
 
     async def _sum_up(self, *, at: float) -> None:
         claim = await self._store.read(CLAIM)
-        if claim.body is not None and 0.0 < _until(claim.body) - at <= self._interval:
+        if 0.0 < (_decoded(claim.body, float, CLAIM, self._on_problem) or 0.0) - at <= self._limits.interval_seconds:
             return
-        until = msgspec.json.encode(at + self._interval * 0.9)
+        until = msgspec.json.encode(at + self._limits.interval_seconds * 0.9)
         won = await self._store.write(CLAIM, until, expected=claim.version if claim.body is not None else ABSENT)
         if won.version is not None:
             self.is_reading_all = True
@@ -301,7 +285,7 @@ class ProportionalSync:
 
     async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:  # noqa: ARG002
         """Delete this worker's consumption object, so that its last rate is no longer counted."""
-        await self._store.delete(f"{CONSUMPTION_PREFIX}{self._worker_id}.json")
+        await self._store.delete(f"{CONSUMPTION_PREFIX}{self._limits.worker_id}.json")
 
 
 async def sum_up(store: CoordinationStore, *, staleness_seconds: float, on_problem: OnProblem) -> ConsumptionSummary:
@@ -311,25 +295,19 @@ async def sum_up(store: CoordinationStore, *, staleness_seconds: float, on_probl
         StoreFailed: the store failed.
     """
     listing = await store.read_all(CONSUMPTION_PREFIX)
-    consumptions = read_consumptions(listing.bodies, on_problem)
-    summary = summed(consumptions, at=listing.at, staleness_seconds=staleness_seconds)
+    found = [_decoded(body, Consumption, name, on_problem) for name, body in listing.bodies.items()]
+    readable = [each for each in found if each is not None]
+    summary = summed(readable, at=listing.at, staleness_seconds=staleness_seconds)
     await store.write(CONSUMPTION_SUMMARY, as_json(summary))
     return summary
 
 
-def read_consumptions(bodies: Mapping[str, bytes], on_problem: OnProblem) -> list[Consumption]:
-    """Return the objects that can be decoded."""
-    found = []
-    for name, body in bodies.items():
-        try:
-            found.append(msgspec.json.decode(body, type=Consumption))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            on_problem("garbage", f"{name}: it cannot be decoded ({error}); check which program writes it")
-    return found
-
-
-def _until(body: bytes) -> float:
+def _decoded(body: bytes | None, kind: type[T], name: str, on_problem: OnProblem) -> T | None:
+    """Return the content of an object, None if it does not exist or cannot be decoded."""
+    if body is None:
+        return None
     try:
-        return float(msgspec.json.decode(body, type=float))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return 0.0
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        on_problem("garbage", f"{name}: it cannot be decoded ({error}); check which program writes it")
+        return None

@@ -4,14 +4,22 @@ A store has four calls. Each answer carries the store's own clock, so that worke
 age of a report. A version is an opaque string that changes with every write of the object.
 
 `MemoryStore` is the store inside one process. The others are in `stores/`, one file each; `stores/__init__.py` opens
-them by URL.
+them by URL, with the `open_store` of each file.
 """
 
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import SplitResult
 
+if TYPE_CHECKING:
+    from aiobotocore.session import AioSession
+
+# The group of a store's URL that names none.
+DEFAULT_GROUP: Final = "default"
+# Seconds to connect to a store, and to wait for an answer: a sync must fail within seconds, and is retried anyway.
+CONNECT_SECONDS: Final = 2.0
 # As `expected` of a write: the object must not exist.
 ABSENT: Final = ""
 
@@ -69,7 +77,21 @@ class CoordinationStore(Protocol):
         """Close connections. The store is not used afterwards."""
 
 
+class StoreAddress(NamedTuple):
+    """A store's URL and its query, and the session and options of an AWS client (see `stores.open_store`)."""
+
+    parts: SplitResult
+    query: dict[str, str]
+    session: "AioSession | None"
+    client_options: dict[str, Any]
+
+
 _shared: Final[dict[str, "MemoryStore"]] = {}
+
+
+async def open_store(address: StoreAddress) -> "MemoryStore":
+    """Open `memory://name`."""
+    return MemoryStore.named(address.parts.netloc + address.parts.path)
 
 
 class MemoryStore:

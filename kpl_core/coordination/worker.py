@@ -11,7 +11,8 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NamedTuple, Protocol
+from functools import partial
+from typing import Final, Literal, NamedTuple
 from uuid import uuid4
 
 import anyio
@@ -24,7 +25,8 @@ from kpl_core.coordination.proportional import ProportionalSync, ScaledLimits, s
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, UnreadableObject, decode
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
-from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy, WorkerTier
+from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy
+from kpl_core.records.user_record import rank_of
 
 _logger = logging.getLogger("kpl_core")
 
@@ -37,27 +39,12 @@ CLOCK_TOLERANCE_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 1.0
 _OBJECT_REASONS: Final = frozenset({"garbage", "version"})
 QUIET_INTERVALS: Final = 12.0
-# A share is reported and logged when it changes by more than this.
-REPORTED_CHANGE: Final = 0.01
-_TIER_RANK: Final[Mapping[WorkerTier, int]] = {"critical": 0, "normal": 1, "bulk": 2}
+# A share is reported and logged when it changes by more than 1 %.
+_is_close: Final = partial(math.isclose, rel_tol=0.01)
 
 
-class _Holder(Protocol):
-    def measure(self, usages: Mapping[str, Usage], now: float) -> None: ...
-    def share(self, resource: str, limit: Pair) -> Pair: ...
-    def state(self, now: float) -> str: ...
-    def lease_age(self, now: float) -> float: ...
-    def sync_due(self, now: float, *, usual_seconds: float) -> bool: ...
-    def next_sync_at(self, *, usual_seconds: float) -> float: ...
-
-
-class _SyncRound(Protocol):
-    clock_offset: float
-    is_reading_all: bool
-    has_read_all: bool
-
-    async def sync(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
-    async def leave(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None: ...
+_Holder = Leaseholder | ScaledLimits
+_SyncRound = LeaseSync | ProportionalSync
 
 
 class _Problem(NamedTuple):
@@ -117,8 +104,6 @@ class CoordinationWorker:
             return limits, ProportionalSync(
                 store,
                 limits,
-                worker_id=self.worker_id,
-                interval_seconds=options.interval_seconds,
                 staleness_seconds=options.staleness_seconds,
                 may_compute=options.aggregate,
                 on_problem=self._on_problem,
@@ -129,14 +114,12 @@ class CoordinationWorker:
                 interval_seconds=options.interval_seconds,
                 max_workers=options.max_workers,
                 weight=options.weight,
-                tier=_TIER_RANK[options.tier],
+                tier=rank_of(options.tier),
             )
         )
         return holder, LeaseSync(
             store,
             holder,
-            TableRules(interval_seconds=options.interval_seconds),
-            worker_id=self.worker_id,
             may_compute=options.aggregate,
             on_problem=self._on_problem,
         )
@@ -261,7 +244,7 @@ class CoordinationWorker:
             self._apply_shares(shares)
         for resource, share in shares.items():
             reported = self._reported_shares.get(resource)
-            if reported is None or not _about_equal(reported, share):
+            if reported is None or not all(map(_is_close, reported, share)):
                 self._reported_shares[resource] = share
                 self._report_share(resource, share, usages[resource].limit)
         for resource in self._reported_shares.keys() - shares.keys():
@@ -277,10 +260,6 @@ class CoordinationWorker:
                 share[0],
                 share[1],
             )
-
-
-def _about_equal(one: Pair, other: Pair) -> bool:
-    return all(math.isclose(a, b, rel_tol=REPORTED_CHANGE) for a, b in zip(one, other, strict=True))
 
 
 class Coordinator:

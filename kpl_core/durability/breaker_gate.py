@@ -7,14 +7,14 @@ was sent in the window. Errors that no retry can fix, records that expired here,
 than predicted count for neither.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kpl_core.durability.circuit_breaker import ADMISSIONS, BreakerState, CircuitBreaker, Decision
 from kpl_core.hooks import BreakerChanged, Fact
-from kpl_core.options.reliability import BreakerPolicy
-from kpl_core.pipeline.backoff_queue import BackoffQueue
+from kpl_core.options.config import Config
+from kpl_core.options.reliability import BreakerPolicy, TierPolicy
+from kpl_core.pipeline.retrier import BackoffQueue
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.pipeline.stages import Passage
 from kpl_core.pipeline.token_bucket import TokenBucket
@@ -30,26 +30,53 @@ _PASSES: Final = frozenset({Decision.SEND, Decision.PROBE})
 _MOMENT: Final = 0.001
 
 
-class ShardBreakers:
-    """Decides what a Kinesis record may do.
+class BreakerGate:
+    """The pipeline's gate: passes Kinesis records that the breakers allow, keeps those that must wait.
 
-    `reserved_per_second` critical Kinesis records may leave for a shard while its breaker is open.
+    While a breaker is open, critical Kinesis records may leave at the rate of `TierPolicy.critical_reserve`. With
+    `spools` a normal record is refused instead of kept: the spool takes it, and replays it later.
     """
 
-    def __init__(
-        self, policy: BreakerPolicy, *, reserved_per_second: float, is_retryable: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, stream: str, policy: BreakerPolicy, config: Config, *, spools: bool) -> None:
+        self._stream = stream
         self._policy = policy
-        self._reserved_per_second = reserved_per_second
-        self._is_retryable = is_retryable
+        self._is_retryable = config.is_retryable
+        reserve = (TierPolicy() if config.tiers is None else config.tiers).critical_reserve
+        self._reserved_per_second = max(1.0, reserve * config.rate_limit_records_per_sec_per_shard)
+        self._spools = spools
+        # By shard, "" for the whole stream's.
         self.breakers: dict[str, CircuitBreaker] = {WHOLE_STREAM: CircuitBreaker(policy)}
         self._reserved: dict[str, TokenBucket] = {}
         self._reported: dict[str, BreakerState] = {}
-        # True while all breakers are closed and `changes` has reported that. Only an answer ends it.
+        # True while all breakers are closed and `take_ready` has reported that. Only an answer ends it.
         self._is_quiet = True
         # Requests that failed as a whole since the last answer, and the records of those that are not counted yet.
         self._failures = 0
         self._not_counted = 0
+        self._waiting = BackoffQueue()
+        self._facts: list[Fact] = []
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """Return the state of each circuit breaker by shard, "" for the whole stream's."""
+        return {name: breaker.known_state.value for name, breaker in self.breakers.items()}
+
+    def decide(self, record: KinesisRecord, now: float) -> Passage:
+        """Decide about one record. After KEPT the gate has it."""
+        shard_id, tier = record.predicted_shard, record.tier
+        decision = self.allows(shard_id, tier, now)
+        if decision is Decision.WAIT and not (self._spools and tier == "normal"):
+            self._waiting.add(record, min(self.ready_at(shard_id, tier, now), record.expires_at))
+            return Passage.KEPT
+        if decision is Decision.WAIT or decision is Decision.REFUSE:
+            return Passage.REFUSED
+        return Passage.PROBE if decision is Decision.PROBE else Passage.OPEN
+
+    def refusal(self, record: KinesisRecord, now: float) -> Attempt:
+        """Return the attempt that fails a record after REFUSED."""
+        shard_id = self._stopping(record.predicted_shard, now)
+        text = f"the circuit breaker of {f'shard {shard_id}' if shard_id else f'stream {self._stream}'} is open"
+        return Attempt(False, BREAKER_OPEN, text, now, now)  # noqa: FBT003
 
     def allows(self, shard_id: str | None, tier: Tier, now: float) -> Decision:
         """Decide about a Kinesis record of this tier: SEND, PROBE, WAIT (see `ready_at`) or REFUSE."""
@@ -77,7 +104,7 @@ class ShardBreakers:
         at = now + _MOMENT
         return max(at, *(self._next_at(name, tier, now) for name in self._names(shard_id)))
 
-    def stopping(self, shard_id: str | None, now: float) -> str:
+    def _stopping(self, shard_id: str | None, now: float) -> str:
         """Return the name of the breaker that stops a Kinesis record of this shard: its own, else the stream's."""
         if shard_id is not None and shard_id in self.breakers:
             return WHOLE_STREAM if self.breakers[shard_id].state(now) is BreakerState.CLOSED else shard_id
@@ -106,15 +133,13 @@ class ShardBreakers:
     def answered(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
         """Count the answer to a request."""
         sent = len(request.records)
-        started_at = request.started_at
-        whole = self.breakers[WHOLE_STREAM]
         if isinstance(answer, RequestFailure) or len(answer) != sent:
             if not isinstance(answer, RequestFailure) or self._is_retryable(answer.code):
                 self._failures += 1
                 self._not_counted += sent
-                if self._failures >= FAILURES_IN_A_ROW or whole.state(now) is not BreakerState.CLOSED:
-                    state = whole.record_outcomes(succeeded=0, failed=self._not_counted, now=now, started_at=started_at)
-                    self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
+                is_closed = self.breakers[WHOLE_STREAM].state(now) is BreakerState.CLOSED
+                if self._failures >= FAILURES_IN_A_ROW or not is_closed:
+                    self._count(WHOLE_STREAM, [0, self._not_counted], request.started_at, now)
                     self._not_counted = 0
             return
         self._failures = self._not_counted = 0
@@ -125,100 +150,51 @@ class ShardBreakers:
                 count[1] += self._is_retryable(entry.error_code or "")
             elif record.predicted_shard in {None, entry.shard_id}:
                 count[0] += 1
-        unpredicted = counts.pop(WHOLE_STREAM)[1]
         # Any answer is a success for the stream as a whole, also if it refuses records of single shards.
-        state = whole.record_outcomes(succeeded=sent - unpredicted, failed=unpredicted, now=now, started_at=started_at)
-        self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
-        for name, (succeeded, failed) in counts.items():
-            breaker = self.breakers.get(name)
-            if breaker is None:
-                breaker = self.breakers[name] = CircuitBreaker(self._policy)
-            state = breaker.record_outcomes(succeeded=succeeded, failed=failed, now=now, started_at=started_at)
-            self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
+        counts[WHOLE_STREAM][0] = sent - counts[WHOLE_STREAM][1]
+        for name, count in counts.items():
+            self._count(name, count, request.started_at, now)
 
-    def changes(self, now: float) -> Mapping[str, BreakerState]:
-        """Return the breakers whose state changed since the last call, with the new state."""
-        changed: dict[str, BreakerState] = {}
-        if self._is_quiet:
-            return changed
-        self._is_quiet = True
-        for name, breaker in self.breakers.items():
-            state = breaker.state(now)
-            if state is not BreakerState.CLOSED:
-                self._is_quiet = False
-            if self._reported.get(name, BreakerState.CLOSED) is not state:
-                changed[name] = self._reported[name] = state
-        return changed
+    def _count(self, name: str, outcomes: Sequence[int], started_at: float, now: float) -> None:
+        """Count the records of one answer that succeeded and failed."""
+        breaker = self.breakers.get(name)
+        if breaker is None:
+            breaker = self.breakers[name] = CircuitBreaker(self._policy)
+        succeeded, failed = outcomes
+        state = breaker.record_outcomes(succeeded=succeeded, failed=failed, now=now, started_at=started_at)
+        self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
 
     def next_wakeup(self) -> float:
-        """Return when the next break is over, `math.inf` if none is open.
+        """Return when `take_ready` will have something to do, `math.inf` for never.
 
-        It counts even if no record waits: a caller that puts nothing while the breaker is open waits for the change.
+        The end of a break counts even if no record waits: a caller that puts nothing while the breaker is open waits
+        for the change.
         """
         if self._is_quiet:
-            return math.inf
+            return self._waiting.next_at
         opened = [name for name, state in self._reported.items() if state is BreakerState.OPEN]
-        return min((self.breakers[name].break_over_at for name in opened), default=math.inf)
+        return min([self._waiting.next_at, *(self.breakers[name].break_over_at for name in opened)])
 
-    def keep_only(self, shard_ids: set[str]) -> None:
+    def keep_only(self, open_shards: set[str]) -> None:
         """Forget the breakers of shards that are not among these."""
-        for name in [name for name in self.breakers if name != WHOLE_STREAM and name not in shard_ids]:
+        for name in [name for name in self.breakers if name != WHOLE_STREAM and name not in open_shards]:
             del self.breakers[name]
             self._reserved.pop(name, None)
             self._reported.pop(name, None)
 
-
-class BreakerGate:
-    """The pipeline's gate: passes Kinesis records that the breakers allow, keeps those that must wait.
-
-    With `spools` a normal record is refused instead of kept: the spool takes it, and replays it later.
-    """
-
-    def __init__(self, stream: str, breakers: ShardBreakers, *, spools: bool) -> None:
-        self._stream = stream
-        self._breakers = breakers
-        self._spools = spools
-        self._waiting = BackoffQueue()
-        self._facts: list[Fact] = []
-
-    @property
-    def breakers(self) -> dict[str, CircuitBreaker]:
-        """Return the circuit breakers by shard, "" for the whole stream's."""
-        return self._breakers.breakers
-
-    @property
-    def states(self) -> Mapping[str, str]:
-        """Return the state of each circuit breaker by shard, "" for the whole stream's."""
-        return {name: breaker.known_state.value for name, breaker in self._breakers.breakers.items()}
-
-    def decide(self, record: KinesisRecord, now: float) -> Passage:
-        """Decide about one record. After KEPT the gate has it."""
-        shard_id, tier = record.predicted_shard, record.tier
-        decision = self._breakers.allows(shard_id, tier, now)
-        if decision is Decision.WAIT and not (self._spools and tier == "normal"):
-            self._waiting.add(record, min(self._breakers.ready_at(shard_id, tier, now), record.expires_at))
-            return Passage.KEPT
-        if decision is Decision.WAIT or decision is Decision.REFUSE:
-            return Passage.REFUSED
-        return Passage.PROBE if decision is Decision.PROBE else Passage.OPEN
-
-    def refusal(self, record: KinesisRecord, now: float) -> Attempt:
-        """Return the attempt that fails a record after REFUSED."""
-        shard_id = self._breakers.stopping(record.predicted_shard, now)
-        text = f"the circuit breaker of {f'shard {shard_id}' if shard_id else f'stream {self._stream}'} is open"
-        return Attempt(False, BREAKER_OPEN, text, now, now)  # noqa: FBT003
-
-    def answered(self, request: PutRecordsRequest, answer: PutRecordsAnswer, now: float) -> None:
-        """Count an answer."""
-        self._breakers.answered(request, answer, now)
-
     def take_ready(self, now: float) -> list[KinesisRecord]:
         """Let time pass; remove and return the records that may be decided about again."""
         ready: list[KinesisRecord] = []
-        for name, state in self._breakers.changes(now).items():
-            self._facts.append(BreakerChanged(self._stream, name, state.value))
-            if state is BreakerState.CLOSED:
-                ready += self._take_waiting_for(name)
+        if not self._is_quiet:
+            self._is_quiet = True
+            for name, breaker in self.breakers.items():
+                state = breaker.state(now)
+                self._is_quiet = self._is_quiet and state is BreakerState.CLOSED
+                if self._reported.get(name, BreakerState.CLOSED) is not state:
+                    self._reported[name] = state
+                    self._facts.append(BreakerChanged(self._stream, name, state.value))
+                    if state is BreakerState.CLOSED:
+                        ready += self._take_waiting_for(name)
         if self._waiting.next_at <= now:
             ready += self._waiting.take_due(now)
         return ready
@@ -238,14 +214,6 @@ class BreakerGate:
     def take_except(self, stable: set[str]) -> list[KinesisRecord]:
         """Remove and return the records of shards that are not in `stable`."""
         return self._waiting.take_except(stable)
-
-    def keep_only(self, open_shards: set[str]) -> None:
-        """Forget the breakers of shards that are not among these."""
-        self._breakers.keep_only(open_shards)
-
-    def next_wakeup(self) -> float:
-        """Return when `take_ready` will have something to do, `math.inf` for never."""
-        return min(self._waiting.next_at, self._breakers.next_wakeup())
 
     @property
     def user_record_count(self) -> int:

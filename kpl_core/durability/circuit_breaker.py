@@ -22,24 +22,13 @@ record) is neither success nor failure and must not be reported.
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum, StrEnum
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.records.user_record import Tier
-
-__all__ = [
-    "ADMISSIONS",
-    "TRANSITIONS",
-    "BreakerPolicy",
-    "BreakerSignal",
-    "BreakerState",
-    "BreakerStatistics",
-    "CircuitBreaker",
-    "Decision",
-]
 
 # A window is counted in this many slots: outcomes leave it within a tenth of its length.
 _SLOTS: Final = 10
@@ -78,40 +67,35 @@ class Decision(Enum):
 
 
 # A signal that is not listed for a state cannot arise in it.
-TRANSITIONS: Final = MappingProxyType(
-    {
-        (BreakerState.CLOSED, BreakerSignal.FAILURE_SHARE_REACHED): BreakerState.OPEN,
-        (BreakerState.OPEN, BreakerSignal.BREAK_OVER): BreakerState.HALF_OPEN,
-        (BreakerState.HALF_OPEN, BreakerSignal.PROBES_SUCCEEDED): BreakerState.CLOSED,
-        (BreakerState.HALF_OPEN, BreakerSignal.PROBES_FAILED): BreakerState.OPEN,
-        (BreakerState.HALF_OPEN, BreakerSignal.PROBES_UNANSWERED): BreakerState.HALF_OPEN,
-    }
-)
+TRANSITIONS: Final[Mapping[tuple[BreakerState, BreakerSignal], BreakerState]] = {
+    (BreakerState.CLOSED, BreakerSignal.FAILURE_SHARE_REACHED): BreakerState.OPEN,
+    (BreakerState.OPEN, BreakerSignal.BREAK_OVER): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, BreakerSignal.PROBES_SUCCEEDED): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, BreakerSignal.PROBES_FAILED): BreakerState.OPEN,
+    (BreakerState.HALF_OPEN, BreakerSignal.PROBES_UNANSWERED): BreakerState.HALF_OPEN,
+}
 
 # In the half-open state the answer is PROBE while probes are left, and this row after that.
-ADMISSIONS: Final = MappingProxyType(
-    {
-        (BreakerState.CLOSED, "critical"): Decision.SEND,
-        (BreakerState.CLOSED, "normal"): Decision.SEND,
-        (BreakerState.CLOSED, "bulk"): Decision.SEND,
-        (BreakerState.OPEN, "critical"): Decision.RESERVED,
-        (BreakerState.OPEN, "normal"): Decision.WAIT,
-        (BreakerState.OPEN, "bulk"): Decision.REFUSE,
-        (BreakerState.HALF_OPEN, "critical"): Decision.RESERVED,
-        (BreakerState.HALF_OPEN, "normal"): Decision.WAIT,
-        (BreakerState.HALF_OPEN, "bulk"): Decision.REFUSE,
-    }
-)
+ADMISSIONS: Final[Mapping[tuple[BreakerState, Tier], Decision]] = {
+    (BreakerState.CLOSED, "critical"): Decision.SEND,
+    (BreakerState.CLOSED, "normal"): Decision.SEND,
+    (BreakerState.CLOSED, "bulk"): Decision.SEND,
+    (BreakerState.OPEN, "critical"): Decision.RESERVED,
+    (BreakerState.OPEN, "normal"): Decision.WAIT,
+    (BreakerState.OPEN, "bulk"): Decision.REFUSE,
+    (BreakerState.HALF_OPEN, "critical"): Decision.RESERVED,
+    (BreakerState.HALF_OPEN, "normal"): Decision.WAIT,
+    (BreakerState.HALF_OPEN, "bulk"): Decision.REFUSE,
+}
 
 
 class BreakerStatistics(NamedTuple):
-    """A snapshot: the window's counts, the probes without an answer, and how often it opened."""
+    """A snapshot: the window's counts, and the probes without an answer."""
 
     state: BreakerState
     succeeded_records: int
     failed_records: int
     probes_outstanding: int
-    opened_count: int
 
 
 class CircuitBreaker:
@@ -119,21 +103,6 @@ class CircuitBreaker:
 
     Not thread-safe. `now` never goes back; an earlier instant counts as the latest one seen.
     """
-
-    __slots__ = (
-        "_backoff",
-        "_break_seconds",
-        "_breaks_in_a_row",
-        "_failed",
-        "_latest",
-        "_opened_count",
-        "_policy",
-        "_probes_granted",
-        "_since",
-        "_slots",
-        "_state",
-        "_succeeded",
-    )
 
     def __init__(self, policy: BreakerPolicy | None = None) -> None:
         self._policy = BreakerPolicy() if policy is None else policy
@@ -146,7 +115,6 @@ class CircuitBreaker:
         )
         self._breaks_in_a_row = 0
         self._break_seconds = self._policy.open_seconds
-        self._opened_count = 0
         self._probes_granted = 0
         # Closed: [slot number, succeeded, failed], oldest first, beside their sums.
         # Half-open: no slots, only the sums over the probes answered.
@@ -224,7 +192,7 @@ class CircuitBreaker:
         outstanding = 0
         if self._state is BreakerState.HALF_OPEN:
             outstanding = max(0, self._probes_granted - self._succeeded - self._failed)
-        return BreakerStatistics(self._state, self._succeeded, self._failed, outstanding, self._opened_count)
+        return BreakerStatistics(self._state, self._succeeded, self._failed, outstanding)
 
     def __repr__(self) -> str:
         """Show the state as of the latest instant seen."""
@@ -285,6 +253,5 @@ class CircuitBreaker:
         self._slots.clear()
         self._succeeded = self._failed = self._probes_granted = 0
         if self._state is BreakerState.OPEN:
-            self._opened_count += 1
             self._breaks_in_a_row = self._breaks_in_a_row + 1 if before is BreakerState.HALF_OPEN else 1
             self._break_seconds = self._backoff.longest_seconds(self._breaks_in_a_row)

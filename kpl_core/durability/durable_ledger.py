@@ -1,4 +1,4 @@
-"""The ledger of a producer with a spool or dead letters, and the write-ahead intake.
+"""The ledger of a producer with a spool or dead letters.
 
 A failed user record is not final before a durable store has it. Until then it is a `PendingFallback`: it counts as
 buffered, keeps its room, and its flush waits for it. The driver takes the pending fallbacks, stores them, and reports
@@ -22,7 +22,7 @@ from kpl_core.pipeline.ledger import Ledger
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin
 from kpl_core.records.put_records import PutRecordsEntry
-from kpl_core.records.record_result import INCURABLE, NOT_SPOOLED, SHUTDOWN, Attempt, Place, Reason, reason_of_code
+from kpl_core.records.record_result import INCURABLE, Attempt, Place, Reason, reason_of_code
 from kpl_core.records.user_record import Tier, UserRecord
 
 _SHED: Final[frozenset[Reason]] = frozenset({"rate_limited", "breaker_open"})
@@ -92,15 +92,11 @@ class DurableLedger(Ledger):
 
     def __init__(self, stream: str, buffer_limit: BufferLimit, *, rules: DurableRules, listening: bool) -> None:
         super().__init__(stream, buffer_limit, listening=listening)
+        self.is_durable = True
         self._rules = rules
         # Not yet taken by the driver, and the count of those that it has taken and not settled.
         self._pending: list[PendingFallback] = []
         self._in_transit = 0
-
-    @property
-    def is_durable(self) -> bool:
-        """Return True: failed records are offered to a durable store."""
-        return True
 
     @property
     def has_pending(self) -> bool:
@@ -160,12 +156,6 @@ class DurableLedger(Ledger):
                 PendingFallback(self._stream, detached, attempt, reason, destinations, predicted_shard)
             )
 
-    def settle_unsent(self, detached: DetachedUserRecord, attempt: Attempt, place: Place | None) -> None:
-        """Make a user record final that never travelled: `place` has it, or (None) it has failed for good."""
-        super().settle_alone(detached, attempt, predicted_shard=None, kept=place)
-        self.generations.release(detached.generation)
-        detached.outcome.wake()
-
     def take_pending_fallbacks(self) -> list[PendingFallback]:
         """Remove and return the failed user records to store; each must come back to `settle_fallbacks`."""
         pending, self._pending = self._pending, []
@@ -211,55 +201,6 @@ class DurableLedger(Ledger):
             attempts=max(attempts, 0 if before is None else before.attempts),
             age=max(age, 0.0 if before is None else before.age),
         )
-
-
-class WriteAheadIntake:
-    """Intake: user records wait here until the spool has stored them, and start their journey afterwards."""
-
-    def __init__(self, ledger: DurableLedger) -> None:
-        self._ledger = ledger
-        # Not yet taken by the driver, and the count of those that it has taken and not settled.
-        self._records: list[DetachedUserRecord] = []
-        self._in_transit = 0
-
-    @property
-    def count(self) -> int:
-        """Return how many user records are not on disk yet."""
-        return len(self._records) + self._in_transit
-
-    @property
-    def has_records(self) -> bool:
-        """Return True if the driver has user records to take to the disk."""
-        return bool(self._records)
-
-    def add(self, detached: DetachedUserRecord) -> None:
-        """Enqueue an accepted user record for the disk."""
-        self._records.append(detached)
-
-    def take(self) -> list[DetachedUserRecord]:
-        """Remove and return the user records to write.
-
-        Each must come back to `written`, `not_written` or `left_in_spool`.
-        """
-        records, self._records = self._records, []
-        self._in_transit += len(records)
-        return records
-
-    def written(self) -> None:
-        """Note that the spool has stored one more user record; the pipeline starts its journey."""
-        self._in_transit -= 1
-
-    def not_written(self, detached: DetachedUserRecord, message: str, now: float) -> None:
-        """Fail a user record that the spool did not take; it was not acknowledged."""
-        self._in_transit -= 1
-        attempt = Attempt(False, NOT_SPOOLED, message, detached.arrived_at, now)  # noqa: FBT003
-        self._ledger.settle_unsent(detached, attempt, None)
-
-    def left_in_spool(self, detached: DetachedUserRecord, now: float) -> None:
-        """End the journey of a written user record before it began, because the producer is closed."""
-        self._in_transit -= 1
-        text = "the producer was closed before this record could be sent; the spool has it"
-        self._ledger.settle_unsent(detached, Attempt(False, SHUTDOWN, text, now, now), "spooled")  # noqa: FBT003
 
 
 def note_of(detached: DetachedUserRecord) -> Note | None:

@@ -1,19 +1,14 @@
 """The bounds of a fair queue in items and cost, how much of them is used, and the queue's statistics."""
 
 import math
-import sys
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kpl_core.errors import ConfigError
-from kpl_core.options.validation import Bound, require_bounds
-from kpl_core.records.user_record import Tier
+from kpl_core.options.validation import Bound, require, require_bounds
 
 # Which bound an item would exceed: that of its own flow, or that of all flows together.
 ExceededBound = Literal["flow_full", "queue_full"]
 
-_UNBOUNDED: Final = sys.maxsize
 _BOUND: Final = Bound(1, math.inf, "or None for no bound", whole=True, optional=True)
 _BOUNDS: Final = dict.fromkeys(("max_flow_items", "max_flow_cost", "max_items", "max_cost"), _BOUND)
 
@@ -39,35 +34,20 @@ class QueueBounds:
 
     def __post_init__(self) -> None:
         require_bounds(self, _BOUNDS)
-        if not 0.0 <= self.critical_share < 1.0:
-            message = f"critical_share is {self.critical_share!r}; it must be at least 0 and below 1"
-            raise ConfigError(message)
+        require(0.0 <= self.critical_share < 1.0, "critical_share", self.critical_share, "at least 0 and below 1")
 
 
 class UsedCapacity:
     """How much of a queue's bounds is used."""
 
-    __slots__ = (
-        "_cost",
-        "_critical_cost",
-        "_critical_items",
-        "_items",
-        "_max_cost",
-        "_max_flow_cost",
-        "_max_flow_items",
-        "_max_items",
-        "_open_cost",
-        "_open_items",
-    )
-
     def __init__(self, bounds: QueueBounds) -> None:
-        self._max_flow_items = _UNBOUNDED if bounds.max_flow_items is None else bounds.max_flow_items
-        self._max_flow_cost = _UNBOUNDED if bounds.max_flow_cost is None else bounds.max_flow_cost
-        self._max_items = _UNBOUNDED if bounds.max_items is None else bounds.max_items
-        self._max_cost = _UNBOUNDED if bounds.max_cost is None else bounds.max_cost
+        self._max_flow_items = bounds.max_flow_items or math.inf
+        self._max_flow_cost = bounds.max_flow_cost or math.inf
+        self._max_items = bounds.max_items or math.inf
+        self._max_cost = bounds.max_cost or math.inf
         # What the tiers below critical can use together.
-        self._open_items = int(self._max_items * (1.0 - bounds.critical_share))
-        self._open_cost = int(self._max_cost * (1.0 - bounds.critical_share))
+        self._open_items = self._max_items * (1.0 - bounds.critical_share)
+        self._open_cost = self._max_cost * (1.0 - bounds.critical_share)
         self._items = 0
         self._cost = 0
         self._critical_items = 0
@@ -104,17 +84,6 @@ class UsedCapacity:
         if not rank:
             self._critical_items -= 1
             self._critical_cost -= cost
-
-
-@dataclass(frozen=True, slots=True)
-class FlowBacklog:
-    """The queued items of one flow in all its tiers. `tier` is the tier to evict from, or None in a plain backlog."""
-
-    flow: Hashable
-    tier: Tier | None
-    weight: float
-    items: int
-    cost: int
 
 
 @dataclass(frozen=True, slots=True)

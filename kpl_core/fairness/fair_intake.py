@@ -7,16 +7,16 @@ order until it closes again.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
+from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane, Placed
-from kpl_core.pipeline.stages import GroupTerms, Stages, WriteAhead
-from kpl_core.records.hash_key import hash_key_digest, hash_key_to_digest, parse_explicit_hash_key
+from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
 from kpl_core.records.user_record import (
@@ -31,18 +31,14 @@ from kpl_core.records.user_record import (
 # How much of a shard's capacity may be sent and not answered before its gate closes.
 UNANSWERED_SECONDS: Final = 0.25
 
-# One user record of several that enter together: lane, key, the lane's entry for it, data, bytes of both, hash key.
-_Place = tuple[Lane, str, bytes, bytes, int, str | None]
-
 
 class FairIntake:
     """The fair queues of one stream and the gates behind them."""
 
-    def __init__(self, stages: Stages, policy: FairnessPolicy, write_ahead: WriteAhead | None) -> None:
+    def __init__(self, stages: Stages, policy: FairnessPolicy) -> None:
         config = stages.config
         self._stages = stages
         self._policy = policy
-        self._write_ahead = write_ahead
         self._buffer_limit = stages.buffer_limit
         self._shard_map = stages.shard_map
         self._aggregator = stages.aggregator
@@ -164,121 +160,94 @@ class FairIntake:
         """Return when the oldest user record of each flow in the queue arrived."""
         return self._waiting.oldest_by_flow()
 
-    # Many user records of one flow together, all or none
+    # Many user records of one flow together, all or none. Room is taken once for all, and behind an open gate each then
+    # costs as much as without fairness. `enter_group` and `enter_runs` return whenever a lane has closed a record, so
+    # that the pipeline hands it on: that may close the gate.
 
-    def put_together(
-        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[ResultHandle]
-    ) -> Iterator[None]:
-        """Accept all records or none, appending their deliveries.
-
-        Room is taken once for all. Behind an open gate each then costs as much as without fairness. Yields whenever a
-        lane has closed a record, so that the pipeline hands it on: that may close the gate.
-        """
-        flow, tier, aggregate, keep, wants_deliveries = terms
-        is_durable = self._stages.ledger.is_durable
-        if not wants_deliveries and not is_durable:
-            runs, size_bytes = self._runs_by_lane(records)
-            self._reserve(terms, size_bytes, len(records))
-            yield from self._enter_runs(runs, now, flow)
-            return
-        if not wants_deliveries:
-            # The durable store needs the flow of each.
-            records = [UserRecord(key, as_bytes(data)) for key, data in records]
+    def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
+        """Check the records, take room for all of them, and return where each is put."""
+        flow, tier, aggregate, _ = terms
         require_notes(flow, None)
         if tier == "normal" and aggregate:
-            placed = self._places_by_key(records)
+            places = self._places_by_key(records)
         else:
-            placed = [self._place(record, tier, aggregate=aggregate) for record in records]
+            places = [self._place(record, tier, aggregate=aggregate) for record in records]
         size_bytes = 0
-        for place in placed:
-            size_bytes += place[4]
-        self._reserve(terms, size_bytes, len(placed))
-        if self._write_ahead is not None and keep:
-            for record in records:
-                detached = self._stages.accept_detached(msgspec.structs.replace(record, flow=flow, tier=tier), now)
-                self._write_ahead.add(detached)
-                deliveries.append(self._delivery(detached.outcome, 0))
-            return
-        yield from self._enter_placed(records, placed, deliveries, now, terms)
-        if is_durable or not aggregate:
-            note = Note(flow, None if keep else "caller")
-            for delivery in deliveries:
-                delivery.remark(note)
+        for place in places:
+            size_bytes += place[3]
+        self._reserve(size_bytes, len(places), flow, tier)
+        if not aggregate:
+            self._lone_flows.add(flow)
+        return places
 
-    def _reserve(self, terms: GroupTerms, size_bytes: int, count: int) -> None:
-        self._waiting.require_share(terms.flow, size_bytes, records=count, tier=terms.tier)
-        self._buffer_limit.reserve(size_bytes=size_bytes, records=count, tier=terms.tier)
-        if not terms.aggregate:
-            self._lone_flows.add(terms.flow)
-        elif self._lone_flows:
-            self._lone_flows.discard(terms.flow)
+    def _reserve(self, size_bytes: int, records: int, flow: str | None, tier: Tier) -> None:
+        self._waiting.require_share(flow, size_bytes, records=records, tier=tier)
+        self._buffer_limit.reserve(size_bytes=size_bytes, records=records, tier=tier)
+        if self._lone_flows:
+            self._lone_flows.discard(flow)
 
-    def _places_by_key(self, records: Sequence[UserRecord]) -> list[_Place]:
+    def _places_by_key(self, records: Sequence[UserRecord]) -> list[GroupPlace]:
         """Return where each user record is aggregated, by the routes that every put uses where that is possible."""
         most = self._stages.max_record_bytes
         routes, find = self._router.routes, self._router.find
-        placed: list[_Place] = []
+        places: list[GroupPlace] = []
         for record in records:
             if record.explicit_hash_key is not None:
-                placed.append(self._place(record, "normal", aggregate=True))
+                places.append(self._place(record, "normal", aggregate=True))
                 continue
-            key, data = record.partition_key, record.data
+            key = record.partition_key
             lane, key_entry, key_bytes = routes.get(key) or find(key)
-            size = len(data) + key_bytes
+            size = len(record.data) + key_bytes
             if size > most:
-                require_size(key_bytes, len(data), max_record_bytes=most)
-            placed.append((lane, key, key_entry, data, size, None))
-        return placed
+                require_size(key_bytes, len(record.data), max_record_bytes=most)
+            places.append((record, lane, key_entry, size))
+        return places
 
-    def _place(self, record: UserRecord, tier: Tier, *, aggregate: bool) -> _Place:
+    def _place(self, record: UserRecord, tier: Tier, *, aggregate: bool) -> GroupPlace:
         key = encode_partition_key(record.partition_key)
-        explicit = record.explicit_hash_key
-        digest = hash_key_digest(key) if explicit is None else hash_key_to_digest(parse_explicit_hash_key(explicit))
+        digest = digest_of(key, record.explicit_hash_key)
         shard_id = self._shard_map.predict(digest)
         lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
         size = len(record.data) + len(key)
         require_size(len(key), len(record.data), max_record_bytes=self._stages.max_record_bytes)
-        return lane, record.partition_key, lane.entry(key, digest), record.data, size, explicit
+        return record, lane, lane.entry(key, digest), size
 
-    def _enter_placed(
-        self,
-        records: Sequence[UserRecord],
-        placed: list[_Place],
-        deliveries: list[ResultHandle],
-        now: float,
-        terms: GroupTerms,
-    ) -> Iterator[None]:
-        """Put user records into their lanes, or behind closed gates."""
-        output = self._output
+    def enter_group(
+        self, places: Sequence[GroupPlace], deliveries: list[ResultHandle], now: float, terms: GroupTerms
+    ) -> None:
+        """Put the next user records into their lanes or queues, and append their deliveries."""
+        first = len(deliveries)
         # The gate of each lane's shard. It can only close when a lane has closed a record.
         is_open: dict[Lane, bool] = {}
-        for index, (lane, key, key_entry, data, size, explicit_hash_key) in enumerate(placed):
+        for record, lane, key_entry, size in places[first:]:
             gate = is_open.get(lane)
             if gate is None:
                 gate = is_open[lane] = self.lets_pass(lane.shard_id)
             if not gate:
-                detached = self._queue(lane.shard_id, records[index], now, terms.flow, terms.tier)
-                deliveries.append(self._delivery(detached.outcome, 0))
+                deliveries.append(self._queue(lane.shard_id, record, now, terms.flow, terms.tier))
                 continue
-            if explicit_hash_key is None:
-                delivery = lane.add(key, key_entry, data, size, now)
+            key, data, explicit = record.partition_key, record.data, record.explicit_hash_key
+            if explicit is None:
+                deliveries.append(lane.add(key, key_entry, data, size, now))
             else:
-                delivery = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit_hash_key)
-            deliveries.append(delivery)
-            if output.has_closed:
-                yield
-                is_open.clear()
+                deliveries.append(lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit))
+            if self._output.has_closed:
+                break
+        if self._stages.ledger.is_durable or not terms.aggregate:
+            note = Note(terms.flow, None if terms.keep else "caller")
+            for delivery in deliveries[first:]:
+                delivery.remark(note)
 
     def _queue(
         self, shard_id: str | None, record: UserRecord, now: float, flow: str | None, tier: Tier
-    ) -> DetachedUserRecord:
+    ) -> ResultHandle:
         """Let a user record that has room wait for its turn."""
         detached = self._stages.accept_detached(msgspec.structs.replace(record, flow=flow, tier=tier), now)
         self.enqueue(shard_id, detached)
-        return detached
+        return self._delivery(detached.outcome, 0)
 
-    def _runs_by_lane(self, pairs: Sequence[Any]) -> tuple[dict[Lane, list[Placed]], int]:
-        """Return what goes into which lane, in the order of `pairs`, and the bytes of it all."""
+    def admit_pairs(self, pairs: Sequence[Any], flow: str | None) -> dict[Lane, list[Placed]]:
+        """Check pairs of key and data, take room for all of them, and return what goes into which lane, in order."""
         runs: dict[Lane, list[Placed]] = {}
         routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
         size_bytes = 0
@@ -294,20 +263,23 @@ class FairIntake:
             if run is None:
                 runs[lane] = run = []
             run.append((key, key_entry, data, size))
-        return runs, size_bytes
+        self._reserve(size_bytes, len(pairs), flow, "normal")
+        return runs
 
-    def _enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> Iterator[None]:
-        output = self._output
+    def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:
+        """Remove runs and put them into their lanes or queues."""
         # A gate can only close when a lane has closed a record.
         all_let_pass = self.all_let_pass()
-        for lane, run in runs.items():
-            position, end = 0, len(run)
-            while position < end:
-                if not (all_let_pass or self.lets_pass(lane.shard_id)):
-                    for key, _, data, _ in run[position:]:
-                        self._queue(lane.shard_id, UserRecord(key, data), now, flow, "normal")
-                    break
+        while runs:
+            lane, run = runs.popitem()
+            if not (all_let_pass or self.lets_pass(lane.shard_id)):
+                for key, _, data, _ in run:
+                    self._queue(lane.shard_id, UserRecord(key, data), now, flow, "normal")
+                continue
+            position = 0
+            while position < len(run):
                 position = lane.add_run(run, position, now)
-                if output.has_closed:
-                    yield
-                    all_let_pass = self.all_let_pass()
+                if self._output.has_closed:
+                    if position < len(run):
+                        runs[lane] = run[position:]
+                    return

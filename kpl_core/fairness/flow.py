@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from sortedcontainers import SortedList
 
 from kpl_core.options.policy import require_weight
 from kpl_core.options.validation import Bound, require_number
-from kpl_core.records.user_record import TIERS, Tier
+from kpl_core.records.user_record import TIERS, Tier, rank_of
 
 T = TypeVar("T")
 
@@ -29,22 +30,6 @@ SLOT_BITS: Final = 24
 SLOT_MASK: Final = 2**SLOT_BITS - 1
 
 _COST: Final = Bound(1, math.inf, "", whole=True)
-
-# Rank 0 is served first and evicted last.
-_RANKS: Final[dict[Tier, int]] = {tier: rank for rank, tier in enumerate(TIERS)}
-
-
-def rank_of(tier: Tier) -> int:
-    """Return the rank of a tier. 0 is the tier that is served first.
-
-    Raises:
-        ValueError: there is no such tier.
-    """
-    rank = _RANKS.get(tier)
-    if rank is None:
-        message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
-        raise ValueError(message)
-    return rank
 
 
 def require_cost(cost: int) -> None:
@@ -191,8 +176,7 @@ class Flow(Generic[T]):
         return self.cost / self.weight
 
 
-# Outdated listings are dropped when there are this many listings for each flow.
-_LISTINGS_PER_FLOW: Final = 4
+_Listing: TypeAlias = tuple[float, int, Flow[T]]
 
 
 class FlowRanking(Generic[T]):
@@ -202,16 +186,14 @@ class FlowRanking(Generic[T]):
     that, a flow that grows past its listed backlog is listed again, and a flow that shrank is corrected when it
     comes up first. So no later lookup or push visits all flows.
 
-    Invariant: a flow with entries in a tier is listed there under at least its present backlog.
+    Invariant: a flow with entries in a tier is listed there once, under at least its present backlog.
     """
-
-    __slots__ = ("_listed", "_listings", "_serial")
 
     def __init__(self, flows: Iterable[Flow[T]]) -> None:
         self._serial = count()
-        # By tier: the largest backlog under which each flow is listed, and the listings as heaps.
-        self._listed: list[dict[Flow[T], float]] = [{} for _ in TIERS]
-        self._listings: list[list[tuple[float, int, Flow[T]]]] = [[] for _ in TIERS]
+        # By tier: the listings (backlog, serial, flow) in order, and the listing of each flow.
+        self._listings: list[SortedList[_Listing[T]]] = [SortedList() for _ in TIERS]
+        self._listed: list[dict[Flow[T], _Listing[T]]] = [{} for _ in TIERS]
         for flow in flows:
             self.grew(flow)
 
@@ -219,11 +201,18 @@ class FlowRanking(Generic[T]):
         """Update the ranking after an item was queued for `flow`."""
         backlog = flow.backlog()
         for rank, queue in enumerate(flow.queues):
-            if queue and backlog > self._listed[rank].get(flow, 0.0):
-                self._listed[rank][flow] = backlog
-                heappush(self._listings[rank], (-backlog, next(self._serial), flow))
-                if len(self._listings[rank]) > 64 + _LISTINGS_PER_FLOW * len(self._listed[rank]):
-                    self._drop_outdated(rank)
+            if queue:
+                listing = self._listed[rank].get(flow)
+                if listing is None or backlog > listing[0]:
+                    self._list(rank, flow, backlog)
+
+    def _list(self, rank: int, flow: Flow[T], backlog: float) -> None:
+        """List a flow under this backlog, and no longer under another one."""
+        before = self._listed[rank].get(flow)
+        if before is not None:
+            self._listings[rank].remove(before)
+        listing = self._listed[rank][flow] = (backlog, -next(self._serial), flow)
+        self._listings[rank].add(listing)
 
     def longest(self, highest_rank: int) -> tuple[Flow[T], int] | None:
         """Return the longest flow of the lowest tier in use, and the tier's rank.
@@ -247,24 +236,15 @@ class FlowRanking(Generic[T]):
         return None
 
     def _longest_of(self, rank: int) -> Flow[T] | None:
-        listed = self._listed[rank]
         listings = self._listings[rank]
         while listings:
-            negative, _, flow = listings[0]
-            if listed.get(flow) != -negative:
-                heappop(listings)  # the flow was listed again with another backlog
-            elif not flow.queues[rank]:
-                heappop(listings)
-                del listed[flow]
-            elif (backlog := flow.backlog()) < -negative:
-                listed[flow] = backlog
-                heapreplace(listings, (-backlog, next(self._serial), flow))
+            listing: _Listing[T] = listings[-1]
+            listed, _, flow = listing
+            backlog = flow.backlog()
+            if not flow.queues[rank]:
+                del self._listed[rank][flow], listings[-1]
+            elif backlog < listed:
+                self._list(rank, flow, backlog)
             else:
                 return flow
         return None
-
-    def _drop_outdated(self, rank: int) -> None:
-        listed = {flow: flow.backlog() for flow in self._listed[rank] if flow.queues[rank]}
-        self._listed[rank] = listed
-        self._listings[rank] = [(-backlog, next(self._serial), flow) for flow, backlog in listed.items()]
-        heapify(self._listings[rank])

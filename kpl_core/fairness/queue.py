@@ -33,10 +33,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, TypeVar
 
-from kpl_core.fairness.bounds import ExceededBound, FairQueueStatistics, FlowBacklog, QueueBounds, UsedCapacity
-from kpl_core.fairness.flow import SLOT_BITS, SLOT_MASK, Flow, FlowRanking, rank_of, require_cost
+from kpl_core.fairness.bounds import ExceededBound, FairQueueStatistics, QueueBounds, UsedCapacity
+from kpl_core.fairness.flow import SLOT_BITS, SLOT_MASK, Flow, FlowRanking, require_cost
 from kpl_core.options.policy import require_weight
-from kpl_core.records.user_record import TIERS, Tier
+from kpl_core.records.user_record import TIERS, Tier, rank_of
 
 T = TypeVar("T")
 
@@ -54,11 +54,6 @@ class FairQueue(Generic[T]):
             Other ties go to the flow whose slot was free first.
         bounds: the largest size of the queue. Without bounds every push is accepted.
     """
-
-    __slots__ = (
-        "_declared", "_departed", "_evicted", "_flows", "_free_slots", "_heap", "_idle", "_passed",
-        "_pushed", "_ranking", "_refused", "_removed", "_slots", "_used", "_weight_of",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -162,16 +157,14 @@ class FairQueue(Generic[T]):
         Raises:
             IndexError: nothing is queued.
         """
-        head: T = self._next().entries[0]
-        return head
-
-    def next_flow(self) -> Hashable:
-        """Return the flow of the next item.
-
-        Raises:
-            IndexError: nothing is queued.
-        """
-        return self._next().key
+        while self._heap:
+            flow = self._slots[self._heap[0] & SLOT_MASK]
+            if flow.entries or flow.serve_next_tier():
+                head: T = flow.entries[0]
+                return head
+            self._forget_first()
+        message = "the FairQueue is empty; check `if queue` first"
+        raise IndexError(message)
 
     def exceeded_bound(
         self, flow: Hashable, cost: int, tier: Tier = "normal", *, items: int = 1
@@ -211,21 +204,13 @@ class FairQueue(Generic[T]):
         self._forget_idle()
         return [newest for _, _, newest, _ in evicted]
 
-    def longest_flow(self, for_tier: Tier = "critical") -> FlowBacklog | None:
-        """Return the flow to evict from first when an item of `for_tier` arrives, and the tier.
-
-        The tier is the lowest one in use, not above `for_tier`. The flow is the one with the longest backlog among
-        those with an item in that tier. The result is None if only higher tiers are in use. The first call visits
-        every flow; later ones take O(log n).
-        """
-        victim = self._ranked().longest(rank_of(for_tier))
-        if victim is None:
-            return None
-        flow, rank = victim
-        return FlowBacklog(flow.key, TIERS[rank], flow.weight, flow.items(), flow.cost)
-
     def evict(self, for_tier: Tier = "critical") -> T | None:
-        """Remove and return the newest item of the flow and tier that `longest_flow(for_tier)` names."""
+        """Remove and return the item to evict first when an item of `for_tier` arrives.
+
+        Its tier is the lowest one in use, not above `for_tier`; the result is None if only higher tiers are in use. It
+        is the newest item of the flow with the longest backlog among those with an item in that tier. The first call
+        visits every flow; later ones take O(log n).
+        """
         victim = self._ranked().longest(rank_of(for_tier))
         if victim is None:
             return None
@@ -265,13 +250,6 @@ class FairQueue(Generic[T]):
     def items(self, flow: Hashable) -> Iterator[T]:
         """Iterate over the items of `flow` in the order they will be served. The queue must not change meanwhile."""
         return iter(self._flows.get(flow, ()))
-
-    def backlog(self, flow: Hashable) -> FlowBacklog:
-        """Return how much `flow` has queued in all tiers."""
-        state = self._flows.get(flow)
-        if state is None:
-            return FlowBacklog(flow, None, self._weight(flow), 0, 0)
-        return FlowBacklog(flow, None, state.weight, state.items(), state.cost)
 
     def reweigh(self) -> None:
         """Read every flow's weight again after weights changed. Existing tags stay.
@@ -343,15 +321,6 @@ class FairQueue(Generic[T]):
             heapify(self._heap)
             for slot in {key & SLOT_MASK for key in keys} - {key & SLOT_MASK for key in self._heap}:
                 self._forget(slot)
-
-    def _next(self) -> Flow[T]:
-        while self._heap:
-            flow = self._slots[self._heap[0] & SLOT_MASK]
-            if flow.entries or flow.serve_next_tier():
-                return flow
-            self._forget_first()
-        message = "the FairQueue is empty; check `if queue` first"
-        raise IndexError(message)
 
     def _departs(self, flow: Flow[T], rank: int, cost: int) -> None:
         """Count an item that left without being served."""

@@ -40,8 +40,6 @@ class AdaptiveRefill:
         ConfigError: one of the three is not a finite number above 0.
     """
 
-    __slots__ = ("_base", "_limiter", "_ratios", "_references", "_refused_share")
-
     def __init__(
         self,
         limiter: TokenBucketLimiter,

@@ -20,7 +20,7 @@ from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.errors import ConfigError
 from kpl_core.limits.rejection_monitor import RejectionMonitor
 from kpl_core.limits.token_bucket_limiter import TokenBucketLimiter
-from kpl_core.options.validation import require_choice
+from kpl_core.options.validation import require, require_choice
 from kpl_core.records.user_record import TIERS, Tier
 
 Overflow = Literal["queue", "downgrade", "fallback"]
@@ -211,6 +211,4 @@ def _check(overflow: Overflow, *, has_fallback: bool, max_waiting: int) -> None:
             f"overflow is {overflow!r}, and {'a' if has_fallback else 'no'} fallback is given; each needs the other"
         )
         raise ConfigError(message)
-    if max_waiting < 1:
-        message = f"max_waiting is {max_waiting!r}; it must be at least 1"
-        raise ConfigError(message)
+    require(max_waiting >= 1, "max_waiting", max_waiting, "at least 1")

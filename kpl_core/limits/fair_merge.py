@@ -82,8 +82,6 @@ def fair_merge(
 class _Source(Generic[T]):
     """One stream, as its reader task sees it."""
 
-    __slots__ = ("flow", "free", "is_due", "room", "stream")
-
     def __init__(self, flow: str | int, stream: AnyStream[T], free: int) -> None:
         self.flow = flow
         self.stream = stream

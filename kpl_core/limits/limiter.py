@@ -61,7 +61,7 @@ class Limiter:
         self._waiting = anyio.CancelScope()
         await self._tasks.__aenter__()
         self._is_open = True
-        self._tasks.start_soon(self._run)
+        self._tasks.start_soon(self._admit_in_time)
         return self
 
     async def __aexit__(
@@ -98,20 +98,17 @@ class Limiter:
             self._is_open = False
             self._waiting.cancel()
 
-    async def _run(self) -> None:
-        with self._waiting:
-            await self._admit_in_time()
-
     async def _admit_in_time(self) -> None:
         now = self._clock()
-        while True:
-            self._woken = anyio.Event()
-            await self._hand_on(self._limiter.drain_due(now))
-            self._armed_at = self._limiter.next_wakeup()
-            with anyio.move_on_after(self._armed_at - self._clock()) as sleep:
-                await self._woken.wait()
-            # A timer may fire slightly early. Nothing would be due then, and the loop would spin.
-            now = max(self._clock(), self._armed_at) if sleep.cancelled_caught else self._clock()
+        with self._waiting:
+            while True:
+                self._woken = anyio.Event()
+                await self._hand_on(self._limiter.drain_due(now))
+                self._armed_at = self._limiter.next_wakeup()
+                with anyio.move_on_after(self._armed_at - self._clock()) as sleep:
+                    await self._woken.wait()
+                # A timer may fire slightly early. Nothing would be due then, and the loop would spin.
+                now = max(self._clock(), self._armed_at) if sleep.cancelled_caught else self._clock()
 
     async def _hand_on(self, drains: Iterable[Drained]) -> None:
         for drained in drains:

@@ -22,7 +22,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
-from typing import Final, TypeAlias, TypeVar, overload
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import anyio
 
@@ -34,6 +34,7 @@ T = TypeVar("T")
 Stream: TypeAlias = Callable[[], AsyncIterator[T]]
 ScopedStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
 AnyStream: TypeAlias = Callable[[], AsyncIterator[T] | AbstractAsyncContextManager[AsyncIterator[T]]]
+AnyDescription = TypeVar("AnyDescription", bound=AnyStream[Any])
 
 # How long a source may take to close while its task is cancelled.
 _CLOSE_SECONDS: Final = 5.0
@@ -71,32 +72,14 @@ async def opened(
                 await close()
 
 
-@overload
 def rate_limited(
-    stream: Stream[T],
-    policy: RateLimitPolicy,
-    *,
-    clock: Callable[[], float] = ...,
-    sleep: Callable[[float], Awaitable[object]] = ...,
-    cost: Callable[[T], float] = ...,
-) -> Stream[T]: ...
-@overload
-def rate_limited(
-    stream: ScopedStream[T],
-    policy: RateLimitPolicy,
-    *,
-    clock: Callable[[], float] = ...,
-    sleep: Callable[[float], Awaitable[object]] = ...,
-    cost: Callable[[T], float] = ...,
-) -> ScopedStream[T]: ...
-def rate_limited(
-    stream: AnyStream[T],
+    stream: AnyDescription,
     policy: RateLimitPolicy,
     *,
     clock: Callable[[], float] = anyio.current_time,
     sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
-    cost: Callable[[T], float] = lambda _item: 1,
-) -> AnyStream[T]:
+    cost: Callable[[Any], float] = lambda _item: 1,
+) -> AnyDescription:
     """Return a description of `stream` limited to `policy`. The items pass through unchanged.
 
     In any `t` seconds, items worth at most `tokens_per_second * t + burst_tokens` tokens come out, the first
@@ -123,11 +106,11 @@ def rate_limited(
         async with running as items, aclosing(limit(items)) as limited:
             yield limited
 
-    def description() -> AsyncIterator[T] | AbstractAsyncContextManager[AsyncIterator[T]]:
+    def description() -> AsyncIterator[Any] | AbstractAsyncContextManager[AsyncIterator[Any]]:
         running = stream()
         return scoped(running) if isinstance(running, AbstractAsyncContextManager) else limit(running)
 
-    return description
+    return cast("AnyDescription", description)
 
 
 async def _limit(

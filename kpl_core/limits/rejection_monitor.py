@@ -32,18 +32,6 @@ class RejectionMonitor:
             above 0.
     """
 
-    __slots__ = (
-        "_clear_below",
-        "_decisions",
-        "_is_raised",
-        "_latest",
-        "_on_change",
-        "_raise_above",
-        "_rejections",
-        "_step_seconds",
-        "_steps",
-    )
-
     def __init__(
         self,
         *,

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final, Literal, NamedTuple
 
-from kpl_core.errors import ConfigError
-from kpl_core.options.validation import ABOVE_ZERO, require_number
-from kpl_core.records.user_record import TIERS, Tier
+from kpl_core.options.validation import ABOVE_ZERO, require, require_number
+from kpl_core.records.user_record import Tier, rank_of
 
 
 class TokenBucketLimiter:
@@ -35,20 +34,6 @@ class TokenBucketLimiter:
         ConfigError: capacity or refill rate is not a finite number above 0, or the share is not between 0 and 1.
     """
 
-    __slots__ = (
-        "_capacity",
-        "_clock_ns",
-        "_common",
-        "_latest",
-        "_lock",
-        "_rate_per_ns",
-        "_refill_rate",
-        "_refills",
-        "_rejections",
-        "_since",
-        "_spent",
-    )
-
     def __init__(
         self,
         capacity: float,
@@ -60,9 +45,7 @@ class TokenBucketLimiter:
         require_number("capacity", capacity, ABOVE_ZERO)
         require_number("refill_rate", refill_rate, ABOVE_ZERO)
         self._capacity = float(capacity)
-        if not 0.0 <= critical_share < 1.0:
-            message = f"critical_share is {critical_share!r}; it must be 0 or more and below 1"
-            raise ConfigError(message)
+        require(0.0 <= critical_share < 1.0, "critical_share", critical_share, "0 or more and below 1")
         # The most that may be missing after a grant to a tier other than critical.
         self._common = self._capacity * (1.0 - critical_share)
         self._refill_rate = refill_rate
@@ -130,10 +113,7 @@ class TokenBucketLimiter:
             raise _never(n, tier, room)
 
     def _room_of(self, tier: Tier) -> float:
-        if tier not in TIERS:
-            message = f"tier is {tier!r}; it must be one of {', '.join(TIERS)}"
-            raise ValueError(message)
-        return self._capacity if tier == "critical" else self._common
+        return self._common if rank_of(tier) else self._capacity
 
     def set_refill_rate(self, refill_rate: float) -> None:
         """Set the refill rate from now on. The tokens in the bucket stay.

@@ -7,7 +7,6 @@ states the value, the bound and what to do.
 import dataclasses
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args, get_type_hints
 
 from kpl_core.errors import ConfigError
@@ -30,6 +29,7 @@ from kpl_core.options.validation import (
     require_choice,
     require_endpoint_url,
     require_flag,
+    require_kind,
     require_order,
 )
 
@@ -59,35 +59,31 @@ NON_RETRYABLE_ERROR_CODES: Final = frozenset(
 
 # The longest time, 30 years, catches a value in the wrong unit.
 _LONGEST_MS: Final = 1e12
-_NUMBERS: Final = MappingProxyType(
-    {
-        "aggregation_max_count": Bound(1, math.inf, "user records in one aggregated record", whole=True, optional=True),
-        "aggregation_max_size": Bound(
-            64, MAX_RECORD_BYTES, "bytes of one aggregated record; a Kinesis record holds 10 MiB", whole=True
-        ),
-        "collection_max_count": Bound(1, RECORDS_PER_REQUEST, "PutRecords takes 500 records", whole=True),
-        "collection_max_size": Bound(
-            52_224, REQUEST_BYTES, "bytes of one request; PutRecords takes 10 MiB", whole=True
-        ),
-        "record_max_buffered_time_ms": Bound(0, _LONGEST_MS, "milliseconds a user record may wait to be aggregated"),
-        "record_ttl_ms": Bound(100, _LONGEST_MS, "milliseconds from arrival to failure"),
-        "retry_deadline_ms": Bound(0, _LONGEST_MS, "milliseconds", optional=True),
-        "rate_limit_records_per_sec_per_shard": Bound(1e-3, 1e12, "Kinesis records a second; a shard takes 1,000"),
-        "rate_limit_bytes_per_sec_per_shard": Bound(1.0, 1e15, "bytes a second; a shard takes 1 MiB"),
-        "burst_seconds": Bound(1e-3, 3600, "seconds of the rate that an idle shard accepts at once"),
-        "retry_backoff_base_ms": Bound(1, _LONGEST_MS, "milliseconds"),
-        "retry_backoff_cap_ms": Bound(1, _LONGEST_MS, "milliseconds"),
-        "max_outstanding_records": Bound(1, math.inf, "user records between put and result", whole=True),
-        "max_outstanding_bytes": Bound(1, math.inf, "bytes between put and result", whole=True),
-        "max_in_flight_requests": Bound(1, 1_000, "PutRecords requests at a time", whole=True),
-        "max_connections": Bound(1, 1_000, "connections to the endpoint", whole=True),
-        "request_timeout_ms": Bound(1, 600_000, "milliseconds for one PutRecords request"),
-        "connect_timeout_ms": Bound(1, 300_000, "milliseconds to connect"),
-        "max_record_size": Bound(
-            8_192, MAX_RECORD_BYTES, "bytes of key and data; the service takes 1 to 10 MiB", whole=True, optional=True
-        ),
-    }
-)
+_NUMBERS: Final = {
+    "aggregation_max_count": Bound(1, math.inf, "user records in one aggregated record", whole=True, optional=True),
+    "aggregation_max_size": Bound(
+        64, MAX_RECORD_BYTES, "bytes of one aggregated record; a Kinesis record holds 10 MiB", whole=True
+    ),
+    "collection_max_count": Bound(1, RECORDS_PER_REQUEST, "PutRecords takes 500 records", whole=True),
+    "collection_max_size": Bound(52_224, REQUEST_BYTES, "bytes of one request; PutRecords takes 10 MiB", whole=True),
+    "record_max_buffered_time_ms": Bound(0, _LONGEST_MS, "milliseconds a user record may wait to be aggregated"),
+    "record_ttl_ms": Bound(100, _LONGEST_MS, "milliseconds from arrival to failure"),
+    "retry_deadline_ms": Bound(0, _LONGEST_MS, "milliseconds", optional=True),
+    "rate_limit_records_per_sec_per_shard": Bound(1e-3, 1e12, "Kinesis records a second; a shard takes 1,000"),
+    "rate_limit_bytes_per_sec_per_shard": Bound(1.0, 1e15, "bytes a second; a shard takes 1 MiB"),
+    "burst_seconds": Bound(1e-3, 3600, "seconds of the rate that an idle shard accepts at once"),
+    "retry_backoff_base_ms": Bound(1, _LONGEST_MS, "milliseconds"),
+    "retry_backoff_cap_ms": Bound(1, _LONGEST_MS, "milliseconds"),
+    "max_outstanding_records": Bound(1, math.inf, "user records between put and result", whole=True),
+    "max_outstanding_bytes": Bound(1, math.inf, "bytes between put and result", whole=True),
+    "max_in_flight_requests": Bound(1, 1_000, "PutRecords requests at a time", whole=True),
+    "max_connections": Bound(1, 1_000, "connections to the endpoint", whole=True),
+    "request_timeout_ms": Bound(1, 600_000, "milliseconds for one PutRecords request"),
+    "connect_timeout_ms": Bound(1, 300_000, "milliseconds to connect"),
+    "max_record_size": Bound(
+        8_192, MAX_RECORD_BYTES, "bytes of key and data; the service takes 1 to 10 MiB", whole=True, optional=True
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,11 +165,7 @@ class Config:
     def __post_init__(self) -> None:
         """Check every option."""
         for name, (kinds, wanted) in _KINDS.items():
-            value = getattr(self, name)
-            if not isinstance(value, kinds):
-                # The type only: the value may be a secret.
-                message = f"{name} is of type {type(value).__name__}; it must be {wanted}"
-                raise ConfigError(message)
+            require_kind(name, getattr(self, name), kinds, wanted)
         for name, allowed in _CHOICES.items():
             require_choice(name, getattr(self, name), allowed)
         for name in _FLAGS:
@@ -182,9 +174,7 @@ class Config:
         self._check_parts()
         require_order(self, "retry_backoff_base_ms", "retry_backoff_cap_ms")
         for stream, overrides in self.streams.items():
-            if not isinstance(overrides, StreamConfig):
-                message = f"streams[{stream!r}] is of type {type(overrides).__name__}; it must be a StreamConfig"
-                raise ConfigError(message)
+            require_kind(f"streams[{stream!r}]", overrides, StreamConfig, "a StreamConfig")
             self.for_stream(stream)
         # A copy: the caller may change its own mapping later.
         object.__setattr__(self, "streams", FrozenMapping(self.streams))
@@ -193,11 +183,6 @@ class Config:
     def _check_parts(self) -> None:
         if self.endpoint_url is not None:
             require_endpoint_url("endpoint_url", self.endpoint_url)
-        for name, kind in _PARTS.items():
-            part = getattr(self, name)
-            if part is not None and not isinstance(part, kind):
-                message = f"{name} is of type {type(part).__name__}; it must be a {kind.__name__}, or None for none"
-                raise ConfigError(message)
         if self.spool is not None and self.dead_letters is not None and self.dead_letters.path is not None:
             message = (
                 f"dead_letters.path is {str(self.dead_letters.path)!r}, and a spool is set; leave the path out, "
@@ -255,28 +240,18 @@ _CHOICES: Final = {
     name: get_args(hint) for name, hint in _HINTS.items() if getattr(hint, "__origin__", None) is Literal
 }
 _FLAGS: Final = tuple(name for name, hint in _HINTS.items() if hint is bool)
-_PARTS: Final = MappingProxyType(
-    {
-        "spool": SpoolOptions,
-        "dead_letters": DeadLetterOptions,
-        "breaker": BreakerPolicy,
-        "tiers": TierPolicy,
-        "fairness": FairnessPolicy,
-        "coordination": CoordinationOptions,
-    }
-)
-_TEXT: Final = (str | None, "a str, or None to leave it to botocore")
-_KINDS: Final[Mapping[str, tuple[Any, str]]] = MappingProxyType(
-    {
-        "region": _TEXT,
-        "endpoint_url": _TEXT,
-        "aws_access_key_id": _TEXT,
-        "aws_secret_access_key": _TEXT,
-        "aws_session_token": _TEXT,
-        "verify_ssl": (bool | str, "True, False or the path of a CA bundle"),
-        "botocore": (Mapping, "a mapping of options of botocore's Config"),
-        "streams": (Mapping, "a mapping of stream names or ARNs to StreamConfig"),
-        # A str would be taken for a collection of single letters.
-        "non_retryable_error_codes": (frozenset, "a frozenset of error codes"),
-    }
-)
+_KINDS: Final[Mapping[str, tuple[Any, str]]] = {
+    **dict.fromkeys(
+        ("region", "endpoint_url", "aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
+        (str | None, "a str, or None to leave it to botocore"),
+    ),
+    "verify_ssl": (bool | str, "True, False or the path of a CA bundle"),
+    "botocore": (Mapping, "a mapping of options of botocore's Config"),
+    "streams": (Mapping, "a mapping of stream names or ARNs to StreamConfig"),
+    # A str would be taken for a collection of single letters.
+    "non_retryable_error_codes": (frozenset, "a frozenset of error codes"),
+    **{
+        name: (_HINTS[name], f"a {get_args(_HINTS[name])[0].__name__}, or None for none")
+        for name in ("spool", "dead_letters", "breaker", "tiers", "fairness", "coordination")
+    },
+}

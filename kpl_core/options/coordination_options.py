@@ -22,7 +22,17 @@ SHARED_BURST_SECONDS: Final = 0.1
 # AWS's example starts with a tenth of the limit.
 PROPORTIONAL_FIRST_SHARE: Final = 0.1
 
-_SCHEMES: Final = ("memory", "file", "s3", "dynamodb", "redis", "rediss", "unix")
+# The scheme of a store's URL -> the module of `kpl_core.coordination` whose `open_store` opens it. The module is
+# imported when the first such store is opened.
+STORE_MODULES: Final = {
+    "memory": "store",
+    "file": "stores.file",
+    "s3": "stores.s3",
+    "dynamodb": "stores.dynamodb",
+    "redis": "stores.redis",
+    "rediss": "stores.redis",
+    "unix": "stores.redis",
+}
 _USER_AND_PASSWORD: Final = re.compile(r"//[^/?#]*@")
 _SECRET_PARAMETER: Final = re.compile(r"([?&](?:password|token|secret)=)[^&]*", re.IGNORECASE)
 _BOUNDS: Final = {
@@ -72,10 +82,11 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check every value."""
         scheme, separator, _ = str(self.store).partition("://")
-        if not separator or scheme not in _SCHEMES:
+        if not separator or scheme not in STORE_MODULES:
             # The value is not repeated: a URL may hold a password.
             message = (
-                f"store is not a URL of a known kind; begin it with one of {', '.join(f'{s}://' for s in _SCHEMES)}"
+                "store is not a URL of a known kind; begin it with one of "
+                f"{', '.join(f'{known}://' for known in STORE_MODULES)}"
             )
             raise ConfigError(message)
         require_choice("policy", self.policy, get_args(CoordinationPolicy))

@@ -8,14 +8,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kpl_core.errors import ConfigError
-from kpl_core.options.validation import ABOVE_ZERO, Bound, FrozenMapping, require_number
+from kpl_core.options.validation import ABOVE_ZERO, Bound, FrozenMapping, require_kind, require_number
 
-MIN_WEIGHT: Final = 1e-6
-MAX_WEIGHT: Final = 1e6
-
-
-_WEIGHT: Final = Bound(MIN_WEIGHT, MAX_WEIGHT, "a weight")
+_WEIGHT: Final = Bound(1e-6, 1e6, "a weight")
 _COUNT: Final = Bound(1, float("inf"), "", whole=True)
 
 
@@ -23,7 +18,7 @@ def require_weight(name: str, weight: float) -> float:
     """Return `weight` after checking it.
 
     Raises:
-        ConfigError: it is not a number between `MIN_WEIGHT` and `MAX_WEIGHT`.
+        ConfigError: it is not a number between 1e-6 and 1e6.
     """
     require_number(name, weight, _WEIGHT)
     return weight
@@ -64,9 +59,7 @@ class FairnessPolicy:
     max_buffer_per_flow: int = 16
 
     def __post_init__(self) -> None:
-        if not isinstance(self.weights, Mapping):
-            message = f"weights is of type {type(self.weights).__name__}; it must map flows to weights"
-            raise ConfigError(message)
+        require_kind("weights", self.weights, Mapping, "a mapping of flows to weights")
         for flow, weight in self.weights.items():
             require_weight(f"weights[{flow!r}]", weight)
         require_weight("default_weight", self.default_weight)

@@ -6,7 +6,6 @@ that is off costs nothing. The pipeline decides by them; the producer's `Durable
 
 import math
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -24,21 +23,19 @@ from kpl_core.options.validation import (
 SpoolMode = Literal["overflow", "write_ahead"]
 Synchronous = Literal["full", "normal"]
 
-_SPOOL_BOUNDS: Final = MappingProxyType(
-    {
-        "max_bytes": Bound(MIB, 1 << 44, "bytes", whole=True),
-        "max_dead_letter_bytes": Bound(MIB, 1 << 44, "bytes", whole=True),
-        "commit_interval_ms": Bound(0.0, 1_000.0, "milliseconds"),
-        "commit_max_records": Bound(1, 100_000, "records", whole=True),
-        "commit_max_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
-        "busy_timeout_ms": Bound(0.0, 60_000.0, "milliseconds"),
-        "replay_records_per_second": Bound(0.001, 1e9, "records a second"),
-        "replay_bytes_per_second": Bound(1.0, 1e12, "bytes a second"),
-        "replay_in_flight_records": Bound(1, 1_000_000, "records", whole=True),
-        "replay_in_flight_bytes": Bound(1, 1 << 40, "bytes", whole=True),
-        "replay_in_flight_per_key": Bound(1, 1_000_000, "records", whole=True),
-    }
-)
+_SPOOL_BOUNDS: Final = {
+    "max_bytes": Bound(MIB, 1 << 44, "bytes", whole=True),
+    "max_dead_letter_bytes": Bound(MIB, 1 << 44, "bytes", whole=True),
+    "commit_interval_ms": Bound(0.0, 1_000.0, "milliseconds"),
+    "commit_max_records": Bound(1, 100_000, "records", whole=True),
+    "commit_max_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
+    "busy_timeout_ms": Bound(0.0, 60_000.0, "milliseconds"),
+    "replay_records_per_second": Bound(0.001, 1e9, "records a second"),
+    "replay_bytes_per_second": Bound(1.0, 1e12, "bytes a second"),
+    "replay_in_flight_records": Bound(1, 1_000_000, "records", whole=True),
+    "replay_in_flight_bytes": Bound(1, 1 << 40, "bytes", whole=True),
+    "replay_in_flight_per_key": Bound(1, 1_000_000, "records", whole=True),
+}
 
 
 class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,17 +91,15 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
         require_bounds(self, _SPOOL_BOUNDS)
 
 
-_LETTER_BOUNDS: Final = MappingProxyType(
-    {
-        "max_bytes": Bound(MIB, 1 << 44, "bytes", whole=True),
-        "redrive_base_seconds": Bound(0.001, 1e9, "seconds"),
-        "redrive_cap_seconds": Bound(0.001, 1e9, "seconds"),
-        "redrive_records_per_second": Bound(0.001, 1e9, "records a second"),
-        "redrive_in_flight_records": Bound(1, 1_000_000, "records", whole=True),
-        "max_redrives": Bound(0, 1 << 31, "redrives", whole=True, optional=True),
-        "alarm_depth": Bound(1, 1 << 62, "dead letters", whole=True, optional=True),
-    }
-)
+_LETTER_BOUNDS: Final = {
+    "max_bytes": Bound(MIB, 1 << 44, "bytes", whole=True),
+    "redrive_base_seconds": Bound(0.001, 1e9, "seconds"),
+    "redrive_cap_seconds": Bound(0.001, 1e9, "seconds"),
+    "redrive_records_per_second": Bound(0.001, 1e9, "records a second"),
+    "redrive_in_flight_records": Bound(1, 1_000_000, "records", whole=True),
+    "max_redrives": Bound(0, 1 << 31, "redrives", whole=True, optional=True),
+    "alarm_depth": Bound(1, 1 << 62, "dead letters", whole=True, optional=True),
+}
 
 
 class DeadLetterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,12 +142,10 @@ class DeadLetterOptions(msgspec.Struct, frozen=True, kw_only=True):
         require_order(self, "redrive_base_seconds", "redrive_cap_seconds")
 
 
-_TIER_BOUNDS: Final = MappingProxyType(
-    {
-        "critical_reserve": Bound(0.0, 0.9, "a share of the buffer"),
-        "bulk_share": Bound(0.0, 1.0, "a share of the rest"),
-    }
-)
+_TIER_BOUNDS: Final = {
+    "critical_reserve": Bound(0.0, 0.9, "a share of the buffer"),
+    "bulk_share": Bound(0.0, 1.0, "a share of the rest"),
+}
 
 
 class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,17 +169,15 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
         require_bounds(self, _TIER_BOUNDS)
 
 
-_BREAKER_BOUNDS: Final = MappingProxyType(
-    {
-        "failure_share": Bound(0.0, 1.0, "a share of the records in the window", above=True),
-        "window_seconds": ABOVE_ZERO,
-        "minimum_records": Bound(1, math.inf, "records", whole=True),
-        "open_seconds": ABOVE_ZERO,
-        "max_open_seconds": ABOVE_ZERO,
-        "probe_records": Bound(1, math.inf, "records", whole=True),
-        "probe_timeout_seconds": ABOVE_ZERO,
-    }
-)
+_BREAKER_BOUNDS: Final = {
+    "failure_share": Bound(0.0, 1.0, "a share of the records in the window", above=True),
+    "window_seconds": ABOVE_ZERO,
+    "minimum_records": Bound(1, math.inf, "records", whole=True),
+    "open_seconds": ABOVE_ZERO,
+    "max_open_seconds": ABOVE_ZERO,
+    "probe_records": Bound(1, math.inf, "records", whole=True),
+    "probe_timeout_seconds": ABOVE_ZERO,
+}
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,16 +82,36 @@ def _plain(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
 
+def require(is_allowed: bool, name: str, value: object, wanted: str) -> None:  # noqa: FBT001 - as in an assertion
+    """Check what the other functions do not.
+
+    Raises:
+        ConfigError: the value is not allowed. The message names it and says what it must be.
+    """
+    if not is_allowed:
+        message = f"{name} is {value!r}; it must be {wanted}"
+        raise ConfigError(message)
+
+
+def require_kind(name: str, value: object, kinds: Any, wanted: str) -> None:  # noqa: ANN401 - a class, or a union
+    """Check the type of a value that may be a secret.
+
+    Raises:
+        ConfigError: it has another type. The message names the type only.
+    """
+    if not isinstance(value, kinds):
+        message = f"{name} is of type {type(value).__name__}; it must be {wanted}"
+        raise ConfigError(message)
+
+
 def require_choice(name: str, value: object, allowed: tuple[str, ...], *, also: str = "") -> None:
     """Check that `value` is one of `allowed`; `also` describes further values that the caller checked itself.
 
     Raises:
         ConfigError: it is not.
     """
-    if value not in allowed:
-        choices = ", ".join([*map(repr, allowed), *([also] if also else [])])
-        message = f"{name} is {value!r}; it must be one of {choices}"
-        raise ConfigError(message)
+    choices = ", ".join([*map(repr, allowed), *([also] if also else [])])
+    require(value in allowed, name, value, f"one of {choices}")
 
 
 def require_flag(name: str, value: object) -> None:
@@ -100,9 +120,7 @@ def require_flag(name: str, value: object) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if not isinstance(value, bool):
-        message = f"{name} is {value!r}; it must be True or False"
-        raise ConfigError(message)
+    require(isinstance(value, bool), name, value, "True or False")
 
 
 def require_path(name: str, value: object) -> None:
@@ -111,9 +129,7 @@ def require_path(name: str, value: object) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if not isinstance(value, Path):
-        message = f"{name} is {value!r}; it must be a pathlib.Path"
-        raise ConfigError(message)
+    require(isinstance(value, Path), name, value, "a pathlib.Path")
 
 
 def require_order(options: object, smaller: str, larger: str) -> None:

@@ -16,16 +16,6 @@ from kpl_core.records.user_record import Tier
 class BufferLimit:
     """Room for `max_records` user records of `max_bytes` (partition key + data) together."""
 
-    __slots__ = (
-        "_floors",
-        "_normal_bytes",
-        "_normal_records",
-        "free_bytes",
-        "free_records",
-        "max_bytes",
-        "max_records",
-    )
-
     def __init__(self, *, max_records: int, max_bytes: int, tiers: TierPolicy | None = None) -> None:
         self.max_records = max_records
         self.max_bytes = max_bytes
@@ -75,11 +65,6 @@ class BufferLimit:
         least_records, least_bytes = self._floors[tier]
         return self.free_records - least_records, self.free_bytes - least_bytes
 
-    def require_room(self, *, size_bytes: int, records: int = 1, tier: Tier = "normal") -> None:
-        """Check that there is room for so many user records together; raises like `reserve`."""
-        if not self.has_room(size_bytes=size_bytes, records=records, tier=tier):
-            raise self.full()
-
     def overdraw(self, *, size_bytes: int) -> None:
         """Take room without a check for a spilled user record, which gives it back at once."""
         self.free_records -= 1
@@ -91,7 +76,8 @@ class BufferLimit:
         Raises:
             BufferFull: there is none; nothing was taken.
         """
-        self.require_room(size_bytes=size_bytes, records=records, tier=tier)
+        if not self.has_room(size_bytes=size_bytes, records=records, tier=tier):
+            raise self.full()
         self.free_records -= records
         self.free_bytes -= size_bytes
 

@@ -170,6 +170,7 @@ class Forwarder:
         self._limiter = stages.limiter
         self._collector = stages.collector
         self._send_queue = stages.send_queue
+        self._router = stages.router
         self._retrier = stages.retrier
         self._backoff_queue = stages.backoff_queue
         self._ledger = stages.ledger
@@ -305,11 +306,33 @@ class Forwarder:
     def drain_all(self, now: float) -> None:
         """Hand everything on to the collector, without tokens."""
         self.collect(self._limiter.drain_force(now), now)
+        self.close_open(now)
+
+    def close_open(self, now: float) -> None:
+        """Close everything open, and hand it on as far as the limits allow."""
         self._aggregator.close_all()
         self.limit_closed(now)
         self._collector.flush()
 
-    def route_again(self, stable: set[str], now: float) -> None:
+    def use_shards(self, shards: Iterable[Shard], now: float) -> set[str] | None:
+        """Use a new shard map, and route the waiting records again whose shard is not stable.
+
+        Return the shards whose range of hash keys stays the same, or None if no shard changed.
+        """
+        before = self._shard_map.open_ranges()
+        changed = self._shard_map.update(shards, now)
+        if changed:
+            self._router.forget()
+        # Records that awaited the map were sent before all that wait, so they travel again first.
+        self.retry(self._retrier.shards_changed(now), now)
+        if not changed:
+            return None
+        after = self._shard_map.open_ranges()
+        stable = {shard_id for shard_id, bounds in after.items() if before.get(shard_id, bounds) == bounds}
+        self._route_again(stable, now)
+        return stable
+
+    def _route_again(self, stable: set[str], now: float) -> None:
         """Route the waiting records again whose shard is not in `stable`."""
         self._aggregator.close_lanes_except(stable)
         waiting = self._aggregator.take_closed() + self._limiter.take_all()

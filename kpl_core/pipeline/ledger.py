@@ -73,6 +73,8 @@ class Ledger:
         self._stream = stream
         self._buffer_limit = buffer_limit
         self.generations = Generations()
+        # True if failed records are offered to a durable store before they are final.
+        self.is_durable = False
         # True if hooks want facts.
         self.listening = listening
         self.delivered = 0
@@ -81,11 +83,6 @@ class Ledger:
         # How many times a user record went to the spool or to the dead letters.
         self.kept: Counter[Place] = Counter()
         self.facts: list[Fact] = []
-
-    @property
-    def is_durable(self) -> bool:
-        """Return True if failed records are offered to a durable store before they are final."""
-        return False
 
     @property
     def has_pending(self) -> bool:
@@ -207,6 +204,13 @@ class Ledger:
                     age=attempt.ended_at - detached.arrived_at,
                 )
             )
+
+    def settle_unsent(self, detached: DetachedUserRecord, attempt: Attempt, place: Place | None) -> None:
+        """Make a user record final that never travelled: `place` has it, or (None) it has failed for good."""
+        # Not `self.settle_alone`: a durable ledger would look for a place once more.
+        Ledger.settle_alone(self, detached, attempt, predicted_shard=None, kept=place)
+        self.generations.release(detached.generation)
+        detached.outcome.wake()
 
     def fail_waiting(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
         """Fail a user record that waited for its flow's turn."""

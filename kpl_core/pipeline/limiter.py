@@ -180,7 +180,3 @@ class StreamLimiter:
     def usages(self) -> dict[str | None, ShardUsage]:
         """Return each shard's counts."""
         return {shard_id: shard.usage() for shard_id, shard in self._shards.items()}
-
-    def rate_fractions(self) -> dict[str | None, float]:
-        """Return each shard's fraction of the configured limit."""
-        return {shard_id: shard.rate_fraction for shard_id, shard in self._shards.items()}

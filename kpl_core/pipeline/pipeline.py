@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator, digest_of
@@ -65,7 +67,6 @@ class StreamPipeline:
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
         self.limiter = stages.limiter
-        self._collector = stages.collector
         self._send_queue = stages.send_queue
         self._retrier = stages.retrier
         self._backoff_queue = stages.backoff_queue
@@ -244,19 +245,34 @@ class StreamPipeline:
             self.reaggregator.add((detached,), now)
             self._generations.release(detached.generation)
 
-    def put_together(self, records: Sequence[Any], now: float, terms: GroupTerms) -> list[ResultHandle]:
-        """Accept all records of one flow and tier, or none of them; needs a fair intake.
-
-        Raises:
-            TypeError, InvalidUserRecord: one can never be accepted.
-            BufferFull: there is no room for all of them now, or the flow has used up its share. Nothing was reserved.
-        """
+    def put_together(self, records: Sequence[UserRecord], now: float, terms: GroupTerms) -> list[ResultHandle]:
+        """Accept all records of one flow and tier, or none of them; raises as `put`. It needs a fair intake."""
+        fair, write_ahead = self.fair, self.write_ahead
+        assert fair is not None  # noqa: S101 - the producer checked
+        places = fair.admit_group(records, terms)
+        if write_ahead is not None and terms.keep:
+            own = [replace(record, flow=terms.flow, tier=terms.tier) for record in records]
+            return [self._write_first(record, write_ahead, now) for record in own]
         deliveries: list[ResultHandle] = []
-        if self.fair is not None:
-            for _ in self.fair.put_together(records, now, terms, deliveries):
+        while len(deliveries) < len(places):
+            fair.enter_group(places, deliveries, now, terms)
+            if self._output.has_closed:
                 self._attend(now)
-            self.attention = self.attention or self.has_work_for_the_disk
         return deliveries
+
+    def put_pairs_together(self, pairs: Sequence[Any], now: float, flow: str | None) -> None:
+        """Accept pairs of partition key and data as `put_together`, without deliveries and at half the cost."""
+        fair = self.fair
+        assert fair is not None  # noqa: S101 - the producer checked
+        if self.ledger.is_durable:
+            # A durable store needs the flow of each.
+            self.put_together([UserRecord(key, as_bytes(data)) for key, data in pairs], now, GroupTerms(flow))
+            return
+        runs = fair.admit_pairs(pairs, flow)
+        while runs:
+            fair.enter_runs(runs, now, flow)
+            if self._output.has_closed:
+                self._attend(now)
 
     def _attend(self, now: float) -> None:
         """Hand on what a put closed, and set `attention` if the driver must poll earlier than it plans to."""
@@ -313,7 +329,8 @@ class StreamPipeline:
         """Close what is due, expire, and admit what the tokens allow."""
         output = self._output
         if self.fair is not None and self.fair.next_wakeup() <= now:
-            self._expire_waiting(self.fair, now)
+            for detached in self.fair.take_expired(now):
+                self.ledger.fail_waiting(detached, expired_attempt(detached, now))
         if self.gate is not None and self.gate.next_wakeup() <= now:
             self._forwarder.try_gate_again(self.gate, now)
         if output.deadlines.next_at <= now:
@@ -328,10 +345,6 @@ class StreamPipeline:
             self._forwarder.expire(expired, now)
         if self._retrier.next_at <= now:
             self._forwarder.retry(self._retrier.overdue(now), now)
-
-    def _expire_waiting(self, fair: FairQueueing, now: float) -> None:
-        for detached in fair.take_expired(now):
-            self.ledger.fail_waiting(detached, expired_attempt(detached, now))
 
     def _let_in(self, fair: FairQueueing, now: float) -> None:
         """Let user records in, in fair order, until something waits for tokens again."""
@@ -410,10 +423,8 @@ class StreamPipeline:
 
     def flush(self, now: float) -> int:
         """Close everything open; limits still apply. Returns the generation to ask `is_flushed` for."""
-        self._aggregator.close_all()
+        self._forwarder.close_open(now)
         self._output.has_closed = False
-        self._forwarder.limit_closed(now)
-        self._collector.flush()
         self.attention = True
         return self._generations.advance()
 
@@ -451,23 +462,13 @@ class StreamPipeline:
         In arrival order the map waits until the records in flight to a shard that is gone have come back.
         """
         shards = tuple(shards)
-        self._next_shards = (
-            shards if self._in_order and self._forwarder.would_overtake(shards, self._in_flight) else None
-        )
-        if self._next_shards is not None:
+        if self._in_order and self._forwarder.would_overtake(shards, self._in_flight):
+            self._next_shards = shards
             return
-        before = self.shard_map.open_ranges()
-        changed = self.shard_map.update(shards, now)
-        if changed:
-            self._router.forget()
-        # Records that awaited the map were sent before all that wait, so they travel again first.
-        self._forwarder.retry(self._retrier.shards_changed(now), now)
-        if changed:
-            after = self.shard_map.open_ranges()
-            stable = {shard_id for shard_id, bounds in after.items() if before.get(shard_id, bounds) == bounds}
-            self._forwarder.route_again(stable, now)
-            if self.fair is not None:
-                self.fair.route_again(stable)
+        self._next_shards = None
+        stable = self._forwarder.use_shards(shards, now)
+        if self.fair is not None and stable is not None:
+            self.fair.route_again(stable)
         if self.ledger.listening:
             self.ledger.facts.append(ShardMapRefreshed(self.stream, len(self.shard_map.open_shards)))
         self.attention = True

@@ -1,9 +1,13 @@
-"""Retry: carries out what the table of `classification.py` says for each Kinesis record of an answer."""
+"""Retry: carries out what the table of `classification.py` says for each Kinesis record of an answer.
+
+`Retrier._failed` draws the backoff of a record that was throttled or failed, and the record waits in a `BackoffQueue`.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final, assert_never
 
 import msgspec
 
@@ -22,6 +26,8 @@ MAP_WAIT_SECONDS: Final = 2.0
 # In arrival order, where the whole shard waits. A record decided without the map could be overtaken by records that the
 # map moves.
 MAP_WAIT_SECONDS_IN_ORDER: Final = 10.0
+# User records handed out by one call. More may be due at one instant, and other tasks of the loop must get their turn.
+DUE_AT_ONCE: Final = 500
 
 
 class AwaitingMap(msgspec.Struct, frozen=True):
@@ -51,6 +57,59 @@ class Retries:
         self.throttled: Counter[str | None] = Counter()
 
 
+class BackoffQueue:
+    """Kinesis records that wait for a time: a heap, and a count for each predicted shard."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, KinesisRecord]] = []
+        self._by_shard: Counter[str | None] = Counter()
+        # When the first wait ends, `math.inf` if the queue is empty.
+        self.next_at = math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def __iter__(self) -> Iterator[KinesisRecord]:
+        return (record for _, _, record in self._heap)
+
+    def add(self, record: KinesisRecord, at: float) -> None:
+        """Keep a record until `at`."""
+        heappush(self._heap, (at, record.sequence, record))
+        self._by_shard[record.predicted_shard] += 1
+        self.next_at = self._heap[0][0]
+
+    def take_due(self, now: float) -> list[KinesisRecord]:
+        """Remove and return the records whose wait is over: 500 user records, or a few more, in one call."""
+        due: list[KinesisRecord] = []
+        count = 0
+        while self._heap and self._heap[0][0] <= now and count < DUE_AT_ONCE:
+            record = heappop(self._heap)[2]
+            self._by_shard[record.predicted_shard] -= 1
+            due.append(record)
+            count += len(record.arrivals)
+        self.next_at = self._heap[0][0] if self._heap else math.inf
+        return due
+
+    def take_except(self, shard_ids: set[str]) -> list[KinesisRecord]:
+        """Remove and return the records of all other shards, and those without a prediction."""
+        taken = [record for record in self if record.predicted_shard not in shard_ids]
+        self._heap = [entry for entry in self._heap if entry[2].predicted_shard in shard_ids]
+        heapify(self._heap)
+        self._by_shard = Counter(record.predicted_shard for record in self)
+        self.next_at = self._heap[0][0] if self._heap else math.inf
+        return taken
+
+    def has_shard(self, shard_id: str | None) -> bool:
+        """Return True if a record of this shard is in the queue."""
+        # `get`: a counter's own look-up of a missing key is ten times slower, and every put behind a gate asks.
+        return self._by_shard.get(shard_id, 0) > 0
+
+    @property
+    def user_record_count(self) -> int:
+        """Return how many user records are in the queue."""
+        return sum(len(record.arrivals) for record in self)
+
+
 class Retrier:
     """Interprets the table: settles final records in the ledger, returns the others."""
 
@@ -59,10 +118,12 @@ class Retrier:
         self._shard_map = shard_map
         self._ledger = ledger
         self._chance = chance
-        self._backoff = ExponentialBackoff(
-            base_seconds=config.retry_backoff_base_ms / 1000, cap_seconds=config.retry_backoff_cap_ms / 1000
-        )
         self._ttl_seconds = config.record_ttl_ms / 1000
+        self._backoff = ExponentialBackoff(
+            base_seconds=config.retry_backoff_base_ms / 1000,
+            # A record that is put during a wait, also that of an outage, is sent before it expires.
+            cap_seconds=min(config.retry_backoff_cap_ms / 1000, self._ttl_seconds / 2),
+        )
         self._in_order = config.ordering == "per_key"
         self._map_wait_seconds = MAP_WAIT_SECONDS_IN_ORDER if self._in_order else MAP_WAIT_SECONDS
         self._awaiting_map: list[AwaitingMap] = []
@@ -141,16 +202,21 @@ class Retrier:
         delays: dict[str | None, float],
         retries: Retries,
     ) -> None:
-        if row.action is Action.FAIL:
-            self._ledger.fail(record, attempt)
-            retries.finished.append(record)
-            return
-        record.failures += 1
-        delay = delays.get(record.predicted_shard)
-        if delay is None:
-            # Records of one shard were refused together, so they return together.
-            delay = delays[record.predicted_shard] = self.backoff(record.failures)
-        self._again(record, attempt, retries, delay=delay)
+        match row.action:
+            case Action.FAIL:
+                self._ledger.fail(record, attempt)
+                retries.finished.append(record)
+            case Action.RETRY:
+                record.failures += 1
+                delay = delays.get(record.predicted_shard)
+                if delay is None:
+                    # Records of one shard were refused together, so they return together.
+                    delay = delays[record.predicted_shard] = self.backoff(record.failures)
+                self._again(record, attempt, retries, delay=delay)
+            case Action.FINISH | Action.RETRY_OUTSIDE | Action.AWAIT_MAP | Action.BISECT:
+                raise AssertionError(row.outcome)  # never the action for the error of one record
+            case _:
+                assert_never(row.action)
 
     def backoff(self, failures: int) -> float:
         """Draw how long to wait before the next attempt, in seconds."""
@@ -183,17 +249,22 @@ class Retrier:
             # Once for the Kinesis record, however many user records it carries. A shard missing from the map asks for
             # a refresh even if the map is newer than the request: it may have been listed before the shard was there.
             self._shard_map.invalidate(seen_at=stored.attempt.started_at if case.range_known else math.inf)
-        if row.action is Action.FINISH:
-            self._ledger.deliver(record, entry, stored.attempt)
-            retries.finished.append(record)
-        elif row.action is Action.AWAIT_MAP:
-            self._awaiting_map.append(stored)
-            self._note_wakeup()
-        elif row.action is Action.RETRY:
-            self._take_apart(stored, [False] * len(digests), now, retries)
-        else:
-            inside = [self._shard_map.is_inside(digest, actual) for digest in digests]
-            self._take_apart(stored, inside, now, retries)
+        match row.action:
+            case Action.FINISH:
+                self._ledger.deliver(record, entry, stored.attempt)
+                retries.finished.append(record)
+            case Action.AWAIT_MAP:
+                self._awaiting_map.append(stored)
+                self._note_wakeup()
+            case Action.RETRY:
+                self._take_apart(stored, [False] * len(digests), now, retries)
+            case Action.RETRY_OUTSIDE:
+                inside = [self._shard_map.is_inside(digest, actual) for digest in digests]
+                self._take_apart(stored, inside, now, retries)
+            case Action.FAIL | Action.BISECT:
+                raise AssertionError(row.outcome)  # never the action for a success
+            case _:
+                assert_never(row.action)
 
     def _take_apart(self, stored: AwaitingMap, inside: list[bool], now: float, retries: Retries) -> None:
         """Finish the user records inside the shard's range, and aggregate the others again."""

@@ -106,14 +106,15 @@ def _by_arrival(record: KinesisRecord) -> tuple[int, float, int]:
 
 
 class ShardUsage(NamedTuple):
-    """Counts of one shard's admitted, sent and throttled records; all but `waiting_*` only grow."""
+    """Records and bytes that one shard was offered and that wait now, and the records sent and throttled.
 
-    admitted_records: int
-    admitted_bytes: int
-    waiting_records: int
-    waiting_bytes: int
-    sent_records: int
-    throttled_records: int
+    All but `waiting` only grow, except that `offered` falls when a waiting record expires.
+    """
+
+    offered: tuple[int, int]
+    waiting: tuple[int, int]
+    sent: int
+    throttled: int
 
 
 class ShardLimiter:
@@ -294,14 +295,9 @@ class ShardLimiter:
 
     def usage(self) -> ShardUsage:
         """Return the counts; this looks at the whole queue."""
-        return ShardUsage(
-            admitted_records=self._admitted_records,
-            admitted_bytes=self._admitted_bytes,
-            waiting_records=len(self._queue),
-            waiting_bytes=sum(record.size_bytes for record in self._queue),
-            sent_records=self._sent_records,
-            throttled_records=self._throttled_records,
-        )
+        waiting = len(self._queue), sum(record.size_bytes for record in self._queue)
+        offered = self._admitted_records + waiting[0], self._admitted_bytes + waiting[1]
+        return ShardUsage(offered, waiting, self._sent_records, self._throttled_records)
 
     def finished(self, record: KinesisRecord) -> None:
         """In arrival order, admit the next record: `record` is final, or back in the queue."""

@@ -8,33 +8,32 @@
 * fate: the `Ledger` makes failed records final, or offers them to a durable store first (`DurableLedger`).
 
 An empty place is None, and the hot path does not look at it. The protocols below are all that the pipeline knows of
-what fills the places.
+the fair queue and the gate.
 """
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
 from kpl_core.options.stage_rules import aggregation_rules, collection_rules, shard_rules
 from kpl_core.pipeline.aggregator import Aggregator
-from kpl_core.pipeline.backoff_queue import BackoffQueue
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.collector import Collector
-from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.lane import Lane, Placed
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
-from kpl_core.pipeline.retrier import Retrier
+from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
 from kpl_core.pipeline.send_queue import SendingPause, SendQueue
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
-from kpl_core.records.record_result import Attempt
+from kpl_core.records.record_result import NOT_SPOOLED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
 
 
@@ -47,31 +46,53 @@ class Poll(NamedTuple):
     wants_more: bool
 
 
-class WriteAhead(Protocol):
-    """Intake: user records that must be on disk before they travel."""
+class WriteAhead:
+    """Intake: user records wait here until the spool has stored them, and start their journey afterwards."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        # Not yet taken by the driver, and the count of those that it has taken and not settled.
+        self._records: list[DetachedUserRecord] = []
+        self._in_transit = 0
 
     @property
     def count(self) -> int:
         """Return how many user records are not on disk yet."""
+        return len(self._records) + self._in_transit
 
     @property
     def has_records(self) -> bool:
         """Return True if the driver has user records to take to the disk."""
+        return bool(self._records)
 
     def add(self, detached: DetachedUserRecord) -> None:
         """Enqueue an accepted user record for the disk."""
+        self._records.append(detached)
 
     def take(self) -> list[DetachedUserRecord]:
-        """Remove and return the user records to write; each must come back to one of the next three."""
+        """Remove and return the user records to write.
+
+        Each must come back to `written`, `not_written` or `left_in_spool`.
+        """
+        records, self._records = self._records, []
+        self._in_transit += len(records)
+        return records
 
     def written(self) -> None:
         """Note that the spool has stored one more user record; the pipeline starts its journey."""
+        self._in_transit -= 1
 
     def not_written(self, detached: DetachedUserRecord, message: str, now: float) -> None:
-        """Fail a user record that the spool did not take."""
+        """Fail a user record that the spool did not take; it was not acknowledged."""
+        self._in_transit -= 1
+        attempt = Attempt(False, NOT_SPOOLED, message, detached.arrived_at, now)  # noqa: FBT003
+        self._ledger.settle_unsent(detached, attempt, None)
 
     def left_in_spool(self, detached: DetachedUserRecord, now: float) -> None:
         """End the journey of a written user record before it began, because the producer is closed."""
+        self._in_transit -= 1
+        text = "the producer was closed before this record could be sent; the spool has it"
+        self._ledger.settle_unsent(detached, Attempt(False, SHUTDOWN, text, now, now), "spooled")  # noqa: FBT003
 
 
 class GroupTerms(NamedTuple):
@@ -79,15 +100,16 @@ class GroupTerms(NamedTuple):
 
     The flow and the tier hold for all records; their own do not count. Without `aggregate` each travels in a Kinesis
     record of its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail.
-    With `wants_deliveries` False the records are pairs of partition key and bytes, of tier normal, and cost half as
-    much.
     """
 
     flow: str | None
     tier: Tier = "normal"
     aggregate: bool = True
     keep: bool = True
-    wants_deliveries: bool = True
+
+
+# Where a record of a group is put: its lane, the lane's entry for its key, and the bytes of key and data.
+GroupPlace = tuple[UserRecord, Lane, bytes, int]
 
 
 class FairQueueing(Protocol):
@@ -102,10 +124,19 @@ class FairQueueing(Protocol):
     def enqueue(self, shard_id: str | None, detached: DetachedUserRecord) -> None:
         """Let a user record wait for its turn."""
 
-    def put_together(
-        self, records: Sequence[Any], now: float, terms: GroupTerms, deliveries: list[ResultHandle]
-    ) -> Iterator[None]:
-        """Accept all records or none, appending their deliveries; yield whenever a lane has closed a record."""
+    def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
+        """Check the records, take room for all of them, and return where each is put."""
+
+    def enter_group(
+        self, places: Sequence[GroupPlace], deliveries: list[ResultHandle], now: float, terms: GroupTerms
+    ) -> None:
+        """Put the records behind those that have a delivery, until a lane has closed a record."""
+
+    def admit_pairs(self, pairs: Sequence[Any], flow: str | None) -> dict[Lane, list[Placed]]:
+        """Check pairs of key and data, take room for all of them, and return what goes into which lane."""
+
+    def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:
+        """Remove runs and put them, until a lane has closed a record."""
 
     def next_ready(self, now: float) -> DetachedUserRecord | None:
         """Remove and return the next user record that may enter aggregation, None if none may."""

@@ -114,6 +114,13 @@ class TokenBucket:
             stream.take(cost, now)
         return True
 
+    def charge(self, costs: Sequence[float], now: float) -> None:
+        """Take `costs` whether or not they are admitted; a stream with fewer tokens is in debt afterwards."""
+        _check_costs(costs, self._streams)
+        now = self._advance(now)
+        for stream, cost in zip(self._streams, costs, strict=True):
+            stream.take(cost, now)
+
     def ready_at(self, costs: Sequence[float], now: float | None = None) -> float:
         """Return the earliest instant, `now` at best, at which `try_take(costs)` would succeed. Exact.
 

@@ -19,20 +19,15 @@ from kpl_core.records.user_record import Tier
 class _Place:
     """One put's place in the line."""
 
-    __slots__ = ("_called", "_line")
-
     def __init__(self, line: "deque[_Place]") -> None:
         self._line = line
-        self._called = anyio.Event()
-
-    def call(self) -> None:
-        self._called.set()
+        self.called = anyio.Event()
 
     async def wait(self) -> None:
         """Wait until a try is worthwhile; call it again if the try found too little room."""
         while True:
-            await self._called.wait()
-            self._called = anyio.Event()
+            await self.called.wait()
+            self.called = anyio.Event()
             if self._line[0] is self:
                 return
 
@@ -60,12 +55,11 @@ class CapacityWaiters:
     def wake_first(self, count: int = 1) -> None:
         """Let the longest waiting puts try: each of the first `count`, when it is its turn."""
         for place in islice(self._line, count):
-            place.call()
+            place.called.set()
 
     def wake_all(self) -> None:
         """Let every put try, because the producer closes and none will find room."""
-        for place in self._line:
-            place.call()
+        self.wake_first(len(self._line))
 
 
 class WaitersByFlow:

@@ -9,15 +9,14 @@
 
 from collections.abc import Callable
 
-from kpl_core.durability.breaker_gate import BreakerGate, ShardBreakers
-from kpl_core.durability.durable_ledger import DurableLedger, WriteAheadIntake, durable_rules
+from kpl_core.durability.breaker_gate import BreakerGate
+from kpl_core.durability.durable_ledger import DurableLedger, durable_rules
 from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.options.config import Config
-from kpl_core.options.reliability import TierPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import Stages
+from kpl_core.pipeline.stages import Stages, WriteAhead
 from kpl_core.records.outcome import ResultHandle
 
 
@@ -43,27 +42,12 @@ def stream_pipeline(
         listening: whether hooks want facts.
     """
     rules = durable_rules(config)
-    ledger: Ledger
-    write_ahead = None
     if rules.spool or rules.dead_letters:
-        ledger = durable = DurableLedger(stream, buffer_limit, rules=rules, listening=listening)
-        if rules.write_ahead:
-            write_ahead = WriteAheadIntake(durable)
+        ledger: Ledger = DurableLedger(stream, buffer_limit, rules=rules, listening=listening)
     else:
         ledger = Ledger(stream, buffer_limit, listening=listening)
+    write_ahead = WriteAhead(ledger) if rules.write_ahead else None
     stages = Stages(stream, config, buffer_limit, ledger, chance=chance, delivery=delivery)
-    fair = None if config.fairness is None else FairIntake(stages, config.fairness, write_ahead)
-    gate = _breaker_gate(stream, config, spools=rules.spool)
+    fair = None if config.fairness is None else FairIntake(stages, config.fairness)
+    gate = None if config.breaker is None else BreakerGate(stream, config.breaker, config, spools=rules.spool)
     return StreamPipeline(stages, now=now, write_ahead=write_ahead, fair=fair, gate=gate)
-
-
-def _breaker_gate(stream: str, config: Config, *, spools: bool) -> BreakerGate | None:
-    if config.breaker is None:
-        return None
-    reserve = (TierPolicy() if config.tiers is None else config.tiers).critical_reserve
-    breakers = ShardBreakers(
-        config.breaker,
-        reserved_per_second=max(1.0, reserve * config.rate_limit_records_per_sec_per_shard),
-        is_retryable=config.is_retryable,
-    )
-    return BreakerGate(stream, breakers, spools=spools)

@@ -6,7 +6,6 @@ A resource is `stream/shard`; what leaves without a predicted shard counts as a 
 
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kpl_core.coordination.demand import Usage
@@ -39,7 +38,6 @@ class CoordinationDriver:
         self._session = session
         self._exits = AsyncExitStack()
         self._streams: StreamSet
-        self._clock: Callable[[], float]
         self._worker: CoordinationWorker | None = None
 
     async def __aenter__(self) -> Self:
@@ -51,26 +49,21 @@ class CoordinationDriver:
             self._exits.push_async_callback(self._store.aclose)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the store."""
-        await self._exits.__aexit__(kind, error, traceback)
+        await self._exits.aclose()
 
-    def start(
-        self, streams: StreamSet, *, clock: Callable[[], float], chance: Callable[[], float]
-    ) -> Callable[[], Coroutine[Any, Any, None]]:
+    def start(self, streams: StreamSet, *, chance: Callable[[], float]) -> Callable[[], Coroutine[Any, Any, None]]:
         """Return the task that keeps the streams within their shares."""
         assert self._store is not None  # noqa: S101 - opened on entering
         self._streams = streams
-        self._clock = clock
         self._worker = CoordinationWorker(
             self._store,
             self._options,
             usages=self.usages,
             apply_shares=self.apply_shares,
             tell=streams.tell,
-            clock=clock,
+            clock=streams.clock,
             chance=chance,
         )
         return self._worker.run
@@ -95,16 +88,7 @@ class CoordinationDriver:
             config = self._config.for_stream(stream)
             limit = (config.rate_limit_records_per_sec_per_shard, config.rate_limit_bytes_per_sec_per_shard)
             for shard_id, usage in pipeline.limiter.usages().items():
-                usages[f"{stream}/{shard_id or ''}"] = Usage(
-                    limit,
-                    (
-                        usage.admitted_records + usage.waiting_records,
-                        usage.admitted_bytes + usage.waiting_bytes,
-                    ),
-                    (usage.waiting_records, usage.waiting_bytes),
-                    usage.sent_records,
-                    usage.throttled_records,
-                )
+                usages[f"{stream}/{shard_id or ''}"] = Usage(limit, *usage)
         return usages
 
     def apply_shares(self, shares: Mapping[str, Pair]) -> None:
@@ -114,7 +98,7 @@ class CoordinationDriver:
             # An ARN of a stream holds a / itself.
             stream, _, shard_id = resource.rpartition("/")
             by_stream.setdefault(stream, {})[shard_id or None] = share
-        now = self._clock()
+        now = self._streams.clock()
         for stream, pipeline in self._streams.pipelines().items():
             if stream in by_stream:
                 pipeline.limiter.set_shares(by_stream[stream], now)

@@ -2,8 +2,8 @@
 
 A delivery that no task awaits costs nothing more. A task that awaits one early waits for the Kinesis record in which
 the user record travels, and looks again when that record is final or when its user records move to other ones.
-`add_done_callback` calls a function of the caller. `ResultCallback` is the product's own, cheaper form of it: it runs
-in the middle of the pipeline's work.
+`add_done_callback` calls a function of the caller. `call_when_finished` is the product's own, cheaper form of it: it
+calls in the middle of the pipeline's work.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
+import msgspec
 
 from kpl_core.errors import ResultPending
 from kpl_core.event_loop import run_soon
@@ -171,25 +172,38 @@ def log_exceptions(function: Callable[[], object]) -> None:
         _logger.exception("a callback of a delivery failed")
 
 
-class ResultCallback:
-    """Calls `finished` once, when a delivery has its result. It is a waiter of the outcome.
+def call_when_finished(delivery: ResultHandle, finished: Callable[[RecordResult], object]) -> None:
+    """Call `finished` with the result of a delivery, once it has one; in the producer's loop.
 
-    The call happens in the middle of the pipeline's work, so `finished` must not call a pipeline.
+    Deliveries of one Kinesis record with the same `finished` share a waiter. The call happens in the middle of the
+    pipeline's work, so `finished` must not call a pipeline.
     """
+    outcome = delivery.follow()
+    if outcome.settled:
+        finished(outcome.result_of(delivery.index))
+        return
+    # A slice, because a waiter in another thread may remove itself meanwhile.
+    latest = outcome.waiters[-1:] if outcome.waiters else ()
+    if latest and isinstance(latest[0], _ResultCallback) and latest[0].finished == finished:
+        latest[0].deliveries.append(delivery)
+    else:
+        wait_with(outcome, _ResultCallback(outcome, finished, [delivery]))
 
-    __slots__ = ("_delivery", "_finished")
 
-    def __init__(self, delivery: ResultHandle, finished: Callable[[RecordResult], object]) -> None:
-        self._delivery = delivery
-        self._finished = finished
-        self.set()
+class _ResultCallback(msgspec.Struct, eq=False):
+    """A waiter that calls `finished` for each of its deliveries, which share an outcome."""
+
+    outcome: Outcome
+    finished: Callable[[RecordResult], object]
+    deliveries: list[ResultHandle]
 
     def set(self) -> None:
-        """Look again: the outcome is settled, or the user record has moved to another."""
-        outcome = self._delivery.follow()
-        if outcome.settled:
-            self._finished(outcome.result_of(self._delivery.index))
-        elif outcome.waiters is None:
-            outcome.waiters = [self]
-        else:
-            outcome.waiters.append(self)
+        outcome = self.outcome
+        if outcome.settled and outcome.moved is None and outcome.histories is None:
+            result = outcome.result_of(0)
+            for _ in self.deliveries:
+                self.finished(result)
+            return
+        # Some user records have moved to other outcomes, or have attempts of their own.
+        for delivery in self.deliveries:
+            call_when_finished(delivery, self.finished)

@@ -7,42 +7,38 @@ before the disk has it.
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
 
 from kpl_core.durability.dead_letters import (
-    AlarmChange,
     DeadLetterQueue,
     DeadLetterSink,
     DepthAlarm,
-    Escalation,
-    RedrivePolicy,
     Redriver,
 )
-from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
+from kpl_core.durability.dead_letters.dead_letter_queue import new_letter
+from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.durable_ledger import DurableLedger, PendingFallback, note_of
-from kpl_core.durability.replay import DeliveryPace, Replayer
+from kpl_core.durability.replay.replayer import Replayer
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
-from kpl_core.durability.spool.envelope import SpooledRecord, dead_letter_of, letter_id, spooled_record_of
+from kpl_core.durability.spool.envelope import SpooledRecord, spooled_record_of
 from kpl_core.errors import ConfigError, ProducerClosed
-from kpl_core.hooks import DeadLetterAlarm, Fact
+from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import WriteAhead
 from kpl_core.producer.dead_letter_sender import DeadLetterSender
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_core.producer.replay_put import ReplayPut
+from kpl_core.producer.stream_set import StreamSet
 from kpl_core.records.kinesis_record import DetachedUserRecord
-from kpl_core.records.outcome import Origin
 from kpl_core.records.record_result import Place, RecordResult
 
 _log: Final = logging.getLogger(__name__)
@@ -60,8 +56,6 @@ class DurableStore:
         *,
         sink: DeadLetterSink | None,
         chance: Callable[[], float],
-        tell: Callable[[Fact], None],
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._letter_options = DeadLetterOptions() if config.dead_letters is None else config.dead_letters
         self._options = _file_options(config, has_sink=sink is not None)
@@ -69,9 +63,6 @@ class DurableStore:
         self._takes_letters = config.dead_letters is not None
         self._sender = None if sink is None else DeadLetterSender(sink)
         self._chance = chance
-        self._tell = tell
-        self._wall_clock = wall_clock
-        self._version = producer_version()
         self.spool: AsyncSpool | None = None
         self.queue: DeadLetterQueue | None = None
         # How many records and letters were in the files when they were opened.
@@ -98,42 +89,27 @@ class DurableStore:
             options = self._letter_options
             self.queue = DeadLetterQueue(
                 self.spool.spool,
-                policy=RedrivePolicy(
-                    base_seconds=options.redrive_base_seconds,
-                    cap_seconds=options.redrive_cap_seconds,
-                    max_redrives=options.max_redrives,
-                ),
+                options=options,
                 alarm=None if options.alarm_depth is None else DepthAlarm(options.alarm_depth),
                 on_escalation=self._escalated,
-                wall_clock=self._wall_clock,
                 chance=self._chance,
             )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the file; what was handed to it is committed."""
         if self.spool is not None:
-            await self.spool.__aexit__(kind, error, traceback)
+            await self.spool.__aexit__()
 
     def start(
-        self,
-        *,
-        progressed: Callable[[], Sequence[StreamPipeline]],
-        pipeline: Callable[[str], StreamPipeline],
-        wake: Callable[[str], None],
-        clock: Callable[[], float],
-        progress: Callable[[], None],
+        self, streams: StreamSet, *, pipeline: Callable[[str], StreamPipeline], progress: Callable[[], None]
     ) -> list[Callable[[], Any]]:
         """Begin to serve the pipelines; return the tasks that must run beside them.
 
-        `progressed` returns the pipelines that changed since its last call.
+        `pipeline` makes the pipeline of a stream when it is first needed.
         """
-        self._progressed = progressed
+        self._streams = streams
         self._pipeline = pipeline
-        self._wake = wake
-        self._clock = clock
         self._progress = progress
         if self.queue is not None:
             # Only now: an alarm needs the hooks.
@@ -141,17 +117,18 @@ class DurableStore:
         tasks: list[Callable[[], Any]] = []
         if self._sender is not None:
             tasks.append(self._sender.run)
-        if self.spool is not None and self._replays:
-            tasks.append(self._replay)
-        if self.queue is not None and self._letter_options.redrive:
-            tasks.append(self._redrive)
+        if self.spool is not None and self.queue is not None and self._options is not None:
+            if self._replays:
+                tasks.append(partial(self._replay, self.spool, self.queue, self._options))
+            if self._letter_options.redrive:
+                tasks.append(partial(self._redrive, self.queue))
         return tasks
 
     # To the disk
 
     def collect(self) -> None:
         """Take the records from the pipelines that must go to the disk; called after every change."""
-        for pipeline in self._progressed():
+        for pipeline in self._streams.take_progressed():
             if pipeline.has_work_for_the_disk:
                 if pipeline.write_ahead is not None and pipeline.write_ahead.has_records:
                     self._write(pipeline, pipeline.write_ahead)
@@ -169,7 +146,7 @@ class DurableStore:
 
         def refused(why: str) -> None:
             for detached in writes:
-                write_ahead.not_written(detached, why, self._clock())
+                write_ahead.not_written(detached, why, self._streams.clock())
             self._tell_facts(pipeline)
 
         wall_offset = self._wall_offset()
@@ -187,11 +164,13 @@ class DurableStore:
                 return
             for detached, number in zip(writes, stored.result(), strict=True):
                 if self._closing:
-                    write_ahead.left_in_spool(detached, self._clock())
+                    write_ahead.left_in_spool(detached, self._streams.clock())
                     self._release(number)
                 else:
-                    ResultCallback(pipeline.start_written(detached, self._clock()), partial(self._ended, number))
-            self._wake(pipeline.stream)
+                    call_when_finished(
+                        pipeline.start_written(detached, self._streams.clock()), partial(self._ended, number)
+                    )
+            self._streams.wake(pipeline.stream)
 
         self._when(stored, written, partial(refused, "the disk did not answer"))
 
@@ -202,7 +181,7 @@ class DurableStore:
     def _tell_facts(self, pipeline: StreamPipeline) -> None:
         """Give the hooks the facts that the disk decided: the stream may have nothing more to do, and so no turn."""
         for fact in pipeline.ledger.take_facts():
-            self._tell(fact)
+            self._streams.tell(fact)
 
     def _ended(self, number: int, result: RecordResult) -> None:
         """Confirm or release a written record in the spool, by its result."""
@@ -259,18 +238,12 @@ class DurableStore:
 
     def _letter(self, stream: str, fallback: PendingFallback) -> DeadLetter:
         wall_offset = self._wall_offset()
-        return dead_letter_of(
-            as_spooled(stream, fallback.detached, wall_offset=wall_offset),
-            id=letter_id(self._wall_clock(), os.urandom(8)),
-            reason=fallback.reason,
-            producer_version=self._version,
-            result=as_result(fallback),
-            wall_offset=wall_offset,
-        )
+        record = as_spooled(stream, fallback.detached, wall_offset=wall_offset)
+        return new_letter(record, fallback.reason, time.time(), result=as_result(fallback), wall_offset=wall_offset)
 
     def _wall_offset(self) -> float:
         """Return Unix time minus the loop's time, now: in weeks the system's clock may be set."""
-        return self._wall_clock() - self._clock()
+        return time.time() - self._streams.clock()
 
     def _when(self, future: "Future[Any]", answered: Callable[[], None], silent: Callable[[], None]) -> None:
         self._pending[future] = (answered, silent)
@@ -292,19 +265,12 @@ class DurableStore:
 
     # Back from the disk
 
-    def _put_back(self, origin: Origin) -> ReplayPut:
-        return ReplayPut(origin, pipeline=self._pipeline, wake=self._wake, clock=self._clock)
-
-    async def _replay(self) -> None:
-        assert self.spool is not None  # noqa: S101 - started only with both
-        assert self.queue is not None  # noqa: S101
-        assert self._options is not None  # noqa: S101
-        put = self._replayed = self._put_back("replay")
-        replayer = Replayer(self.spool, put, self._options, dead_letters=self.queue, chance=self._chance)
+    async def _replay(self, spool: AsyncSpool, queue: DeadLetterQueue, options: SpoolOptions) -> None:
+        put = self._replayed = ReplayPut("replay", self._streams, self._pipeline)
+        replayer = Replayer(spool, put, options, dead_letters=queue, chance=self._chance)
         await self._until_closing("replay", replayer.run)
 
-    async def _redrive(self) -> None:
-        assert self.queue is not None  # noqa: S101 - started only with it
+    async def _redrive(self, queue: DeadLetterQueue) -> None:
         options = self._letter_options
         pace = DeliveryPace(
             records_per_second=options.redrive_records_per_second,
@@ -313,7 +279,8 @@ class DurableStore:
             in_flight_bytes=1 << 30,
             chance=self._chance,
         )
-        await self._until_closing("redrive", Redriver(self.queue, self._put_back("redrive"), pace).run)
+        put = ReplayPut("redrive", self._streams, self._pipeline)
+        await self._until_closing("redrive", Redriver(queue, put, pace).run)
 
     async def _until_closing(self, what: str, run: Callable[[], Any]) -> None:
         with anyio.CancelScope() as scope:
@@ -353,11 +320,10 @@ class DurableStore:
             (answered if future.done() else silent)()
         self.collect()
 
-    def _escalated(self, escalation: Escalation) -> None:
+    def _escalated(self, alarm: DeadLetterAlarm) -> None:
         """Give the hooks a fact, on the loop; called on the spool's thread."""
-        fact = DeadLetterAlarm(escalation.change is AlarmChange.RAISED, escalation.depth, escalation.threshold)
         if self.spool is not None:
-            self.spool.mailbox.post(partial(self._tell, fact))
+            self.spool.mailbox.post(partial(self._streams.tell, alarm))
 
 
 def _ledger(pipeline: StreamPipeline) -> DurableLedger:

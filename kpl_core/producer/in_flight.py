@@ -7,9 +7,12 @@ overtakes it. If it has nothing to send by then, the next stream gets its turn.
 
 from collections import deque
 from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Member = TypeVar("Member", bound=Hashable)
 
 
-class InFlightRequests:
+class InFlightRequests(Generic[Member]):
     """`limit` places for requests. Wake the member that a call returns: it may try again.
 
     Invariant: a place is free and reserved for no member only if no member waits.
@@ -17,19 +20,19 @@ class InFlightRequests:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._taken: dict[Hashable, int] = {}
+        self._taken: dict[Member, int] = {}
         # How many requests are in flight.
         self.total = 0
-        self._waiting: deque[Hashable] = deque()
+        self._waiting: deque[Member] = deque()
         # Members whose turn it is, and that have not called `take` since.
-        self._called: set[Hashable] = set()
+        self._called: set[Member] = set()
 
-    def free_for(self, member: Hashable) -> int:
+    def free_for(self, member: Member) -> int:
         """Return how many requests of `member` may leave now, the place reserved for it included."""
         free = self._limit - self.total - len(self._called)
         return free + 1 if member in self._called else free
 
-    def take(self, member: Hashable, count: int, *, wants_more: bool) -> Hashable | None:
+    def take(self, member: Member, count: int, *, wants_more: bool) -> Member | None:
         """Take `count` places, at most `free_for(member)`; return the member whose turn it is now, if there is one.
 
         With `wants_more` the member waits for its next turn. Without, it leaves the line, and a place that was
@@ -48,7 +51,7 @@ class InFlightRequests:
             self._waiting.remove(member)
         return self._call_next() if was_called and not count else None
 
-    def release(self, member: Hashable) -> Hashable | None:
+    def release(self, member: Member) -> Member | None:
         """Give a place back; return the member whose turn it is now, None if none waits."""
         self.total -= 1
         left = self._taken[member] - 1
@@ -58,7 +61,7 @@ class InFlightRequests:
             del self._taken[member]
         return self._call_next() if self._waiting else None
 
-    def _call_next(self) -> Hashable | None:
+    def _call_next(self) -> Member | None:
         if not self._waiting or self.total + len(self._called) >= self._limit:
             return None
         member = next((waiting for waiting in self._waiting if not self._taken.get(waiting)), self._waiting[0])

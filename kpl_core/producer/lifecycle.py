@@ -20,7 +20,7 @@ from anyio.abc import TaskStatus
 
 from kpl_core.errors import ConfigError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import running_clock, running_loop
-from kpl_core.hooks import Fact, Hook, require_hooks
+from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
@@ -121,16 +121,10 @@ class Lifecycle:
             )
             await host.start(self._run_streams)
             if store is not None:
-                for task in store.start(
-                    progressed=streams.take_progressed,
-                    pipeline=self.pipeline,
-                    wake=streams.wake,
-                    clock=self.clock,
-                    progress=self._progressed,
-                ):
+                for task in store.start(streams, pipeline=self.pipeline, progress=self._progressed):
                     streams.spawn(task)
             if coordination is not None:
-                streams.spawn(coordination.start(streams, clock=self.clock, chance=self._chance))
+                streams.spawn(coordination.start(streams, chance=self._chance))
             self._exits = stack.pop_all()
         self.state = "open"
 
@@ -164,7 +158,7 @@ class Lifecycle:
             return None
         from kpl_core.producer.durable_store import DurableStore  # noqa: PLC0415 - the spool needs SQLite and file locks
 
-        self.store = DurableStore(self.config, sink=self._sink, chance=self._chance, tell=self._tell)
+        self.store = DurableStore(self.config, sink=self._sink, chance=self._chance)
         return await stack.enter_async_context(self.store)
 
     async def _open_coordination(self, stack: AsyncExitStack) -> "CoordinationDriver | None":
@@ -201,9 +195,6 @@ class Lifecycle:
                 "not all of asyncio.all_tasks()"
             )
             raise ProducerClosed(message)
-
-    def _tell(self, fact: Fact) -> None:
-        self.own_streams().tell(fact)
 
     def own_streams(self) -> StreamSet:
         """Return the streams of an entered producer."""

@@ -18,6 +18,7 @@ from kpl_core.errors import BufferFull, ConfigError, NotSpooled
 from kpl_core.hooks import Hook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
@@ -167,13 +168,7 @@ class Producer:
             ConfigError: the producer has no fair queue.
             ProducerClosed, WrongEventLoop: as `put_nowait`.
         """
-        pipeline = self._open.get(stream)
-        if pipeline is None:
-            pipeline = self._life.pipeline(stream)
-        if _get_running_loop() is not self._asyncio_loop:
-            self._life.require_own_loop()
-        if pipeline.fair is None:
-            raise _no_fair_queue()
+        pipeline = self._fair_pipeline(stream)
         if any(type(record.data) is not bytes for record in records):
             records = [with_bytes(record) for record in records]
         deliveries = pipeline.put_together(records, self._clock(), GroupTerms(flow, tier, aggregate, keep))
@@ -189,16 +184,19 @@ class Producer:
         For a caller that answers a whole request at once, and leaves the rest to hooks and `report`. Half the cost
         of `put_together_nowait`, which raises the same.
         """
-        pipeline = self._open.get(stream)
-        if pipeline is None:
-            pipeline = self._life.pipeline(stream)
+        pipeline = self._fair_pipeline(stream)
+        pipeline.put_pairs_together(pairs, self._clock(), flow)
+        if pipeline.attention:
+            self._wake(stream)
+
+    def _fair_pipeline(self, stream: str) -> StreamPipeline:
+        pipeline = self._life.pipeline(stream)
         if _get_running_loop() is not self._asyncio_loop:
             self._life.require_own_loop()
         if pipeline.fair is None:
-            raise _no_fair_queue()
-        pipeline.put_together(pairs, self._clock(), GroupTerms(flow, wants_deliveries=False))
-        if pipeline.attention:
-            self._wake(stream)
+            message = "to put many together needs a fair queue; give Config(fairness=FairnessPolicy())"
+            raise ConfigError(message)
+        return pipeline
 
     async def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
         """Wait until the write-ahead spool has what was put; without one, return at once.
@@ -341,17 +339,7 @@ class Producer:
             if record is None:
                 break
             user_record = record if isinstance(record, UserRecord) else UserRecord(*record)
-            deliveries.append(
-                await self.put(
-                    stream,
-                    partition_key=user_record.partition_key,
-                    data=user_record.data,
-                    explicit_hash_key=user_record.explicit_hash_key,
-                    flow=user_record.flow,
-                    tier=user_record.tier,
-                    metadata=user_record.metadata,
-                )
-            )
+            deliveries.append(await self.put_unacknowledged(stream, user_record))
         if self._writes_ahead:
             for delivery in deliveries[-len(chunk) :]:
                 await self._acknowledged(delivery)
@@ -458,7 +446,3 @@ class Producer:
 
     def __repr__(self) -> str:
         return f"<Producer {self._life.state}, {len(self.statistics())} streams, {self._buffer_limit!r}>"
-
-
-def _no_fair_queue() -> ConfigError:
-    return ConfigError("to put many together needs a fair queue; give Config(fairness=FairnessPolicy())")

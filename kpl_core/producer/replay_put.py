@@ -5,7 +5,8 @@ from collections.abc import Callable
 from kpl_core.durability.spool import SpooledRecord
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
+from kpl_core.producer.stream_set import StreamSet
 from kpl_core.records.outcome import Origin, ResultHandle
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
@@ -16,25 +17,17 @@ Finished = Callable[[RecordResult], None]
 class ReplayPut:
     """Implements the spool's `Put` protocol. The ticket of a record is its delivery."""
 
-    def __init__(
-        self,
-        origin: Origin,
-        *,
-        pipeline: Callable[[str], StreamPipeline],
-        wake: Callable[[str], None],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, origin: Origin, streams: StreamSet, pipeline: Callable[[str], StreamPipeline]) -> None:
         self._origin: Origin = origin
+        self._streams = streams
         self._pipeline = pipeline
-        self._wake = wake
-        self._clock = clock
         # Records that no pipeline accepted, because they are invalid.
         self.refused = 0
         self._put_to: set[str] = set()
 
     def __call__(self, record: SpooledRecord, finished: Finished, /) -> ResultHandle:
         """Put `record`; raises as `Put` documents."""
-        return self._put(self._pipeline(record.stream), record, finished, self._clock())
+        return self._put(self._pipeline(record.stream), record, finished, self._streams.clock())
 
     def joins(self, record: SpooledRecord, ticket: ResultHandle, /) -> bool:
         """Return True if `record`, put now, would share the result of the one with this ticket."""
@@ -44,14 +37,14 @@ class ReplayPut:
         """Put `record`, for which `joins` has just returned True; raises as `__call__`."""
         pipeline = self._pipeline(record.stream)
         arrived_at = pipeline.reaggregator.arrival_with(_user_record_of(record), ticket)
-        return self._put(pipeline, record, finished, self._clock() if arrived_at is None else arrived_at)
+        return self._put(pipeline, record, finished, self._streams.clock() if arrived_at is None else arrived_at)
 
     def hurry(self) -> None:
         """Let the records that were put wait for no further records."""
         streams, self._put_to = self._put_to, set()
         for stream in streams:
-            self._pipeline(stream).reaggregator.release_returned(self._clock())
-            self._wake(stream)
+            self._pipeline(stream).reaggregator.release_returned(self._streams.clock())
+            self._streams.wake(stream)
 
     def _put(self, pipeline: StreamPipeline, record: SpooledRecord, finished: Finished, now: float) -> ResultHandle:
         try:
@@ -61,8 +54,8 @@ class ReplayPut:
             raise
         self._put_to.add(record.stream)
         if pipeline.attention:
-            self._wake(record.stream)
-        ResultCallback(delivery, finished)
+            self._streams.wake(record.stream)
+        call_when_finished(delivery, finished)
         return delivery
 
 

@@ -7,13 +7,14 @@ jitter.
 """
 
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import anyio
 
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.transport import KinesisTransport, as_record_limit, as_shards
 
@@ -26,6 +27,25 @@ SPACING_SECONDS: Final = 0.25
 LIMIT_BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=600.0, factor=1.5, jitter="equal")
 
 _logger = logging.getLogger("kpl_core")
+
+T = TypeVar("T")
+
+
+async def until_answered(
+    ask: Callable[[], Awaitable[T | RequestFailure]],
+    backoff: ExponentialBackoff,
+    chance: Callable[[], float],
+    log: Callable[[RequestFailure], None],
+) -> T:
+    """Call `ask` until it does not fail. `log` gets each failure whose code is not that of the one before."""
+    failures, logged = 0, None
+    while isinstance(answer := await ask(), RequestFailure):
+        if answer.code != logged:
+            logged = answer.code
+            log(answer)
+        failures += 1
+        await anyio.sleep(backoff.seconds(failures, chance))
+    return answer
 
 
 class ShardMapRefresher:
@@ -43,7 +63,6 @@ class ShardMapRefresher:
         self._transport = transport
         self._clock = clock
         self._chance = chance
-        self._warned: str | None = None
         self._wanted = anyio.Event()
 
     def wake(self) -> None:
@@ -65,21 +84,13 @@ class ShardMapRefresher:
                     self.wake()
 
     async def _refresh(self) -> None:
-        failures = 0
-        while True:
-            shards = as_shards(await self._transport.list_shards(self._pipeline.stream))
-            if not isinstance(shards, RequestFailure):
-                self._warned = None
-                self._pipeline.shards_changed(shards, self._clock())
-                return
-            self._warn(shards)
-            failures += 1
-            await anyio.sleep(BACKOFF.seconds(failures, self._chance))
+        async def ask() -> Sequence[Shard] | RequestFailure:
+            return as_shards(await self._transport.list_shards(self._pipeline.stream))
+
+        shards = await until_answered(ask, BACKOFF, self._chance, self._warn)
+        self._pipeline.shards_changed(shards, self._clock())
 
     def _warn(self, failure: RequestFailure) -> None:
-        if failure.code == self._warned:
-            return
-        self._warned = failure.code
         consequence = (
             "the old shard map stays in use"
             if self._pipeline.shard_map.known
@@ -94,31 +105,21 @@ class ShardMapRefresher:
         )
 
 
-class RecordLimitQuery:
-    """Asks for one stream's record limit until the service answers."""
+async def learn_record_limit(
+    pipeline: StreamPipeline, transport: KinesisTransport, chance: Callable[[], float]
+) -> None:
+    """Ask for one stream's record limit until the service answers. Cancelled by the producer."""
 
-    def __init__(self, pipeline: StreamPipeline, transport: KinesisTransport, *, chance: Callable[[], float]) -> None:
-        self._pipeline = pipeline
-        self._transport = transport
-        self._chance = chance
+    async def ask() -> int | RequestFailure:
+        return as_record_limit(await transport.max_record_bytes(pipeline.stream))
 
-    async def run(self) -> None:
-        """Return when the limit is known. Cancelled by the producer."""
-        logged: str | None = None
-        failures = 0
-        while True:
-            limit = as_record_limit(await self._transport.max_record_bytes(self._pipeline.stream))
-            if not isinstance(limit, RequestFailure):
-                self._pipeline.max_record_bytes = limit
-                return
-            if limit.code != logged:
-                logged = limit.code
-                _logger.info(
-                    "the record limit of stream %r is not known (%s); assuming %d bytes and asking again in the "
-                    "background, see Config.max_record_size",
-                    self._pipeline.stream,
-                    limit.code,
-                    self._pipeline.max_record_bytes,
-                )
-            failures += 1
-            await anyio.sleep(LIMIT_BACKOFF.seconds(failures, self._chance))
+    def log(failure: RequestFailure) -> None:
+        _logger.info(
+            "the record limit of stream %r is not known (%s); assuming %d bytes and asking again in the "
+            "background, see Config.max_record_size",
+            pipeline.stream,
+            failure.code,
+            pipeline.max_record_bytes,
+        )
+
+    pipeline.max_record_bytes = await until_answered(ask, LIMIT_BACKOFF, chance, log)

@@ -33,8 +33,6 @@ QUIET_SECONDS: Final = 60.0
 class TroubleLog:
     """Logs what went wrong with one stream. Instants are seconds on the producer's clock."""
 
-    __slots__ = ("_failed_since", "_failures", "_logged", "_losses_from", "_outages_from", "_stream")
-
     def __init__(self, stream: str) -> None:
         self._stream = stream
         # Requests that failed as a whole, one after the other.
@@ -95,7 +93,7 @@ class StreamRunner:
         self,
         pipeline: StreamPipeline,
         transport: KinesisTransport,
-        in_flight: InFlightRequests,
+        in_flight: "InFlightRequests[StreamRunner]",
         refresher: ShardMapRefresher,
         *,
         clock: Callable[[], float],
@@ -145,7 +143,7 @@ class StreamRunner:
             self._tasks.start_soon(self._send, request)
         next_runner = in_flight.take(self, len(poll.requests), wants_more=poll.wants_more)
         if next_runner is not None:
-            self._call(next_runner)
+            next_runner.wake()
         if self._failed:
             self.trouble.log_losses_if_due(self._failed, now)
         return poll.wakeup
@@ -156,7 +154,7 @@ class StreamRunner:
         finally:
             next_runner = self._in_flight.release(self)
             if next_runner is not None:
-                self._call(next_runner)
+                next_runner.wake()
         now = self._clock()
         self.pipeline.request_completed(request, answer, now)
         self.trouble.answered(answer, now)
@@ -164,9 +162,3 @@ class StreamRunner:
             self._refresher.wake()
         self.wake()
         self._progress()
-
-    @staticmethod
-    def _call(runner: object) -> None:
-        """Wake the stream whose turn it is to send."""
-        if isinstance(runner, StreamRunner):
-            runner.wake()

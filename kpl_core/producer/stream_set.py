@@ -23,7 +23,7 @@ from kpl_core.producer.composition import stream_pipeline
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.in_flight import InFlightRequests
 from kpl_core.producer.report import ProducerReport
-from kpl_core.producer.shard_map_refresher import RecordLimitQuery, ShardMapRefresher
+from kpl_core.producer.shard_map_refresher import ShardMapRefresher, learn_record_limit
 from kpl_core.producer.stream_runner import StreamRunner
 from kpl_core.transport.transport import KinesisTransport
 
@@ -50,11 +50,11 @@ class StreamSet:
         self._config = config
         self._transport = transport
         self._buffer_limit = buffer_limit
-        self._clock = clock
+        self.clock = clock
         self._chance = chance
         self._hooks = tuple(hooks)
         self._progress = progress
-        self._in_flight = InFlightRequests(config.max_in_flight_requests)
+        self._in_flight = InFlightRequests[StreamRunner](config.max_in_flight_requests)
         self._runners: dict[str, StreamRunner] = {}
         # Streams that changed since the hooks got their facts, and since the disk got its records.
         self._with_facts: set[str] = set()
@@ -85,7 +85,7 @@ class StreamSet:
             stream,
             config,
             self._buffer_limit,
-            now=self._clock(),
+            now=self.clock(),
             chance=self._chance,
             delivery=Delivery,
             listening=bool(self._hooks),
@@ -94,7 +94,7 @@ class StreamSet:
         refresher = ShardMapRefresher(
             pipeline,
             self._transport,
-            clock=self._clock,
+            clock=self.clock,
             chance=self._chance,
         )
         runner = StreamRunner(
@@ -102,7 +102,7 @@ class StreamSet:
             self._transport,
             self._in_flight,
             refresher,
-            clock=self._clock,
+            clock=self.clock,
             tasks=self._tasks,
             progress=partial(self._progressed, stream),
         )
@@ -110,7 +110,7 @@ class StreamSet:
         # A put may come from a plain callback of the loop, where no task can be started.
         self._starting += (runner.run, lambda: refresher.run(runner.wake))
         if config.max_record_size is None:
-            self._starting.append(RecordLimitQuery(pipeline, self._transport, chance=self._chance).run)
+            self._starting.append(partial(learn_record_limit, pipeline, self._transport, self._chance))
         self._added.set()
         return pipeline
 
@@ -149,7 +149,7 @@ class StreamSet:
 
     def waits_by_flow(self) -> dict[str | None, float]:
         """Return how many seconds the oldest user record of each flow has waited, over all streams."""
-        now = self._clock()
+        now = self.clock()
         longest: dict[str | None, float] = {}
         for runner in self._runners.values():
             if isinstance(runner.pipeline.fair, FairIntake):

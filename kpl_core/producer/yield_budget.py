@@ -29,8 +29,6 @@ def _next_turn() -> Generator[None, None, None]:
 class YieldBudget:
     """The budget of one producer. `left` says how many puts are left until the next `let_others_run`."""
 
-    __slots__ = ("_at_once", "_is_counting", "_loop", "_yielded", "left")
-
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         # None: trio, whose turns cannot be counted.
         self._loop = loop

@@ -4,7 +4,6 @@ The reasons are a closed set, which dead letters, replay and metrics share.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -78,19 +77,17 @@ Reason = Literal[
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
 # The error code of the last attempt -> the reason. `reason_of_code` handles "Expired".
-REASON_BY_ERROR_CODE: Final[Mapping[str, Reason]] = MappingProxyType(
-    {
-        "ProvisionedThroughputExceededException": "throttled",
-        "LimitExceededException": "throttled",
-        "KMSThrottlingException": "throttled",
-        "ValidationException": "invalid",
-        "InvalidArgumentException": "invalid",
-        BREAKER_OPEN: "breaker_open",
-        RATE_LIMITED: "rate_limited",
-        SHUTDOWN: "shutdown",
-        UNKNOWN: "shutdown",
-    }
-)
+REASON_BY_ERROR_CODE: Final[Mapping[str, Reason]] = {
+    "ProvisionedThroughputExceededException": "throttled",
+    "LimitExceededException": "throttled",
+    "KMSThrottlingException": "throttled",
+    "ValidationException": "invalid",
+    "InvalidArgumentException": "invalid",
+    BREAKER_OPEN: "breaker_open",
+    RATE_LIMITED: "rate_limited",
+    SHUTDOWN: "shutdown",
+    UNKNOWN: "shutdown",
+}
 
 # Records that failed for one of these reasons would fail on every retry.
 INCURABLE: Final[frozenset[Reason]] = frozenset({"invalid", "oversize", "unserialisable"})

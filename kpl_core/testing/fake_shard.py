@@ -87,8 +87,6 @@ class ShardCapacity:
     It shares no code with `kpl_core.pipeline.token_bucket`: the tests check the producer's bucket against this one.
     """
 
-    __slots__ = ("_byte_burst", "_byte_rate", "_bytes", "_record_burst", "_record_rate", "_records", "_updated_at")
-
     def __init__(self, limits: ServiceLimits) -> None:
         self._record_rate = limits.records_per_second_per_shard
         self._byte_rate = limits.bytes_per_second_per_shard
@@ -129,14 +127,13 @@ class ShardLog:
     when old records are trimmed.
     """
 
-    __slots__ = ("_arrivals_ms", "_counters", "_data", "_keys", "_trimmed")
-
     def __init__(self) -> None:
         self._keys: list[str] = []
         self._data: list[bytes] = []
         self._counters = array("Q")
         self._arrivals_ms = array("q")
-        self._trimmed = 0
+        # The position of the oldest record that is still stored.
+        self.first = 0
 
     def append(self, partition_key: str, data: bytes, counter: int, arrived_ms: int) -> None:
         """Add one record. Its `counter` must be above, and its `arrived_ms` not below, those of the last record."""
@@ -146,34 +143,25 @@ class ShardLog:
         self._arrivals_ms.append(arrived_ms)
 
     @property
-    def first(self) -> int:
-        """Return the position of the oldest record that is still stored."""
-        return self._trimmed
-
-    @property
     def end(self) -> int:
         """Return the position after the newest record."""
-        return self._trimmed + len(self._keys)
+        return self.first + len(self._keys)
 
     def start(self, horizon_ms: int) -> int:
         """Return the position of the oldest record that arrived at or after `horizon_ms`."""
-        return self._trimmed + bisect_left(self._arrivals_ms, horizon_ms)
+        return self.first + bisect_left(self._arrivals_ms, horizon_ms)
 
     def position_of(self, counter: int) -> int:
         """Return the position of the first record with at least this counter."""
-        return self._trimmed + bisect_left(self._counters, counter)
-
-    def position_at(self, instant_ms: int) -> int:
-        """Return the position of the first record that arrived at or after `instant_ms`."""
-        return self.start(instant_ms)
+        return self.first + bisect_left(self._counters, counter)
 
     def arrived_ms(self, position: int) -> int:
         """Return when the record at `position` arrived, in milliseconds since 1970."""
-        return self._arrivals_ms[position - self._trimmed]
+        return self._arrivals_ms[position - self.first]
 
     def record(self, position: int) -> tuple[str, bytes, int, int]:
         """Return partition key, data, counter and arrival (ms) of the record at `position`."""
-        at = position - self._trimmed
+        at = position - self.first
         return self._keys[at], self._data[at], self._counters[at], self._arrivals_ms[at]
 
     def trim(self, horizon_ms: int) -> None:
@@ -185,7 +173,7 @@ class ShardLog:
             return
         for column in (self._keys, self._data, self._counters, self._arrivals_ms):
             del column[:expired]
-        self._trimmed += expired
+        self.first += expired
 
 
 def shard_id_of(index: int) -> str:
@@ -198,22 +186,6 @@ class FakeShard:
 
     Instants are milliseconds since 1970.
     """
-
-    __slots__ = (
-        "_bits",
-        "adjacent_parent_shard_id",
-        "capacity",
-        "closed_ms",
-        "created_seconds",
-        "end_digest",
-        "ending_hash_key",
-        "index",
-        "log",
-        "opened_ms",
-        "parent_shard_id",
-        "shard_id",
-        "starting_hash_key",
-    )
 
     def __init__(
         self,
@@ -247,7 +219,7 @@ class FakeShard:
     def append(self, partition_key: str, data: bytes, counter: int, arrived_ms: int) -> str:
         """Store one record and return its sequence number."""
         self.log.append(partition_key, data, counter, arrived_ms)
-        return format_sequence_number(self._bits, counter, arrived_ms // 1000)
+        return self.sequence_number(counter, arrived_ms)
 
     def sequence_number(self, counter: int, arrived_ms: int) -> str:
         """Return the sequence number of the record with this counter and arrival time."""
@@ -277,8 +249,6 @@ def uniform_starts(count: int) -> tuple[int, ...]:
 
 class ShardFamily:
     """All shards that a stream ever had, and an index over the open ones."""
-
-    __slots__ = ("_limits", "all", "end_digests", "open")
 
     def __init__(self, count: int, *, now_ms: int, limits: ServiceLimits) -> None:
         self._limits = limits

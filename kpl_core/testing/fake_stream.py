@@ -213,7 +213,13 @@ class FakeStream:
             stored_bytes += size
             entries.append(PutRecordsEntry(number, shard.shard_id))
         self._counter = counter
-        self._count(len(entries), stored, throttled, faulted, stored_bytes)
+        statistics = self.statistics
+        statistics.put_requests += 1
+        statistics.records_offered += len(entries)
+        statistics.records_stored += stored
+        statistics.records_throttled += throttled
+        statistics.records_faulted += faulted
+        statistics.bytes_stored += stored_bytes
         if arrived_ms >= self._trim_at_ms:
             self._trim(arrived_ms)
         return entries
@@ -234,15 +240,6 @@ class FakeStream:
             throttled = error.code == THROUGHPUT_EXCEEDED
             message = self.throttled_message(shard) if throttled else usual.message if usual else error.code
         return PutRecordsEntry(error_code=error.code, error_message=message)
-
-    def _count(self, offered: int, stored: int, throttled: int, faulted: int, stored_bytes: int) -> None:
-        statistics = self.statistics
-        statistics.put_requests += 1
-        statistics.records_offered += offered
-        statistics.records_stored += stored
-        statistics.records_throttled += throttled
-        statistics.records_faulted += faulted
-        statistics.bytes_stored += stored_bytes
 
     def _trim(self, now_ms: int) -> None:
         self._trim_at_ms = now_ms + _TRIM_EVERY_MS

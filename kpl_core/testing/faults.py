@@ -177,8 +177,6 @@ EVERY_TIME: Final = When()
 class Fault:
     """One armed effect. `seen` counts the matches so far, `fired` how often the effect applied."""
 
-    __slots__ = ("_met", "effect", "fired", "seen", "when")
-
     def __init__(self, effect: Effect, when: When) -> None:
         self.effect = effect
         self.when = when

@@ -121,12 +121,6 @@ SHARD_FILTERS: Final[dict[str, Callable[[FakeShard, _Moment], bool]]] = {
 }
 
 
-def selects(shard_filter: ShardListingFilter, shard: FakeShard, *, horizon_ms: int, after_index: int) -> bool:
-    """Return True if a listing with this filter includes `shard`. `after_index` is the number of the filter's shard."""
-    moment = _Moment(max(shard_filter.timestamp_ms or 0, horizon_ms), horizon_ms, after_index)
-    return SHARD_FILTERS[shard_filter.type](shard, moment)
-
-
 def describe_shard(shard: FakeShard) -> ShardDescription:
     """Return one shard as the service describes it."""
     return ShardDescription(
@@ -177,14 +171,14 @@ def listing_of(next_token: str | None) -> tuple[str | None, int]:
 
 def shard_page(stream: FakeStream, listing: ShardListToken, *, max_results: int, now_ms: int) -> ShardPage:
     """Return the next page of a listing: at most `max_results` shards, and at most 1,000."""
-    shard_filter = ShardListingFilter(listing.filter_type, listing.filter_shard_id, listing.filter_timestamp_ms)
-    after_filter = -1 if shard_filter.shard_id is None else stream.shard(shard_filter.shard_id).index
+    after_filter = -1 if listing.filter_shard_id is None else stream.shard(listing.filter_shard_id).index
     horizon_ms = stream.horizon_ms(now_ms)
+    moment = _Moment(max(listing.filter_timestamp_ms or 0, horizon_ms), horizon_ms, after_filter)
+    is_included = SHARD_FILTERS[listing.filter_type]
     shards = [
         shard
         for shard in stream.shards.listed(horizon_ms)
-        if shard.index > listing.after_index
-        and selects(shard_filter, shard, horizon_ms=horizon_ms, after_index=after_filter)
+        if shard.index > listing.after_index and is_included(shard, moment)
     ]
     page = shards[: min(max_results, SHARDS_PER_PAGE)]
     described = tuple(describe_shard(shard) for shard in page)

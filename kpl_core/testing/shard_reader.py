@@ -9,8 +9,6 @@ from kpl_core.testing.fake_stream import FakeStream
 from kpl_core.testing.kinesis_api import INVALID_ARGUMENT, ChildShard, KinesisError, RecordsPage, StoredRecord
 from kpl_core.testing.shard_listing import ShardIterator, encode_token
 
-ITERATOR_TYPES: Final = ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
-
 _BY_NUMBER: Final = frozenset({"AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"})
 # API_GetRecords: the largest answer, unless its first record is larger.
 _ANSWER_BYTES: Final = 10 * MIB
@@ -36,7 +34,7 @@ def starting_position(
         counter = _counter(stream, shard, sequence_number)
         return max(horizon, shard.log.position_of(counter + (iterator_type == "AFTER_SEQUENCE_NUMBER")))
     if timestamp_ms is not None:
-        return max(horizon, shard.log.position_at(timestamp_ms))
+        return max(horizon, shard.log.start(timestamp_ms))
     return shard.log.end if iterator_type == "LATEST" else horizon
 
 

@@ -9,16 +9,17 @@ import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
-from msgspec import MsgspecError
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
@@ -63,8 +64,9 @@ def send_in_pieces(request: Any, **_: object) -> None:  # noqa: ANN401 - botocor
 
 NO_CREDENTIALS: Final = "NoCredentials"
 # All errors that can happen before a readable answer is there.
-_BROKEN: Final = (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, MsgspecError)
-_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError)
+_BROKEN: Final = (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError)
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, msgspec.MsgspecError)
+_wire_entries: Final[Callable[[Any], list[PutRecordsEntry]]] = itemgetter("Records")
 
 T = TypeVar("T")
 
@@ -162,7 +164,7 @@ class AiobotocoreTransport:
         """Send one request: one attempt, within `request_timeout_ms`."""
         if self._wire is None:
             return await self._call("put_records", _stock_entries, request.stream, Records=_stock_records(request))
-        return await self._call("put_records", _entries, request.stream, Records=request)
+        return await self._call("put_records", _wire_entries, request.stream, Records=request)
 
     async def list_shards(self, stream: str) -> Sequence[Shard] | RequestFailure:
         """Return all open shards. If one page fails the whole call fails, because half a shard map is wrong."""
@@ -208,24 +210,12 @@ class AiobotocoreTransport:
         except _BROKEN as error:
             return RequestFailure(INTERNAL, without_passwords(str(error)) or type(error).__name__)
         except Exception as error:  # noqa: BLE001 - credential providers and event handlers may raise anything
-            return RequestFailure(
-                INTERNAL,
-                without_passwords(f"{method} was not sent: code of the botocore session raised {error!r}"),
-            )
+            text = f"{method} was not sent: code of the botocore session raised {error!r}"
+            return RequestFailure(INTERNAL, without_passwords(text))
 
 
-def _entries(answer: Any) -> list[PutRecordsEntry]:  # noqa: ANN401 - botocore has no types
-    entries: list[PutRecordsEntry] = answer["Records"]
-    return entries
-
-
-def _stock_entries(answer: Any) -> list[PutRecordsEntry]:  # noqa: ANN401
-    return [
-        PutRecordsEntry(
-            entry.get("SequenceNumber"), entry.get("ShardId"), entry.get("ErrorCode"), entry.get("ErrorMessage")
-        )
-        for entry in answer["Records"]
-    ]
+def _stock_entries(answer: Any) -> list[PutRecordsEntry]:  # noqa: ANN401 - botocore has no types
+    return msgspec.convert(answer["Records"], list[PutRecordsEntry])
 
 
 def _shard_page(answer: Any) -> tuple[list[Shard], str | None]:  # noqa: ANN401

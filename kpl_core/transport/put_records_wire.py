@@ -187,14 +187,8 @@ def cbor_entries(body: bytes) -> list[PutRecordsEntry]:
     import cbor2  # noqa: PLC0415 - an extra
 
     try:
-        answer: Any = cbor2.loads(body)
-        return [
-            PutRecordsEntry(
-                entry.get("SequenceNumber"), entry.get("ShardId"), entry.get("ErrorCode"), entry.get("ErrorMessage")
-            )
-            for entry in answer["Records"]
-        ]
-    except (AttributeError, KeyError, TypeError, cbor2.CBORDecodeError) as error:
+        return msgspec.convert(cbor2.loads(body), _PutRecordsOutput).records
+    except (msgspec.ValidationError, cbor2.CBORDecodeError) as error:
         message = f"the answer of {len(body)} bytes has no results"
         raise ValueError(message) from error
 

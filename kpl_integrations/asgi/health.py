@@ -29,6 +29,7 @@ from kpl_integrations.asgi.protocol import (
     Scope,
     Send,
     producer_of,
+    retry_after_header,
     send_json,
 )
 
@@ -156,7 +157,7 @@ class BackpressureMiddleware:
     middleware outside `RequestOutboxMiddleware` (in Starlette: add it after).
 
     Raises:
-        ConfigError: `retry_after_seconds` is not a whole number of seconds.
+        ConfigError: `retry_after_seconds` is not a whole number of seconds, at least 1.
     """
 
     def __init__(
@@ -168,8 +169,8 @@ class BackpressureMiddleware:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
-        require_number("retry_after_seconds", retry_after_seconds, Bound(0, math.inf, "seconds", whole=True))
-        self._retry_after = str(retry_after_seconds).encode()
+        require_number("retry_after_seconds", retry_after_seconds, Bound(1, math.inf, "seconds", whole=True))
+        self._retry_after = retry_after_header(retry_after_seconds)
         self._rejections = rejections
         self._clock = clock
 
@@ -215,5 +216,4 @@ class BackpressureMiddleware:
             "code": code,
         }
         body = msgspec.json.encode(problem)
-        retry_after = (b"retry-after", self._retry_after)
-        await send_json(send, _SERVICE_UNAVAILABLE, body, content_type=PROBLEM_JSON, headers=[retry_after])
+        await send_json(send, _SERVICE_UNAVAILABLE, body, content_type=PROBLEM_JSON, headers=[self._retry_after])

@@ -214,10 +214,8 @@ class KinesisASGI:
                     self._state = {}
         except Exception as error:
             # Without this message the server would serve without a producer.
-            if not inner.has_started:
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
-            else:
-                await send({"type": "lifespan.shutdown.failed", "message": str(error)})
+            phase = "shutdown" if inner.has_started else "startup"
+            await send({"type": f"lifespan.{phase}.failed", "message": str(error)})
             raise
         await send(inner.last_message)
 
@@ -268,25 +266,24 @@ class _InnerLifespan:
         await self._send_to_server(message)
 
 
-async def _check_streams(
-    transport: KinesisTransport,
-    streams: Sequence[str],
-    *,
-    patience_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
+async def _check_streams(transport: KinesisTransport, streams: Sequence[str], *, patience_seconds: float) -> None:
     """List the shards of every stream, with retries for `patience_seconds` in total; 0 means one attempt.
 
     Raises:
         StartupFailed: a stream cannot be used.
     """
-    deadline = clock() + patience_seconds
+    deadline = time.monotonic() + patience_seconds
     for stream in streams:
         failures = 0
+<<<<<<< HEAD
         # Without patience the one attempt has the transport's own timeouts.
         bound = deadline if patience_seconds else math.inf
         while (problem := await _problem_with(transport, stream, bound - clock())) is not None:
             left = deadline - clock()
+=======
+        while (problem := await _problem_with(transport, stream)) is not None:
+            left = deadline - time.monotonic()
+>>>>>>> main
             if left <= 0:
                 waited = f" after {patience_seconds:g} s" if patience_seconds else ""
                 message = (

@@ -56,9 +56,9 @@ class OutboxDelivery:
 
     __slots__ = ("_delivery", "_outcome")
 
-    def __init__(self) -> None:
-        self._delivery: Delivery | None = None
-        self._outcome: Outcome = "open"
+    def __init__(self, delivery: Delivery | None = None) -> None:
+        self._delivery = delivery
+        self._outcome: Outcome = "open" if delivery is None else "published"
 
     def published(self, delivery: Delivery) -> None:
         """Follow the producer's delivery from now on."""
@@ -105,16 +105,6 @@ class OutboxDelivery:
         return self._delivery
 
 
-def _paired(partition_key: str, data: BytesLike) -> UserRecord:
-    return UserRecord(partition_key, as_bytes(data))
-
-
-def _published(delivery: Delivery) -> OutboxDelivery:
-    published = OutboxDelivery()
-    published.published(delivery)
-    return published
-
-
 class OutboxProducer:
     """Replaces the producer within a request: it keeps puts until the response, and delegates everything else.
 
@@ -143,11 +133,25 @@ class OutboxProducer:
         **options: Unpack[PutOptions],
     ) -> OutboxDelivery:
         """Keep a user record until the response begins; options and errors are those of `Producer.put_nowait`."""
-        return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
+        return self.put_record_nowait(stream, UserRecord(partition_key, as_bytes(data), **options))
 
     def put_record_nowait(self, stream: str, record: UserRecord) -> OutboxDelivery:
         """Keep a user record like `put_nowait`."""
-        return self._keep(stream, record)
+        self._require_own_thread()
+        size = self._checked_size(stream, record)
+        if self._outcome == "published":
+            return OutboxDelivery(self._producer.put_record_nowait(stream, record))
+        delivery = OutboxDelivery()
+        if self._outcome == "discarded":
+            delivery.discarded()
+            self._discarded[self._status] += 1
+        else:
+            if not isinstance(record.data, bytes):
+                # Copy a mutable buffer, because the caller may overwrite it before the response.
+                record = msgspec.structs.replace(record, data=as_bytes(record.data))
+            self._producer.buffer_limit.reserve(size_bytes=size, tier=record.tier)
+            self._kept.append((stream, record, size, delivery))
+        return delivery
 
     async def put(
         self,
@@ -163,9 +167,8 @@ class OutboxProducer:
         this waits like the producer.
         """
         if self._outcome == "published":
-            after = await self._producer.put(stream, partition_key=partition_key, data=data, **options)
-            return _published(after)
-        return self._keep(stream, UserRecord(partition_key, as_bytes(data), **options))
+            return OutboxDelivery(await self._producer.put(stream, partition_key=partition_key, data=data, **options))
+        return self.put_record_nowait(stream, UserRecord(partition_key, as_bytes(data), **options))
 
     async def put_many(
         self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]
@@ -175,33 +178,19 @@ class OutboxProducer:
         After `publish` this is the producer's own `put_many`.
         """
         if self._outcome == "published":
-            return [_published(after) for after in await self._producer.put_many(stream, records)]
-        checked = [record if isinstance(record, UserRecord) else _paired(*record) for record in records]
+            return [OutboxDelivery(after) for after in await self._producer.put_many(stream, records)]
+        checked = [
+            record if isinstance(record, UserRecord) else UserRecord(record[0], as_bytes(record[1]))
+            for record in records
+        ]
         for record in checked:
             self._checked_size(stream, record)
         before = len(self._kept)
         try:
-            return [self._keep(stream, record) for record in checked]
+            return [self.put_record_nowait(stream, record) for record in checked]
         except BufferFull:
             self._release(before)
             raise
-
-    def _keep(self, stream: str, record: UserRecord) -> OutboxDelivery:
-        self._require_own_thread()
-        size = self._checked_size(stream, record)
-        if self._outcome == "published":
-            return _published(self._put(stream, record))
-        delivery = OutboxDelivery()
-        if self._outcome == "discarded":
-            delivery.discarded()
-            self._discarded[self._status] += 1
-        else:
-            if not isinstance(record.data, bytes):
-                # Copy a mutable buffer, because the caller may overwrite it before the response.
-                record = msgspec.structs.replace(record, data=as_bytes(record.data))
-            self._producer.buffer_limit.reserve(size_bytes=size, tier=record.tier)
-            self._kept.append((stream, record, size, delivery))
-        return delivery
 
     def publish(self) -> None:
         """Put all kept records in order; their capacity is already reserved.
@@ -231,7 +220,7 @@ class OutboxProducer:
         short_records, short_bytes = max(0, 1 - free_records), max(0, size - free_bytes)
         limit.release(records=short_records, size_bytes=short_bytes)
         try:
-            return self._put(stream, record)
+            return self._producer.put_record_nowait(stream, record)
         finally:
             limit.release(records=-short_records, size_bytes=-short_bytes)
 
@@ -253,17 +242,6 @@ class OutboxProducer:
             self._producer.buffer_limit.release(records=1, size_bytes=size)
             delivery.discarded()
         del self._kept[start:]
-
-    def _put(self, stream: str, record: UserRecord) -> Delivery:
-        return self._producer.put_nowait(
-            stream,
-            partition_key=record.partition_key,
-            data=record.data,
-            explicit_hash_key=record.explicit_hash_key,
-            flow=record.flow,
-            tier=record.tier,
-            metadata=record.metadata,
-        )
 
     def _require_own_thread(self) -> None:
         if threading.get_ident() != self._thread:

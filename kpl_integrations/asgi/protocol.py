@@ -1,5 +1,6 @@
 """ASGI 3.0 (asgi.readthedocs.io) without a framework: its types, JSON responses, and a connection's producer."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Keys in the lifespan's state.
 STATE_KEY: Final = "kinesis"
 HEALTH_KEY: Final = "kinesis_health"
+
+Header = tuple[bytes, bytes]
 
 _JSON: Final = b"application/json"
 # RFC 9457, Problem Details for HTTP APIs.
@@ -53,8 +56,18 @@ def _why_it_is_missing(scope: Mapping[str, Any]) -> str:
     )
 
 
+def whole_seconds(seconds: float) -> int:
+    """Return `seconds` rounded up, at least 1: never ask a client to come back before there is capacity."""
+    return max(1, math.ceil(seconds))
+
+
+def retry_after_header(seconds: float) -> Header:
+    """Return the Retry-After field (RFC 9110, section 10.2.3)."""
+    return b"retry-after", b"%d" % whole_seconds(seconds)
+
+
 async def send_json(
-    send: Send, status: int, body: bytes, *, content_type: bytes = _JSON, headers: Iterable[tuple[bytes, bytes]] = ()
+    send: Send, status: int, body: bytes, *, content_type: bytes = _JSON, headers: Iterable[Header] = ()
 ) -> None:
     """Send a response with this body; the server drops the body of a HEAD request."""
     start = {

@@ -10,7 +10,6 @@ Every `KinesisLifespan` entered inside the block uses it, regardless of its conf
 
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from kpl_core import Config, UserRecord, decode
@@ -84,8 +83,6 @@ class KinesisDouble:
         KinesisLifespan.transport_override = self.transport
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc_info: object) -> None:
         """Restore the real transport."""
         KinesisLifespan.transport_override = None

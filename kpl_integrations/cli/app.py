@@ -34,6 +34,10 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, max=64, help="Processes; use one per core.  \\[default: 1]", show_default=False),
 ]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A Host name to answer to besides loopback names; may be repeated."),
+]
 DrainDelay = Annotated[
     float | None,
     typer.Option(
@@ -83,17 +87,13 @@ def demo(
     Put-to-ack is the time from a request to its answer, which confirms that Kinesis has stored the records
     (with --direct: of one record in 20, if there are 200,000). It includes up to 100 ms of aggregation delay.
     """
-    from kpl_integrations.cli.demo import DemoCommand  # noqa: PLC0415
+    from kpl_integrations.cli.demo import DemoCommand, open_direct_load  # noqa: PLC0415
 
-    open_gateway = None
+    open_load = open_direct_load
     if not direct:
         with requires_extra("ingest"):
-            from kpl_integrations.cli.demo_gateway import DemoGateway  # noqa: PLC0415
-        open_gateway = DemoGateway.opened
-    command = DemoCommand(
-        count=records, shards=shards, seed=seed, split=split, open_gateway=open_gateway, as_json=as_json
-    )
-    run(command.run)
+            from kpl_integrations.cli.demo_gateway import open_gateway_load as open_load  # noqa: PLC0415
+    run(DemoCommand(count=records, shards=shards, seed=seed, split=split, open_load=open_load, as_json=as_json).run)
 
 
 @app.command()
@@ -130,13 +130,13 @@ def serve(  # noqa: PLR0913 - each parameter is an option
         int | None,
         typer.Option(min=0, max=65_535, help="Port; 0 selects a free one.  \\[default: 8080]", show_default=False),
     ] = None,
+    allow_host: AllowedHosts = None,
     workers: Workers = None,
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants and their keys; reloaded when it changes.")
     ] = None,
     spool: Annotated[
-        Path | None,
-        typer.Option(help="File for every record before it is acknowledged; for ack=spooled."),
+        Path | None, typer.Option(help="File for every record before it is acknowledged; for ack=spooled.")
     ] = None,
     dead_letters: Annotated[Path | None, typer.Option(help="File for records that could not be delivered.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain in PEM.")] = None,
@@ -162,6 +162,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     given = {
         "host": host,
         "port": port,
+        "allowed_hosts": ",".join(allow_host or ()) or None,
         "workers": workers,
         "tenants": tenants,
         "spool": spool,
@@ -276,7 +277,7 @@ def top(
     Rates are per second since the last update. A gateway with tenants requires its admin key in KPL_GATEWAY_KEY;
     with a tenant's own key it shows that tenant. Ctrl-C stops it with status 0.
     """
-    from kpl_integrations.cli.top.top import Top  # noqa: PLC0415
+    from kpl_integrations.cli.top import Top  # noqa: PLC0415
 
     run(Top(url, key=key or None, interval=interval, count=count, as_json=as_json).run)
 

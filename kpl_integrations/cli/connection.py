@@ -3,7 +3,8 @@
 import ipaddress
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -14,13 +15,10 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectionError as NoConnection,
-    ConnectTimeoutError,
-    EndpointConnectionError,
     HTTPClientError,
     MetadataRetrievalError,
     NoCredentialsError,
     PartialCredentialsError,
-    ReadTimeoutError,
     SSLError,
 )
 
@@ -38,28 +36,25 @@ _NO_FILES: Final = {
     "credentials_file": (None, None, os.devnull, None),
 }
 
-_CLIENT: Final[dict[str, Any]] = {
-    "connect_timeout": 4,
-    "read_timeout": 20,
-    "tcp_keepalive": True,
-}
+_CLIENT: Final[dict[str, Any]] = {"connect_timeout": 4, "read_timeout": 20, "tcp_keepalive": True}
 
 _CREDENTIALS: Final = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, as for any AWS client; "
     "a Kinesis on this machine takes any"
 )
-_REJECTED_CREDENTIALS: Final = "renew them, and check AWS_PROFILE and the clock of this machine"
+REJECTED_CREDENTIALS: Final = "renew them, and check AWS_PROFILE and the clock of this machine"
 
 # error code (a trailing * matches any ending) -> what to do
 _ADVICE: Final = {
     "ResourceNotFoundException": "check its name, the region and the endpoint, or create it",
     "AccessDenied*": "allow it in the IAM policy of these credentials",
     "NoCredentials": _CREDENTIALS,
-    "UnrecognizedClientException": _REJECTED_CREDENTIALS,
-    "InvalidSignatureException": _REJECTED_CREDENTIALS,
-    "IncompleteSignature*": _REJECTED_CREDENTIALS,
-    "MissingAuthenticationToken*": _REJECTED_CREDENTIALS,
-    "ExpiredToken*": _REJECTED_CREDENTIALS,
+    "UnrecognizedClient*": REJECTED_CREDENTIALS,
+    "InvalidSignature*": REJECTED_CREDENTIALS,
+    "IncompleteSignature*": REJECTED_CREDENTIALS,
+    "MissingAuthenticationToken*": REJECTED_CREDENTIALS,
+    "SignatureDoesNotMatch*": REJECTED_CREDENTIALS,
+    "ExpiredToken*": REJECTED_CREDENTIALS,
     "KMS*": "check the key that encrypts the stream, and the permission to use it",
     "ProvisionedThroughputExceededException": "give the stream more shards, or send less",
     "LimitExceededException": "try again in a moment",
@@ -69,16 +64,19 @@ _ADVICE: Final = {
 _OTHER_ADVICE: Final = "check the stream and the endpoint"
 
 
+@dataclass
 class Connection:
     """Region, endpoint and credentials (in `session`) for one stream. Created by `resolved` or `to_own_server`."""
 
-    def __init__(self, session: AioSession, stream: str, *, region: str, endpoint_url: str | None) -> None:
-        self.session = session
-        self.stream = stream
-        self.region = region
-        self.endpoint_url = endpoint_url
+    session: AioSession
+    stream: str
+    region: str = field(kw_only=True)
+    endpoint_url: str | None = field(kw_only=True)
+
+    @property
+    def _options(self) -> dict[str, Any]:
         # Do not use a proxy for this machine.
-        self._options: dict[str, Any] = {"proxies": {}} if _is_loopback(endpoint_url) else {}
+        return {"proxies": {}} if _is_loopback(self.endpoint_url) else {}
 
     @classmethod
     async def resolved(cls, stream: str, *, region: str | None, endpoint_url: str | None) -> Self:
@@ -104,6 +102,24 @@ class Connection:
         session = AioSession(session_vars=_NO_FILES)
         session.set_credentials(LOCAL_CREDENTIAL, LOCAL_CREDENTIAL)
         return cls(session, stream, region=LOCAL_REGION, endpoint_url=endpoint_url)
+
+    @classmethod
+    async def to_stream(cls, stream: str, *, region: str | None, endpoint_url: str | None) -> Self:
+        """Find region and credentials, and check that the stream exists before anything is read or sent.
+
+        Raises:
+            CommandFailure: as `resolved`; or Kinesis cannot be reached, rejects the credentials, or has no such stream.
+        """
+        connection = await cls.resolved(stream, region=region, endpoint_url=endpoint_url)
+        # One attempt, because the user waits for the answer.
+        async with connection.client(attempts=1) as client:
+            try:
+                await client.describe_stream_summary(**connection.stream_argument)
+            except ClientError as error:
+                # Producers often may put but not describe; then the first put shows whether the stream exists.
+                if not error.response.get("Error", {}).get("Code", "").startswith("AccessDenied"):
+                    raise
+        return connection
 
     @property
     def place(self) -> str:
@@ -131,33 +147,16 @@ class Connection:
             creating = self.session.create_client(
                 "kinesis", region_name=self.region, endpoint_url=self.endpoint_url, config=config
             )
-            try:
-                client = await creating.__aenter__()
-            except ValueError as error:
-                message = (
-                    f"{_one_line(error)}; check --region, such as eu-west-1, "
-                    "and --endpoint-url, such as http://127.0.0.1:4567"
-                )
-                raise CommandFailure(message) from error
-            try:
+            async with AsyncExitStack() as stack:
+                try:
+                    client = await stack.enter_async_context(creating)
+                except ValueError as error:
+                    message = (
+                        f"{_one_line(error)}; check --region, such as eu-west-1, "
+                        "and --endpoint-url, such as http://127.0.0.1:4567"
+                    )
+                    raise CommandFailure(message) from error
                 yield client
-            finally:
-                await creating.__aexit__(None, None, None)
-
-    async def require_stream(self) -> None:
-        """Check that the stream exists before anything is read or sent.
-
-        Raises:
-            CommandFailure: Kinesis cannot be reached, rejects the credentials, or has no such stream.
-        """
-        # One attempt, because the user waits for the answer.
-        async with self.client(attempts=1) as client:
-            try:
-                await client.describe_stream_summary(**self.stream_argument)
-            except ClientError as error:
-                # Producers often may put but not describe; then the first put shows whether the stream exists.
-                if not error.response.get("Error", {}).get("Code", "").startswith("AccessDenied"):
-                    raise
 
 
 async def _found_credentials(session: AioSession) -> object | None:
@@ -217,25 +216,23 @@ def _aws_errors_as_failures(place: str, stream: str, *, cli_options: str = "") -
     """
     try:
         yield
-    except ClientError as error:
-        raise CommandFailure(_error_sentence(error, place, stream, cli_options)) from error
-    except (NoCredentialsError, PartialCredentialsError) as error:
-        message = f"no AWS credentials found ({_one_line(error)}); {_CREDENTIALS}"
-        raise CommandFailure(message) from error
-    except SSLError as error:
-        message = f"{place} has no trusted certificate: {_one_line(error)}; check the endpoint or AWS_CA_BUNDLE"
-        raise CommandFailure(message) from error
-    except (EndpointConnectionError, ConnectTimeoutError, NoConnection, HTTPClientError, ReadTimeoutError) as error:
-        message = (
+    except (ClientError, BotoCoreError, aiohttp.ClientError) as error:
+        raise CommandFailure(_sentence(error, place, stream, cli_options)) from error
+
+
+def _sentence(error: Exception, place: str, stream: str, cli_options: str) -> str:
+    if isinstance(error, ClientError):
+        return _error_sentence(error, place, stream, cli_options)
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return f"no AWS credentials found ({_one_line(error)}); {_CREDENTIALS}"
+    if isinstance(error, SSLError):
+        return f"{place} has no trusted certificate: {_one_line(error)}; check the endpoint or AWS_CA_BUNDLE"
+    if isinstance(error, NoConnection | HTTPClientError):
+        return (
             f"{place} cannot be reached; check --endpoint-url, the region and the network "
             "(`kpl local` starts a Kinesis on this machine)"
         )
-        raise CommandFailure(message) from error
-    except (BotoCoreError, aiohttp.ClientError) as error:
-        message = (
-            f"{place} cannot be used: {_one_line(error)}; check AWS_PROFILE, AWS' configuration files and the endpoint"
-        )
-        raise CommandFailure(message) from error
+    return f"{place} cannot be used: {_one_line(error)}; check AWS_PROFILE, AWS' configuration files and the endpoint"
 
 
 def _error_sentence(error: ClientError, place: str, stream: str, cli_options: str) -> str:

@@ -61,16 +61,16 @@ class CoordinateCommand:
         try:
             if self.once:
                 await self._round(coordinator)
-                return ExitCode.DONE
-            await until_signal(lambda: self._rounds(coordinator))
-            note("stopped; within two intervals the workers compute summaries themselves")
+            else:
+                await until_signal(lambda: self._rounds(coordinator))
+                note("stopped; within two intervals the workers compute summaries themselves")
             return ExitCode.DONE
         except StoreFailed as error:
             raise CommandFailure(str(error)) from error
         finally:
             await store.aclose()
 
-    async def _rounds(self, coordinator: Coordinator) -> ExitCode:
+    async def _rounds(self, coordinator: Coordinator) -> None:
         await self._round(coordinator)
         is_ok = True
         while True:

@@ -1,6 +1,5 @@
 """The commands of `kpl dlq`: list, show, redrive, export and purge the dead letters of a spool file."""
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +13,9 @@ import anyio.to_thread
 import msgspec
 from rich.progress import Progress, TaskID
 
-from kpl_core import Producer, RecordResult, SpoolOptions
+from kpl_core import Producer, RecordResult, SpoolOptions, UserRecord
 from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, RedriveProgress, Redriver, purge
-from kpl_core.durability.replay import DeliveryPace
+from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool import (
     AsyncSpool,
     DeadLetter,
@@ -26,9 +25,9 @@ from kpl_core.durability.spool import (
     SpoolError,
     letter_to_json,
 )
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_integrations.cli.connection import Connection
-from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, exit_code_of, until_signal
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
 
 _IN_FLIGHT: Final = 500
@@ -41,9 +40,8 @@ async def count(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
     """Print the number of matching letters by reason."""
     with _opened(path) as letters:
         counts = letters.count(wanted)
-    figures = [Figure(reason, number, f"{number:,}") for reason, number in counts.items()]
-    total = sum(counts.values())
-    print_figures([*figures, Figure("total", total, f"{total:,}", "dead letters")], as_json=as_json)
+    figures = [Figure(reason, number) for reason, number in counts.items()]
+    print_figures([*figures, Figure("total", sum(counts.values()), "dead letters")], as_json=as_json)
     return ExitCode.DONE
 
 
@@ -98,15 +96,11 @@ async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: b
                 message = f"{destination} cannot be written ({error.strerror}); check its path, permissions and disk"
                 raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT) from error
 
-    ended = await until_signal(partial(_in_a_thread, work))
-    if isinstance(ended, signal.Signals):
+    ended = await until_signal(partial(anyio.to_thread.run_sync, work))
+    if ended is not ExitCode.DONE:
         note(f"interrupted; {destination} is unchanged")
-        return exit_code_of(ended)
-    figures = [
-        Figure("exported", written, f"{written:,}", f"to {destination}"),
-        Figure("damaged", damaged, f"{damaged:,}"),
-    ]
-    print_figures(figures, as_json=as_json)
+        return ended
+    print_figures([Figure("exported", written, f"to {destination}"), Figure("damaged", damaged)], as_json=as_json)
     if damaged:
         note(f"damaged letters are in {path} only; recover them with `sqlite3 FILE .recover` before you purge them")
     return ExitCode.DONE
@@ -129,23 +123,17 @@ async def purge_letters(path: Path, wanted: LetterFilter, as_json: bool) -> Exit
             purge(queue, wanted, on_progress=advanced)
 
     try:
-        ended = await until_signal(partial(_in_a_thread, work))
+        ended = await until_signal(partial(anyio.to_thread.run_sync, work))
     except SpoolError as error:
         raise CommandFailure(str(error)) from error
-    print_figures([Figure("purged", purged, f"{purged:,}")], as_json=as_json)
-    if isinstance(ended, signal.Signals):
+    print_figures([Figure("purged", purged)], as_json=as_json)
+    if ended is not ExitCode.DONE:
         note("interrupted; run it again for the rest")
-        return exit_code_of(ended)
-    return ExitCode.DONE
-
-
-async def _in_a_thread(work: Callable[[], None]) -> ExitCode:
-    """Run blocking work in a thread; it calls `_advanced` regularly, where a signal stops it."""
-    await anyio.to_thread.run_sync(work)
-    return ExitCode.DONE
+    return ended
 
 
 def _advanced(bar: Progress, shown: TaskID, done: int) -> None:
+    """Show the progress of work in a thread, which ends here after a signal."""
     bar.update(shown, completed=done)
     anyio.from_thread.check_cancelled()
 
@@ -161,15 +149,14 @@ async def redrive(
     """Send the matching letters again, critical ones first; delivered letters leave the file."""
     last = RedriveProgress(0, 0, 0, 0)
 
-    async def work() -> ExitCode:
+    async def work() -> None:
         nonlocal last
         async with AsyncSpool(Spool(_options(path))) as spool:
             queue = DeadLetterQueue(spool.spool)
             stream = await _first_stream(queue, spool, wanted)
             if stream is None:
-                return ExitCode.DONE
-            connection = await Connection.resolved(stream, region=region, endpoint_url=endpoint_url)
-            await connection.require_stream()
+                return
+            connection = await Connection.to_stream(stream, region=region, endpoint_url=endpoint_url)
             async with Producer(connection.producer_config(), session=connection.session) as producer:
                 with progress() as bar:
                     shown = bar.add_task("redrive", total=None)
@@ -181,7 +168,6 @@ async def redrive(
 
                     redriver = Redriver(queue, _put_into(producer), _pace(rate))
                     last = await redriver.redrive(wanted, on_progress=show)
-        return ExitCode.DONE
 
     try:
         ended = await until_signal(work)
@@ -189,15 +175,15 @@ async def redrive(
         raise CommandFailure(str(error)) from error
     left = last.total - last.delivered
     figures = [
-        Figure("letters", last.total, f"{last.total:,}", "matched"),
-        Figure("delivered", last.delivered, f"{last.delivered:,}"),
-        Figure("failed", last.failed, f"{last.failed:,}", "still in the queue"),
-        Figure("damaged", last.damaged, f"{last.damaged:,}"),
+        Figure("letters", last.total, "matched"),
+        Figure("delivered", last.delivered),
+        Figure("failed", last.failed, "still in the queue"),
+        Figure("damaged", last.damaged),
     ]
     print_figures(figures, as_json=as_json)
-    if isinstance(ended, signal.Signals):
+    if ended is not ExitCode.DONE:
         note("interrupted; run it again for the rest")
-        return exit_code_of(ended)
+        return ended
     return ExitCode.NOT_ALL_ARRIVED if left else ExitCode.DONE
 
 
@@ -211,14 +197,9 @@ async def _first_stream(queue: DeadLetterQueue, spool: AsyncSpool, wanted: Lette
 
 def _put_into(producer: Producer) -> Callable[[SpooledRecord, Callable[[RecordResult], None]], None]:
     def put(record: SpooledRecord, finished: Callable[[RecordResult], None], /) -> None:
-        delivery = producer.put_nowait(
-            record.stream,
-            partition_key=record.partition_key,
-            data=record.data,
-            explicit_hash_key=record.explicit_hash_key,
-            tier=record.tier,
-        )
-        ResultCallback(delivery, finished)
+        letter = UserRecord(record.partition_key, record.data, record.explicit_hash_key, tier=record.tier)
+        delivery = producer.put_record_nowait(record.stream, letter)
+        call_when_finished(delivery, finished)
 
     return put
 

@@ -3,13 +3,13 @@
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from math import exp, log
-from signal import Signals
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,13 +18,13 @@ from rich.progress import Progress, TaskID
 from kpl_core import Delivery, Producer, ProducerReport
 from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, KIB, MIB
 from kpl_integrations.cli.connection import Connection
-from kpl_integrations.cli.exit_code import ExitCode, exit_code_of, until_signal
+from kpl_integrations.cli.exit_code import SIGNAL_CODES, ExitCode, until_signal
 from kpl_integrations.cli.local import local_kinesis
 from kpl_integrations.cli.put import RequestTotals, failure_reasons
 from kpl_integrations.cli.tail import ReadRecord, StreamReader, raises_first
 from kpl_integrations.cli.terminal import Figure, note, print_figures, progress, results
 
-_STREAM: Final = "demo"
+STREAM: Final = "demo"
 _SHOW_SECONDS: Final = 0.1
 # How much of the shards' capacity the demo uses.
 LOAD: Final = 0.9
@@ -42,26 +42,30 @@ _STRIDE: Final = 7_919
 _TIMED_RECORDS: Final = 10_000
 
 
-class _Load(Protocol):
-    put_count: int
-    put_bytes: int
-    seconds_to_ack: list[float]
+class Load(ABC):
+    """How the demo puts its records. `seconds_to_ack` are those from a put, or a request, to its result."""
 
+    def __init__(self, records: "DemoRecords", *, shards: int) -> None:
+        self._records = records
+        self._pace = DemoPace(shards)
+        self.put_count = 0
+        self.put_bytes = 0
+        self.seconds_to_ack: list[float] = []
+
+    @abstractmethod
     async def run(self, split: Callable[[], Any]) -> None:
-        """Put all records and wait for their results."""
+        """Put all records and wait for their results; call `split` once, in the middle."""
+
+    def record(self, number: int) -> tuple[str, bytes]:
+        """Return partition key and data of a record that is put now, and count it."""
+        key, data = self._records.record(number)
+        self.put_count += 1
+        self.put_bytes += len(data)
+        return key, data
 
 
-class _Gateway(Protocol):
-    @property
-    def producer(self) -> Producer:
-        """The gateway's producer."""
-
-    def load(self, records: "DemoRecords", stream: str, *, shards: int) -> _Load:
-        """Return the load that sends `records` through the gateway."""
-
-
-_Put = tuple[_Load, ProducerReport]
-OpenGateway = Callable[[Connection, RequestTotals], AbstractAsyncContextManager[_Gateway]]
+# Opens what the demo puts into; yields its producer and the load.
+OpenLoad = Callable[[Connection, RequestTotals, "DemoRecords", int], AbstractAsyncContextManager[tuple[Producer, Load]]]
 
 
 @dataclass
@@ -72,7 +76,7 @@ class DemoCommand:
     shards: int
     seed: int
     split: bool
-    open_gateway: OpenGateway | None
+    open_load: OpenLoad
     as_json: bool
 
     def __post_init__(self) -> None:
@@ -83,49 +87,34 @@ class DemoCommand:
     async def run(self) -> ExitCode:
         """Put, read back, compare, print; the status is 0 only if every record was read back unchanged."""
         with raises_first():
-            outcome = await until_signal(self._journey)
-        if isinstance(outcome, Signals):
+            status = await until_signal(self._journey)
+        if status in SIGNAL_CODES.values():
             note("interrupted; all temporary data is gone")
-            return exit_code_of(outcome)
-        return outcome
+        return status
 
     async def _journey(self) -> ExitCode:
-        async with local_kinesis({_STREAM: self.shards}) as server:
-            connection = Connection.to_own_server(_STREAM, endpoint_url=server.endpoint_url)
+        async with local_kinesis({STREAM: self.shards}) as server:
+            connection = Connection.to_own_server(STREAM, endpoint_url=server.endpoint_url)
             with progress() as bars:
                 started_at = time.monotonic()
-                if self.open_gateway is None:
-                    load, report = await self._put_directly(connection, bars)
-                else:
-                    load, report = await self._put_through(self.open_gateway(connection, self._hook), connection, bars)
+                async with connection.client() as client:
+                    opening = self.open_load(connection, self._hook, self._records, self.shards)
+                    async with opening as (producer, load):
+                        await self._run(load, producer, client, bars)
+                    report = producer.report()
                 put_seconds = time.monotonic() - started_at
                 reader, read_seconds = await self._read_all(connection, bars)
         figures = self._figures(load, report, reader, put_seconds=put_seconds, read_seconds=read_seconds)
         print_figures(figures, as_json=self.as_json)
-        is_lossless = self._inventory.lost == 0 and self._inventory.altered == 0
+        lost = self._inventory.lost
+        is_lossless = lost == 0 and self._inventory.altered == 0
         if not self.as_json:
-            self._conclude(is_lossless=is_lossless)
+            outcome = "every record" if is_lossless else "not every record"
+            style = "bold green" if is_lossless else "bold red"
+            results().print(f"lost {lost:,}: {outcome} was read back unchanged", style=style, soft_wrap=True)
         return ExitCode.DONE if is_lossless else ExitCode.NOT_ALL_ARRIVED
 
-    async def _put_through(
-        self, opening: AbstractAsyncContextManager[_Gateway], connection: Connection, bars: Progress
-    ) -> _Put:
-        async with connection.client() as client:
-            async with opening as gateway:
-                load = gateway.load(self._records, _STREAM, shards=self.shards)
-                await self._run(load, gateway.producer, client, bars)
-            report = gateway.producer.report()
-        return load, report
-
-    async def _put_directly(self, connection: Connection, bars: Progress) -> _Put:
-        producer = Producer(connection.producer_config(), session=connection.session, hooks=[self._hook])
-        async with connection.client() as client, producer:
-            load = DirectLoad(self._records, producer, _STREAM, self._hook, shards=self.shards)
-            await self._run(load, producer, client, bars)
-            report = await producer.close()
-        return load, report
-
-    async def _run(self, load: _Load, producer: Producer, client: Any, bars: Progress) -> None:  # noqa: ANN401 - aiobotocore has no types
+    async def _run(self, load: Load, producer: Producer, client: Any, bars: Progress) -> None:  # noqa: ANN401 - aiobotocore has no types
         shown = bars.add_task("put and acknowledged", total=self._records.count)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_show, producer, bars, shown)
@@ -136,10 +125,10 @@ class DemoCommand:
     async def _split_first_shard(self, client: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
         if not self.split:
             return
-        listed = await client.list_shards(StreamName=_STREAM, MaxResults=1)
+        listed = await client.list_shards(StreamName=STREAM, MaxResults=1)
         shard = listed["Shards"][0]
         middle = (int(shard["HashKeyRange"]["EndingHashKey"]) + 1) // 2
-        await client.split_shard(StreamName=_STREAM, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
+        await client.split_shard(StreamName=STREAM, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
 
     async def _read_all(self, connection: Connection, bars: Progress) -> tuple[StreamReader, float]:
         started_at = time.monotonic()
@@ -157,7 +146,7 @@ class DemoCommand:
 
     def _figures(
         self,
-        load: _Load,
+        load: Load,
         report: ProducerReport,
         reader: StreamReader,
         *,
@@ -171,42 +160,23 @@ class DemoCommand:
         per_second = load.put_count / put_seconds
         now_open = self.shards + 1 if self.split else self.shards
         return [
-            Figure("records", load.put_count, f"{load.put_count:,}", f"{per_second:,.0f} a second"),
-            Figure("bytes", load.put_bytes, f"{load.put_bytes:,}", "of data"),
-            Figure("shards", now_open, f"{now_open}", "one was split in the middle" if self.split else ""),
-            Figure(
-                "aggregation_ratio",
-                round(hook.aggregation_ratio, 1),
-                f"{hook.aggregation_ratio:,.1f}",
-                "user records per Kinesis record",
-            ),
-            Figure("put_records_calls", hook.requests, f"{hook.requests:,}"),
-            Figure("throttled", hook.throttled_records, f"{hook.throttled_records:,}", "Kinesis records"),
-            Figure("retried", retried, f"{retried:,}", "user records sent again"),
-            Figure("put_to_ack_p50_ms", round(p50, 1), f"{p50:,.0f}"),
-            Figure("put_to_ack_p99_ms", round(p99, 1), f"{p99:,.0f}"),
-            Figure("put_seconds", round(put_seconds, 2), f"{put_seconds:,.1f}"),
-            Figure("read_seconds", round(read_seconds, 2), f"{read_seconds:,.1f}"),
-            Figure("failed", report.failed_total, f"{report.failed_total:,}", failure_reasons(report)),
-            Figure(
-                "dropped_aggregates",
-                reader.dropped_records,
-                f"{reader.dropped_records:,}",
-                "found on the wrong shard, sent again",
-            ),
-            Figure("altered", inventory.altered, f"{inventory.altered:,}"),
-            Figure("lost", inventory.lost, f"{inventory.lost:,}"),
-            Figure("duplicated", inventory.duplicated, f"{inventory.duplicated:,}"),
+            Figure("records", load.put_count, f"{per_second:,.0f} a second"),
+            Figure("bytes", load.put_bytes, "of data"),
+            Figure("shards", now_open, "one was split in the middle" if self.split else ""),
+            Figure("aggregation_ratio", round(hook.aggregation_ratio, 1), "user records per Kinesis record"),
+            Figure("put_records_calls", hook.requests),
+            Figure("throttled", hook.throttled_records, "Kinesis records"),
+            Figure("retried", retried, "user records sent again"),
+            Figure("put_to_ack_p50_ms", round(p50, 1), text=f"{p50:,.0f}"),
+            Figure("put_to_ack_p99_ms", round(p99, 1), text=f"{p99:,.0f}"),
+            Figure("put_seconds", round(put_seconds, 2), text=f"{put_seconds:,.1f}"),
+            Figure("read_seconds", round(read_seconds, 2), text=f"{read_seconds:,.1f}"),
+            Figure("failed", report.failed_total, failure_reasons(report)),
+            Figure("dropped_aggregates", reader.dropped_records, "found on the wrong shard, sent again"),
+            Figure("altered", inventory.altered),
+            Figure("lost", inventory.lost),
+            Figure("duplicated", inventory.duplicated),
         ]
-
-    def _conclude(self, *, is_lossless: bool) -> None:
-        lost = self._inventory.lost
-        verdict = (
-            f"lost {lost}: every record was read back unchanged"
-            if is_lossless
-            else f"lost {lost:,}: not every record was read back unchanged"
-        )
-        results().print(verdict, style="bold green" if is_lossless else "bold red", soft_wrap=True)
 
 
 async def _show(producer: Producer, bars: Progress, shown: TaskID) -> None:
@@ -297,21 +267,23 @@ class DemoPace:
             await asyncio.sleep(ahead)
 
 
-class DirectLoad:
-    """Puts all records into a producer, without the gateway; `split` is called once, in the middle."""
+@asynccontextmanager
+async def open_direct_load(
+    connection: Connection, totals: RequestTotals, records: DemoRecords, shards: int
+) -> AsyncIterator[tuple[Producer, Load]]:
+    """Open a producer to put into without the gateway."""
+    async with Producer(connection.producer_config(), session=connection.session, hooks=[totals]) as producer:
+        yield producer, DirectLoad(records, producer, totals, shards=shards)
 
-    def __init__(
-        self, records: DemoRecords, producer: Producer, stream: str, totals: RequestTotals, *, shards: int
-    ) -> None:
-        self._records = records
+
+class DirectLoad(Load):
+    """Puts all records into a producer, without the gateway."""
+
+    def __init__(self, records: DemoRecords, producer: Producer, totals: RequestTotals, *, shards: int) -> None:
+        super().__init__(records, shards=shards)
         self._producer = producer
-        self._stream = stream
         self._totals = totals
-        self._pace = DemoPace(shards)
         self._timed_every = max(1, records.count // _TIMED_RECORDS)
-        self.put_count = 0
-        self.put_bytes = 0
-        self.seconds_to_ack: list[float] = []
 
     async def run(self, split: Callable[[], Any]) -> None:
         """Put all records and wait for their results."""
@@ -327,11 +299,9 @@ class DirectLoad:
             await self._producer.flush()
 
     async def _put(self, number: int, timing: TaskGroup) -> int:
-        key, data = self._records.record(number)
+        key, data = self.record(number)
         put_at = time.monotonic()
-        delivery = await self._producer.put(self._stream, partition_key=key, data=data)
-        self.put_count += 1
-        self.put_bytes += len(data)
+        delivery = await self._producer.put(STREAM, partition_key=key, data=data)
         if number % self._timed_every == 0:
             timing.start_soon(self._time, delivery, put_at)
         return len(key) + len(data)

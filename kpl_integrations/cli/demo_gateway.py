@@ -11,11 +11,10 @@ import aiohttp
 import anyio
 import msgspec
 
-from kpl_core import KinesisTransport, Producer, PutRecordsAnswer, PutRecordsRequest, RequestFailure
-from kpl_core.hooks import RequestCompleted
+from kpl_core import Producer
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection
-from kpl_integrations.cli.demo import DemoPace, DemoRecords
+from kpl_integrations.cli.demo import STREAM, DemoRecords, Load
 from kpl_integrations.cli.exit_code import CommandFailure
 from kpl_integrations.cli.put import RequestTotals
 from kpl_integrations.ingest import IngestGateway, IngestSettings
@@ -27,59 +26,46 @@ _CONCURRENT_REQUESTS: Final = 256
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=120)
 _OK: Final = 200
 _RETRY_STATUSES: Final = (429, 503)
-_THROTTLED: Final = "ProvisionedThroughputExceededException"
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class DemoGateway:
-    """A gateway with one tenant that needs no key. Created by `opened`."""
+@asynccontextmanager
+async def open_gateway_load(
+    connection: Connection, totals: RequestTotals, records: DemoRecords, shards: int
+) -> AsyncIterator[tuple[Producer, Load]]:
+    """Serve a gateway with one tenant that needs no key, on a free loopback port.
 
-    def __init__(self, gateway: IngestGateway, url: str) -> None:
-        self._gateway = gateway
-        self._url = url
+    At the end of the block all accepted records are delivered.
+    """
+    # Do not read the environment: its settings are for other gateways.
+    settings = IngestSettings.model_construct(
+        port=0, drain_delay_seconds=0.0, region=connection.region, endpoint_url=connection.endpoint_url
+    )
+    transport = AiobotocoreTransport(settings.producer_config(), session=connection.session)
+    directory = OpenTenants(Tenant(id="demo", default_ack="delivered"))
+    gateway = IngestGateway(settings, directory, transport=transport, hooks=[totals])
+    with bound_socket(settings.host, settings.port) as listening, _can_silence_logs() as silence:
+        server = GatewayServer(gateway, listening)
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
 
-    def load(self, records: DemoRecords, stream: str, *, shards: int) -> "GatewayLoad":
-        """Return the load that sends `records` through the gateway."""
-        return GatewayLoad(records, self._url, stream, shards=shards)
+            async def serve() -> None:
+                # Shielded, so that Ctrl-C ends it in order too; cancelled requests would log tracebacks.
+                with anyio.CancelScope(shield=True):
+                    await server.run(started=started.set)
 
-    @property
-    def producer(self) -> Producer:
-        """The gateway's producer."""
-        return self._gateway.producer
-
-    @classmethod
-    @asynccontextmanager
-    async def opened(cls, connection: Connection, totals: RequestTotals) -> AsyncIterator["DemoGateway"]:
-        """Serve on a free loopback port until the end of the block, and deliver all accepted records."""
-        # Do not read the environment: its settings are for other gateways.
-        settings = IngestSettings.model_construct(
-            port=0, drain_delay_seconds=0.0, region=connection.region, endpoint_url=connection.endpoint_url
-        )
-        transport = AiobotocoreTransport(settings.producer_config(), session=connection.session)
-        directory = OpenTenants(Tenant(id="demo", default_ack="delivered"))
-        gateway = IngestGateway(settings, directory, transport=_CountingTransport(transport, totals))
-        with bound_socket(settings.host, settings.port) as listening, _can_silence_logs() as silence:
-            server = GatewayServer(gateway, listening)
-            async with anyio.create_task_group() as tasks:
-                started = anyio.Event()
-
-                async def serve() -> None:
-                    # Shielded, so that Ctrl-C ends it in order too; cancelled requests would log tracebacks.
-                    with anyio.CancelScope(shield=True):
-                        await server.run(started=started.set)
-
-                tasks.start_soon(serve)
-                try:
-                    await started.wait()
-                    yield cls(gateway, server.url)
-                except BaseException:
-                    # Requests that are cancelled on purpose need no log.
-                    silence()
-                    # Two stop signals end the server at once; this is the first.
-                    server.stop()
-                    raise
-                finally:
-                    server.stop()
+            tasks.start_soon(serve)
+            try:
+                await started.wait()
+                yield gateway.producer, GatewayLoad(records, server.url, shards=shards)
+            except BaseException:
+                # Requests that are cancelled on purpose need no log.
+                silence()
+                # Two stop signals end the server at once; this is the first.
+                server.stop()
+                raise
+            finally:
+                server.stop()
 
 
 @contextmanager
@@ -92,18 +78,13 @@ def _can_silence_logs() -> Iterator[Callable[[], None]]:
         logging.disable(before)
 
 
-class GatewayLoad:
-    """POSTs all records, 100 per request; `split` is called once, in the middle."""
+class GatewayLoad(Load):
+    """POSTs all records, 100 per request, from the first attempt to the answer after delivery."""
 
-    def __init__(self, records: DemoRecords, url: str, stream: str, *, shards: int) -> None:
-        self._records = records
-        self._url = f"{url}/v1/streams/{stream}/records?ack=delivered"
-        self._pace = DemoPace(shards)
+    def __init__(self, records: DemoRecords, url: str, *, shards: int) -> None:
+        super().__init__(records, shards=shards)
+        self._url = f"{url}/v1/streams/{STREAM}/records?ack=delivered"
         self._slots = anyio.CapacityLimiter(_CONCURRENT_REQUESTS)
-        self.put_count = 0
-        self.put_bytes = 0
-        # Of each request, from the first attempt to the answer after delivery.
-        self.seconds_to_ack: list[float] = []
 
     async def run(self, split: Callable[[], Any]) -> None:
         """Put all records and wait for their results."""
@@ -128,9 +109,7 @@ class GatewayLoad:
     def _request(self, first: int, after: int) -> tuple[bytes, int]:
         lines, sent = [], 0
         for number in range(first, after):
-            key, data = self._records.record(number)
-            self.put_count += 1
-            self.put_bytes += len(data)
+            key, data = self.record(number)
             sent += len(key) + len(data)
             lines.append(_encode({"partition_key": key, "data_base64": base64.b64encode(data).decode()}))
         return b"\n".join(lines), sent
@@ -156,38 +135,3 @@ class GatewayLoad:
                     raise CommandFailure(message)
                 wait = float(answer.headers.get("Retry-After", "1"))
             await anyio.sleep(wait)
-
-
-class _CountingTransport:
-    """A transport that reports each request to `totals`, like a producer's hook."""
-
-    def __init__(self, transport: KinesisTransport, totals: RequestTotals) -> None:
-        self._transport = transport
-        self._totals = totals
-        self.open = transport.open
-        self.list_shards = transport.list_shards
-        self.max_record_bytes = transport.max_record_bytes
-
-    async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        """Send the request and count it."""
-        began = time.monotonic()
-        answer = await self._transport.put_records(request)
-        error_code, throttled = None, 0
-        if isinstance(answer, RequestFailure):
-            error_code = answer.code
-        else:
-            throttled = sum(entry.error_code == _THROTTLED for entry in answer)
-        self._totals(
-            RequestCompleted(
-                stream=request.stream,
-                started_at=began,
-                ended_at=time.monotonic(),
-                kinesis_records=len(request.records),
-                user_records=sum(len(record.arrivals) for record in request.records),
-                size_bytes=request.size_bytes,
-                error_code=error_code,
-                record_errors={},
-                throttled_by_shard={"": throttled} if throttled else {},
-            )
-        )
-        return answer

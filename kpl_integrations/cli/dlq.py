@@ -22,7 +22,8 @@ Tenant = Annotated[str | None, typer.Option(help="Only letters of this tenant (f
 
 
 def _filter(reason: str | None, tier: str | None, stream: str | None, tenant: str | None) -> "LetterFilter":
-    from kpl_core.durability.spool import REASONS, LetterFilter  # noqa: PLC0415
+    from kpl_core.durability.spool import LetterFilter  # noqa: PLC0415
+    from kpl_core.records.record_result import REASONS  # noqa: PLC0415
     from kpl_core.records.user_record import TIERS  # noqa: PLC0415
 
     if reason is not None:

@@ -3,7 +3,7 @@
 Limits are those of the Kinesis Data Streams developer guide, "Quotas and limits".
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from rich.table import Table
 from rich.text import Text
 
-from kpl_integrations.cli.connection import Connection, advice
+from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import print_json, results
 
@@ -26,21 +26,7 @@ _CLOCK_WARNING_SECONDS: Final = 30
 # Enough for the connections of a producer, the event loop, logs and the application.
 _FEW_OPEN_FILES: Final = 256
 _RECORDS_PER_SHARD: Final = 1_000
-_SIGNS: Final[dict[Status, tuple[str, str]]] = {
-    "ok": ("ok", "green"),
-    "warning": ("warning", "yellow"),
-    "failed": ("failed", "bold red"),
-    "skipped": ("skipped", "dim"),
-}
-# Prefixes of AWS' error codes for unknown credentials or a wrong clock.
-_CREDENTIAL_ERRORS: Final = (
-    "ExpiredToken",
-    "IncompleteSignature",
-    "InvalidSignature",
-    "MissingAuthenticationToken",
-    "SignatureDoesNotMatch",
-    "UnrecognizedClient",
-)
+_STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 _NAMES: Final = ("configuration", "credentials", "connection", "stream", "shards", "list shards", "clock", "open files")
 
 
@@ -62,106 +48,68 @@ class DoctorCommand:
     region: str | None
     as_json: bool
     _checks: list[Check] = field(init=False, default_factory=list)
+    _current: str = field(init=False, default="configuration")
 
     async def run(self) -> ExitCode:
         """Run all checks; the status is 3 if one failed."""
-        await self._check_service()
+        try:
+            await self._check_service()
+        except CommandFailure as failure:
+            found, _, fix = str(failure).partition("; ")
+            self._checks.append(Check(self._current, "failed", found, fix))
         self._checks.append(check_open_files(_open_files_limit()))
         known = {check.name: check for check in self._checks}
         checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
         is_ok = all(check.status != "failed" for check in checks)
         if self.as_json:
-            document = {"ok": is_ok, "stream": self.stream, "checks": checks}
-            print_json(document)
+            print_json({"ok": is_ok, "stream": self.stream, "checks": checks})
         else:
             self._print(checks)
         return ExitCode.DONE if is_ok else ExitCode.UNUSABLE
 
     async def _check_service(self) -> None:
-        connection = await self._try("configuration", self._connection)
-        if connection is None:
-            return
-        if await self._try("credentials", lambda: self._credentials(connection)) is None:
-            return
-        summary = await self._described(connection)
-        if summary is None:
-            return
-        self._checks.append(check_stream(summary))
-        account = await self._account(connection)
-        self._checks.append(check_shards(summary.get("OpenShardCount", 0), account))
-        await self._try("list shards", lambda: self._listed(connection))
-
-    async def _try(self, name: str, check: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - the check's result
-        """Return the result of `check`; if it raises, add a failed check of this name and return None."""
-        try:
-            return await check()
-        except CommandFailure as failure:
-            self._failed(name, failure)
-            return None
-
-    async def _connection(self) -> Connection:
-        found = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
-        self._checks.append(Check("configuration", "ok", found.place))
-        return found
-
-    async def _credentials(self, connection: Connection) -> bool:
+        """Check until something is missing that the next check needs; `_current` is then the check that fails."""
+        connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
+        self._checks.append(Check("configuration", "ok", connection.place))
+        self._current = "credentials"
         credentials = await connection.session.get_credentials()
         if credentials is None:
             message = f"no AWS credentials found; {advice('NoCredentials')}"
             raise CommandFailure(message)
         # The source of the credentials, never the credentials.
         self._checks.append(Check("credentials", "ok", f"found ({credentials.method or 'given'})"))
-        return True
-
-    async def _described(self, connection: Connection) -> Any:  # noqa: ANN401 - the service's answer
-        """Return the stream's summary, or None. An error from Kinesis shows that the connection works."""
-        try:
-            async with connection.client(attempts=1) as client:
+        self._current = "connection"
+        async with connection.client(attempts=1) as client:
+            try:
                 answer = await client.describe_stream_summary(**connection.stream_argument)
-        except CommandFailure as failure:
-            error = failure.__cause__
-            if not isinstance(error, ClientError):
-                self._failed("connection", failure)
-                return None
-            self._answered(connection, error.response)
-            code = error.response.get("Error", {}).get("Code", "")
-            self._failed("credentials" if code.startswith(_CREDENTIAL_ERRORS) else "stream", failure)
-            return None
-        self._answered(connection, answer)
-        return answer["StreamDescriptionSummary"]
+            except ClientError as error:
+                # An error from Kinesis shows that the connection works.
+                self._answered(connection, error.response)
+                code = error.response.get("Error", {}).get("Code", "")
+                self._current = "credentials" if advice(code) == REJECTED_CREDENTIALS else "stream"
+                raise
+            self._answered(connection, answer)
+            summary = answer["StreamDescriptionSummary"]
+            self._checks.append(check_stream(summary))
+            self._current = "shards"
+            try:
+                account = await client.describe_limits()
+            except ClientError:
+                account = None  # no permission, or the service does not know the account's limits
+            self._checks.append(check_shards(summary.get("OpenShardCount", 0), account))
+            self._current = "list shards"
+            listed = await client.list_shards(**connection.stream_argument)
+            self._checks.append(Check("list shards", "ok", f"allowed, {len(listed['Shards']):,} on the first page"))
 
     def _answered(self, connection: Connection, answer: Any) -> None:  # noqa: ANN401 - the service's answer
         self._checks.append(Check("connection", "ok", f"{connection.place} answers"))
         headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         self._checks.append(check_clock(headers.get("date"), datetime.now(tz=UTC)))
 
-    def _failed(self, name: str, failure: CommandFailure) -> None:
-        found, _, fix = str(failure).partition("; ")
-        self._checks.append(Check(name, "failed", found, fix))
-
-    @staticmethod
-    async def _account(connection: Connection) -> Any:  # noqa: ANN401 - the service's answer
-        """Return the account's limits; None without permission, or if the service does not know them."""
-        try:
-            async with connection.client(attempts=1) as client:
-                try:
-                    return await client.describe_limits()
-                except ClientError:
-                    return None
-        except CommandFailure:
-            return None
-
-    async def _listed(self, connection: Connection) -> bool:
-        async with connection.client(attempts=1) as client:
-            listed = await client.list_shards(**connection.stream_argument)
-        self._checks.append(Check("list shards", "ok", f"allowed, {len(listed['Shards']):,} on the first page"))
-        return True
-
     def _print(self, checks: list[Check]) -> None:
         table = Table.grid(padding=(0, 2))
         for check in checks:
-            sign, style = _SIGNS[check.status]
-            table.add_row(check.name, Text(sign, style), check.found)
+            table.add_row(check.name, Text(check.status, _STYLES[check.status]), check.found)
             if check.fix:
                 table.add_row("", "", Text(check.fix, "bold"))
         results().print(table)

@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-_SIGNAL_CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+SIGNAL_CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
 class CommandFailure(Exception):  # noqa: N818 - reads as a sentence where it is raised
@@ -37,29 +37,24 @@ class CommandFailure(Exception):  # noqa: N818 - reads as a sentence where it is
         self.exit_code = exit_code
 
 
-def exit_code_of(number: signal.Signals) -> ExitCode:
-    """Return the exit status of a command that was interrupted by a signal."""
-    return _SIGNAL_CODES[number]
-
-
 @contextmanager
 def on_signal(callback: Callable[[signal.Signals], object]) -> Iterator[None]:
     """Call `callback` for each SIGINT and SIGTERM inside the block; needs the running asyncio loop."""
     loop = asyncio.get_running_loop()
     # Event loops on Windows do not support signal handlers: there Ctrl-C stays a KeyboardInterrupt.
     with suppress(NotImplementedError):
-        for number in _SIGNAL_CODES:
+        for number in SIGNAL_CODES:
             loop.add_signal_handler(number, callback, number)
     try:
         yield
     finally:
         with suppress(NotImplementedError):
-            for number in _SIGNAL_CODES:
+            for number in SIGNAL_CODES:
                 loop.remove_signal_handler(number)
 
 
-async def until_signal(work: Callable[[], Awaitable[ExitCode]]) -> ExitCode | signal.Signals:
-    """Run `work` and return its result, or the signal that cancelled it."""
+async def until_signal(work: Callable[[], Awaitable[ExitCode | None]]) -> ExitCode:
+    """Run `work` and return its exit status, or that of the signal that cancelled it."""
     received: list[signal.Signals] = []
 
     def cancel(number: signal.Signals) -> None:
@@ -67,5 +62,5 @@ async def until_signal(work: Callable[[], Awaitable[ExitCode]]) -> ExitCode | si
         scope.cancel()
 
     with anyio.CancelScope() as scope, on_signal(cancel):
-        return await work()
-    return received[0]
+        return await work() or ExitCode.DONE
+    return SIGNAL_CODES[received[0]]

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import anyio
@@ -48,7 +48,7 @@ async def serve(port: int, wanted: Sequence[str]) -> ExitCode:
     """Serve until SIGINT or SIGTERM, which is its normal end: status 0."""
     streams = streams_of(wanted)
 
-    async def listening() -> ExitCode:
+    async def listening() -> None:
         async with local_kinesis(streams, port=port) as server:
             url = server.endpoint_url
             described = ", ".join(
@@ -57,7 +57,6 @@ async def serve(port: int, wanted: Sequence[str]) -> ExitCode:
             sys.stdout.write(_INTRODUCTION.format(url=url, streams=described, stream=next(iter(streams))))
             sys.stdout.flush()
             await anyio.sleep_forever()
-        return ExitCode.DONE  # pragma: no cover - only a signal ends it
 
     await until_signal(listening)
     note("stopped")
@@ -71,18 +70,15 @@ async def local_kinesis(streams: Mapping[str, int], *, port: int = 0) -> AsyncIt
     Raises:
         CommandFailure: the port is in use, or a stream cannot be created.
     """
-    server = LocalKinesis(streams, port=port)
-    try:
-        await server.__aenter__()
-    except OSError as error:
-        raise port_failure(error, "127.0.0.1", port) from error
-    except KinesisError as error:
-        message = f"a stream cannot be created: {error.message}; name it like orders:4"
-        raise CommandFailure(message) from error
-    try:
+    async with AsyncExitStack() as stack:
+        try:
+            server = await stack.enter_async_context(LocalKinesis(streams, port=port))
+        except OSError as error:
+            raise port_failure(error, "127.0.0.1", port) from error
+        except KinesisError as error:
+            message = f"a stream cannot be created: {error.message}; name it like orders:4"
+            raise CommandFailure(message) from error
         yield server
-    finally:
-        await server.aclose()
 
 
 def streams_of(texts: Sequence[str]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from kpl_core.hooks import Fact, RequestCompleted, ShardMapRefreshed
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.record_result import EXPIRED
 from kpl_integrations.cli.connection import Connection, advice
-from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, exit_code_of, on_signal
+from kpl_integrations.cli.exit_code import SIGNAL_CODES, CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.put_input import ConfirmedLines, InputLines, ReadLine
 from kpl_integrations.cli.terminal import Figure, note, print_failure, print_figures, progress
 
@@ -57,8 +57,7 @@ class PutCommand:
     async def run(self) -> ExitCode:
         """Put all lines, or as many as possible; print the summary."""
         with InputLines.opened(self.file) as lines:
-            connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
-            await connection.require_stream()
+            connection = await Connection.to_stream(self.stream, region=self.region, endpoint_url=self.endpoint_url)
             if lines.is_terminal:
                 note(f"type lines to put into {self.stream}; press Ctrl-D at the end")
             started_at = time.monotonic()
@@ -141,12 +140,7 @@ class PutCommand:
             self._confirmed.skip(number, begins_at, len(line))
             return
         record = self.read_line(content, number)
-        delivery = await producer.put(
-            self.stream,
-            partition_key=record.partition_key,
-            data=record.data,
-            explicit_hash_key=record.explicit_hash_key,
-        )
+        delivery = await producer.put_unacknowledged(self.stream, record)
         self._bytes_put += len(record.data)
         self._confirmed.put(number, begins_at, len(line), delivery)
         if not self._has_put:
@@ -158,20 +152,15 @@ class PutCommand:
         confirmed = self._confirmed.line_count
         per_second = report.delivered / seconds if seconds else 0.0
         figures = [
-            Figure("records", report.accepted, f"{report.accepted:,}"),
-            Figure("bytes", self._bytes_put, f"{self._bytes_put:,}", "of data"),
-            Figure("delivered", report.delivered, f"{report.delivered:,}", f"{per_second:,.0f} a second"),
-            Figure("failed", report.failed_total, f"{report.failed_total:,}", failure_reasons(report)),
-            Figure("confirmed_lines", confirmed, f"{confirmed:,}", "of the input, from its beginning"),
-            Figure(
-                "aggregation_ratio",
-                round(totals.aggregation_ratio, 1),
-                f"{totals.aggregation_ratio:,.1f}",
-                "user records in a Kinesis record",
-            ),
-            Figure("put_records_calls", totals.requests, f"{totals.requests:,}"),
-            Figure("throttled", totals.throttled_records, f"{totals.throttled_records:,}", "Kinesis records"),
-            Figure("seconds", round(seconds, 3), f"{seconds:,.1f}"),
+            Figure("records", report.accepted),
+            Figure("bytes", self._bytes_put, "of data"),
+            Figure("delivered", report.delivered, f"{per_second:,.0f} a second"),
+            Figure("failed", report.failed_total, failure_reasons(report)),
+            Figure("confirmed_lines", confirmed, "of the input, from its beginning"),
+            Figure("aggregation_ratio", round(totals.aggregation_ratio, 1), "user records in a Kinesis record"),
+            Figure("put_records_calls", totals.requests),
+            Figure("throttled", totals.throttled_records, "Kinesis records"),
+            Figure("seconds", round(seconds, 3), text=f"{seconds:,.1f}"),
         ]
         print_figures(figures, as_json=self.as_json)
 
@@ -180,7 +169,7 @@ class PutCommand:
         advice_to_continue = f"continue with --skip {self._confirmed.line_count}"
         if self._signal is not None:
             note(f"interrupted; {advice_to_continue}")
-            return exit_code_of(self._signal)
+            return SIGNAL_CODES[self._signal]
         if self._confirmed.first_failure is not None:
             number, result = self._confirmed.first_failure
             code, text = cause_of(result)

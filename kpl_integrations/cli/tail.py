@@ -10,7 +10,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -55,9 +55,8 @@ class TailCommand:
         await until_signal(self._read)
         return ExitCode.DONE
 
-    async def _read(self) -> ExitCode:
-        connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
-        await connection.require_stream()
+    async def _read(self) -> None:
+        connection = await Connection.to_stream(self.stream, region=self.region, endpoint_url=self.endpoint_url)
         async with connection.client() as client:
             reader = StreamReader(
                 client,
@@ -74,7 +73,6 @@ class TailCommand:
                         f"{reader.dropped_records:,} aggregated records were on the wrong shard and dropped, "
                         "as the Kinesis Client Library drops them"
                     )
-        return ExitCode.DONE
 
     def _note_start(self, connection: Connection) -> None:
         """Print that reading has started: an idle stream shows nothing, and a program may wait for this line."""
@@ -149,20 +147,12 @@ class ReadableShard(msgspec.Struct, frozen=True):
     last_hash_key: int
 
     @classmethod
-    def of_listed(cls, shard: Mapping[str, Any]) -> Self:
-        """Return the shard in a Shard of ListShards."""
-        parents = (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
-        return cls._of(shard, tuple(parent for parent in parents if parent))
-
-    @classmethod
-    def of_child(cls, child: Mapping[str, Any]) -> Self:
-        """Return the shard in a ChildShard of GetRecords."""
-        return cls._of(child, tuple(child["ParentShards"]))
-
-    @classmethod
-    def _of(cls, shard: Mapping[str, Any], parent_ids: tuple[str, ...]) -> Self:
+    def of(cls, shard: Mapping[str, Any]) -> Self:
+        """Return the shard in a Shard of ListShards, or in a ChildShard of GetRecords."""
+        listed = (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
+        parents = shard.get("ParentShards") or [parent for parent in listed if parent]
         bounds = shard["HashKeyRange"]
-        return cls(shard["ShardId"], parent_ids, int(bounds["StartingHashKey"]), int(bounds["EndingHashKey"]))
+        return cls(shard["ShardId"], tuple(parents), int(bounds["StartingHashKey"]), int(bounds["EndingHashKey"]))
 
 
 class ReadingOrder:
@@ -229,35 +219,27 @@ def _hash_key(record: UserRecord) -> int:
     return int(record.explicit_hash_key)
 
 
+@dataclass
 class StreamReader:
     """Reads all shards until `take` returns False or, with `follow` False, to the end of the stored records.
 
     `take` receives the user records of each answer and returns whether to continue.
     """
 
-    def __init__(
-        self,
-        client: Any,  # noqa: ANN401 - aiobotocore has no types
-        stream_argument: Mapping[str, str],
-        take: Callable[[Sequence[ReadRecord]], bool],
-        *,
-        start: Start,
-        follow: bool,
-    ) -> None:
-        self._client = client
-        self._stream = stream_argument
-        self._take = take
-        self._start = start
-        self._follow = follow
-        self._order = ReadingOrder()
-        # Aggregated records found on the wrong shard.
-        self.dropped_records = 0
+    client: Any  # aiobotocore has no types
+    stream_argument: Mapping[str, str]
+    take: Callable[[Sequence[ReadRecord]], bool]
+    start: Start = field(kw_only=True)
+    follow: bool = field(kw_only=True)
+    # Aggregated records found on the wrong shard.
+    dropped_records: int = field(init=False, default=0)
+    _order: ReadingOrder = field(init=False, default_factory=ReadingOrder)
 
     async def run(self, started: Callable[[], object] = lambda: None) -> None:
         """Read; call `started` when every record that arrives from then on will be read."""
         shards = await self._list_shards()
         iterators: dict[str, str] = {}
-        if self._start == "LATEST":
+        if self.start == "LATEST":
             for shard in shards:
                 iterators[shard.shard_id] = await self._iterator(shard, type="LATEST")
         started()
@@ -269,11 +251,11 @@ class StreamReader:
     async def _list_shards(self) -> list[ReadableShard]:
         """Return the open shards, and the closed ones too if reading starts at the oldest record."""
         shards: list[ReadableShard] = []
-        wanted = "AT_LATEST" if self._start == "LATEST" else "FROM_TRIM_HORIZON"
-        arguments: dict[str, Any] = {**self._stream, "ShardFilter": {"Type": wanted}}
+        wanted = "AT_LATEST" if self.start == "LATEST" else "FROM_TRIM_HORIZON"
+        arguments: dict[str, Any] = {**self.stream_argument, "ShardFilter": {"Type": wanted}}
         while True:
-            page = await self._client.list_shards(**arguments)
-            shards += map(ReadableShard.of_listed, page["Shards"])
+            page = await self.client.list_shards(**arguments)
+            shards += map(ReadableShard.of, page["Shards"])
             token = page.get("NextToken")
             if not token:
                 return shards
@@ -281,8 +263,8 @@ class StreamReader:
 
     async def _iterator(self, shard: ReadableShard, *, type: str, after: str | None = None) -> str:  # noqa: A002
         position = {} if after is None else {"StartingSequenceNumber": after}
-        answer = await self._client.get_shard_iterator(
-            **self._stream, ShardId=shard.shard_id, ShardIteratorType=type, **position
+        answer = await self.client.get_shard_iterator(
+            **self.stream_argument, ShardId=shard.shard_id, ShardIteratorType=type, **position
         )
         iterator: str = answer["ShardIterator"]
         return iterator
@@ -294,19 +276,19 @@ class StreamReader:
             iterator = await self._iterator(shard, type="TRIM_HORIZON")
         while iterator is not None:
             try:
-                answer = await self._client.get_records(ShardIterator=iterator, Limit=_RECORDS_PER_READ)
+                answer = await self.client.get_records(ShardIterator=iterator, Limit=_RECORDS_PER_READ)
             except ClientError as error:
                 iterator = await self._iterator_after(error, shard, last)
                 continue
             iterator = answer.get("NextShardIterator")
-            children = [ReadableShard.of_child(child) for child in answer.get("ChildShards") or ()]
+            children = list(map(ReadableShard.of, answer.get("ChildShards") or ()))
             records = answer["Records"]
             if records:
                 last = records[-1]["SequenceNumber"]
             if not self._pass_on(records, shard):
                 tasks.cancel_scope.cancel()
             if iterator is not None and not answer.get("MillisBehindLatest"):
-                if not self._follow:
+                if not self.follow:
                     return
                 await anyio.sleep(PAUSE_SECONDS)
         for next_shard in self._order.finish(shard.shard_id, children):
@@ -317,7 +299,7 @@ class StreamReader:
         if error.response.get("Error", {}).get("Code") != "ExpiredIteratorException":
             raise error
         if last is None:
-            return await self._iterator(shard, type=self._start)
+            return await self._iterator(shard, type=self.start)
         return await self._iterator(shard, type="AFTER_SEQUENCE_NUMBER", after=last)
 
     def _pass_on(self, records: Sequence[Mapping[str, Any]], shard: ReadableShard) -> bool:
@@ -328,7 +310,7 @@ class StreamReader:
                 self.dropped_records += 1
             else:
                 found += read
-        return self._take(found) if found else True
+        return self.take(found) if found else True
 
 
 @contextmanager

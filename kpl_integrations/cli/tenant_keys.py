@@ -69,13 +69,13 @@ async def check_tenants(file: Path, as_json: bool) -> ExitCode:
     tenants = list(directory.tenants())
     tiers = [tenant.tier for tenant in tenants]
     figures = [
-        Figure("tenants", len(tenants), f"{len(tenants):,}"),
-        *(Figure(tier, tiers.count(tier), f"{tiers.count(tier):,}", "of them") for tier in ("critical", "bulk")),
+        Figure("tenants", len(tenants)),
+        *(Figure(tier, tiers.count(tier), "of them") for tier in ("critical", "bulk")),
         Figure(
             "without_credentials",
             directory.unknown is not None,
-            "accepted" if directory.unknown is not None else "rejected",
             "all of them share one flow" if directory.unknown is not None else "there is no [unknown]",
+            "accepted" if directory.unknown is not None else "rejected",
         ),
     ]
     print_figures(figures, as_json=as_json)

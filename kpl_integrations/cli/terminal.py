@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 from rich.console import Console
@@ -15,12 +15,15 @@ from kpl_integrations.cli.exit_code import CommandFailure
 
 
 class Figure(NamedTuple):
-    """One row of a table: `name` is the key in JSON, `text` the formatted value, `remark` a dim text behind it."""
+    """One row of a table: `name` is the key in JSON, `remark` a dim text; the value is shown as `text`, if given."""
 
     name: str
-    value: object
-    text: str
+    value: Any
     remark: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text or f"{self.value:,}"
 
 
 class _Console(Console):
@@ -65,11 +68,11 @@ def print_figures(figures: Sequence[Figure], *, as_json: bool) -> None:
         print_json({figure.name: figure.value for figure in figures})
         return
     label_width = max(len(figure.name) for figure in figures)
-    text_width = max(len(figure.text) for figure in figures)
+    text_width = max(len(str(figure)) for figure in figures)
     console = results()
     for figure in figures:
         row = Text(figure.name.replace("_", " ").ljust(label_width + 2))
-        row.append(figure.text.ljust(text_width + 2), "bold")
+        row.append(str(figure).ljust(text_width + 2), "bold")
         row.append(figure.remark, "dim")
         row.rstrip()
         console.print(row, soft_wrap=True)
@@ -105,15 +108,18 @@ def print_failure(failure: CommandFailure) -> None:
 
 
 class _NoteHandler(logging.Handler):
+    prefix = ""
+
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line on stderr."""
-        note(f"{record.levelname.lower()}: {record.getMessage()}")
+        note(f"{record.levelname.lower()}: {self.prefix}{record.getMessage()}")
 
 
 @contextmanager
-def show_logs(logger_name: str, level: int) -> Iterator[None]:
+def show_logs(logger_name: str, level: int, prefix: str = "") -> Iterator[None]:
     """Print a logger's records on stderr inside the block, such as the producer's warnings."""
     logger, handler = logging.getLogger(logger_name), _NoteHandler(level)
+    handler.prefix = prefix
     before = logger.level
     logger.addHandler(handler)
     if logger.getEffectiveLevel() > level:

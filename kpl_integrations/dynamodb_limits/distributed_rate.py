@@ -13,8 +13,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -59,15 +60,16 @@ class Repetition:
     on_failure: Callable[[Exception], None]
     has_failed: bool = False
 
-    def succeeded(self) -> None:
-        """Record a success, so that the next failure is reported again."""
-        self.has_failed = False
-
-    def failed(self, error: Exception) -> None:
-        """Report a failure, unless the step before failed too."""
-        if not self.has_failed:
-            self.on_failure(error)
-        self.has_failed = True
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Run one step in the block, and report its failure, unless the step before failed too."""
+        try:
+            yield
+            self.has_failed = False
+        except Exception as error:  # noqa: BLE001 - reported
+            if not self.has_failed:
+                self.on_failure(error)
+            self.has_failed = True
 
 
 class RepeatingThread:
@@ -98,11 +100,8 @@ class RepeatingThread:
         if repetition.pauses_first and self._stopping.wait(repetition.pause()):
             return
         while True:
-            try:
+            with repetition.reporting():
                 self._step()
-                repetition.succeeded()
-            except Exception as error:  # noqa: BLE001 - reported
-                repetition.failed(error)
             if self._stopping.wait(repetition.pause()):
                 return
 
@@ -132,24 +131,18 @@ class RepeatingTask:
         if repetition.pauses_first:
             await asyncio.sleep(repetition.pause())
         while True:
-            try:
+            with repetition.reporting():
                 await self._step()
-                repetition.succeeded()
-            except Exception as error:  # noqa: BLE001 - reported
-                repetition.failed(error)
             await asyncio.sleep(repetition.pause())
 
 
 class _Aggregation:
     """Common to both aggregators: options, and decoding one worker's object."""
 
-    def __init__(
-        self, *, staleness_cutoff: float, interval: float, output_key: str, wall_clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, *, staleness_cutoff: float, interval: float, output_key: str) -> None:
         self._staleness = staleness_cutoff
         self._interval = interval
         self._output_key = output_key
-        self._wall_clock = wall_clock
 
     def _make_repetition(self, place: str) -> Repetition:
         return Repetition(
@@ -164,7 +157,7 @@ class _Aggregation:
 
     def _summed(self, reports: list[Consumption | None]) -> ConsumptionSummary:
         readable = [each for each in reports if each is not None]
-        return summed(readable, at=self._wall_clock(), staleness_seconds=self._staleness)
+        return summed(readable, at=time.time(), staleness_seconds=self._staleness)
 
 
 class DistributedRateAggregator(_Aggregation, RepeatingThread):
@@ -178,7 +171,6 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
         interval: seconds between two summaries.
         output_key: the summary's name below the prefix.
         autostart: start the thread now.
-        wall_clock: seconds since 1970.
     """
 
     def __init__(
@@ -191,15 +183,8 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
         output_key: str = "summary.json",
         *,
         autostart: bool = True,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        _Aggregation.__init__(
-            self,
-            staleness_cutoff=staleness_cutoff,
-            interval=interval,
-            output_key=output_key,
-            wall_clock=wall_clock,
-        )
+        _Aggregation.__init__(self, staleness_cutoff=staleness_cutoff, interval=interval, output_key=output_key)
         RepeatingThread.__init__(self, self.aggregate_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
         self._client = session.client("s3")
         self._bucket = bucket
@@ -245,15 +230,8 @@ class AsyncDistributedRateAggregator(_Aggregation, RepeatingTask):
         output_key: str = "summary.json",
         *,
         autostart: bool = True,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        _Aggregation.__init__(
-            self,
-            staleness_cutoff=staleness_cutoff,
-            interval=interval,
-            output_key=output_key,
-            wall_clock=wall_clock,
-        )
+        _Aggregation.__init__(self, staleness_cutoff=staleness_cutoff, interval=interval, output_key=output_key)
         RepeatingTask.__init__(self, self.aggregate_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
         self._store = S3Store(client, bucket, _with_slash(prefix))
         if autostart:
@@ -292,6 +270,7 @@ class _ScaledLimiter:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.worker_id = worker_id or str(uuid4())
+        self._object_name = f"worker-{self.worker_id}.json"
         self._aggregate = (float(aggregate_max_read_rate), float(aggregate_max_write_rate))
         self._sync_interval = sync_interval
         self._summary_key = summary_key
@@ -313,20 +292,13 @@ class _ScaledLimiter:
             read_rate=initial[0], write_rate=initial[1], burst_seconds=burst_seconds, clock=clock
         )
 
-    @property
-    def _object_name(self) -> str:
-        return f"worker-{self.worker_id}.json"
-
     def _report(self) -> bytes:
         now = self._clock()
         read, write = self.limiter.totals()
         self._limits.measure({WHOLE: Usage(self._aggregate, (read, write))}, now)
         return as_json(self._limits.consumption(now, at=self._wall_clock()))
 
-    def _apply_summary(self, body: bytes | None) -> None:
-        if body is None:
-            # No summary has been written yet: keep the current limits.
-            return
+    def _apply_summary(self, body: bytes) -> None:
         try:
             summary = msgspec.json.decode(body, type=ConsumptionSummary)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -388,7 +360,7 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") not in _MISSING:
                 raise
-            self._apply_summary(None)
+            # No summary has been written yet: keep the current limits.
         else:
             self._apply_summary(answer["Body"].read())
 
@@ -429,7 +401,10 @@ class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
             StoreFailed: S3 failed; the limits stay as they are.
         """
         await self._store.write(self._object_name, self._report())
-        self._apply_summary((await self._store.read(self._summary_key)).body)
+        summary = (await self._store.read(self._summary_key)).body
+        # Without a summary, which may not be written yet, the current limits stay.
+        if summary is not None:
+            self._apply_summary(summary)
 
 
 def _with_slash(prefix: str) -> str:

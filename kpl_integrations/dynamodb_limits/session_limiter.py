@@ -19,22 +19,11 @@ from kpl_core.options.validation import ABOVE_ZERO, require_number
 
 _READ: Final = 0
 _WRITE: Final = 1
-_KIND_OF: Final[Mapping[str, int]] = {
-    "GetItem": _READ,
-    "Query": _READ,
-    "Scan": _READ,
-    "BatchGetItem": _READ,
-    "TransactGetItems": _READ,
-    "PutItem": _WRITE,
-    "UpdateItem": _WRITE,
-    "DeleteItem": _WRITE,
-    "BatchWriteItem": _WRITE,
-    "TransactWriteItems": _WRITE,
-    # The answer of PartiQL shows whether it read or wrote; until then assume a write, which costs more.
-    "ExecuteStatement": _WRITE,
-    "BatchExecuteStatement": _WRITE,
-    "ExecuteTransaction": _WRITE,
-}
+_READS: Final = ("GetItem", "Query", "Scan", "BatchGetItem", "TransactGetItems")
+_WRITES: Final = ("PutItem", "UpdateItem", "DeleteItem", "BatchWriteItem", "TransactWriteItems")
+# The answer of PartiQL shows whether it read or wrote; until then assume a write, which costs more.
+_PARTIQL: Final = ("ExecuteStatement", "BatchExecuteStatement", "ExecuteTransaction")
+_KIND_OF: Final = dict.fromkeys(_READS, _READ) | dict.fromkeys((*_WRITES, *_PARTIQL), _WRITE)
 _THROTTLED: Final = frozenset({"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"})
 # Weight of the newest cost in the estimate for the next call of the same operation.
 _NEWEST_WEIGHT: Final = 0.3

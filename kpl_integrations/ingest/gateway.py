@@ -11,25 +11,25 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
 import msgspec
 
-from kpl_core import Config, KinesisTransport, Producer, ProducerReport
+from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
+from kpl_core.hooks import RecordsFinished
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttempts, SharedRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
 from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head
 from kpl_integrations.ingest.http.answers import (
-    LARGE_ANSWER_BYTES,
     Headers,
     Tally,
     json_headers,
@@ -37,8 +37,8 @@ from kpl_integrations.ingest.http.answers import (
     send_answer,
     send_refusal,
 )
-from kpl_integrations.ingest.http.bodies import BodyBudget, ClientGone, read_body
-from kpl_integrations.ingest.http.request_head import RecordsHead
+from kpl_integrations.ingest.http.bodies import ClientGone, read_body
+from kpl_integrations.ingest.http.request_head import HostNames, RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
 from kpl_integrations.ingest.routes.kinesis_wire import KinesisWireRoute
@@ -46,17 +46,20 @@ from kpl_integrations.ingest.routes.otlp import OTLP_PATHS, OtlpRoute
 from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
 from kpl_integrations.ingest.routes.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
-from kpl_integrations.ingest.stats.metrics import GatewayMetrics
-from kpl_integrations.ingest.stats.totals import GatewayStats, SingleProcessStats
+from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
 
 _log: Final = logging.getLogger(__name__)
 _READING: Final = ("GET", "HEAD")
+_OTHER_HOST: Final = (
+    "the Host field names another host than this gateway; use a loopback name, or start it with --allow-host NAME"
+)
 
 Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -65,9 +68,8 @@ class IngestGateway:
     """An ASGI application, and an async context manager that owns its producer.
 
     `transport` replaces aiobotocore. `config` replaces the producer's options from the settings; it must have a fair
-    queue. `plain_receive` says that requests come directly from a server whose `receive` opens no cancel scopes: then
-    a complete request needs no timer. `supervisor` connects a worker of `kpl serve --workers` to
-    the others.
+    queue. `supervisor` connects a worker of `kpl serve --workers` to the others.
+    `hooks` are further hooks of the producer.
     """
 
     def __init__(
@@ -78,8 +80,8 @@ class IngestGateway:
         transport: KinesisTransport | None = None,
         config: Config | None = None,
         chance: Callable[[], float] = random.random,
-        plain_receive: bool = False,
         supervisor: SupervisorLink | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -90,11 +92,14 @@ class IngestGateway:
         self._peer_stats: PeerStats | None = None
         self._transport = transport
         self._chance = chance
-        self.plain_receive = plain_receive
+        self._hooks = hooks
+        # Set by the server if its `receive` opens no cancel scopes: then a complete request needs no timer.
+        self.plain_receive = False
         self.tally = Tally()
         self.report: ProducerReport | None = None
         # The other protocols and the dashboard, by method and path; filled when the gateway opens.
         self.routes: dict[tuple[str, str], Route] = {}
+        self._hosts = None if settings.allowed_hosts is None else HostNames(settings.allowed_hosts.split(","))
         self._entered = False
 
     # Lifecycle
@@ -108,12 +113,12 @@ class IngestGateway:
             transport = AiobotocoreTransport(self._config)
         clock = running_clock()
         self._closing_scope = anyio.CancelScope()
-        metrics = GatewayMetrics()
+        # The gateway sums its processes itself, so the client library's multiprocess mode is not needed.
+        metrics = PrometheusMetrics(per_process=True)
         async with contextlib.AsyncExitStack() as stack:
-            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics.hook))
+            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics, *self._hooks))
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
-            metrics.watch(opened)
             own = SingleProcessStats(opened, metrics)
             if self._supervisor is not None:
                 taking_part = take_part(self._supervisor, opened, own, chance=self._chance)
@@ -141,10 +146,13 @@ class IngestGateway:
             accounts=accounts,
             streams=StreamDirectory(transport, clock=clock),
             admission=Admission(producer, accounts, clock=clock, chance=self._chance),
-            body_budget=BodyBudget(self.settings.max_reading_bytes),
+            verified_room=SharedRoom(self.settings.max_reading_bytes // 2),
+            anonymous_room=SharedRoom(self.settings.max_reading_bytes // 2),
+            addresses=AddressBudgets(),
             read_body=read_body_eagerly if self.plain_receive else read_body,
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),
+            login_attempts=LoginAttempts(clock()),
             closing=anyio.Event(),
         )
 
@@ -213,6 +221,8 @@ class IngestGateway:
     def _observe(self, fact: Any) -> None:  # noqa: ANN401 - any fact; admission selects its own
         if self._entered:
             self.admission(fact)
+            if isinstance(fact, RecordsFinished) and fact.outcome == "delivered":
+                self.opened.streams.confirm(fact.stream)
 
     @property
     def producer(self) -> Producer:
@@ -224,27 +234,15 @@ class IngestGateway:
         """The admission of an open gateway."""
         return self.opened.admission
 
-    @property
-    def streams(self) -> StreamDirectory:
-        """The streams of an open gateway."""
-        return self.opened.streams
-
-    @property
-    def answers(self) -> Counter[int]:
-        """Requests by HTTP status of their answer."""
-        return self.tally.answers
-
-    @property
-    def refusals(self) -> Counter[Refusal]:
-        """Rejected requests by row of the table of refusals."""
-        return self.tally.refusals
-
     # Requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or run the lifespan."""
         kind = scope["type"]
         if kind == "http":
+            if self._hosts is not None and not self._hosts.allow(scope["headers"]):
+                await send_refusal(send, Refused(Refusal.HOST, _OTHER_HOST), self.tally)
+                return
             path: str = scope["path"] or "/"
             root: str = scope.get("root_path", "")
             if root:
@@ -264,11 +262,7 @@ class IngestGateway:
                     return
                 self.tally.answers[status] += 1
                 headers = [*json_headers(body), *quota_headers(account, self.admission.now())]
-                if len(body) < LARGE_ANSWER_BYTES:
-                    await send({"type": "http.response.start", "status": status, "headers": headers})
-                    await send({"type": "http.response.body", "body": body})
-                else:
-                    await send_answer(send, status, headers, body)
+                await send_answer(send, status, headers, body)
             else:
                 await self._answer_other(scope, receive, send, path)
         elif kind == "lifespan":
@@ -278,7 +272,11 @@ class IngestGateway:
 
     def sync_head(self, target: bytes, headers: Headers) -> RecordsHead | None:
         """Return the parsed head of a POST; see `SyncAnswerer`."""
-        return sync_head(target, headers)
+        return sync_head(target, headers) if self._hosts is None or self._hosts.allow(headers) else None
+
+    def is_verified(self, head: RecordsHead) -> bool:
+        """Return True if the request has the credentials of a tenant; see `SyncAnswerer`."""
+        return self.directory.authenticate(head.authorization) not in {None, self.directory.unknown}
 
     def sync_answer(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""

@@ -1,17 +1,24 @@
 """An open gateway: the parts that its routes share, created together when the producer is open."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import anyio
 
 from kpl_core import KinesisTransport, Producer
+from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.senders import (
+    AddressBudgets,
+    LoginAttempts,
+    SenderRoom,
+    SharedRoom,
+    network_of,
+)
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
 from kpl_integrations.ingest.http.answers import Tally
-from kpl_integrations.ingest.http.bodies import BodyBudget, ReadBody
-from kpl_integrations.ingest.http.request_head import FieldsByName
+from kpl_integrations.ingest.http.bodies import ReadBody
+from kpl_integrations.ingest.http.request_head import FieldsByName, mark_verified
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
@@ -22,8 +29,9 @@ from kpl_integrations.ingest.tenants.credentials import AdminKey
 class OpenGateway:
     """The parts of a gateway from the opening of its producer to its report.
 
-    `closing` is set when admission closes; long answers such as event streams end then. `read_body` is how the
-    records route reads a body.
+    Unfinished bodies of verified tenants use `verified_room`, those of all others `anonymous_room`. `addresses` bounds
+    the requests that could not be verified. `closing` is set when admission closes; long answers such as event streams
+    end then. `read_body` is how the records route reads a body.
     """
 
     settings: IngestSettings
@@ -33,30 +41,57 @@ class OpenGateway:
     accounts: TenantAccounts
     streams: StreamDirectory
     admission: Admission
-    body_budget: BodyBudget
+    verified_room: SharedRoom
+    anonymous_room: SharedRoom
+    addresses: AddressBudgets
     read_body: ReadBody
     tally: Tally
     admin_key: AdminKey
+    login_attempts: LoginAttempts
     closing: anyio.Event
 
-    @property
-    def answers(self) -> Counter[int]:
-        """Requests by HTTP status of their answer."""
-        return self.tally.answers
-
-    @property
-    def refusals(self) -> Counter[Refusal]:
-        """Rejected requests by row of the table of refusals."""
-        return self.tally.refusals
-
-    def account_of(self, headers: FieldsByName) -> TenantAccount:
-        """Return the account of the tenant that sent these header fields.
+    def account_of(self, scope: Scope, headers: FieldsByName) -> TenantAccount:
+        """Return the account of the tenant that sent this request with these header fields.
 
         Raises:
             Refused: credentials are missing or wrong.
         """
         authorization = headers.get(b"authorization")
-        return self.account_shown(None if authorization is None else authorization.decode("latin-1"))
+        account = self.account_shown(None if authorization is None else authorization.decode("latin-1"))
+        if account.tenant is not self.directory.unknown:
+            mark_verified(scope.get("extensions"))
+        return account
+
+    def is_administrator(self, scope: Scope, headers: FieldsByName) -> bool:
+        """Return True for the admin key. A key that is neither this one nor a tenant's counts as a guess.
+
+        Raises:
+            Refused: the client's address has sent too many wrong keys.
+        """
+        authorization = headers.get(b"authorization")
+        if self.settings.admin_key is None or authorization is None:
+            return False
+        address, now = (scope.get("client") or ("",))[0], self.admission.now()
+        wait = self.login_attempts.wait_seconds(address, now)
+        if not wait and self.admin_key.is_shown(headers):
+            mark_verified(scope.get("extensions"))
+            return True
+        if self.directory.authenticate(authorization.decode("latin-1")) in {None, self.directory.unknown}:
+            if wait:
+                detail = f"too many wrong keys came from this address; send the right one after {wait:.0f} s"
+                raise Refused(Refusal.WRONG_KEYS, detail, retry_after=wait)
+            self.login_attempts.failed(address, now)
+        return False
+
+    def room_of(self, account: TenantAccount, scope: Scope) -> SenderRoom:
+        """Return the room for the body of a request of this tenant; clients without credentials count by address."""
+        if self.directory.verifies and account.tenant is self.directory.unknown:
+            return self.room_of_address(scope)
+        return SenderRoom(self.verified_room, account.flow)
+
+    def room_of_address(self, scope: Scope) -> SenderRoom:
+        """Return the room for the body of a request that is not verified."""
+        return SenderRoom(self.anonymous_room, network_of((scope.get("client") or ("",))[0]))
 
     def account_shown(self, authorization: str | None) -> TenantAccount:
         """Return the account for the value of an Authorization header; raises as `account_of`."""

@@ -50,18 +50,16 @@ Document = dict[str, Any]
 
 _BINARY: Final[Document] = {"schema": {"type": "string", "format": "binary"}}
 _OBJECT: Final[Document] = {"schema": {"type": "object"}}
-_PARTITION_KEY: Final[Document] = {
-    "name": "X-Partition-Key",
-    "in": "header",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[!-~]+$"},
-}
+_TEXT: Final[Document] = {"type": "string"}
 _AWS_ERROR: Final[Document] = {
     "schema": {
         "type": "object",
         "required": ["__type", "message"],
-        "properties": {"__type": {"type": "string"}, "message": {"type": "string"}},
+        "properties": {"__type": _TEXT, "message": _TEXT},
     }
 }
+_DRAFT: Final[Document] = {"schema": _TEXT, "description": "draft-ietf-httpapi-ratelimit-headers"}
+_PARTITION_KEY: Final[Document] = _TEXT | {"minLength": 1, "maxLength": 256, "pattern": "^[!-~]+$"}
 
 
 def openapi_document(settings: IngestSettings) -> Document:
@@ -79,7 +77,7 @@ def openapi_document(settings: IngestSettings) -> Document:
             "/v1/streams/{stream}/records": {"post": _records(settings)},
             "/livez": _get("Whether the process is alive", {"200": _json("Alive")}),
             "/readyz": _get("Whether to send traffic here", {"200": _json("Ready"), "503": _json("Not ready")}),
-            "/metrics": _get("Metrics for Prometheus", {"200": {"description": "OK", "content": {"text/plain": {}}}}),
+            "/metrics": _get("Metrics for Prometheus", {"200": _response("OK", {"text/plain": {}})}),
             "/v1/stats": _get(
                 "Figures of the whole gateway with the admin key, of one tenant with its own key",
                 {"200": _json("OK", "StatsDocument"), **stats_problems},
@@ -91,14 +89,11 @@ def openapi_document(settings: IngestSettings) -> Document:
             "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer"}},
             "schemas": schemas(settings),
             "headers": {
-                "Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$"}, "description": "Seconds."},
-                "RateLimit": {"schema": {"type": "string"}, "description": "draft-ietf-httpapi-ratelimit-headers"},
-                "RateLimit-Policy": {
-                    "schema": {"type": "string"},
-                    "description": "draft-ietf-httpapi-ratelimit-headers",
-                },
-                "WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer."},
-                "Allow": {"schema": {"type": "string"}, "description": "The allowed methods."},
+                "Retry-After": {"schema": _TEXT | {"pattern": "^[0-9]+$"}, "description": "Seconds."},
+                "RateLimit": _DRAFT,
+                "RateLimit-Policy": _DRAFT,
+                "WWW-Authenticate": {"schema": _TEXT, "description": "Bearer."},
+                "Allow": {"schema": _TEXT, "description": "The allowed methods."},
             },
         },
     }
@@ -145,46 +140,40 @@ def _without(schema: Document, member: str, *required: str) -> Document:
 
 def _records(settings: IngestSettings) -> Document:
     acks = [ack for ack in ACKS if ack != "spooled" or settings.spool is not None]
+    key = _TEXT | {"minLength": 1, "maxLength": MOST_KEY_CHARACTERS, "pattern": _KEY_PATTERN}
     return {
         "operationId": "putRecords",
         "summary": "Put records into a stream: all of them, or none",
         "parameters": [
-            {
-                "name": "stream",
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string", "pattern": _STREAM_PATTERN},
-            },
-            {
-                "name": "ack",
-                "in": "query",
-                "schema": {"enum": acks},
-                "description": "Has precedence over X-Ack.",
-            },
-            {"name": "partial", "in": "query", "schema": {"enum": ["true", "false"]}},
-            {"name": "X-Ack", "in": "header", "schema": {"enum": acks}},
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "schema": {
-                    "type": "string", "minLength": 1, "maxLength": MOST_KEY_CHARACTERS, "pattern": _KEY_PATTERN,
-                },
-            },
-            {**_PARTITION_KEY, "description": "The key of application/octet-stream; the default is random."},
-            {
-                "name": "X-Explicit-Hash-Key",
-                "in": "header",
-                "schema": {"type": "string", "pattern": HASH_KEY_PATTERN},
-                "description": "The explicit hash key of application/octet-stream.",
-            },
+            _parameter("path", "stream", _TEXT | {"pattern": _STREAM_PATTERN}, required=True),
+            _parameter("query", "ack", {"enum": acks}, description="Has precedence over X-Ack."),
+            _parameter("query", "partial", {"enum": ["true", "false"]}),
+            _parameter("header", "X-Ack", {"enum": acks}),
+            _parameter("header", "Idempotency-Key", key),
+            _parameter(
+                "header",
+                "X-Partition-Key",
+                _PARTITION_KEY,
+                description="The key of application/octet-stream; the default is random.",
+            ),
+            _parameter(
+                "header",
+                "X-Explicit-Hash-Key",
+                _TEXT | {"pattern": HASH_KEY_PATTERN},
+                description="The explicit hash key of application/octet-stream.",
+            ),
         ],
         "requestBody": {"required": True, "content": _content(settings)},
         "responses": {
-            "200": {**_json("ack=delivered: the result of each record", "Delivered"), "headers": _QUOTA_HEADERS},
-            "202": {**_json("ack=queued or spooled: accepted", "Accepted"), "headers": _QUOTA_HEADERS},
+            "200": _json("ack=delivered: the result of each record", "Delivered", _QUOTA_HEADERS),
+            "202": _json("ack=queued or spooled: accepted", "Accepted", _QUOTA_HEADERS),
             **_problems(_RECORD_REFUSALS),
         },
-    }  # fmt: skip
+    }
+
+
+def _parameter(place: str, name: str, schema: Document, **more: object) -> Document:
+    return {"name": name, "in": place, "schema": schema, **more}
 
 
 def _content(settings: IngestSettings) -> Document:
@@ -228,14 +217,11 @@ def _problem(refusals: list[Refusal]) -> Document:
         headers |= _header("WWW-Authenticate")
     if Refusal.METHOD in refusals:
         headers |= _header("Allow")
-    response: Document = {
-        "description": "; ".join(
-            f"{REFUSALS[each].title} ({', '.join((REFUSALS[each].code, *FINER_CODES.get(each, ())))})"
-            for each in refusals
-        ),
-        "content": {PROBLEM_JSON.decode(): {"schema": {"$ref": _REF + "Problem"}}},
-    }
-    return {**response, "headers": headers} if headers else response
+    description = "; ".join(
+        f"{row.title} ({', '.join((row.code, *FINER_CODES.get(each, ())))})"
+        for each, row in zip(refusals, rows, strict=True)
+    )
+    return _response(description, {PROBLEM_JSON.decode(): {"schema": {"$ref": _REF + "Problem"}}}, headers)
 
 
 def _header(name: str) -> Document:
@@ -250,9 +236,12 @@ def _retry_after_header(refusals: Iterable[Refusal]) -> Document:
 _QUOTA_HEADERS: Final[Document] = {**_header("RateLimit"), **_header("RateLimit-Policy")}
 
 
-def _json(description: str, schema: str | None = None) -> Document:
-    content = {"schema": {"$ref": _REF + schema}} if schema else _OBJECT
-    return {"description": description, "content": {JSON: content}}
+def _response(description: str, content: Document, headers: Document | None = None) -> Document:
+    return {"description": description, "content": content} | ({"headers": headers} if headers else {})
+
+
+def _json(description: str, schema: str | None = None, headers: Document | None = None) -> Document:
+    return _response(description, {JSON: {"schema": {"$ref": _REF + schema}} if schema else _OBJECT}, headers)
 
 
 def _get(summary: str, responses: Document) -> Document:
@@ -274,25 +263,24 @@ def _otlp(signal: str) -> Document:
     }
     status = {"schema": {"$ref": _REF + "RpcStatus"}}
     errors = {
-        str(code): {
-            "description": "; ".join(REFUSALS[each].title for each in refusals),
-            "content": {JSON: status, PROTOBUF: _BINARY},
-            **({"headers": headers} if (headers := _retry_after_header(refusals)) else {}),
-        }
+        str(code): _response(
+            "; ".join(REFUSALS[each].title for each in refusals),
+            {JSON: status, PROTOBUF: _BINARY},
+            _retry_after_header(refusals),
+        )
         for code, refusals in _by_status(_OTLP_REFUSALS).items()
     }
     return {
         "operationId": f"export_{signal}",
         "summary": f"OTLP/HTTP: {signal}, to the stream that the tenant's settings name for them",
         "parameters": [
-            {"name": "X-Ack", "in": "header", "schema": {"enum": [ack for ack in ACKS if ack != "spooled"]}},
-            {**_PARTITION_KEY, "description": "The default is random for each request."},
+            _parameter("header", "X-Ack", {"enum": [ack for ack in ACKS if ack != "spooled"]}),
+            _parameter(
+                "header", "X-Partition-Key", _PARTITION_KEY, description="The default is random for each request."
+            ),
         ],
         "requestBody": {"required": True, "content": {JSON: {"schema": export_request}, PROTOBUF: _BINARY}},
-        "responses": {
-            "200": {"description": "Accepted completely", "content": {JSON: _OBJECT, PROTOBUF: _BINARY}},
-            **errors,
-        },
+        "responses": {"200": _response("Accepted completely", {JSON: _OBJECT, PROTOBUF: _BINARY}), **errors},
     }
 
 
@@ -302,27 +290,21 @@ def _kinesis() -> Document:
     for answer in WIRE_ANSWERS.values():
         by_status.setdefault(answer.status, set()).add(answer.code)
     errors = {
-        str(status): {
-            "description": ", ".join(sorted(codes)),
-            "content": {JSON_CONTENT_TYPE: _AWS_ERROR},
-            **({"headers": _header("Retry-After")} if status == UNAVAILABLE_ANSWER.status else {}),
-        }
+        str(status): _response(
+            ", ".join(sorted(codes)),
+            {JSON_CONTENT_TYPE: _AWS_ERROR},
+            _header("Retry-After") if status == UNAVAILABLE_ANSWER.status else None,
+        )
         for status, codes in sorted(by_status.items())
     }
+    targets = {"enum": [TARGET_PREFIX + operation for operation in operations]}
     return {
         "operationId": "kinesis",
         "summary": "The Kinesis API, signed with SigV4, for AWS SDKs and agents",
         "description": "The Kinesis API, signed with SigV4, for AWS SDKs and agents; in JSON, or in CBOR "
         "(application/x-amz-cbor-1.1), which is answered in CBOR.",
         "externalDocs": {"url": "https://docs.aws.amazon.com/kinesis/latest/APIReference/"},
-        "parameters": [
-            {
-                "name": "X-Amz-Target",
-                "in": "header",
-                "required": True,
-                "schema": {"enum": [f"{TARGET_PREFIX}{operation}" for operation in operations]},
-            }
-        ],
+        "parameters": [_parameter("header", "X-Amz-Target", targets, required=True)],
         "requestBody": {"required": True, "content": {JSON_CONTENT_TYPE: _OBJECT}},
-        "responses": {"200": {"description": "As Kinesis answers", "content": {JSON_CONTENT_TYPE: _OBJECT}}, **errors},
+        "responses": {"200": _response("As Kinesis answers", {JSON_CONTENT_TYPE: _OBJECT}), **errors},
     }

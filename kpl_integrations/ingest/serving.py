@@ -22,7 +22,7 @@ import uvicorn
 from kpl_core import ProducerReport
 from kpl_integrations.ingest.fast_path.selection import server_protocol
 from kpl_integrations.ingest.gateway import IngestGateway
-from kpl_integrations.ingest.http.listening import BACKLOG, bound_socket
+from kpl_integrations.ingest.http.listening import BACKLOG, bound_socket, connection_limit
 
 __all__ = ["GatewayServer", "bound_socket", "url_of"]
 
@@ -90,7 +90,7 @@ class GatewayServer:
                 proxy_headers=settings.forwarded_allow_ips is not None,
                 forwarded_allow_ips=settings.forwarded_allow_ips or "",
                 backlog=BACKLOG,
-                limit_concurrency=settings.max_connections,
+                limit_concurrency=connection_limit(settings.max_connections),
                 timeout_keep_alive=settings.keep_alive_seconds,
                 timeout_graceful_shutdown=_LAST_ANSWERS_SECONDS,
                 ssl_certfile=settings.tls_certificate,
@@ -128,12 +128,9 @@ class GatewayServer:
     async def _serving(self) -> AsyncIterator[None]:
         """Run the server during the block, and let it finish its answers afterwards."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._serve)
+            tasks.start_soon(self._server.serve, [self._socket])
             await self._server.listening.wait()
             try:
                 yield
             finally:
                 self._server.should_exit = True
-
-    async def _serve(self) -> None:
-        await self._server.serve(sockets=[self._socket])

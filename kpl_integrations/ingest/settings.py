@@ -4,8 +4,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -23,98 +22,70 @@ _HOUR: Final = 3_600
 _DAY: Final = 86_400
 
 
-# The bounds of all settings that are numbers.
-BOUNDS: Final[Mapping[str, Bound]] = MappingProxyType(
-    {
-        "port": Bound(0, 65_535, "", whole=True),
-        "header_seconds": Bound(0, _HOUR, "seconds", above=True),
-        "max_header_bytes": Bound(1_024, MIB, "bytes", whole=True),
-        "body_seconds": Bound(0, _HOUR, "seconds", above=True),
-        "keep_alive_seconds": Bound(1, _HOUR, "seconds", whole=True),
-        "max_connections": Bound(1, 1_000_000, "", whole=True),
-        "workers": Bound(1, 64, "processes", whole=True),
-        "max_body_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
-        "max_reading_bytes": Bound(1_024, 1 << 40, "bytes", whole=True),
-        "max_inflated_bytes": Bound(1_024, 1 << 30, "bytes", whole=True),
-        "max_records": Bound(1, 1_000_000, "records in a request", whole=True),
-        "max_depth": Bound(1, 500, "levels of JSON", whole=True),
-        "max_record_bytes": Bound(8_192, 10 * MIB, "bytes", whole=True),
-        "reload_seconds": Bound(0, _HOUR, "seconds", above=True),
-        "idempotency_keys": Bound(1, 1_000_000, "keys of a tenant", whole=True),
-        "idempotency_seconds": Bound(0, _DAY, "seconds"),
-        "max_outstanding_records": Bound(1, math.inf, "records", whole=True),
-        "max_outstanding_bytes": Bound(1, math.inf, "bytes", whole=True),
-        "record_ttl_ms": Bound(100, 1e12, "milliseconds"),
-        "record_max_buffered_time_ms": Bound(0, 1e12, "milliseconds"),
-        "drain_delay_seconds": Bound(0, _DAY, "seconds"),
-        "close_seconds": Bound(0, _DAY, "seconds"),
-    }
-)
-
-
 class IngestSettings(BaseSettings):
-    """The gateway's settings. Sizes are in bytes, durations in seconds unless a name says milliseconds.
-
-    `BOUNDS` has the bounds of all numbers.
-    """
+    """The gateway's settings. Sizes are in bytes, durations in seconds unless a name says milliseconds."""
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
 
     # The address, and the time limits of one client.
     host: str = "127.0.0.1"
-    port: int = 8080
+    port: Annotated[int, Bound(0, 65_535, "", whole=True)] = 8080
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     # The proxies whose X-Forwarded-For and -Proto are trusted: addresses or networks with commas; "*" trusts all.
     forwarded_allow_ips: str | None = None
-    header_seconds: float = 10.0
-    max_header_bytes: int = 32_768
-    body_seconds: float = 30.0
-    keep_alive_seconds: int = 75
-    max_connections: int = 10_000
+    # The Host names that requests may have, with commas; loopback names are always allowed. None allows every name.
+    allowed_hosts: str | None = None
+    header_seconds: Annotated[float, Bound(0, _HOUR, "seconds", above=True)] = 10.0
+    max_header_bytes: Annotated[int, Bound(1_024, MIB, "bytes", whole=True)] = 32_768
+    body_seconds: Annotated[float, Bound(0, _HOUR, "seconds", above=True)] = 30.0
+    keep_alive_seconds: Annotated[int, Bound(1, _HOUR, "seconds", whole=True)] = 75
+    max_connections: Annotated[int, Bound(1, 1_000_000, "", whole=True)] = 10_000
     # Answer complete requests inside uvicorn's protocol, if the installed uvicorn is supported.
     fast_path: bool = True
 
     # Processes of `kpl serve`. A gateway inside an application always has one.
-    workers: int = 1
+    workers: Annotated[int, Bound(1, 64, "processes", whole=True)] = 1
 
     # Bounds of a request. A PutRecords request may have 10 MiB of data, which is 13.4 MiB of base64.
-    max_body_bytes: int = 16 * MIB
+    max_body_bytes: Annotated[int, Bound(1_024, 1 << 30, "bytes", whole=True)] = 16 * MIB
     # Unfinished bodies of all clients together.
-    max_reading_bytes: int = 256 * MIB
-    max_inflated_bytes: int = 16 * MIB
-    max_records: int = 10_000
-    max_depth: int = 64
-    max_record_bytes: int = MIB
+    max_reading_bytes: Annotated[int, Bound(1_024, 1 << 40, "bytes", whole=True)] = 256 * MIB
+    max_inflated_bytes: Annotated[int, Bound(1_024, 1 << 30, "bytes", whole=True)] = 16 * MIB
+    max_records: Annotated[int, Bound(1, 1_000_000, "records in a request", whole=True)] = 10_000
+    max_depth: Annotated[int, Bound(1, 500, "levels of JSON", whole=True)] = 64
+    max_record_bytes: Annotated[int, Bound(8_192, 10 * MIB, "bytes", whole=True)] = MIB
 
     # Tenants and keys.
     tenants: Path | None = None
-    reload_seconds: float = 2.0
+    reload_seconds: Annotated[float, Bound(0, _HOUR, "seconds", above=True)] = 2.0
     admin_key: SecretStr | None = None
     default_ack: Ack = "queued"
-    idempotency_keys: int = 1_000
-    idempotency_seconds: float = 600.0
+    idempotency_keys: Annotated[int, Bound(1, 1_000_000, "keys of a tenant", whole=True)] = 1_000
+    idempotency_seconds: Annotated[float, Bound(0, _DAY, "seconds")] = 600.0
 
     # Kinesis, and the buffer in memory; the spool and dead letters are on disk.
     region: str | None = None
     endpoint_url: str | None = None
-    max_outstanding_records: int = 100_000
-    max_outstanding_bytes: int = 128 * MIB
-    record_ttl_ms: float = 30_000
-    record_max_buffered_time_ms: float = 100
+    max_outstanding_records: Annotated[int, Bound(1, math.inf, "records", whole=True)] = 100_000
+    max_outstanding_bytes: Annotated[int, Bound(1, math.inf, "bytes", whole=True)] = 128 * MIB
+    record_ttl_ms: Annotated[float, Bound(100, 1e12, "milliseconds")] = 30_000
+    record_max_buffered_time_ms: Annotated[float, Bound(0, 1e12, "milliseconds")] = 100
     aggregation_enabled: bool = True
     spool: Path | None = None
     dead_letters: Path | None = None
 
     # Shutdown: not ready for `drain_delay_seconds`, then no new records, and `close_seconds` to deliver the others.
-    drain_delay_seconds: float = 5.0
-    close_seconds: float = 20.0
+    drain_delay_seconds: Annotated[float, Bound(0, _DAY, "seconds")] = 5.0
+    close_seconds: Annotated[float, Bound(0, _DAY, "seconds")] = 20.0
 
-    @field_validator(*BOUNDS)
+    @field_validator("*")
     @classmethod
-    def _within_bounds(cls, value: float, info: ValidationInfo) -> float:
+    def _within_bounds(cls, value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - of the setting's own type
         name = str(info.field_name)
-        require_number(name, value, BOUNDS[name], error=ValueError)
+        for bound in cls.model_fields[name].metadata:
+            if isinstance(bound, Bound):
+                require_number(name, value, bound, error=ValueError)
         return value
 
     @model_validator(mode="after")

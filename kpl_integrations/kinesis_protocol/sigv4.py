@@ -112,9 +112,11 @@ def named_credential(authorization: str | None) -> Credential:
         )
         raise RequestRefused(INCOMPLETE, message)
     access_key_id, date, region, service, _ = scope
-    return Credential(
-        access_key_id, date, region, service, tuple(given["SignedHeaders"].split(";")), given["Signature"]
-    )
+    signed_headers = tuple(given["SignedHeaders"].split(";"))
+    if len(set(signed_headers)) < len(signed_headers):
+        # The canonical request repeats the value of each name.
+        raise RequestRefused(INCOMPLETE, "SignedHeaders must name each header once.")
+    return Credential(access_key_id, date, region, service, signed_headers, given["Signature"])
 
 
 def require_signature(
@@ -154,9 +156,16 @@ def _canonical_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return headers by name in canonical form: values of one name joined by commas, runs of white space collapsed."""
     canonical: dict[str, str] = {}
     for name, value in headers:
-        collapsed = " ".join(value.split())
+        collapsed = _collapsed(value)
         canonical[name] = f"{canonical[name]},{collapsed}" if name in canonical else collapsed
     return canonical
+
+
+def _collapsed(value: str) -> str:
+    """Return a value with one space for each run of white space, which in HTTP is SP and HTAB only."""
+    if "\t" in value or "  " in value:
+        value = " ".join([part for part in value.replace("\t", " ").split(" ") if part])
+    return value.strip(" ")
 
 
 def _require_scope(credential: Credential, headers: Mapping[str, str]) -> None:

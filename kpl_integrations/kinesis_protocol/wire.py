@@ -11,11 +11,18 @@ from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
 
-from kpl_integrations.kinesis_protocol.constraints import check_constraints
-from kpl_integrations.kinesis_protocol.requests import REQUEST_TYPES, SERIALIZATION, UNKNOWN_OPERATION, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import (
+    REQUEST_TYPES,
+    SERIALIZATION,
+    UNKNOWN_OPERATION,
+    RequestRefused,
+    check_constraints,
+)
 
 JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
 TARGET_PREFIX: Final = "Kinesis_20131202."
+# Of a JSON body. Partition keys may contain 500 times 256 braces; every other object beyond 501 is invalid or ignored.
+_MAX_OBJECTS: Final = 1 << 17
 _CBOR_TYPES: Final = frozenset({"application/x-amz-cbor-1.1", "application/cbor"})
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
@@ -91,6 +98,8 @@ class JsonWire:
 
     def decode(self, body: bytes, request_type: type[_Request]) -> _Request:
         """Return the request in `body`."""
+        if len(body) > 2 * _MAX_OBJECTS and body.count(b"{") > _MAX_OBJECTS:
+            raise RequestRefused(SERIALIZATION, f"The body has more than {_MAX_OBJECTS:,} objects.")
         try:
             return msgspec.json.decode(body, type=request_type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -157,6 +166,15 @@ def request_of(wire: Wire, operation: str, body: bytes) -> msgspec.Struct:
     request = wire.decode(body, REQUEST_TYPES[operation])
     check_constraints(request)
     return request
+
+
+def present(members: Mapping[str, object]) -> dict[str, object]:
+    """Return the members that have a value, as the service and its clients send them."""
+    return {
+        name: present(value) if isinstance(value, Mapping) else value
+        for name, value in members.items()
+        if value is not None
+    }
 
 
 def error_body(wire: Wire, code: str, message: str) -> bytes:

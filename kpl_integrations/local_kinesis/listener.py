@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +13,9 @@ from aiohttp import web
 
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.testing import FakeKinesis, KinesisError, PutRecordsEntry, RequestPlan
-from kpl_integrations.kinesis_protocol.requests import ListShards, PutRecords, RequestRefused
+from kpl_integrations.kinesis_protocol.requests import ListShards, PutRecords, RequestRefused, StreamRequest
 from kpl_integrations.kinesis_protocol.wire import Wire, error_body, operation_of, request_of, wire_of
-from kpl_integrations.local_kinesis.operations import answer, stream_of
+from kpl_integrations.local_kinesis.operations import answer
 
 Clock = Callable[[], float]
 
@@ -35,18 +36,28 @@ class _Request(web.BaseRequest):
         super().__init__(*args, client_max_size=_MAX_BODY_BYTES, **kwargs)
 
 
-class Listener:
-    """One HTTP server. It can refuse connections and listen again, to simulate a service that is down."""
+class _Reset(Exception):  # noqa: N818 - never leaves this file
+    """Reset the connection instead of answering."""
 
-    def __init__(self, fake: FakeKinesis, clock: Clock, host: str, port: int) -> None:
-        self.fake = fake
-        self.clock = clock
+
+@dataclass(eq=False, repr=False)
+class Listener:
+    """One HTTP server. It can refuse connections and listen again, to simulate a service that is down.
+
+    `clock` gives the current time; `closing` ends latencies and hangs early.
+    """
+
+    fake: FakeKinesis
+    clock: Clock
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
         self.closing = asyncio.Event()
-        self._host = host
-        self._port = port
         loop = asyncio.get_running_loop()
+        self._answered = 0
         self._server = web.Server(
-            _RequestHandler(fake, clock=clock, closing=self.closing),
+            self._answer,
             request_factory=lambda *parts: _Request(*parts, loop),
             access_log=None,
             keepalive_timeout=_KEEP_ALIVE_SECONDS,
@@ -56,8 +67,8 @@ class Listener:
     @property
     def url(self) -> str:
         """The URL; it stays the same while connections are refused."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
     async def listen(self) -> None:
         """Start to listen, on the previous port if there was one.
@@ -67,8 +78,8 @@ class Listener:
         """
         if self._socket is None:
             loop = asyncio.get_running_loop()
-            self._socket = await loop.create_server(self._server, self._host, self._port, backlog=1024)
-            self._port = self._socket.sockets[0].getsockname()[1]
+            self._socket = await loop.create_server(self._server, self.host, self.port, backlog=1024)
+            self.port = self._socket.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
         """Stop listening, and drop all connections."""
@@ -94,22 +105,7 @@ class Listener:
             listening.close()
         return listening
 
-
-class _Reset(Exception):  # noqa: N818 - never leaves this file
-    """Reset the connection instead of answering."""
-
-
-class _RequestHandler:
-    """Answers requests with `kinesis`. `clock` gives the current time; `closing` ends latencies and hangs early."""
-
-    def __init__(self, kinesis: FakeKinesis, *, clock: Clock, closing: asyncio.Event) -> None:
-        self._kinesis = kinesis
-        self._clock = clock
-        self._closing = closing
-        self._answered = 0
-
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request."""
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         headers = request.headers
         wire = wire_of(None)
         try:
@@ -139,17 +135,17 @@ class _RequestHandler:
         raise RequestRefused(code, message, status=_TOO_LARGE)
 
     async def _carry_out(self, wire: Wire, operation: str, parsed: msgspec.Struct) -> bytes:
-        kinesis = self._kinesis
-        stream = stream_of(kinesis, parsed)
+        kinesis = self.fake
+        stream = parsed.stream() if isinstance(parsed, StreamRequest) else ""
         plan = self._plan(operation, stream, parsed)
         await self._wait(plan.latency_seconds)
         if plan.hang:
-            await self._closing.wait()
+            await self.closing.wait()
         if plan.hang or plan.reset_before:
             raise _Reset
         if plan.error is not None:
             raise plan.error
-        now = self._clock()
+        now = self.clock()
         for effect in plan.reshards:
             kinesis.reshard(stream, effect, now=now)
         body = self._commit(wire, parsed, stream, plan, now)
@@ -159,28 +155,28 @@ class _RequestHandler:
         return body if plan.body is None else plan.body
 
     def _plan(self, operation: str, stream: str, parsed: msgspec.Struct) -> RequestPlan:
-        name: str | None = self._kinesis.stream_name(stream)
+        name: str | None = self.fake.stream_name(stream)
         page = 1
         if isinstance(parsed, ListShards) and parsed.next_token is not None:
-            name, page = self._kinesis.listing(parsed.next_token)
-        return self._kinesis.faults.plan(operation, stream=name, page=page, now=self._clock())
+            name, page = self.fake.listing(parsed.next_token)
+        return self.fake.faults.plan(operation, stream=name, page=page, now=self.clock())
 
     def _commit(self, wire: Wire, parsed: msgspec.Struct, stream: str, plan: RequestPlan, now: float) -> bytes:
         if not isinstance(parsed, PutRecords):
-            members = answer(parsed, self._kinesis, now)
+            members = answer(parsed, self.fake, now)
             return wire.encode(members) if members else b""  # like the service: no members, no body
         records = [
             (record.partition_key or "", record.explicit_hash_key, record.data or b"")
             for record in parsed.records or ()
         ]
-        entries = self._kinesis.put_records(stream, records, now=now)
+        entries = self.fake.put_records(stream, records, now=now)
         return wire.encode_put_results(_changed_count(entries, plan.count_change))
 
     async def _wait(self, seconds: float) -> None:
         if seconds > 0.0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._closing.wait()
+                    await self.closing.wait()
 
     def _response(self, wire: Wire, body: bytes, status: int = 200) -> web.Response:
         self._answered += 1

@@ -10,11 +10,13 @@ unless `host` says otherwise.
 import asyncio
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
 from typing import Final, Self, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from kpl_core.testing import FakeKinesis, Faults, ServiceDurations, ServiceLimits
 from kpl_integrations.local_kinesis.listener import Clock, Listener
@@ -67,12 +69,10 @@ class LocalKinesis:
         if isinstance(streams, str):
             message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"
             raise TypeError(message)
-        self._streams = dict(streams) if isinstance(streams, Mapping) else dict.fromkeys(streams, shards)
+        named = dict(streams) if isinstance(streams, Mapping) else dict.fromkeys(streams, shards)
+        self._new_fake = partial(FakeKinesis, named, enforce_limits=enforce_limits, limits=limits, durations=durations)
         self._host = host
         self._port = port
-        self._enforce_limits = enforce_limits
-        self._limits = limits
-        self._durations = durations
         self._clock = clock
         self._running: Listener | None = None
 
@@ -115,14 +115,7 @@ class LocalKinesis:
             message = f"{self!r} is already running; make another LocalKinesis for a second server"
             raise RuntimeError(message)
         clock = self._clock or asyncio.get_running_loop().time
-        fake = FakeKinesis(
-            self._streams,
-            enforce_limits=self._enforce_limits,
-            limits=self._limits,
-            durations=self._durations,
-            epoch=time.time() - clock(),
-            now=clock(),
-        )
+        fake = self._new_fake(epoch=time.time() - clock(), now=clock())
         listener = Listener(fake, clock, self._host, self._port)
         await listener.listen()
         self._running = listener
@@ -167,14 +160,9 @@ class ThreadedLocalKinesis:
 
     def __init__(self, server: LocalKinesis | None = None) -> None:
         self._server = server or LocalKinesis()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._endpoint_url = ""
-
-    @property
-    def endpoint_url(self) -> str:
-        """The URL."""
-        return self._endpoint_url
+        self._portal: BlockingPortal | None = None
+        self._exits = ExitStack()
+        self.endpoint_url = ""
 
     def __enter__(self) -> Self:
         """Start it and wait until it listens.
@@ -183,44 +171,23 @@ class ThreadedLocalKinesis:
             OSError: the port is in use.
             KinesisError: a stream cannot be created.
         """
-        started: Future[str] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._run(started)), name="local-kinesis", daemon=True
-        )
-        self._thread.start()
-        self._endpoint_url = started.result()
+        with ExitStack() as exits:
+            portal = exits.enter_context(start_blocking_portal())
+            exits.enter_context(portal.wrap_async_context_manager(self._server))
+            self.endpoint_url = self._server.endpoint_url
+            self._portal, self._exits = portal, exits.pop_all()
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
-        loop, self._loop = self._loop, None
-        thread, self._thread = self._thread, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(self._stop.set)
-            thread.join()
+        self._portal = None
+        self._exits.close()
 
     def call(self, function: Callable[[FakeKinesis, float], _Result]) -> _Result:
         """Run `function(fake, now)` between two requests and return its result."""
-        if self._loop is None:
+        if self._portal is None:
             message = "the server is not running; use it inside its `with` block"
             raise RuntimeError(message)
-
-        async def called() -> _Result:
-            return function(self._server.fake, self._server.now)
-
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
-
-    async def _run(self, started: "Future[str]") -> None:
-        self._stop = asyncio.Event()
-        try:
-            await self._server.__aenter__()
-        except Exception as error:  # noqa: BLE001 - raised in the thread that waits in __enter__
-            started.set_exception(error)
-            return
-        self._loop = asyncio.get_running_loop()
-        started.set_result(self._server.endpoint_url)
-        await self._stop.wait()
-        # Close here, not in the thread that leaves the block: the loop ends with this coroutine.
-        await self._server.aclose()
+        return self._portal.call(lambda: function(self._server.fake, self._server.now))
 
 
 class LocalKinesisProcess:

@@ -7,12 +7,13 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from kpl_core import ConfigError
+from kpl_core import ConfigError, RecordResult
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.records.user_record import Tier
 from kpl_integrations.logging_handler.formatter import JsonFormatter, current_trace
 
 # What CPython keeps beside the bytes of an entry: two object headers and a slot in the deque.
@@ -43,6 +44,41 @@ class LetterAndStub(msgspec.Struct, frozen=True, gc=False):
 # The formatted record. With a tuple the partition key is chosen (None: at random), or the record is too large: then
 # its data is the tuple of its pieces, or a `LetterAndStub`.
 Entry = bytes | tuple[str | None, bytes | tuple[bytes, ...] | LetterAndStub]
+
+
+class LogPiece(NamedTuple):
+    """One user record to put, and the functions that take its result, or the error code of a record never put."""
+
+    key: str
+    data: bytes
+    tier: Tier
+    finished: Callable[[RecordResult], object]
+    failed: Callable[[str], object]
+
+
+class SplitRecord:
+    """A log record in several user records: it counts once, by the worst result of its pieces."""
+
+    def __init__(self, count: Callable[..., None], pieces: int) -> None:
+        self._count = count
+        self._left = pieces
+        self._error_code: str | None = None
+        self._is_kept = False
+
+    def finished(self, result: RecordResult) -> None:
+        """Take the result of one piece."""
+        self._is_kept = self._is_kept or result.kept is not None
+        self._finish(None if result.successful or result.kept is not None else result.error_code or "")
+
+    def failed(self, error_code: str) -> None:
+        """Take the failure of a piece that was never put."""
+        self._finish(error_code)
+
+    def _finish(self, error_code: str | None) -> None:
+        self._error_code = error_code if self._error_code is None else self._error_code
+        self._left -= 1
+        if not self._left:
+            self._count(self._error_code, is_kept=self._is_kept)
 
 
 def entry_size(entry: Entry) -> int:

@@ -11,11 +11,11 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping
 from time import gmtime, strftime
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from kpl_core import ConfigError
+from kpl_core.options.validation import require_choice
 
 JsonFormat = Literal["plain", "ecs", "otel"]
 Fields = dict[str, Any]
@@ -43,16 +43,12 @@ _DEEPEST: Final = 32
 _MOST_VALUES: Final = 10_000
 
 
-def _no_trace() -> tuple[str, str] | None:
-    return None
-
-
 def _trace_reader() -> Callable[[], tuple[str, str] | None]:
     try:
         from opentelemetry.context import get_current  # noqa: PLC0415 - optional
         from opentelemetry.trace import format_span_id, format_trace_id, get_current_span  # noqa: PLC0415
     except ImportError:
-        return _no_trace
+        return lambda: None
 
     def current() -> tuple[str, str] | None:
         context = get_current()
@@ -132,19 +128,19 @@ class _JsonCopy:
 class JsonFormatter(logging.Formatter):
     """Formats as JSON. `encode` returns bytes, `format` the same as text.
 
+    Args:
+        json_format: the names of the fields: "plain", "ecs" or "otel".
+        static_fields: fields of every line, such as the service's name; a line's own field of that name wins.
+
     Raises:
         ConfigError: the format is an unknown word.
     """
 
     def __init__(self, json_format: JsonFormat = "plain", *, static_fields: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        if json_format not in get_args(JsonFormat):
-            message = f"json_format is {json_format!r}; it must be one of {', '.join(map(repr, get_args(JsonFormat)))}"
-            raise ConfigError(message)
-        self._make = _MAKERS[json_format]
-        self._add_extra = _add_attributes if json_format == "otel" else _add_fields
-        self._error_names, self._trace_names = _ERROR_NAMES[json_format], _TRACE_NAMES[json_format]
         self._static_fields = dict(static_fields or {})
+        require_choice("json_format", json_format, get_args(JsonFormat))
+        self._make, self._add_extra, self._error_names, self._trace_names = _FORMATS[json_format]
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON object as text."""
@@ -279,14 +275,20 @@ def _timestamp(record: logging.LogRecord) -> str:
     return f"{text}.{int(record.msecs):03d}Z"
 
 
-_MAKERS: Final[Mapping[str, Callable[[logging.LogRecord, str], Fields]]] = {"plain": _plain, "ecs": _ecs, "otel": _otel}
-_ERROR_NAMES: Final = {
-    "plain": ("error", "error_message", "traceback"),
-    "ecs": ("error.type", "error.message", "error.stack_trace"),
-    "otel": ("exception.type", "exception.message", "exception.stacktrace"),
-}
-_TRACE_NAMES: Final = {
-    "plain": ("trace_id", "span_id"),
-    "ecs": ("trace.id", "span.id"),
-    "otel": ("TraceId", "SpanId"),
+class _Format(NamedTuple):
+    make: Callable[[logging.LogRecord, str], Fields]
+    add_extra: Callable[[Fields, Fields], None]
+    error_names: tuple[str, str, str]
+    trace_names: tuple[str, str]
+
+
+_FORMATS: Final[Mapping[JsonFormat, _Format]] = {
+    "plain": _Format(_plain, _add_fields, ("error", "error_message", "traceback"), ("trace_id", "span_id")),
+    "ecs": _Format(_ecs, _add_fields, ("error.type", "error.message", "error.stack_trace"), ("trace.id", "span.id")),
+    "otel": _Format(
+        _otel,
+        _add_attributes,
+        ("exception.type", "exception.message", "exception.stacktrace"),
+        ("TraceId", "SpanId"),
+    ),
 }

@@ -185,19 +185,16 @@ class KinesisHandler(logging.Handler, ProcessListener):
             return
         with self._lock:
             sender = self._sender
-            if sender is not None and not sender.is_finished:
-                if not self._block_seconds or self._queue.has_room(size):
-                    self._queue.put(entry, size, record.levelno)
-                    if sender.is_idle:
-                        sender.wake()
+            if sender is None or sender.is_finished:
+                sender = self._start_sender()
+                if sender is None:
+                    self._queue.refuse(CLOSED if self._is_closed else self._refusal)
                     return
-            elif not self._start_sender():
-                self._queue.refuse(CLOSED if self._is_closed else self._refusal)
-                return
-            self._wait_for_room(size)
+            if self._block_seconds:
+                self._wait_for_room(size, sender)
             self._queue.put(entry, size, record.levelno)
-            if self._sender is not None and self._sender.is_idle:
-                self._sender.wake()
+            if sender.is_idle:
+                sender.wake()
 
     def _entry_of(self, record: logging.LogRecord, data: bytes) -> Entry:
         """Return what is queued for a record that is too large or has a chosen partition key."""
@@ -209,14 +206,12 @@ class KinesisHandler(logging.Handler, ProcessListener):
         rule, max_bytes = self._settings.oversize, self._max_data_bytes
         return key, oversize_data(record, data, text, formatter, rule=rule, max_bytes=max_bytes)
 
-    def _wait_for_room(self, size: int) -> None:
+    def _wait_for_room(self, size: int, sender: LogSender) -> None:
         """With the lock held: wait as long as `block(...)` allows."""
-        if not self._block_seconds or self._sender is None or self._sender.is_current:
-            return
         deadline = time.monotonic() + self._block_seconds
-        while not self._queue.has_room(size) and not self._sender.is_finished:
-            if self._sender.is_idle:
-                self._sender.wake()
+        while not sender.is_current and not self._queue.has_room(size) and not sender.is_finished:
+            if sender.is_idle:
+                sender.wake()
             left = deadline - time.monotonic()
             if left <= 0 or not self._room.wait(left):
                 return
@@ -225,10 +220,10 @@ class KinesisHandler(logging.Handler, ProcessListener):
         with self._lock:
             self._queue.refuse(reason)
 
-    def _start_sender(self) -> bool:
-        """With the lock held: start the sender, once; return False if there is none."""
+    def _start_sender(self) -> LogSender | None:
+        """With the lock held: start the sender, once; return None if that fails."""
         if self._is_closed or self._sender is not None:
-            return False
+            return None
         # asyncio logs that it made a loop: to this handler, in this thread, which holds the lock.
         SENDER_THREADS.add(threading.get_ident())
         try:
@@ -246,12 +241,13 @@ class KinesisHandler(logging.Handler, ProcessListener):
         except (RuntimeError, OSError):
             # The interpreter finalizes and starts no threads, or no file descriptor is left for a loop's selector. The
             # next record tries again.
-            return False
+            return None
         finally:
             SENDER_THREADS.discard(threading.get_ident())
-        if is_started:
-            self._sender = sender
-        return is_started
+        if not is_started:
+            return None
+        self._sender = sender
+        return sender
 
     @property
     def _refusal(self) -> str:

@@ -9,7 +9,7 @@ It reads no clock and takes no lock: its owner holds one.
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -76,13 +76,12 @@ OVERFLOW_RULES: Final[Mapping[str, OverflowRule]] = MappingProxyType(
 
 
 class _LevelClass:
-    """The records of one class, in the order of arrival."""
-
-    __slots__ = ("entries", "rank", "size_bytes")
+    """The records of one class, in the order of arrival; `left` have left at the front."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.entries: deque[Entry] = deque()
+        self.left = 0
         self.size_bytes = 0
 
 
@@ -101,20 +100,6 @@ class _ClassOfLevel(dict[int, _LevelClass]):
 
 class LevelQueue:
     """A queue of at most `max_records` formatted records and `max_bytes` together."""
-
-    __slots__ = (
-        "_class_of",
-        "_classes",
-        "_crowded_below_bytes",
-        "_crowded_below_records",
-        "_rule",
-        "accepted",
-        "dropped",
-        "free_bytes",
-        "free_records",
-        "refused",
-        "taken",
-    )
 
     def __init__(self, *, max_records: int, max_bytes: int, rule: OverflowRule) -> None:
         self._rule = rule
@@ -165,6 +150,11 @@ class LevelQueue:
         """Return True if it is more than half full."""
         return self.free_records < self._crowded_below_records or self.free_bytes < self._crowded_below_bytes
 
+    def watch_drained(self) -> Callable[[], bool]:
+        """Return a function that returns True once every entry that is queued now has been taken or evicted."""
+        ends = [(each, each.left + len(each.entries)) for each in self._classes]
+        return lambda: all(each.left >= end or not each.entries for each, end in ends)
+
     def _make_room(self, size: int, own_class: _LevelClass) -> bool:
         victims = self._classes[: own_class.rank + self._rule.evicts_own_class]
         # Nothing is evicted for a record that would not fit even then.
@@ -175,6 +165,7 @@ class LevelQueue:
         for each in victims:
             while each.entries and not self.has_room(size):
                 evicted = each.entries.pop() if self._rule.newest_first else each.entries.popleft()
+                each.left += not self._rule.newest_first
                 self._release(evicted, each)
                 self.dropped[EVICTED] += 1
         return self.has_room(size)
@@ -190,10 +181,12 @@ class LevelQueue:
         taken: list[tuple[bool, Entry]] = []
         for each in reversed(self._classes):
             is_highest = each.rank == len(self._classes) - 1
+            before = len(taken)
             while each.entries and len(taken) < count:
                 entry = each.entries.popleft()
                 self._release(entry, each)
                 taken.append((is_highest, entry))
+            each.left += len(taken) - before
         self.taken += len(taken)
         return taken
 

@@ -1,6 +1,5 @@
 """The options of the handler as `dictConfig` gives them, checked once."""
 
-import math
 import re
 from pathlib import Path
 from typing import Final, Literal, TypedDict, get_args
@@ -9,6 +8,7 @@ import msgspec
 
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
 from kpl_core.options.kinesis_limits import MIB
+from kpl_core.options.validation import ABOVE_ZERO, require_bounds, require_choice
 from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
 from kpl_integrations.logging_handler.formatter import JsonFormat
 
@@ -18,6 +18,8 @@ WithoutRoom = Literal["wait", "spool", "dlq"]
 
 _BLOCK: Final = re.compile(r"block\((\d+(?:\.\d+)?)\)")
 _OVERFLOWS: Final = ("drop_oldest", "drop_newest", "drop_lowest_level", "spool", "dlq")
+# A configuration file may give text, and a wait for a thread needs a finite bound.
+_POSITIVE: Final = ("max_queue_records", "max_queue_bytes", "max_sending_bytes", "close_timeout", "notice_seconds")
 # A log record seldom has fewer bytes, so the bytes are the effective bound.
 _LEAST_RECORD_BYTES: Final = 100
 
@@ -63,11 +65,10 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every option that nothing else checks."""
-        for name in ("max_queue_records", "max_queue_bytes", "max_sending_bytes", "close_timeout", "notice_seconds"):
-            _require_positive(name, getattr(self, name))
-        _require_choice("oversize", self.oversize, get_args(Oversize))
+        require_bounds(self, dict.fromkeys(_POSITIVE, ABOVE_ZERO))
+        require_choice("oversize", self.oversize, get_args(Oversize))
         if not self.block_seconds:
-            _require_choice("overflow", self.overflow, _OVERFLOWS, also="'block(<seconds>)'")
+            require_choice("overflow", self.overflow, _OVERFLOWS, also="'block(<seconds>)'")
 
     @property
     def overflow_rule(self) -> str:
@@ -119,17 +120,3 @@ def producer_config(settings: LogSettings, config: Config | None, *, is_shared: 
             message = f"{name} is {value!r}, which needs a producer of the handler's own; leave producer out"
             raise ConfigError(message)
     return config
-
-
-def _require_choice(name: str, value: object, allowed: tuple[str, ...], *, also: str = "") -> None:
-    if value not in allowed:
-        words = ", ".join([*map(repr, allowed), *([also] if also else [])])
-        message = f"{name} is {value!r}; it must be one of {words}"
-        raise ConfigError(message)
-
-
-def _require_positive(name: str, value: object) -> None:
-    # A configuration file may give text. A wait for a thread needs a finite bound.
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        message = f"{name} is {value!r}; it must be a finite number above 0"
-        raise ConfigError(message)

@@ -14,15 +14,14 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from typing import Final, NamedTuple
+from typing import Final
 
 from kpl_core import BlockingProducer, BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
 from kpl_core.background.sender import BackgroundSender
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 from kpl_core.records.user_record import Tier
-from kpl_integrations.logging_handler.entry import Entry, LetterAndStub, random_keys
+from kpl_integrations.logging_handler.entry import Entry, LetterAndStub, LogPiece, SplitRecord, random_keys
 from kpl_integrations.logging_handler.level_queue import (
-    EVICTED,
     NOT_KEPT,
     SENDER_FAILED,
     SHUTDOWN,
@@ -49,41 +48,6 @@ _END_SHARE: Final = 0.25
 _JOIN_GRACE_SECONDS: Final = 0.3
 # After dictConfig replaced a handler, threads still log to it for a moment.
 _LINGER_SECONDS: Final = 0.3
-
-
-class _Piece(NamedTuple):
-    """One user record to put, and the functions that take its result, or the error code of a record never put."""
-
-    key: str
-    data: bytes
-    tier: Tier
-    finished: Callable[[RecordResult], object]
-    failed: Callable[[str], object]
-
-
-class _SplitRecord:
-    """A log record in several user records: it counts once, by the worst result of its pieces."""
-
-    def __init__(self, sender: "LogSender", pieces: int) -> None:
-        self._sender = sender
-        self._left = pieces
-        self._error_code: str | None = None
-        self._is_kept = False
-
-    def finished(self, result: RecordResult) -> None:
-        """Take the result of one piece."""
-        self._is_kept = self._is_kept or result.kept is not None
-        self._finish(None if result.successful or result.kept is not None else result.error_code or "")
-
-    def failed(self, error_code: str) -> None:
-        """Take the failure of a piece that was never put."""
-        self._finish(error_code)
-
-    def _finish(self, error_code: str | None) -> None:
-        self._error_code = error_code if self._error_code is None else self._error_code
-        self._left -= 1
-        if not self._left:
-            self._sender.count(self._error_code, is_kept=self._is_kept)
 
 
 class LogSender:
@@ -121,7 +85,8 @@ class LogSender:
             else shared.sender
         )
         self._keys = random_keys()
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[LogPiece] = deque()
+        self._pieces_put = 0
         self._timer: asyncio.TimerHandle | None = None
         self._empty_polls = 0
         self._deadline = self._spill_at = math.inf
@@ -239,10 +204,11 @@ class LogSender:
     def sender_ended(self) -> None:
         """Count what is left as dropped; called at the end of the thread."""
         failure = self._background.failure
-        if isinstance(failure, KplError):
-            write_to_stderr(self._stream, f"nothing can be sent: {failure}")
-        has_failed = failure is not None and not self.is_closing
-        self._finish(SENDER_FAILED if has_failed else SHUTDOWN)
+        try:
+            if isinstance(failure, KplError):
+                write_to_stderr(self._stream, f"nothing can be sent: {failure}")
+        finally:
+            self._finish(SHUTDOWN if failure is None or self.is_closing else SENDER_FAILED)
 
     def _finish(self, reason: str) -> None:
         if self._is_shared:
@@ -252,21 +218,25 @@ class LogSender:
         if self._timer is not None:
             self._timer.cancel()
         self._give_up(reason)
-        self.end_reason = reason
-        self.is_finished = True
-        self._ended(self)
-        self._finished.set()
-
-    def drain(self, producer: Producer) -> None:
-        """Put what was taken from the queue, and up to 500 more, as far as the producer has room."""
-        self._put_some(producer)
+        self.end_reason, self.is_finished = reason, True
+        try:
+            self._ended(self)
+        finally:
+            self._finished.set()
 
     def watch_drained(self) -> Callable[[], bool]:
-        """Return a function that returns True once as many entries have been put as are accepted now."""
-        accepted = self._queue.accepted
-        return lambda: (
-            self.is_finished or (not self._pieces and self._queue.taken + self._queue.dropped[EVICTED] >= accepted)
-        )
+        """Return a function that returns True once everything that is queued now has been put."""
+        with self._room:
+            has_left_queue = self._queue.watch_drained()
+        last = math.inf
+
+        def is_drained() -> bool:
+            nonlocal last
+            if last == math.inf and has_left_queue():
+                last = self._pieces_put + len(self._pieces)
+            return self.is_finished or self._pieces_put >= last
+
+        return is_drained
 
     def _poll(self) -> None:
         """Look at the queue, and decide when to look again."""
@@ -275,27 +245,27 @@ class LogSender:
             return
         if self._timer is not None:
             self._timer.cancel()
-        now = time.monotonic()
-        if now >= self._notice_at and self._report_drops(producer):
-            self._notice_at = now + self._notice_seconds
-        taken = self._put_some(producer)
         delay = _POLL_SECONDS
-        if taken or self._pieces or self.is_closing:
-            self._empty_polls = 0
-            if taken == _CHUNK_RECORDS and not self._pieces:
-                delay = 0.0
-        else:
-            self._empty_polls += 1
-            if self._empty_polls > _EMPTY_POLLS_BEFORE_IDLE:
-                with self._room:
-                    self.is_idle = not len(self._queue)
-                    if self.is_idle:
-                        # A record that fails later is reported in time too, even if nothing is logged meanwhile.
-                        delay = self._notice_seconds
-        self._timer = asyncio.get_running_loop().call_later(delay, self._poll)
+        try:
+            self._report_drops_in_time(producer)
+            taken = self.drain(producer)
+            if taken or self._pieces or self.is_closing:
+                self._empty_polls = 0
+                if taken == _CHUNK_RECORDS and not self._pieces:
+                    delay = 0.0
+            else:
+                self._empty_polls += 1
+                if self._empty_polls > _EMPTY_POLLS_BEFORE_IDLE:
+                    with self._room:
+                        self.is_idle = not len(self._queue)
+                        if self.is_idle:
+                            # A record that fails later is reported in time too, even if nothing is logged meanwhile.
+                            delay = self._notice_seconds
+        finally:
+            self._timer = asyncio.get_running_loop().call_later(delay, self._poll)
 
-    def _put_some(self, producer: Producer) -> int:
-        """Put what was taken before, then up to 500 more; return how many those were."""
+    def drain(self, producer: Producer) -> int:
+        """Put what was taken before, then up to 500 more, as far as there is room; return how many those were."""
         if self._pieces:
             self._put_pieces(producer)
         if self._pieces or self.is_finished:
@@ -304,38 +274,36 @@ class LogSender:
             taken = self._queue.take(_CHUNK_RECORDS)
             if taken:
                 self._room.notify_all()
+        keys, finished, waits = self._keys, self._record_finished, self._without_room == "wait"
         for is_highest, entry in taken:
             tier: Tier = "critical" if is_highest else "normal"
-            if not (isinstance(entry, bytes) and self._is_plainly_put(producer, entry, tier)):
+            # Most entries are one user record, put into a producer with room.
+            if not isinstance(entry, bytes) or self._pieces or not waits:
                 self._add_pieces(producer, entry, tier)
+                continue
+            try:
+                delivery = producer.put_nowait(self._stream, partition_key=next(keys), data=entry, tier=tier)
+            except (BufferFull, ProducerClosed, InvalidUserRecord):
+                # `_put_pieces` tries it once more, and knows what to do.
+                self._add_pieces(producer, entry, tier)
+            else:
+                call_when_finished(delivery, finished)
         self._put_pieces(producer)
         return len(taken)
-
-    def _is_plainly_put(self, producer: Producer, data: bytes, tier: Tier) -> bool:
-        """Put what most entries are: one user record, into a producer with room; return False if it is not put."""
-        if self._pieces or self._without_room != "wait":
-            return False
-        try:
-            delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=data, tier=tier)
-        except (BufferFull, ProducerClosed, InvalidUserRecord):
-            # `_put_pieces` tries it once more, and knows what to do.
-            return False
-        ResultCallback(delivery, self._record_finished)
-        return True
 
     def _add_pieces(self, producer: Producer, entry: Entry, tier: Tier) -> None:
         """Divide an entry into the user records to put."""
         key, data = (None, entry) if isinstance(entry, bytes) else entry
         key = next(self._keys) if key is None else key
         if isinstance(data, bytes):
-            self._pieces.append(_Piece(key, data, tier, self._record_finished, self.count))
+            self._pieces.append(LogPiece(key, data, tier, self._record_finished, self.count))
         elif isinstance(data, LetterAndStub):
             # The letter stands for the log record; what happens to the stub counts for nothing.
-            self._pieces.append(_Piece(key, data.stub, tier, _ignore, _ignore))
+            self._pieces.append(LogPiece(key, data.stub, tier, _ignore, _ignore))
             self._bury(producer, key, data, tier)
         else:
-            split = _SplitRecord(self, len(data))
-            self._pieces.extend(_Piece(key, piece, tier, split.finished, split.failed) for piece in data)
+            split = SplitRecord(self.count, len(data))
+            self._pieces.extend(LogPiece(key, piece, tier, split.finished, split.failed) for piece in data)
 
     def _put_pieces(self, producer: Producer) -> None:
         while self._pieces:
@@ -353,11 +321,11 @@ class LogSender:
                 return
             except InvalidUserRecord:
                 # The stream takes less in one record than was known when this was formatted.
-                self._pieces.popleft()
                 failed("InvalidUserRecord")
             else:
-                self._pieces.popleft()
-                ResultCallback(delivery, finished)
+                call_when_finished(delivery, finished)
+            self._pieces.popleft()
+            self._pieces_put += 1
 
     def _tier_now(self, producer: Producer, size_bytes: int, tier: Tier) -> Tier | None:
         """Return the tier to put with now, None if the record waits for room.
@@ -419,28 +387,36 @@ class LogSender:
         if has_failed:
             self.count(NOT_KEPT)
 
+    def _report_drops_in_time(self, producer: Producer) -> None:
+        now = time.monotonic()
+        if now >= self._notice_at:
+            self._notice_at = now + self._notice_seconds
+            if not self._report_drops(producer):
+                self._notice_at = now
+
     def _report_drops(self, producer: Producer) -> bool:
         """Put a notice of what was dropped since the last one; return False if there is no room for it."""
         with self._room:
             dropped = self._queue.dropped + self._dropped
-            news = dropped - self._reported
-            if not news:
-                return True
-            self._reported = dropped
+        news = dropped - self._reported
+        if not news:
+            return True
+        notice = self._make_notice(dict(news))
+        try:
+            delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=notice, tier="critical")
+        except (BufferFull, ProducerClosed):
+            return False
+        except InvalidUserRecord:
+            # The stream takes no record of this size; the next notice reports this again.
+            return True
+        self._reported = dropped
 
-        def lost(_reason: str = "") -> None:
-            # The notice did not arrive, so the next one reports this again.
-            with self._room:
+        def finished(result: RecordResult) -> None:
+            if not (result.successful or result.kept):
+                # The notice did not arrive, so the next one reports this again.
                 self._reported -= news
 
-        try:
-            delivery = producer.put_nowait(
-                self._stream, partition_key=next(self._keys), data=self._make_notice(dict(news)), tier="critical"
-            )
-        except (BufferFull, ProducerClosed):
-            lost()
-            return False
-        ResultCallback(delivery, lambda result: None if result.successful or result.kept is not None else lost())
+        call_when_finished(delivery, finished)
         return True
 
     def _give_up(self, reason: str) -> None:
@@ -469,18 +445,23 @@ class LogSender:
         self._closing = asyncio.get_running_loop().create_task(self._close())
 
     async def _close(self) -> None:
-        producer = await self._background.opened()
-        await asyncio.sleep(self._linger_until - time.monotonic())
-        await self._background.put_queued(self._time_left(_QUEUE_SHARE))
-        self._give_up(SHUTDOWN)
-        await producer.flush(self._time_left(_FLUSH_SHARE))
-        # What is given up now is still reported in the stream, by a notice in the last request.
-        self._report_drops(producer)
-        if not self._is_shared:
-            await producer.close(timeout=self._time_left(1.0 - _END_SHARE))
-            self._background.stop()
-            return
-        await producer.flush(self._time_left(1.0 - _END_SHARE))
+        try:
+            producer = await self._background.opened()
+            await asyncio.sleep(self._linger_until - time.monotonic())
+            await self._background.put_queued(self._time_left(_QUEUE_SHARE))
+            self._give_up(SHUTDOWN)
+            await producer.flush(self._time_left(_FLUSH_SHARE))
+            # What is given up now is still reported in the stream, by a notice in the last request.
+            self._report_drops(producer)
+            close = producer.flush if self._is_shared else producer.close
+            await close(self._time_left(1.0 - _END_SHARE))
+        finally:
+            if self._is_shared:
+                self._finish_shared()
+            else:
+                self._background.stop()
+
+    def _finish_shared(self) -> None:
         with self._room:
             # The owner may still deliver these.
             counts = self.counts()

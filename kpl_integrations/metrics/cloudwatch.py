@@ -99,12 +99,8 @@ class StatisticSet(msgspec.Struct):
 
     def merged(self, other: "StatisticSet") -> "StatisticSet":
         """Return the summary of the values of both."""
-        return StatisticSet(
-            total=self.total + other.total,
-            count=self.count + other.count,
-            minimum=min(self.minimum, other.minimum),
-            maximum=max(self.maximum, other.maximum),
-        )
+        minimum, maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        return StatisticSet(self.total + other.total, self.count + other.count, minimum, maximum)
 
 
 class Datum(msgspec.Struct, frozen=True):

@@ -3,10 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Self
 
 from botocore.config import Config
 from botocore.session import get_session
@@ -24,11 +24,7 @@ _DATA_PER_CALL: Final = 1_000
 _CLIENT: Final = Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2, "mode": "standard"})
 
 
-class _Client(Protocol):
-    def put_metric_data(self, **parameters: Any) -> object:  # noqa: ANN401 - the service's parameters
-        """Send metrics."""
-
-
+@dataclass(eq=False, repr=False)
 class CloudWatchUploader:
     """A context manager that uploads every `interval` seconds, and once more at the end.
 
@@ -36,24 +32,16 @@ class CloudWatchUploader:
     cannot be sent is merged into the next upload. The first failure of a series is logged.
     """
 
-    def __init__(
-        self,
-        metrics: CloudWatchMetrics,
-        *,
-        client: _Client | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        namespace: str = DEFAULT_NAMESPACE,
-        interval: float = DEFAULT_INTERVAL_SECONDS,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._metrics = metrics
-        self._client = client
-        self._region = region
-        self._endpoint_url = endpoint_url
-        self._namespace = namespace
-        self._interval = interval
-        self._clock = clock
+    metrics: CloudWatchMetrics
+    _: KW_ONLY
+    client: Any = None
+    region: str | None = None
+    endpoint_url: str | None = None
+    namespace: str = DEFAULT_NAMESPACE
+    interval: float = DEFAULT_INTERVAL_SECONDS
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._closing = threading.Event()
         self._has_failed = False
         self._uploading = threading.Lock()
@@ -64,9 +52,7 @@ class CloudWatchUploader:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc_info: object) -> None:
         """Upload the rest and end the thread."""
         self.close()
 
@@ -81,14 +67,13 @@ class CloudWatchUploader:
     def upload(self) -> bool:
         """Send the summary since the last upload; return whether all of it was accepted."""
         with self._uploading:
-            data = self._metrics.take()
+            data = self.metrics.take()
             sent = 0
             try:
-                for part in _parts(data):
-                    self._send(part)
-                    sent += len(part)
+                for sent in range(0, len(data), _DATA_PER_CALL):
+                    self._send(data[sent : sent + _DATA_PER_CALL])
             except Exception as error:  # noqa: BLE001 - a client of the caller may raise anything; the thread must go on
-                self._metrics.give_back(data[sent:])
+                self.metrics.give_back(data[sent:])
                 if not self._has_failed:
                     _logger.warning("cannot send %d metrics to CloudWatch, will retry: %s", len(data), error)
                 self._has_failed = True
@@ -97,18 +82,17 @@ class CloudWatchUploader:
             return True
 
     def _run(self) -> None:
-        while not self._closing.wait(self._interval):
+        while not self._closing.wait(self.interval):
             self.upload()
 
     def _send(self, data: Sequence[Datum]) -> None:
-        if self._client is None:
-            client = get_session().create_client(
-                "cloudwatch", region_name=self._region, endpoint_url=self._endpoint_url, config=_CLIENT
+        if self.client is None:
+            self.client = get_session().create_client(
+                "cloudwatch", region_name=self.region, endpoint_url=self.endpoint_url, config=_CLIENT
             )
-            self._client = cast("_Client", client)
-        now = datetime.fromtimestamp(self._clock(), tz=UTC)
-        self._client.put_metric_data(
-            Namespace=self._namespace,
+        now = datetime.fromtimestamp(self.clock(), tz=UTC)
+        self.client.put_metric_data(
+            Namespace=self.namespace,
             MetricData=[
                 {
                     "MetricName": datum.name,
@@ -125,8 +109,3 @@ class CloudWatchUploader:
                 for datum in data
             ],
         )
-
-
-def _parts(data: Sequence[Datum]) -> Iterator[Sequence[Datum]]:
-    for start in range(0, len(data), _DATA_PER_CALL):
-        yield data[start : start + _DATA_PER_CALL]

@@ -136,8 +136,6 @@ class BoundedLabel:
     daily, or an error code that contains an id, must not fill its memory.
     """
 
-    __slots__ = ("_known", "_limit")
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: set[str] = set()

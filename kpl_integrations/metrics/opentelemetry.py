@@ -50,10 +50,10 @@ class OpenTelemetryMetrics(MetricsHook):
                 self._histograms[metric.name] = meter.create_histogram(
                     name, unit, metric.meaning + suffix, explicit_bucket_boundaries_advisory=metric.buckets
                 )
-            elif metric.kind is Kind.GAUGE:
-                meter.create_observable_gauge(name, [self._observer(metric)], unit, metric.meaning)
             else:
-                meter.create_observable_counter(name, [self._observer(metric)], unit, metric.meaning)
+                is_gauge = metric.kind is Kind.GAUGE
+                create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
+                create(name, [self._observer(metric)], unit, metric.meaning)
 
     def __call__(self, fact: Fact) -> None:
         """Record the values that a fact adds."""

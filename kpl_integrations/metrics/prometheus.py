@@ -25,7 +25,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from kpl_core.errors import ConfigError
+from kpl_core import ConfigError
 from kpl_integrations.metrics.catalogue import METRICS, Kind
 from kpl_integrations.metrics.metrics_hook import Labels, MetricsHook
 

@@ -150,24 +150,28 @@ def _json(signal: Signal) -> Encode:
 
 
 class Piece(NamedTuple):
-    """Some of an export, encoded. `data` is None if its smallest part is still too large."""
+    """Some of an export, encoded, with its partition key (None: a random one).
+
+    `data` is None if its smallest part is still too large.
+    """
 
     data: bytes | None
     items: int
+    key: str | None = None
 
 
-def pieces(leaves: Sequence[Any], encode: Encode, *, max_bytes: int) -> Iterator[Piece]:
+def pieces(leaves: Sequence[Any], encode: Encode, *, max_bytes: int, key: str | None = None) -> Iterator[Piece]:
     """Yield the encoded leaves in pieces of at most `max_bytes`, in order within a resource and scope."""
     data = encode(leaves)
     if len(data) <= max_bytes:
-        yield Piece(data, items_in(leaves))
+        yield Piece(data, items_in(leaves), key)
         return
     parts = _divided(leaves, -(-len(data) // max_bytes))
     if len(parts) == 1:
-        yield Piece(None, items_in(leaves))
+        yield Piece(None, items_in(leaves), key)
         return
     for part in parts:
-        yield from pieces(part, encode, max_bytes=max_bytes)
+        yield from pieces(part, encode, max_bytes=max_bytes, key=key)
 
 
 def items_in(leaves: Sequence[Any]) -> int:
@@ -193,16 +197,10 @@ _resource: Callable[[Any], int] = lambda leaf: id(leaf.resource)  # noqa: E731
 _scope: Callable[[Any], int] = lambda leaf: id(leaf.instrumentation_scope)  # noqa: E731
 
 
-class TracePart(NamedTuple):
-    """The spans of one trace: its id in hex, the encoded request, and how many there are."""
+def trace_parts(spans: Sequence[ReadableSpan]) -> Iterator[Piece]:
+    """Yield each trace, keyed by its id in hex, as `encode_spans` would encode it.
 
-    key: str
-    data: bytes
-    items: int
-
-
-def trace_parts(spans: Sequence[ReadableSpan]) -> Iterator[TracePart]:
-    """Yield each trace as `encode_spans` would encode it, with its spans in order within a resource and scope.
+    Its spans are in order within a resource and scope.
 
     All spans are encoded once: encoding each trace by itself would encode its resource each time.
     """
@@ -226,7 +224,7 @@ def trace_parts(spans: Sequence[ReadableSpan]) -> Iterator[TracePart]:
                 target.spans.append(span)
                 counts[trace_id] = counts.get(trace_id, 0) + 1
     for trace_id, request in requests.items():
-        yield TracePart(trace_id.hex(), request.SerializeToString(), counts[trace_id])
+        yield Piece(request.SerializeToString(), counts[trace_id], trace_id.hex())
 
 
 # Partition keys
@@ -238,18 +236,17 @@ def keyed_parts(leaves: Sequence[Any], choice: KeyChoice) -> Iterator[Keyed]:
         yield None, list(leaves)
         return
     key_of: Callable[[Any], object]
-    name_of: Callable[[object], str]
     if callable(choice):
-        key_of, name_of = choice, _cut_key
+        key_of = choice
     elif choice == "resource":
-        key_of, name_of = _resource_key(), str
+        key_of = _resource_key()
     else:
-        key_of, name_of = _trace_id, _trace_key
+        key_of = _trace_id
     groups: dict[object, list[Any]] = {}
     for leaf in leaves:
         groups.setdefault(key_of(leaf), []).append(leaf)
     for key, group in groups.items():
-        yield name_of(key) or None, group
+        yield str(key)[:PARTITION_KEY_CHARACTERS] or None, group
 
 
 def random_key() -> str:
@@ -257,17 +254,8 @@ def random_key() -> str:
     return secrets.token_hex(8)
 
 
-def _trace_id(span: Any) -> int:  # noqa: ANN401 - a ReadableSpan
-    trace_id: int = span.context.trace_id
-    return trace_id
-
-
-def _trace_key(trace_id: Any) -> str:  # noqa: ANN401 - an int, as _trace_id gave it
-    return f"{trace_id:032x}"
-
-
-def _cut_key(key: object) -> str:
-    return str(key)[:PARTITION_KEY_CHARACTERS]
+def _trace_id(span: Any) -> str:  # noqa: ANN401 - a ReadableSpan
+    return f"{span.context.trace_id:032x}"
 
 
 def _resource_key() -> Callable[[Any], str]:

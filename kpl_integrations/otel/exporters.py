@@ -18,12 +18,15 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import msgspec
+from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
@@ -31,6 +34,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExpor
 from opentelemetry.sdk.metrics.view import Aggregation
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import get_tracer_provider
 
 from kpl_core import Producer
 from kpl_core.background.process_end import ProcessListener, flush_on_sigterm, keep_for_parent, listen
@@ -45,7 +49,6 @@ from kpl_integrations.otel.encoding import (
     random_key,
     trace_parts,
 )
-from kpl_integrations.otel.last_flush import flush_after_provider
 from kpl_integrations.otel.options import ExporterArguments, ExporterOptions, MakeTransport, Signal, resolve_options
 from kpl_integrations.otel.sender import (
     CLOSED,
@@ -66,9 +69,21 @@ _NOUNS: Final[dict[Signal, str]] = {"traces": "spans", "logs": "log records", "m
 
 
 class _KinesisExporter:
-    """What the SDK calls on every exporter."""
+    """What the SDK calls on every exporter. What is not given comes from the environment.
 
-    _exporter: "SignalExporter"
+    Raises:
+        ConfigError: an option is missing or out of its bounds.
+        TypeError: there is no option of that name.
+    """
+
+    _signal: ClassVar[Signal]
+
+    def __init__(self, stream: str | None = None, **arguments: Unpack[ExporterArguments]) -> None:
+        options = resolve_options(self._signal, {"stream": stream, **arguments})
+        self._exporter = SignalExporter(self._signal, options, arguments.get("transport"))
+        if arguments.get("flush_on_sigterm"):
+            flush_on_sigterm()
+        _observe(self._signal, self._exporter.counts, arguments.get("meter_provider"))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Return True if everything exported since the last flush arrived, within `timeout_millis`."""
@@ -94,8 +109,7 @@ class KinesisSpanExporter(_KinesisExporter, SpanExporter):
         TypeError: there is no option of that name.
     """
 
-    def __init__(self, stream: str | None = None, **arguments: Unpack[ExporterArguments]) -> None:
-        self._exporter = _signal_exporter("traces", stream, arguments)
+    _signal = "traces"
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Queue spans to send; return FAILURE if some were refused. `counts` shows what became of the others."""
@@ -114,8 +128,7 @@ class KinesisLogRecordExporter(_KinesisExporter, LogRecordExporter):
         TypeError: there is no option of that name.
     """
 
-    def __init__(self, stream: str | None = None, **arguments: Unpack[ExporterArguments]) -> None:
-        self._exporter = _signal_exporter("logs", stream, arguments)
+    _signal = "logs"
 
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """Queue log records to send; return FAILURE if some were refused."""
@@ -135,6 +148,8 @@ class KinesisMetricExporter(_KinesisExporter, MetricExporter):
         TypeError: there is no option of that name.
     """
 
+    _signal = "metrics"
+
     def __init__(
         self,
         stream: str | None = None,
@@ -143,11 +158,12 @@ class KinesisMetricExporter(_KinesisExporter, MetricExporter):
         preferred_aggregation: Mapping[type, Aggregation] | None = None,
         **arguments: Unpack[ExporterArguments],
     ) -> None:
-        super().__init__(
+        MetricExporter.__init__(
+            self,
             preferred_temporality=dict(preferred_temporality or {}) or None,
             preferred_aggregation=dict(preferred_aggregation or {}) or None,
         )
-        self._exporter = _signal_exporter("metrics", stream, arguments)
+        _KinesisExporter.__init__(self, stream, **arguments)
 
     def export(
         self,
@@ -168,21 +184,6 @@ class KinesisMetricExporter(_KinesisExporter, MetricExporter):
         super().shutdown(timeout_millis if timeout is None else timeout)
 
 
-def _signal_exporter(signal: Signal, stream: str | None, arguments: ExporterArguments) -> "SignalExporter":
-    """Return what exports one signal, by the arguments of its exporter; make its own metrics if they are enabled.
-
-    Raises:
-        ConfigError: an option is missing or out of its bounds.
-        TypeError: there is no option of that name.
-    """
-    options = resolve_options(signal, {"stream": stream, **arguments})
-    exporter = SignalExporter(signal, options, arguments.get("transport"))
-    if arguments.get("flush_on_sigterm"):
-        flush_on_sigterm()
-    _observe(signal, exporter.counts, arguments.get("meter_provider"))
-    return exporter
-
-
 class SignalExporter(ProcessListener):
     """Exports one signal. `transport` makes the transport that replaces the network."""
 
@@ -197,7 +198,8 @@ class SignalExporter(ProcessListener):
         self.is_closed = False
         self.begin_child()
         listen(self)
-        flush_after_provider(self)
+        # In last flushes too, for as long as it is referenced.
+        _global_providers.exporters.add(self)
 
     def begin_child(self) -> None:
         """Start empty, as a forked child does."""
@@ -227,12 +229,12 @@ class SignalExporter(ProcessListener):
     def _queue(self, leaves: Sequence[Any], sender: TelemetrySender, deadline: float) -> bool:
         is_whole, open_items = True, items_in(leaves)
         try:
-            for key, piece in self._keyed_pieces(leaves):
+            for piece in self._pieces(leaves):
                 open_items -= piece.items
                 if piece.data is None:
                     sender.refused(piece.items, TOO_LARGE)
                     is_whole = False
-                elif not sender.offer(Shipment(key or random_key(), piece.data, piece.items), deadline=deadline):
+                elif not sender.offer(Shipment(piece.key or random_key(), piece.data, piece.items), deadline=deadline):
                     sender.refused(piece.items, self._why_refused(sender))
                     is_whole = False
         finally:
@@ -241,17 +243,16 @@ class SignalExporter(ProcessListener):
                 sender.refused(open_items, ENCODING_FAILED)
         return is_whole
 
-    def _keyed_pieces(self, leaves: Sequence[Any]) -> Iterator[tuple[str | None, Piece]]:
-        """Yield the export in pieces that fit, each with its partition key (None: a random one)."""
+    def _pieces(self, leaves: Sequence[Any]) -> Iterator[Piece]:
+        """Yield the export in pieces that fit."""
         max_bytes = self.options.max_data_bytes
         if self.options.partition_key == "trace_id" and self.options.encoding == "otlp_proto":
             parts = list(trace_parts(leaves))
-            if all(len(part.data) <= max_bytes for part in parts):
-                yield from ((part.key, Piece(part.data, part.items)) for part in parts)
+            if all(len(part.data or b"") <= max_bytes for part in parts):
+                yield from parts
                 return
         for key, part in keyed_parts(leaves, self.options.partition_key):
-            for piece in pieces(part, self._encode, max_bytes=max_bytes):
-                yield key, piece
+            yield from pieces(part, self._encode, max_bytes=max_bytes, key=key)
 
     def _why_refused(self, sender: TelemetrySender) -> str:
         if self.is_closed:
@@ -314,6 +315,96 @@ class SignalExporter(ProcessListener):
     def _make_producer(self) -> Producer:
         config = self.options.config
         return Producer(config, transport=None if self._transport is None else self._transport(config))
+
+
+# The share of a flush's time that is kept back for logging what did not arrive.
+_ENDING_SHARE: Final = 0.1
+
+_PROVIDERS: Final[dict[Signal, Callable[[], object]]] = {
+    "traces": get_tracer_provider,
+    "logs": get_logger_provider,
+    "metrics": get_meter_provider,
+}
+
+
+class _GlobalProviders(ProcessListener):
+    """The last flush of exporters that the environment made: the global providers hold what is on its way to them.
+
+    uvicorn ends the process by the signal that it caught, so the providers' own shutdown at exit never comes. These
+    flushes run at the hooks of `kpl_core.background.process_end`: first the global provider of each signal, then the
+    exporters of that signal.
+    """
+
+    def __init__(self) -> None:
+        self.exporters: weakref.WeakSet[SignalExporter] = weakref.WeakSet()
+        listen(self)
+
+    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
+        """Start with all signals at once, each within `share` of its exporters' shutdown timeout."""
+        exporters = [each for each in list(self.exporters) if not each.is_closed]
+        by_signal = {name: [each for each in exporters if each.signal == name] for name in _PROVIDERS}
+        waits = [
+            begin_in_thread(partial(_flush, name, own), share * max(each.options.shutdown_timeout for each in own))
+            for name, own in by_signal.items()
+            if own
+        ]
+        return (lambda: [wait() for wait in waits]) if waits else None
+
+
+_global_providers: Final = _GlobalProviders()
+
+
+def begin_in_thread(flush: Callable[[float], object], seconds: float) -> Callable[[], None]:
+    """Call `flush` with its deadline in a thread; return a function that waits for it, `seconds` from now at most."""
+    began = time.monotonic()
+    return _begin(partial(flush, began + seconds * (1 - _ENDING_SHARE)), began + seconds)
+
+
+def begin_provider_flush(signal: Signal, provider: object, deadline: float) -> Callable[[], bool]:
+    """Let a provider export what it holds; return a function that waits until `deadline` and returns True if it did.
+
+    This needs a thread: the SDK's processors ignore a timeout, and an export may wait for room.
+    """
+    # A provider that only the API made holds nothing and cannot flush.
+    force_flush = getattr(provider, "force_flush", None)
+    if force_flush is None:
+        return lambda: True
+    is_done = threading.Event()
+
+    def flush() -> None:
+        try:
+            force_flush(max(0.0, deadline - time.monotonic()) * 1_000)
+        except Exception:  # what another reader or processor raises must not cost our records
+            if time.monotonic() < deadline:
+                _logger.exception("the provider of %s could not flush everything", signal)
+        else:
+            is_done.set()
+
+    wait_for_thread = _begin(flush, deadline)
+
+    def wait() -> bool:
+        wait_for_thread()
+        return is_done.is_set()
+
+    return wait
+
+
+def _begin(work: Callable[[], object], deadline: float) -> Callable[[], None]:
+    """Start `work` in a thread; return a function that waits for it until `deadline`."""
+    thread = threading.Thread(target=work, name="kpl-otel-flush", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # The interpreter finalizes and starts no threads.
+        work()
+        return lambda: None
+    return lambda: thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _flush(signal: Signal, exporters: list[SignalExporter], deadline: float) -> None:
+    begin_provider_flush(signal, _PROVIDERS[signal](), deadline)()
+    for exporter in exporters:
+        exporter.last_flush(max(0.0, deadline - time.monotonic()))
 
 
 _ENABLED: Final = "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"

@@ -21,6 +21,7 @@ from opentelemetry.metrics import MeterProvider
 
 from kpl_core import Config, ConfigError, KinesisTransport
 from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
+from kpl_core.options.validation import require_choice
 
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["otlp_proto", "otlp_json"]
@@ -116,9 +117,7 @@ def resolve_options(
         message = f"no stream for {signal} is given; set KPL_OTEL_STREAM or KPL_OTEL_{signal.upper()}_STREAM"
         raise ConfigError(message)
     encoding = look("encoding", "ENCODING", "otlp_proto")
-    if encoding not in get_args(Encoding):
-        message = f"encoding is {encoding!r}; it must be one of {', '.join(map(repr, get_args(Encoding)))}"
-        raise ConfigError(message)
+    require_choice("encoding", encoding, get_args(Encoding))
     buffer_bytes = int(number("max_buffer_bytes", "BUFFER_BYTES", _DEFAULT_BUFFER_BYTES))
     return ExporterOptions(
         stream=stream,

@@ -22,8 +22,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kpl_core import ConfigError
 from kpl_core.background.process_end import ProcessListener, listen
-from kpl_integrations.otel.exporters import KinesisLogRecordExporter, KinesisMetricExporter, KinesisSpanExporter
-from kpl_integrations.otel.last_flush import begin_in_thread, begin_provider_flush
+from kpl_integrations.otel.exporters import (
+    KinesisLogRecordExporter,
+    KinesisMetricExporter,
+    KinesisSpanExporter,
+    begin_in_thread,
+    begin_provider_flush,
+)
 from kpl_integrations.otel.options import ExporterArguments, Signal, resolve_options
 from kpl_integrations.otel.sender import ExportCounts
 
@@ -52,6 +57,8 @@ class KinesisTelemetry(ProcessListener):
         self.logger_provider = LoggerProvider(resource=resource)
         self.logger_provider.add_log_record_processor(BatchLogRecordProcessor(logs))
         self.meter_provider = MeterProvider([PeriodicExportingMetricReader(metrics)], resource=resource)
+        self._providers: dict[Signal, TracerProvider | LoggerProvider | MeterProvider]
+        self._providers = {"traces": self.tracer_provider, "logs": self.logger_provider, "metrics": self.meter_provider}
         # How many were lost when a flush last reported it.
         self._reported_losses = self._losses()
         _open.add(self)
@@ -79,11 +86,7 @@ class KinesisTelemetry(ProcessListener):
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Export what the SDK holds; return True if all since the last flush arrived, within `timeout_millis`."""
         deadline = time.monotonic() + timeout_millis / 1_000
-        waits = [
-            begin_provider_flush("traces", self.tracer_provider, deadline),
-            begin_provider_flush("logs", self.logger_provider, deadline),
-            begin_provider_flush("metrics", self.meter_provider, deadline),
-        ]
+        waits = [begin_provider_flush(signal, provider, deadline) for signal, provider in self._providers.items()]
         is_exported = [wait() for wait in waits]
         arrived = [
             exporter.force_flush(max(0.0, deadline - time.monotonic()) * 1_000) for exporter in self._exporters.values()
@@ -104,9 +107,8 @@ class KinesisTelemetry(ProcessListener):
     def shutdown(self) -> None:
         """Deliver what is there, each signal within its shutdown timeout. Before that, an export may wait for room."""
         _open.discard(self)
-        self.tracer_provider.shutdown()
-        self.logger_provider.shutdown()
-        self.meter_provider.shutdown()
+        for provider in self._providers.values():
+            provider.shutdown()
 
     def counts(self) -> dict[Signal, ExportCounts]:
         """Return where everything is, by signal."""

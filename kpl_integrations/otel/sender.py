@@ -24,7 +24,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_conte
 
 from kpl_core import BufferFull, KplError, Producer, RecordResult
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
-from kpl_core.producer.delivery import ResultCallback
+from kpl_core.producer.delivery import call_when_finished
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
@@ -225,7 +225,7 @@ class TelemetrySender:
                 self._settle(shipment, reason=type(error).__name__)
             else:
                 self._take()
-                ResultCallback(delivery, partial(self._has_result, shipment))
+                call_when_finished(delivery, partial(self._has_result, shipment))
 
     def watch_drained(self) -> Callable[[], bool]:
         """Return a function that returns True once the producer has everything that is in the inbox now."""
@@ -236,15 +236,19 @@ class TelemetrySender:
     def sender_ended(self) -> None:
         """Count what has no result as lost."""
         failure = self._background.failure
-        if failure is not None:
-            _logger.warning("nothing can be sent to stream %r: %s", self._stream, failure)
-        self._give_up(_UNKNOWN if failure is None else SENDER_FAILED)
+        try:
+            if failure is not None:
+                _logger.warning("nothing can be sent to stream %r: %s", self._stream, failure)
+        finally:
+            self._give_up(_UNKNOWN if failure is None else SENDER_FAILED)
 
     async def _close_in_loop(self, deadline: float) -> None:
-        producer = await self._background.opened()
-        await self._background.put_queued(max(0.0, deadline - time.monotonic()))
-        await producer.close(timeout=max(0.0, deadline - time.monotonic()))
-        self._background.stop()
+        try:
+            producer = await self._background.opened()
+            await self._background.put_queued(max(0.0, deadline - time.monotonic()))
+            await producer.close(timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            self._background.stop()
 
     def _take(self) -> None:
         self._inbox.popleft()

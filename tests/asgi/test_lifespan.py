@@ -330,7 +330,7 @@ def test_an_option_out_of_bounds_is_an_error(options, words) -> None:
         KinesisLifespan(**options)
 
 
-@pytest.mark.parametrize("seconds", [-1, 1.5])
+@pytest.mark.parametrize("seconds", [-1, 0, 1.5])
 def test_an_invalid_retry_after_is_an_error(seconds: float) -> None:
     with pytest.raises(ConfigError, match="retry_after_seconds"):
         BackpressureMiddleware(Starlette(), retry_after_seconds=seconds)  # type: ignore[arg-type]

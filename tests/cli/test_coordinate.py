@@ -1,6 +1,7 @@
 """`kpl coordinate`: a summary for workers that share a folder."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,13 @@ from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.store_objects import Claim, Summary, WorkerReport, decode, encode
 from kpl_core.coordination.stores.file import FileStore
 from tests.cli.kpl_process import started
+
+
+def own_folder(folder: Path) -> Path:
+    """Create the subfolder that the store keeps its files in."""
+    own = folder / f"kpl-{os.geteuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    return own
 
 
 def report_of(folder: Path, worker_id: str) -> None:
@@ -30,17 +38,17 @@ def test_it_counts_the_workers_and_writes_a_summary(kpl, tmp_path):
         report_of(tmp_path, worker_id)
     outcome = kpl("coordinate", f"file://{tmp_path}", "--once", "--json")
     assert (outcome.status, json.loads(outcome.out)) == (0, {"workers": 2, "outcome": "computed"})
-    summary = decode((tmp_path / SUMMARY_NAME).read_bytes(), Summary)
+    summary = decode((own_folder(tmp_path) / SUMMARY_NAME).read_bytes(), Summary)
     assert set(summary.members) == {"one", "two"}
     assert summary.dedicated
 
 
 def test_the_proportional_policy_sums_up_like_aws_example(kpl, tmp_path):
-    (tmp_path / "worker-1.json").write_text('{"timestamp": 1e12, "read_rate": 5, "write_rate": 2}')
+    (own_folder(tmp_path) / "worker-1.json").write_text('{"timestamp": 1e12, "read_rate": 5, "write_rate": 2}')
     outcome = kpl("coordinate", f"file://{tmp_path}", "--policy", "proportional", "--once")
     assert outcome.status == 0
     assert "1 workers, summary written" in outcome.out
-    assert json.loads((tmp_path / "summary.json").read_text())["aggregated_read_rate"] == 5.0
+    assert json.loads((own_folder(tmp_path) / "summary.json").read_text())["aggregated_read_rate"] == 5.0
 
 
 def test_it_runs_until_it_is_stopped(tmp_path):
@@ -66,8 +74,8 @@ def test_a_wrong_option_is_one_sentence(kpl, arguments, status, message):
 
 
 def test_a_summary_of_another_release_is_not_overwritten(kpl, tmp_path):
-    (tmp_path / SUMMARY_NAME).write_text('{"version": 9, "generation": 1}')
+    (own_folder(tmp_path) / SUMMARY_NAME).write_text('{"version": 9, "generation": 1}')
     outcome = kpl("coordinate", f"file://{tmp_path}", "--once")
     assert outcome.status == 3
     assert "version 9 and this release reads 1" in outcome.err
-    assert json.loads((tmp_path / SUMMARY_NAME).read_text())["version"] == 9
+    assert json.loads((own_folder(tmp_path) / SUMMARY_NAME).read_text())["version"] == 9

@@ -53,6 +53,23 @@ def test_sigterm_drains_what_it_took():
         assert "1,001 accepted: 1,001 delivered" in said
 
 
+def test_a_local_gateway_answers_only_to_loopback_names_and_those_of_allow_host():
+    """A web page that names this machine as its own server (DNS rebinding) reaches the gateway under its own name."""
+    with started("serve", "--local", "--port", "0", "--allow-host", "dev.internal", "--allow-host", "b") as serve:
+        url = url_of(serve.stdout.readline())
+        with httpx.Client(timeout=20) as client:
+
+            def status(host: str) -> int:
+                sent = client.post(f"{url}/v1/streams/demo/records", json=ONE, headers={"Host": host})
+                assert client.get(f"{url}/v1/stats", headers={"Host": host}).is_success == sent.is_success
+                return sent.status_code
+
+            allowed = ("localhost", "127.0.0.1:8080", "dev.internal:1", "b")
+            assert [status(host) for host in allowed] == [202] * 4
+            assert [status(host) for host in ("evil.example", "evil.example:8080", "10.0.0.1")] == [421] * 3
+        assert serve.end(signal.SIGINT) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

@@ -5,7 +5,6 @@ from typing import Any
 
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
-from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
 
@@ -71,8 +70,6 @@ class SteppedWorker:
         self._sync_round = LeaseSync(
             store,
             self.holder,
-            TableRules(interval_seconds=5.0),
-            worker_id=name,
             may_compute=True,
             on_problem=lambda reason, _: self.complaints.append(reason),
         )

@@ -11,7 +11,6 @@ import pytest
 from benchmarks.coordination_fleet import finished
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
-from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store import Listing, MemoryStore, Reading, Written
 
@@ -76,8 +75,6 @@ def measured(workers: int, shards: int = 2) -> Cost:
         meeting = LeaseSync(
             store,
             holder,
-            TableRules(interval_seconds=INTERVAL),
-            worker_id=each.worker_id,
             may_compute=True,
             on_problem=lambda *_: None,
         )

@@ -179,9 +179,7 @@ def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
     holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=workers))
     resource = next(iter(decode(finished(store.read(f"report-{name}.json")).body, WorkerReport).claims))
     holder.measure({resource: Usage(LIMIT, (0.0, 0.0))}, clock[0])
-    meeting = LeaseSync(
-        store, holder, RULES, worker_id=name, may_compute=False, on_problem=lambda *_: pytest.fail("complained")
-    )
+    meeting = LeaseSync(store, holder, may_compute=False, on_problem=lambda *_: pytest.fail("complained"))
     finished(meeting.sync(lambda: clock[0], lambda: clock[0]))
     assert holder.state(clock[0]) == "leased"
     assert 0.0 < holder.share(resource, LIMIT)[0] <= LIMIT[0] / 10

@@ -70,8 +70,9 @@ HERE = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def kinesis() -> Iterator[ThreadedLocalKinesis]:
+    """A Kinesis for one command: a late call of an earlier one would look like the start of this one."""
     with ThreadedLocalKinesis(LocalKinesis({"orders": 2, "clicks": 1})) as running:
         yield running
 
@@ -101,26 +102,31 @@ def _environment(kinesis: ThreadedLocalKinesis) -> dict[str, str]:
     }
 
 
-def _calls(kinesis: ThreadedLocalKinesis) -> int:
-    return kinesis.call(lambda fake, _: sum(fake.calls.values()))
-
-
-def _wait_until_started(process: subprocess.Popen[str], kinesis: ThreadedLocalKinesis, calls_before: int) -> None:
-    """Return when the process has written output, has ended, or has called Kinesis."""
+def _has_started(process: subprocess.Popen[str], text: str, kinesis: ThreadedLocalKinesis) -> bool:
+    """Return True if the command has put records (`kpl put`), or else has written output or called Kinesis."""
     assert process.stdout is not None
+    calls = kinesis.call(lambda fake, _: fake.calls.copy())
+    if "kpl put" in text:
+        # `tail` may write a warning before the other command in the pipe can handle Ctrl-C.
+        return calls["PutRecords"] > 0
+    return bool(select.select([process.stdout], [], [], 0)[0] or calls)
+
+
+def _wait_until_started(process: subprocess.Popen[str], text: str, kinesis: ThreadedLocalKinesis) -> None:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        # Another process gives no event except its output.
-        if select.select([process.stdout], [], [], 0.05)[0] or _calls(kinesis) > calls_before:
+        if process.poll() is not None or _has_started(process, text, kinesis):
             return
+        # Another process gives no event except its output.
+        time.sleep(0.05)
     pytest.fail(f"no output and no call to Kinesis within {SECONDS} s")
 
 
 def _run(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[int, str]:
     """Run a line in a shell; interrupt a lasting command by Ctrl-C once it has started."""
-    calls_before = _calls(kinesis)
     with subprocess.Popen(
-        ["bash", "-o", "pipefail", "-c", text],
+        # With a trap bash returns the status of the command; without, it sometimes ends by SIGINT itself.
+        ["bash", "-o", "pipefail", "-c", f"trap : INT; {text}"],
         cwd=folder,
         env=_environment(kinesis),
         stdout=subprocess.PIPE,
@@ -130,7 +136,7 @@ def _run(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[int, s
     ) as process:
         try:
             if re.search(RUNS_UNTIL_INTERRUPTED, text):
-                _wait_until_started(process, kinesis, calls_before)
+                _wait_until_started(process, text, kinesis)
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGINT)
             output = process.communicate(timeout=SECONDS)[0]

@@ -65,6 +65,9 @@ def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
     kind = r"### (Added|Changed|Deprecated|Removed|Fixed|Security)"
     assert headings[0] == "## [Unreleased]"
     assert [heading for heading in headings if not re.fullmatch(f"{version}|{kind}", heading)] == []
+    if not any(heading.startswith("## [0") for heading in headings):
+        # Nothing has been released, so no user sees a change.
+        assert headings == ["## [Unreleased]", "### Added"]
 
 
 def _programs(page: Path) -> list[str]:

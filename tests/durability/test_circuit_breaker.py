@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kpl_core.durability.circuit_breaker import (
     ADMISSIONS,
     TRANSITIONS,
-    BreakerPolicy,
     BreakerSignal,
     BreakerState,
     CircuitBreaker,
     Decision,
 )
 from kpl_core.errors import ConfigError
+from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.records.user_record import TIERS, Tier
 
 POLICY = BreakerPolicy(

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from kpl_core import BufferFull, Fact, RecordsFinished
 from kpl_core.durability.spool import LetterFilter
 from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.reliability import DeadLetterOptions, SpoolMode, SpoolOptions
-from kpl_core.producer.durable_store import DurableStore
+from kpl_core.producer import durable_store
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from tests.durability.scene import (
     STREAM,
@@ -109,9 +110,7 @@ async def test_what_can_never_be_delivered_becomes_a_dead_letter_with_all_that_w
 async def test_a_clock_that_is_set_right_dates_what_is_kept_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # It starts an hour behind, on a machine that boots before its clock is synchronised.
     behind = 3_600.0
-    defaults = DurableStore.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "wall_clock", lambda: time.time() - behind)
+    monkeypatch.setattr(durable_store, "time", SimpleNamespace(time=lambda: time.time() - behind))
     letters = DeadLetterOptions(path=tmp_path / "letters.db", redrive=False)
     transport = service()
     transport.kinesis.faults.add(ErrorAnswer("InvalidArgumentException"), When(operation="PutRecords"))

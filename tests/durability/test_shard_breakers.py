@@ -2,9 +2,10 @@
 
 import pytest
 
-from kpl_core.durability.breaker_gate import WHOLE_STREAM, ShardBreakers
+from kpl_core.durability.breaker_gate import WHOLE_STREAM, BreakerGate
 from kpl_core.durability.circuit_breaker import Decision
-from kpl_core.options.reliability import BreakerPolicy
+from kpl_core.options.config import Config
+from kpl_core.options.reliability import BreakerPolicy, TierPolicy
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest, RequestFailure
 from tests.pipeline.material import kinesis_record, shard_id
@@ -15,13 +16,19 @@ NO_CONNECTION = RequestFailure("Internal", "no connection")
 POLICY = BreakerPolicy(probe_records=4, open_seconds=1.0, probe_timeout_seconds=3.0)
 
 
+def gate_of(policy: BreakerPolicy = POLICY) -> BreakerGate:
+    """Return a gate that reserves two critical records a second."""
+    config = Config(rate_limit_records_per_sec_per_shard=20, tiers=TierPolicy(critical_reserve=0.1))
+    return BreakerGate("s", policy, config, spools=False)
+
+
 def request(shard: str, count: int, started_at: float) -> PutRecordsRequest:
     return PutRecordsRequest("s", [kinesis_record(shard=shard) for _ in range(count)], started_at=started_at)
 
 
-def all_open() -> ShardBreakers:
+def all_open() -> BreakerGate:
     """Both shards' breakers and the stream's opened at 1.0; their breaks are over at 2.0."""
-    breakers = ShardBreakers(POLICY, reserved_per_second=2.0, is_retryable=lambda _: True)
+    breakers = gate_of()
     for shard in (LEFT, RIGHT):
         breakers.answered(request(shard, 20, 0.9), [THROTTLED] * 20, 1.0)
     for _ in range(FAILURES_IN_A_ROW):
@@ -60,7 +67,7 @@ def test_a_record_that_must_wait_gets_a_time_at_which_it_may_leave():
 
 def test_one_failed_request_stops_nothing_however_many_records_it_carried():
     """A connection that was closed while it was idle fails the only request of a quiet second."""
-    breakers = ShardBreakers(POLICY, reserved_per_second=2.0, is_retryable=lambda _: True)
+    breakers = gate_of()
     for second in range(10):
         breakers.answered(request(LEFT, 500, second), NO_CONNECTION, second + 0.1)
         assert breakers.allows(LEFT, "normal", second + 0.1) is Decision.SEND

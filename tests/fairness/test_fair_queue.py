@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from kpl_core.errors import ConfigError
-from kpl_core.fairness import FairQueue, FairQueueStatistics, FlowBacklog
+from kpl_core.fairness import FairQueue, FairQueueStatistics
 
 
 def queue_of(weights: dict[str, float] | None = None) -> FairQueue[str]:
@@ -130,8 +130,7 @@ def test_peek_returns_the_item_that_pop_returns_next():
     push_all(queue, "b", 3)
 
     while queue:
-        head, flow = queue.peek(), queue.next_flow()
-        assert head.startswith(str(flow))
+        head = queue.peek()
         assert queue.pop() == head
 
 
@@ -142,21 +141,19 @@ def test_peek_skips_idle_flows():
     assert [queue.pop(), queue.pop()] == ["a0", "b0"]
 
     assert queue.peek() == "b1"
-    assert queue.next_flow() == "b"
     assert list(queue.flows()) == ["b"]
 
 
 def test_an_empty_queue_has_no_next_item():
     queue = queue_of()
 
-    for ask in (queue.pop, queue.peek, queue.next_flow):
+    for ask in (queue.pop, queue.peek):
         with pytest.raises(IndexError, match=r"empty|nothing is queued"):
             ask()
     assert not queue
     assert len(queue) == 0
     assert queue.drain() == []
     assert queue.evict() is None
-    assert queue.longest_flow() is None
 
 
 def test_len_and_bool_reflect_the_queued_items():
@@ -315,14 +312,13 @@ def test_drain_returns_the_items_in_the_order_of_service():
     )
 
 
-def test_the_backlog_of_a_flow_can_be_read():
+def test_the_queued_items_of_a_flow_can_be_read():
     queue = queue_of({"a": 2})
     push_all(queue, "a", 3, cost=10)
     queue.push("alarm", "a", 5, "critical")
 
     assert list(queue.items("a")) == ["alarm", "a0", "a1", "a2"]
-    assert queue.backlog("a") == FlowBacklog("a", None, 2, 4, 35)
-    assert queue.backlog("nobody") == FlowBacklog("nobody", None, 1, 0, 0)
+    assert queue.statistics().cost == 35
     assert list(queue.items("nobody")) == []
 
 
@@ -360,7 +356,6 @@ def test_an_unknown_tier_is_rejected(known):
     for act in (
         lambda: queue.push("x", "a", 1, "urgent"),  # type: ignore[arg-type]
         lambda: queue.evict("urgent"),  # type: ignore[arg-type]
-        lambda: queue.longest_flow("urgent"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match="tier is 'urgent'; it must be one of critical, normal, bulk"):
             act()

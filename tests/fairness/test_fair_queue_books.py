@@ -11,7 +11,7 @@ flows = st.sampled_from("abcde")
 steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["push", "push_evicting"]), flows, st.integers(1, 9), st.sampled_from(TIERS)),
-        st.tuples(st.sampled_from(["pop", "evict", "drain", "longest"])),
+        st.tuples(st.sampled_from(["pop", "evict", "drain"])),
         st.tuples(st.just("remove"), flows, st.booleans()),
     ),
     max_size=80,
@@ -53,14 +53,8 @@ def test_no_item_is_lost_or_duplicated_and_no_bound_is_exceeded(steps, bounds): 
             case ("drain",):
                 gone = queue.drain()
                 assert len(gone) == len(held)
-            case ("longest",):
-                check_longest(queue, held, weights)
             case ("evict",):
-                longest = queue.longest_flow()
-                if longest is not None:
-                    gone = [item for item in [queue.evict()] if item is not None]
-                    assert held[gone[0]][0] == longest.flow
-                    assert held[gone[0]][2] == longest.tier
+                gone = check_evicted(queue, held, weights)
             case _ if queue:
                 gone = [queue.pop()]
         for each in gone:
@@ -68,17 +62,23 @@ def test_no_item_is_lost_or_duplicated_and_no_bound_is_exceeded(steps, bounds): 
         check_books(queue, held, bounds)
 
 
-def check_longest(queue: FairQueue[int], held: dict[int, tuple[str, int, Tier]], weights: dict[str, float]) -> None:
-    longest = queue.longest_flow()
+def check_evicted(
+    queue: FairQueue[int], held: dict[int, tuple[str, int, Tier]], weights: dict[str, float]
+) -> list[int]:
+    """Evict an item. It must be the newest one, of the lowest tier, of the flow with the longest backlog."""
+    item = queue.evict()
     if not held:
-        assert longest is None
-        return
+        assert item is None
+        return []
     lowest = max((tier for _, _, tier in held.values()), key=TIERS.index)
     rivals = {flow for flow, _, tier in held.values() if tier == lowest}
     backlog = {each: sum(cost for flow, cost, _ in held.values() if flow == each) / weights[each] for each in rivals}
-    assert longest is not None
-    assert longest.tier == lowest
-    assert backlog[str(longest.flow)] == max(backlog.values())
+    assert item is not None
+    owner, _, tier = held[item]
+    assert tier == lowest
+    assert backlog[owner] == max(backlog.values())
+    assert item == max(number for number, (flow, _, its_tier) in held.items() if (flow, its_tier) == (owner, tier))
+    return [item]
 
 
 def check_books(queue: FairQueue[int], held: dict[int, tuple[str, int, Tier]], bounds: QueueBounds) -> None:

@@ -4,7 +4,7 @@
 import pytest
 
 from kpl_core.errors import ConfigError
-from kpl_core.fairness import FairQueue, FlowBacklog, QueueBounds
+from kpl_core.fairness import FairQueue, QueueBounds
 from kpl_core.records.user_record import Tier
 
 
@@ -118,9 +118,9 @@ def test_the_longest_flow_is_the_one_with_the_most_cost_for_its_weight():
     push_all(queue, "heavy", 50)
     push_all(queue, "light", 6)
 
-    assert queue.longest_flow() == FlowBacklog("light", "normal", 1, 6, 6)
+    assert queue.evict() == "light5"
     push_all(queue, "heavy", 15)
-    assert queue.longest_flow() == FlowBacklog("heavy", "normal", 10, 65, 65)
+    assert queue.evict() == "heavy14"
 
 
 def test_the_longest_flow_is_right_after_a_flow_shrinks():
@@ -128,9 +128,9 @@ def test_the_longest_flow_is_right_after_a_flow_shrinks():
     push_all(queue, "a", 10)
     push_all(queue, "b", 8)
     longest = []
-    while (flow := queue.longest_flow()) is not None:
-        longest.append(flow.flow)
-        queue.remove(flow.flow, lambda _: True)
+    while (newest := queue.evict()) is not None:
+        longest.append(newest[0])
+        queue.remove(newest[0], lambda _: True)
 
     assert longest == ["a", "b"]
 
@@ -228,8 +228,8 @@ def test_a_rejected_item_restores_the_evicted_items():
     assert [list(queue.items(flow)) for flow in "ab"] == before
     assert queue.statistics().refused == statistics.refused + 1
     assert (queue.statistics().evicted, len(queue), queue.statistics().cost) == (0, 6, 100)
-    assert queue.longest_flow() == FlowBacklog("a", "bulk", 1, 2, 20)
-    assert queue.drain() == ["a0", "b0", "a1", "b1", "b2", "b3"]
+    assert queue.evict() == "a1"
+    assert queue.drain() == ["a0", "b0", "b1", "b2", "b3"]
 
 
 def test_an_item_too_large_for_its_flow_evicts_no_item():
@@ -268,34 +268,36 @@ def test_the_critical_share_must_be_below_one(share):
 
 
 def test_the_ranking_drops_outdated_listings_and_stays_right():
-    queue: FairQueue[int] = FairQueue()
+    queue: FairQueue[tuple[str, int]] = FairQueue()
     held = dict.fromkeys("abcde", 0)
     for number in range(1, 2_001):
         flow = "abcde"[number * 7 % 5]
         cost = number % 13 + 1
-        queue.push(cost, flow, cost, "bulk" if number % 3 else "normal")
+        queue.push((flow, cost), flow, cost, "bulk" if number % 3 else "normal")
         held[flow] += cost
         if number % 4 == 0:
-            flow = str(queue.next_flow())
-            held[flow] -= queue.pop()
+            flow, cost = queue.pop()
+            held[flow] -= cost
         # The ranking is read rarely. In between, listings are only added and would accumulate.
         if number % 100 == 0:
-            longest = queue.longest_flow()
-            assert longest is not None
-            assert held[str(longest.flow)] == max(held.values())
+            evicted = queue.evict()
+            assert evicted is not None
+            flow, cost = evicted
+            assert held[flow] == max(held.values())
+            held[flow] -= cost
         if queue._ranking is not None:
             assert max(map(len, queue._ranking._listings)) <= 64 + 4 * 5
 
 
 def test_the_ranking_lists_no_flow_that_has_left():
     queue: FairQueue[str] = FairQueue()
-    push_all(queue, "stays", 1)
-    queue.longest_flow()
+    push_all(queue, "stays", 2)
+    assert queue.evict() == "stays1"
     for number in range(300):
         push_all(queue, f"passes-{number}", 2)
         queue.remove(f"passes-{number}", lambda _: True)
 
     assert queue._ranking is not None
-    assert queue.longest_flow() == FlowBacklog("stays", "normal", 1, 1, 1)
     assert max(map(len, queue._ranking._listings)) <= 64 + 4 * 300
+    assert queue.evict() == "stays0"
     assert queue.statistics().remembered_flows <= 200

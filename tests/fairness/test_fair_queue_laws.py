@@ -95,7 +95,7 @@ def law_a_backlogged_flow_is_served_again_soon(queue_class: QueueClass) -> None:
                 queue.push((flow, cost), flow, cost)
         waited = dict.fromkeys(weights, 0)
         allowed = dict.fromkeys(weights, len(weights) * MAX_COST)
-        while all(queue.backlog(flow).items for flow in weights):
+        while set(queue.flows()) == set(weights):
             flow, cost = queue.pop()
             assert waited[flow] <= allowed[flow]
             waited = {other: 0 if other == flow else waited[other] + cost for other in weights}
@@ -147,7 +147,7 @@ def law_no_flow_gets_ahead_by_more_than_an_item(queue_class: QueueClass) -> None
             for cost in own_costs:
                 queue.push((flow, cost), flow, cost)
         served = dict.fromkeys(weights, 0)
-        while all(queue.backlog(flow).items for flow in weights):
+        while set(queue.flows()) == set(weights):
             flow, cost = queue.pop()
             served[flow] += cost
             for one in weights:

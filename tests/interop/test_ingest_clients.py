@@ -147,9 +147,9 @@ def test_the_javascript_sdk_puts_records_and_every_answer_is_true(installed, gat
 
 
 def test_the_javascript_sdk_retries_throttled_records_until_all_are_stored(installed, gateway):
-    before = gateway.gateway.refusals[Refusal.QUOTA]
+    before = gateway.gateway.tally.refusals[Refusal.QUOTA]
     answers = javascript(installed, gateway, "HELD", SECRET, "", 0, JS_THROTTLED_RECORDS, stream="js-throttled")
-    assert gateway.gateway.refusals[Refusal.QUOTA] > before
+    assert gateway.gateway.tally.refusals[Refusal.QUOTA] > before
     places = {b"js-%d" % number: (each["shardId"], each["sequenceNumber"]) for number, each in enumerate(answers)}
     assert_true(gateway, "js-throttled", places, JS_THROTTLED_RECORDS)
 

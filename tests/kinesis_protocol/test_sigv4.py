@@ -133,6 +133,18 @@ def test_an_expired_key_is_reported_only_to_a_client_with_its_secret():
     assert outcome(forged, now=NOW + 60) == ("InvalidSignatureException", 400)
 
 
+@pytest.mark.parametrize("between", [" ", "  ", "\t", " \t "])
+def test_spaces_and_tabs_fold_in_a_signed_header(between):
+    request = signed(headers={"X-Other": "a b"})
+    assert outcome(changed(request, "x-other", f"\ta{between}b ")) == KEYS["AKID"]
+
+
+@pytest.mark.parametrize("between", ["\x0b", "\x0c", "\x1c", "\x1f", "\x85", "\xa0", " \xa0 ", ""])
+def test_other_white_space_does_not_fold_in_a_signed_header(between):
+    request = signed(headers={"X-Other": "a b"})
+    assert outcome(changed(request, "x-other", f"a{between}b")) == ("InvalidSignatureException", 400)
+
+
 def test_headers_that_decide_the_meaning_must_be_signed():
     request = signed()
     authorization = dict(request.headers)["authorization"]

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.kinesis_protocol.constraints import CONSTRAINTS, Constraint
 from kpl_integrations.kinesis_protocol.requests import (
+    CONSTRAINTS,
     REQUEST_TYPES,
+    Constraint,
     CreateStream,
     GetShardIterator,
     ListShards,
@@ -64,11 +65,11 @@ def rows() -> list[tuple[type[msgspec.Struct], Any]]:
 def test_the_constraints_match_the_services_model(request_type: type[msgspec.Struct], shape: Any) -> None:
     wire_names = dict(zip(request_type.__struct_fields__, request_type.__struct_encode_fields__, strict=True))
     assert set(wire_names.values()) >= set(shape.members) - NOT_SUPPORTED
-    constraints = {wire_names[member.name]: member for member in CONSTRAINTS[request_type]}
+    constraints = {wire_names[name]: constraint for name, constraint in CONSTRAINTS[request_type].items()}
     for name, member_shape in shape.members.items():
         if name in NOT_SUPPORTED or (request_type is CreateStream and name == "StreamARN"):
             continue
-        ours, theirs = constraints.get(name, Constraint(name)), member_shape.metadata
+        ours, theirs = constraints.get(name, Constraint()), member_shape.metadata
         assert (ours.least or 0) == theirs.get("min", 0)
         if ours.most != 2**31 - 1:
             assert ours.most == theirs.get("max")
@@ -275,6 +276,59 @@ def test_a_cbor_timestamp_may_be_in_milliseconds_or_seconds(sent: float, seconds
 def test_invalid_cbor_is_a_serialization_error(body: bytes) -> None:
     with pytest.raises(RequestRefused, match="SerializationException"):
         CBOR.decode(body, PutRecord)
+
+
+@pytest.mark.parametrize("length", [0, 23, 24, 255, 256, 65_535, 65_536, 300_000])
+def test_cbor_of_every_length_is_decoded(length: int) -> None:
+    record = {"PartitionKey": "k" * length, "Data": b"x" * length, "Unknown": [{"a": 1.5, "b": [None, True, -(2**40)]}]}
+    decoded = CBOR.decode(cbor2.dumps(record), PutRecord)
+    assert (decoded.partition_key, decoded.data) == ("k" * length, b"x" * length)
+    pieces = b"\xa1" + cbor2.dumps("Data") + b"\x5f" + cbor2.dumps(b"x" * length) * 2 + b"\xff"
+    assert CBOR.decode(pieces, PutRecord).data == b"x" * length * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"\x9a\x00\x02\x00\x00" + b"\xf6" * 131_072, "more than 32,768 items"),
+        (b"\xa1\x64Data\x5b" + b"\xff" * 8 + b"x", "longer than the body"),
+        (b"\xa1\x67Records\x9b" + b"\x00\x00\x00\x10" * 2, "longer than the body"),
+        (b"\xa1\x64Data\x43xx", "longer than the body"),
+        (cbor2.dumps({"Limit": 2**70}), "tag other than 1"),
+        (cbor2.dumps({"Data": cbor2.CBORTag(28, b"x")}), "tag other than 1"),
+        (cbor2.dumps({"Data": cbor2.CBORTag(55_799, b"x")}), "tag other than 1"),
+        (b"\x1c", "not CBOR"),
+    ],
+)
+def test_cbor_is_counted_before_it_is_decoded(body: bytes, words: str) -> None:
+    with pytest.raises(RequestRefused, match=words):
+        CBOR.decode(body, PutRecord)
+
+
+def test_a_request_of_too_many_objects_is_refused_and_braces_in_keys_are_not() -> None:
+    with pytest.raises(RequestRefused, match="more than 131,072 objects"):
+        request_of(JSON, "PutRecords", b'{"StreamName":"s","Records":[' + b"{}," * 131_072 + b"{}]}")
+    records = [{"PartitionKey": "{" * 256, "Data": ""}] * 500
+    request_of(JSON, "PutRecords", msgspec.json.encode({"StreamName": "s", "Records": records}))
+
+
+@pytest.mark.parametrize("region", ["eu-west-1", "", "us-gov-west-1"])
+def test_an_arn_is_valid_in_every_region_and_partition(region: str) -> None:
+    for partition in ("aws", "aws-cn", "aws-us-gov"):
+        arn = f"arn:{partition}:kinesis:{region}:111122223333:stream/orders"
+        request_of(JSON, "DescribeStream", msgspec.json.encode({"StreamARN": arn}))
+
+
+def test_only_500_records_are_checked_and_a_long_value_is_cut() -> None:
+    good = {"PartitionKey": "k", "Data": ""}
+    with pytest.raises(RequestRefused) as refusal:
+        request_of(JSON, "PutRecords", msgspec.json.encode({"StreamName": "s", "Records": [good] * 500 + [{}]}))
+    constraint = "failed to satisfy constraint: Member must have length less than or equal to"
+    assert refusal.value.message == f"1 validation error detected: Value at 'records' {constraint} 500"
+    with pytest.raises(RequestRefused) as refusal:
+        request_of(JSON, "DescribeStream", msgspec.json.encode({"StreamARN": "a" * 100_000}))
+    cut = "a" * 2_048 + "..."
+    assert refusal.value.message == f"1 validation error detected: Value '{cut}' at 'streamARN' {constraint} 2048"
 
 
 def test_an_error_body_has_a_type_and_a_message() -> None:

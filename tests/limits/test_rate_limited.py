@@ -207,5 +207,5 @@ async def test_a_running_generator_is_not_a_description():
     started = Source([])()
 
     with pytest.raises(TypeError, match="stream is of type async_generator; give the callable that starts the stream"):
-        rate_limited(started, RateLimitPolicy())  # type: ignore[call-overload]
+        rate_limited(started, RateLimitPolicy())  # type: ignore[type-var]
     await started.aclose()

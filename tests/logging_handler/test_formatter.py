@@ -188,6 +188,14 @@ def test_an_unknown_format_raises():
         JsonFormatter("xml")  # type: ignore[arg-type]
 
 
+def test_static_fields_are_in_every_line_and_give_way_to_the_lines_own():
+    formatter = JsonFormatter(static_fields={"service": "orders", "region": "eu"})
+    line = json.loads(formatter.encode(record("hello")))
+    assert (line["service"], line["region"]) == ("orders", "eu")
+    line = json.loads(formatter.encode(record("hello", region="us")))
+    assert (line["service"], line["region"]) == ("orders", "us")
+
+
 @given(st.text(min_size=1, max_size=3_000), st.sampled_from(["plain", "ecs", "otel"]))
 def test_a_truncated_record_fits_and_is_marked(text, json_format):
     data = oversize_data(record(), bytes(9_999), text, JsonFormatter(json_format), rule="truncate", max_bytes=700)

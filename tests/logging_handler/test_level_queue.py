@@ -43,6 +43,28 @@ def test_every_record_is_refused_evicted_taken_or_queued_and_the_bounds_hold(rul
     assert (queue.free_records, queue.free_bytes) == (max_records, max_bytes)
 
 
+@given(RULES, STEPS, st.integers(0, 79), st.integers(1, 8))
+def test_a_watch_ends_when_everything_has_left_that_was_queued_at_its_start(rule, steps, watched_from, max_records):
+    """Later records of a higher level leave first, and later ones may be evicted at the end: none of them counts."""
+    queue = queue_of(rule, max_records=max_records)
+    is_drained, watched = queue.watch_drained(), set()
+    for number, step in enumerate(steps):
+        if number == watched_from:
+            is_drained, watched = queue.watch_drained(), queued(queue)
+        if isinstance(step, int):
+            queue.take(step)
+        else:
+            put(queue, str(number).encode(), step[0])
+        if is_drained():
+            assert not watched & queued(queue)
+    queue.take(1_000)
+    assert is_drained()
+
+
+def queued(queue: LevelQueue) -> set[object]:
+    return {entry for each in queue._classes for entry in each.entries}  # noqa: SLF001
+
+
 @given(RULES, st.lists(LEVELS, max_size=60), st.integers(1, 6))
 def test_an_error_stays_while_a_lower_level_is_queued(rule, levels, max_records):
     queue = queue_of(rule, max_records=max_records)

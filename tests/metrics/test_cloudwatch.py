@@ -252,7 +252,7 @@ def test_an_endpoint_that_never_answers_delays_close_by_at_most_twenty_seconds(m
     with refusing() as url:
         uploader = CloudWatchUploader(metrics, region="us-east-1", endpoint_url=url)
         assert uploader.upload() is False
-    made: Any = uploader._client  # noqa: SLF001
+    made: Any = uploader.client
     config = made.meta.config
     assert (config.connect_timeout + config.read_timeout) * config.retries["total_max_attempts"] <= 20
 

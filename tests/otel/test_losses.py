@@ -1,17 +1,20 @@
 """Endpoints that do not answer: what is reported and counted, and how long it takes."""
 
+import logging
+import threading
 import time
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
-from kpl_core import Config
+from kpl_core import Config, ConfigError, Producer
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
 from tests.otel.conftest import EXPORTERS, emit
 from tests.otel.test_splitting import large_spans
 from tests.programs.black_hole import black_hole, refusing
+from tests.programs.running_program import wait_until
 
 # A busy machine may hold up one measurement, hardly three.
 TRIES = 3
@@ -130,3 +133,35 @@ def test_a_flush_of_all_signals_takes_half_a_second_although_an_export_waits_for
         assert [arrived for _, arrived in tries] == [False] * TRIES
         assert min(took for took, _ in tries) <= 0.6
         telemetry.shutdown()
+
+
+def test_a_logging_filter_that_raises_keeps_no_item_pending_when_the_sender_cannot_start(monkeypatch):
+    def fail_in_the_sender(_record):
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError
+        return True
+
+    monkeypatch.setattr(logging.getLogger("kpl_integrations.otel"), "filters", [fail_in_the_sender])
+    exporter = KinesisSpanExporter("telemetry", transport=_cannot_open)
+    exporter.export(large_spans(5, 10))
+    wait_until(lambda: not exporter.counts().pending, lambda: "nothing pending", seconds=5.0)
+    assert exporter.counts().lost == {"SenderFailed": 5}
+    exporter.shutdown()
+
+
+def _cannot_open(_config: Config) -> FakeTransport:
+    message = "no credentials"
+    raise ConfigError(message)
+
+
+def test_a_close_that_fails_ends_the_thread_at_once(kinesis: FakeKinesis, monkeypatch):
+    async def fail(_producer, _timeout=None, **_):
+        raise RuntimeError
+
+    exporter = KinesisSpanExporter("telemetry", transport=lambda _config: FakeTransport(kinesis))
+    exporter.export(large_spans(5, 10))
+    assert exporter.force_flush(10_000)
+    monkeypatch.setattr(Producer, "close", fail)
+    took, _ = seconds(lambda: exporter.shutdown(timeout_millis=20_000))
+    assert took < 5.0
+    assert exporter.counts().delivered == 5

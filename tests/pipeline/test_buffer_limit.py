@@ -39,7 +39,7 @@ def test_the_refusal_says_how_full_it_is_and_what_to_do():
     limit = BufferLimit(max_records=1_000, max_bytes=2_000)
     limit.reserve(size_bytes=1_999)
     with pytest.raises(BufferFull, match=r"1 of 1,000 records and 1,999 of 2,000 bytes .* await put\(\)") as refused:
-        limit.require_room(size_bytes=2)
+        limit.reserve(size_bytes=2)
     assert (refused.value.outstanding_records, refused.value.outstanding_bytes) == (1, 1_999)
 
 

@@ -37,10 +37,10 @@ def test_a_put_drains_its_own_shard():
 
 def test_shards_are_made_when_first_needed_and_share_no_tokens():
     shards = limiter()
-    assert shards.rate_fractions() == {}
+    assert shards.usages() == {}
     for number in range(3):
         assert shards.put(record(number), 0.0) is None
-    assert set(shards.rate_fractions()) == {shard_id(number) for number in range(3)}
+    assert set(shards.usages()) == {shard_id(number) for number in range(3)}
     assert shards.waiting == []
     shards.put(record(1), 0.0)
     assert len(shards.waiting) == 1
@@ -114,7 +114,7 @@ def test_shards_that_closed_are_forgotten_but_never_the_unpredicted_one():
     for number in (0, 1, None):
         shards.put(record(number), 0.0)
     shards.keep_only({shard_id(1)})
-    assert set(shards.rate_fractions()) == {shard_id(1), None}
+    assert set(shards.usages()) == {shard_id(1), None}
     # The one kept still knows what it spent; the forgotten one starts full.
     assert shards.put(record(1), 0.5) == Drained([], [])
     assert shards.put(record(0), 1.0) is None
@@ -136,7 +136,7 @@ def test_an_answer_teaches_its_own_shard_only():
     assert shards.answered(shard_id(0), sent=10, throttled=10, now=0.0) == 0.85
     assert shards.answered(shard_id(1), sent=10, throttled=0, now=0.0) is None
     assert shards.answered(shard_id(7), sent=10, throttled=10, now=0.0) is None
-    assert shards.rate_fractions() == {shard_id(0): 0.85, shard_id(1): 1.0}
+    assert [shards.shard(shard_id(number), 0.0).rate_fraction for number in (0, 1)] == [0.85, 1.0]
 
 
 def test_in_order_the_next_record_goes_when_the_one_before_is_final():

@@ -21,6 +21,7 @@ from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.composition import stream_pipeline
+from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import RecordResult
@@ -68,6 +69,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.known: dict[int, RecordResult] = {}
         self.in_flight: list[PutRecordsRequest] = []
         self.sent: list[tuple[float, str | None, int]] = []
+        # Kept with the record, so that no other record gets its id.
+        self.paid_at: dict[int, tuple[float, KinesisRecord]] = {}
         self.flushes: list[tuple[int, int]] = []
         self.may_send = True
         self.was_blocked = False
@@ -186,14 +189,19 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(answer=answers, position=st.integers(0, 50))
     def answer(self, answer: str, position: int) -> None:
         request = self.in_flight.pop(position % len(self.in_flight))
-        if answer != "invalid":
-            # What is refused as invalid has cost the shards nothing, and its halves pay nothing again.
+        if answer == "invalid":
+            # It has cost the shards nothing. Its halves leave with the tokens that it paid, however much later.
+            for record in request.records:
+                self.paid_at.setdefault(id(record), (request.started_at, record))
+        else:
             self.note(request)
         self.pipeline.request_completed(request, self.answer_for(request, answer), self.now)
         self.drive(self.now)
 
     def note(self, request: PutRecordsRequest) -> None:
-        self.sent += [(request.started_at, record.predicted_shard, record.size_bytes) for record in request.records]
+        for record in request.records:
+            paid_at, _ = self.paid_at.pop(id(record), (request.started_at, record))
+            self.sent.append((paid_at, record.predicted_shard, record.size_bytes))
 
     def answer_for(self, request: PutRecordsRequest, answer: str) -> PutRecordsAnswer:
         if answer in REQUEST_FAILURES:

@@ -69,18 +69,28 @@ def test_throttled_records_are_no_failure_of_a_request() -> None:
 
 def test_records_expire_on_time_while_requests_fail() -> None:
     stream = failing(record_ttl_ms=1_200)
-    deliveries = [stream.put(f"k{number}", now=1.5) for number in range(35)]
-    stream.poll(1.5, 0)
-    # What has its tokens waits a little longer, as it would for company.
-    assert stream.due(2.699) == []
+    deliveries = [stream.put(f"k{number}", now=1.5) for number in range(100)]
+    probed = sum(len(request.records) for request in stream.due(2.71))
+    assert probed == 50
     assert not any(delivery.done for delivery in deliveries)
-    assert stream.wakeup(2.699) == 2.72
+    # What has its tokens waits a little longer, as it would for company.
+    assert stream.wakeup(2.71) == 2.72
     assert stream.due(2.72) == []
     results = [delivery.peek() for delivery in deliveries]
-    assert [result and result.error_code for result in results] == ["Expired"] * 35
+    assert [result.error_code for result in results if result] == ["Expired"] * (100 - probed)
     # Its end is looked at once more; then there is nothing to wait for.
-    assert stream.due(3.0) == []
-    assert stream.wakeup(3.0) == math.inf
+    assert stream.due(3.1) == []
+    assert stream.wakeup(3.1) == math.inf
+
+
+def test_a_probe_leaves_before_a_record_expires_that_was_put_during_the_longest_pause() -> None:
+    """A pause longer than the time to live would fail records that were never sent, after the outage was over."""
+    stream = failing(record_ttl_ms=1_200)
+    for number in range(9):
+        put_at = max(1.5, stream.now)
+        stream.put(f"k{number}", now=put_at)
+        (probe, *_) = stream.due(put_at + 0.6)
+        fail(stream, probe, stream.now)
 
 
 def test_puts_wake_no_runner_while_requests_fail_once_the_limiter_is_paused() -> None:

@@ -42,6 +42,16 @@ def test_growth_saturates_at_the_capacity():
     assert not bucket.try_take([1], now=1e9)
 
 
+def test_a_charge_is_taken_although_it_leaves_debt():
+    bucket = TokenBucket([(10, 100), (1, 1)], now=0.0)
+    bucket.charge((250, 0), 0.0)
+    assert bucket.tokens(0.0) == (-150, 1)
+    assert not bucket.try_take((0, 0), 14.9)
+    assert bucket.ready_at((50, 1), 0.0) == 20.0
+    with pytest.raises(ValueError, match="cost is -1"):
+        bucket.charge((-1, 0), 0.0)
+
+
 def test_the_bucket_says_when():
     bucket = TokenBucket([(1_000.0, 1_000.0)], now=0.0)
     bucket.try_take([1_000], now=0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from kpl_core import Delivery, ResultPending
 from kpl_core.producer import delivery as module
-from kpl_core.records.outcome import Outcome
+from kpl_core.records.outcome import History, Outcome
 from kpl_core.records.record_result import Attempt, RecordResult
 
 pytestmark = pytest.mark.anyio
@@ -201,3 +201,50 @@ def test_a_delivery_shows_its_result_and_nothing_of_what_is_behind_it():
     assert repr(delivery) == "<Delivery pending>"
     settle(outcome)
     assert repr(delivery) == f"<Delivery {delivery.result()!r}>"
+
+
+def test_a_callback_hears_of_every_delivery_of_a_kinesis_record_through_one_waiter():
+    outcome = Outcome()
+    results: list[RecordResult] = []
+    for index in range(3):
+        module.call_when_finished(Delivery(outcome, index), results.append)
+    module.call_when_finished(Delivery(outcome, 3), lambda _: results.clear())
+    assert outcome.waiters is not None
+    assert len(outcome.waiters) == 2
+    settle(outcome)
+    assert results == []
+    module.call_when_finished(Delivery(outcome, 4), results.append)
+    assert [result.sequence_number for result in results] == ["1"]
+
+
+def test_a_callback_hears_of_deliveries_that_part_each_by_its_own_result():
+    outcome, left, failed = Outcome(), Outcome(), Outcome()
+    results: list[str | None] = []
+    deliveries = [Delivery(outcome, index) for index in range(4)]
+
+    def finished(result: RecordResult) -> None:
+        results.append(result.sequence_number)
+
+    for delivery in deliveries:
+        module.call_when_finished(delivery, finished)
+    outcome.move(0, failed, 0)
+    outcome.move(1, left, 0)
+    outcome.move(2, left, 1)
+    failed.settle()
+    # Another thread may read a delivery between the move and the wake-up.
+    assert deliveries[0].done
+    outcome.wake()
+    assert results == [None]
+    settle(outcome, "rest")
+    settle(left, "left")
+    assert results == [None, "rest", "left", "left"]
+
+
+def test_a_callback_gets_the_attempts_of_each_delivery():
+    outcome = Outcome()
+    results: list[RecordResult] = []
+    for index in range(2):
+        module.call_when_finished(Delivery(outcome, index), results.append)
+    outcome.histories = {1: History(SUCCESS, None)}
+    settle(outcome)
+    assert [len(result.attempts) for result in results] == [1, 2]

@@ -8,7 +8,7 @@ from kpl_core.producer.in_flight import InFlightRequests
 MEMBERS = ["a", "b", "c", "d"]
 
 
-def try_take(places: InFlightRequests, member: object) -> bool:
+def try_take(places: InFlightRequests[str], member: object) -> bool:
     """Take one place, or wait for one."""
     assert isinstance(member, str)
     is_free = places.free_for(member) > 0
@@ -17,7 +17,7 @@ def try_take(places: InFlightRequests, member: object) -> bool:
 
 
 def test_a_place_is_taken_and_given_back():
-    places = InFlightRequests(2)
+    places = InFlightRequests[str](2)
     assert [try_take(places, "a") for _ in range(3)] == [True, True, False]
     assert places.total == 2
     assert places.release("a") == "a"
@@ -25,14 +25,14 @@ def test_a_place_is_taken_and_given_back():
 
 
 def test_without_a_waiting_stream_none_is_called():
-    places = InFlightRequests(1)
+    places = InFlightRequests[str](1)
     assert try_take(places, "a")
     assert places.release("a") is None
     assert places.total == 0
 
 
 def test_a_place_given_back_is_reserved_for_the_stream_that_was_called():
-    places = InFlightRequests(1)
+    places = InFlightRequests[str](1)
     try_take(places, "a")
     assert not try_take(places, "b")
     assert places.release("a") == "b"
@@ -41,7 +41,7 @@ def test_a_place_given_back_is_reserved_for_the_stream_that_was_called():
 
 
 def test_a_stream_without_a_request_in_flight_goes_first():
-    places = InFlightRequests(3)
+    places = InFlightRequests[str](3)
     for _ in range(3):
         try_take(places, "greedy")
     assert not try_take(places, "greedy")
@@ -50,7 +50,7 @@ def test_a_stream_without_a_request_in_flight_goes_first():
 
 
 def test_streams_that_all_have_requests_take_turns():
-    places = InFlightRequests(2)
+    places = InFlightRequests[str](2)
     for member in ("a", "b"):
         assert try_take(places, member)
     for member in ("a", "b"):
@@ -66,7 +66,7 @@ def test_streams_that_all_have_requests_take_turns():
 
 def test_a_turn_that_a_stream_does_not_need_goes_to_the_next_in_line():
     """The place was lost until another request ended: the streams behind were not called."""
-    places = InFlightRequests(1)
+    places = InFlightRequests[str](1)
     try_take(places, "a")
     for member in ("b", "c"):
         assert not try_take(places, member)
@@ -76,7 +76,7 @@ def test_a_turn_that_a_stream_does_not_need_goes_to_the_next_in_line():
 
 
 def test_taking_no_place_without_having_waited_changes_nothing():
-    places = InFlightRequests(1)
+    places = InFlightRequests[str](1)
     assert places.take("a", 0, wants_more=False) is None
     try_take(places, "a")
     assert not try_take(places, "b")
@@ -85,7 +85,7 @@ def test_taking_no_place_without_having_waited_changes_nothing():
 
 
 def test_a_stream_takes_all_the_places_it_needs_in_one_call():
-    places = InFlightRequests(5)
+    places = InFlightRequests[str](5)
     assert places.free_for("a") == 5
     assert places.take("a", 3, wants_more=False) is None
     assert places.free_for("b") == 2
@@ -97,7 +97,7 @@ def test_a_stream_takes_all_the_places_it_needs_in_one_call():
 
 
 def test_a_hundred_streams_share_one_place_evenly():
-    places = InFlightRequests(1)
+    places = InFlightRequests[str](1)
     served: Counter[str] = Counter()
     names = [f"stream {number}" for number in range(100)]
     holder = names[0]
@@ -119,7 +119,7 @@ class Streams(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = InFlightRequests(2)
+        self.places = InFlightRequests[str](2)
         self.in_flight: Counter[str] = Counter()
         self.waiting: set[str] = set()
         self.called: set[str] = set()

@@ -11,8 +11,8 @@ from kpl_core.records.user_record import (
     as_bytes,
     check_user_record,
     encode_partition_key,
+    rank_of,
     require_size,
-    require_tier,
     user_record_digest,
 )
 from tests.pipeline.material import digest, hash_key, partition_keys
@@ -86,9 +86,9 @@ def test_the_size_limit_covers_key_and_data_together():
 def test_a_tier_must_be_one_of_three():
     assert TIERS == ("critical", "normal", "bulk")
     for tier in TIERS:
-        require_tier(tier)
+        rank_of(tier)
     with pytest.raises(InvalidUserRecord, match="tier is 'urgent'; it must be one of critical, normal, bulk"):
-        require_tier("urgent")
+        rank_of("urgent")  # type: ignore[arg-type]
 
 
 def made(*fields: Any, **others: Any) -> UserRecord:

@@ -10,12 +10,25 @@ from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
+from kpl_core.coordination.store import ABSENT, DEFAULT_GROUP, Listing, Reading, StoreAddress, StoreFailed, Written
+from kpl_core.coordination.stores.aws_client import (
+    AWS_ERRORS,
+    answered_at,
+    code_of,
+    open_client,
+    store_errors,
+    store_failed,
+)
 
 EXPIRES_AFTER_SECONDS: Final = 86_400
 # `name` is a reserved word.
 _NAMES: Final = {"#name": "name"}
+
+
+async def open_store(address: StoreAddress) -> "DynamoDbStore":
+    """Open `dynamodb://table/group?region=...&endpoint_url=...`."""
+    client, close = await open_client("dynamodb", address, form="dynamodb://table/group")
+    return DynamoDbStore(client, address.parts.netloc, address.parts.path.strip("/") or DEFAULT_GROUP, close=close)
 
 
 class DynamoDbClient(Protocol):

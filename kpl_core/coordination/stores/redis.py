@@ -7,10 +7,20 @@ day after the last write.
 import re
 from collections.abc import Awaitable
 from typing import Any, Final, cast
+from urllib.parse import urlencode, urlunsplit
 
 from redis import asyncio as redis_asyncio, exceptions
 
-from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreFailed, Written
+from kpl_core.coordination.store import (
+    ABSENT,
+    CONNECT_SECONDS,
+    DEFAULT_GROUP,
+    Listing,
+    Reading,
+    StoreAddress,
+    StoreFailed,
+    Written,
+)
 
 EXPIRES_AFTER_SECONDS: Final = 86_400
 # A value is its version, a colon and the body. A version is the server's time in microseconds, or the latest version
@@ -44,6 +54,14 @@ _ROWS: Final = (
     ("OOM", "limit", "give the server more memory"),
     ("WRONGTYPE", "garbage", "use another group, another program uses this key"),
 )
+
+
+async def open_store(address: StoreAddress) -> "RedisStore":
+    """Open `redis://host:6379/0?group=...`; the rest of the query is for the client."""
+    group = address.query.pop("group", DEFAULT_GROUP)
+    url = urlunsplit(address.parts._replace(query=urlencode(address.query)))
+    client = redis_asyncio.Redis.from_url(url, socket_connect_timeout=CONNECT_SECONDS, socket_timeout=CONNECT_SECONDS)
+    return RedisStore(client, group, owns_client=True)
 
 
 class RedisStore:

@@ -11,13 +11,26 @@ from typing import Any, Final, Protocol
 
 import anyio
 
-from kpl_core.coordination.store import ABSENT, Listing, Reading, Written
-from kpl_core.coordination.stores.aws_failures import AWS_ERRORS, answered_at, code_of, store_errors, store_failed
+from kpl_core.coordination.store import ABSENT, Listing, Reading, StoreAddress, Written
+from kpl_core.coordination.stores.aws_client import (
+    AWS_ERRORS,
+    answered_at,
+    code_of,
+    open_client,
+    store_errors,
+    store_failed,
+)
 
 # As many objects at a time as AWS's example reads.
 PARALLEL_READS: Final = 16
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _REFUSED: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"})
+
+
+async def open_store(address: StoreAddress) -> "S3Store":
+    """Open `s3://bucket/prefix/?region=...&endpoint_url=...`."""
+    client, close = await open_client("s3", address, form="s3://bucket/prefix/")
+    return S3Store(client, address.parts.netloc, address.parts.path.removeprefix("/"), close=close)
 
 
 class S3StoreClient(Protocol):

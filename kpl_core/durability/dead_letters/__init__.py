@@ -3,13 +3,7 @@
 `SqsSink` and `S3Sink` are imported from `aws_sinks`, which needs botocore.
 """
 
-from kpl_core.durability.dead_letters.dead_letter_queue import (
-    AlarmChange,
-    DeadLetterQueue,
-    DepthAlarm,
-    Escalation,
-    RedrivePolicy,
-)
+from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue, DepthAlarm
 from kpl_core.durability.dead_letters.dead_letter_sink import (
     CallableSink,
     DeadLetterSink,
@@ -21,17 +15,14 @@ from kpl_core.durability.dead_letters.dead_letter_sink import (
 from kpl_core.durability.dead_letters.operations import ExportReport, LetterReader, RedriveProgress, Redriver, purge
 
 __all__ = [
-    "AlarmChange",
     "CallableSink",
     "DeadLetterQueue",
     "DeadLetterSink",
     "DepthAlarm",
-    "Escalation",
     "ExportReport",
     "JsonLinesSink",
     "LetterReader",
     "QueueSink",
-    "RedrivePolicy",
     "RedriveProgress",
     "Redriver",
     "RefusedLetter",

@@ -1,25 +1,21 @@
 """The dead-letter queue: records that were not delivered, stored in the spool's file until they are redriven or purged.
 
-A record moves from the spool to this queue in one transaction. `RedrivePolicy` decides when a letter is due again.
+A record moves from the spool to this queue in one transaction. `redrive_at` decides when a letter is due again.
 `DepthAlarm` decides when the queue is deep enough to alert a person. `Redriver` (automatic) and `kpl dlq` (on demand)
 send letters again.
 """
 
 import logging
-import math
 import os
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from enum import StrEnum
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from types import MappingProxyType
 from typing import Final, NamedTuple
-
-import msgspec
 
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.durability.spool.envelope import DeadLetter, SpooledRecord, dead_letter_of, letter_id
@@ -36,68 +32,23 @@ from kpl_core.durability.spool.tables import (
     newest_number,
     next_due_after,
 )
-from kpl_core.errors import ConfigError
-from kpl_core.records.record_result import INCURABLE, REASONS, Reason, RecordResult
-
-# False for reasons that no retry can cure; `kpl dlq redrive` still retries those on demand.
-REDRIVEN_AUTOMATICALLY: Final[Mapping[Reason, bool]] = MappingProxyType(
-    {reason: reason not in INCURABLE for reason in REASONS}
-)
+from kpl_core.hooks import DeadLetterAlarm
+from kpl_core.options.reliability import DeadLetterOptions
+from kpl_core.options.validation import require
+from kpl_core.records.record_result import INCURABLE, Reason, RecordResult
 
 
-class RedrivePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When dead letters are redriven automatically: exponential backoff with full jitter, per letter.
+def redrive_at(
+    options: DeadLetterOptions, reason: Reason, *, redrives: int, now: float, chance: Callable[[], float]
+) -> float | None:
+    """Return when a letter that was redriven `redrives` times is due, by exponential backoff with full jitter.
 
-    Letters that no retry can cure wait for a person.
-
-    Args:
-        base_seconds: the longest wait before the first redrive; each further one may wait twice as long.
-        cap_seconds: the longest wait of all.
-        max_redrives: after this many redrives the letter waits for a person; None: no limit.
-
-    Raises:
-        ConfigError: a value is out of bounds.
+    The result is None for letters that wait for a person: no retry can cure their reason, or `max_redrives` is reached.
     """
-
-    base_seconds: float = 10.0
-    cap_seconds: float = 3_600.0
-    max_redrives: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the bounds."""
-        if not 0.0 < self.base_seconds < math.inf:
-            message = f"base_seconds is {self.base_seconds!r}; it must be a finite number of seconds above 0"
-            raise ConfigError(message)
-        if not self.base_seconds <= self.cap_seconds < math.inf:
-            message = f"cap_seconds is {self.cap_seconds!r}; it must be at least base_seconds ({self.base_seconds:g})"
-            raise ConfigError(message)
-        if self.max_redrives is not None and self.max_redrives < 0:
-            message = f"max_redrives is {self.max_redrives}; it must be 0 or more, or None"
-            raise ConfigError(message)
-
-    def due_at(self, reason: Reason, *, redrives: int, now: float, chance: Callable[[], float]) -> float | None:
-        """Return when a letter that was redriven `redrives` times is due, None for never."""
-        if not REDRIVEN_AUTOMATICALLY[reason]:
-            return None
-        if self.max_redrives is not None and redrives >= self.max_redrives:
-            return None
-        backoff = ExponentialBackoff(base_seconds=self.base_seconds, cap_seconds=self.cap_seconds)
-        return now + backoff.seconds(redrives + 1, chance)
-
-
-class AlarmChange(StrEnum):
-    """How a new depth changed the alarm."""
-
-    RAISED = "raised"
-    CLEARED = "cleared"
-
-
-class Escalation(msgspec.Struct, frozen=True):
-    """A change of the alarm, as passed to `on_escalation`."""
-
-    change: AlarmChange
-    depth: int
-    threshold: int
+    if reason in INCURABLE or (options.max_redrives is not None and redrives >= options.max_redrives):
+        return None
+    backoff = ExponentialBackoff(base_seconds=options.redrive_base_seconds, cap_seconds=options.redrive_cap_seconds)
+    return now + backoff.seconds(redrives + 1, chance)
 
 
 class DepthAlarm:
@@ -108,36 +59,45 @@ class DepthAlarm:
 
     def __init__(self, threshold: int, *, clear_at: int | None = None) -> None:
         clear_at = threshold // 2 if clear_at is None else clear_at
-        if threshold < 1:
-            message = f"threshold is {threshold}; it must be at least 1 dead letter"
-            raise ConfigError(message)
-        if not 0 <= clear_at < threshold:
-            message = f"clear_at is {clear_at}; it must be between 0 and below the threshold, {threshold}"
-            raise ConfigError(message)
+        require(threshold >= 1, "threshold", threshold, "at least 1 dead letter")
+        require(0 <= clear_at < threshold, "clear_at", clear_at, f"at least 0 and below the threshold, {threshold}")
         self.threshold = threshold
         self.clear_at = clear_at
         self.raised = False
 
-    def update(self, depth: int) -> Escalation | None:
+    def update(self, depth: int) -> DeadLetterAlarm | None:
         """Record the present depth; return the change it caused, None if there is none."""
-        if not self.raised and depth >= self.threshold:
-            self.raised = True
-            return Escalation(AlarmChange.RAISED, depth, self.threshold)
-        if self.raised and depth <= self.clear_at:
-            self.raised = False
-            return Escalation(AlarmChange.CLEARED, depth, self.threshold)
-        return None
+        raised = depth > self.clear_at if self.raised else depth >= self.threshold
+        if raised == self.raised:
+            return None
+        self.raised = raised
+        return DeadLetterAlarm(raised, depth, self.threshold)
 
 
 _log: Final = logging.getLogger(__name__)
 
 
+@cache
 def producer_version() -> str:
     """Return the version of this distribution, "unknown" if it is not installed."""
     try:
         return version("kpl-integrations")
     except PackageNotFoundError:
         return "unknown"
+
+
+def new_letter(
+    record: SpooledRecord, reason: Reason, now: float, *, result: RecordResult | None = None, wall_offset: float = 0.0
+) -> DeadLetter:
+    """Return the dead letter of `record`, with a new id; `now` is Unix time. See `dead_letter_of`."""
+    return dead_letter_of(
+        record,
+        id=letter_id(now, os.urandom(8)),
+        reason=reason,
+        producer_version=producer_version(),
+        result=result,
+        wall_offset=wall_offset,
+    )
 
 
 class DueLetters(NamedTuple):
@@ -152,35 +112,31 @@ class DeadLetterQueue:
 
     Args:
         spool: where they are stored.
-        policy: when letters are redriven automatically.
+        options: when letters are redriven automatically.
         alarm: the depth that raises an alarm; None: never.
         on_escalation: called on the spool's thread for each change of the alarm; must be quick. Each change is also
             logged.
         wall_clock: Unix seconds.
         chance: returns a number in [0, 1), for the jitter.
-        entropy: returns random bytes, for the ids.
     """
 
     def __init__(
         self,
         spool: Spool,
         *,
-        policy: RedrivePolicy | None = None,
+        options: DeadLetterOptions | None = None,
         alarm: DepthAlarm | None = None,
-        on_escalation: Callable[[Escalation], None] | None = None,
+        on_escalation: Callable[[DeadLetterAlarm], None] | None = None,
         wall_clock: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
-        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.spool = spool
-        self.policy = RedrivePolicy() if policy is None else policy
+        self._options = DeadLetterOptions() if options is None else options
         self._alarm = alarm
         self._alarm_lock = threading.Lock()
         self._on_escalation = on_escalation
         self._wall_clock = wall_clock
         self._chance = chance
-        self._entropy = entropy
-        self._version = producer_version()
         self._listeners: list[Callable[[], None]] = []
         # Letters stored since this object was created, by reason; changed only on the spool's thread.
         self.buried: Counter[Reason] = Counter()
@@ -193,15 +149,8 @@ class DeadLetterQueue:
     def letter(
         self, record: SpooledRecord, reason: Reason, *, result: RecordResult | None = None, wall_offset: float = 0.0
     ) -> DeadLetter:
-        """Return the dead letter of `record`, with a new id; see `dead_letter_of`."""
-        return dead_letter_of(
-            record,
-            id=letter_id(self._wall_clock(), self._entropy(8)),
-            reason=reason,
-            producer_version=self._version,
-            result=result,
-            wall_offset=wall_offset,
-        )
+        """Return the dead letter of `record`; see `new_letter`."""
+        return new_letter(record, reason, self._wall_clock(), result=result, wall_offset=wall_offset)
 
     def bury_nowait(self, letters: Sequence[DeadLetter], *, spooled_ids: Iterable[int] = ()) -> "Future[None]":
         """Store letters and delete the spooled records they come from, in one transaction.
@@ -212,7 +161,9 @@ class DeadLetterQueue:
         """
         now = self._wall_clock()
         rows = [
-            letter_row(letter, due_at=self.policy.due_at(letter.reason, redrives=0, now=now, chance=self._chance))
+            letter_row(
+                letter, due_at=redrive_at(self._options, letter.reason, redrives=0, now=now, chance=self._chance)
+            )
             for letter in letters
         ]
 
@@ -229,7 +180,7 @@ class DeadLetterQueue:
 
         def read(store: SpoolStore) -> DueLetters:
             due_at = next_due_after(store.connection, now)
-            letters = letters_due(store.connection, now, limit, latest=now + self.policy.cap_seconds)
+            letters = letters_due(store.connection, now, limit, latest=now + self._options.redrive_cap_seconds)
             return DueLetters(letters, None if due_at is None else due_at - now)
 
         return self.spool.ask(read)
@@ -254,15 +205,15 @@ class DeadLetterQueue:
 
     def try_later(self, letters: Iterable[StoredLetter]) -> "Future[None]":
         """Count one more redrive for each letter and set when it is due again."""
-        now = self._wall_clock()
         rescheduled = []
         for stored in letters:
             redrives = stored.redrives + 1
-            due_at = None
-            if stored.letter is not None:
-                due_at = self.policy.due_at(stored.letter.reason, redrives=redrives, now=now, chance=self._chance)
+            due_at = None if stored.letter is None else self._due_at(stored.letter, redrives)
             rescheduled.append((due_at, redrives, stored.number))
         return self.spool.change_letters(rescheduled=rescheduled, settled=self._changed)
+
+    def _due_at(self, letter: DeadLetter, redrives: int) -> float | None:
+        return redrive_at(self._options, letter.reason, redrives=redrives, now=self._wall_clock(), chance=self._chance)
 
     def watch_depth(self) -> None:
         """Compare the depth with the alarm's threshold now; every change of the queue does this too.
@@ -285,8 +236,8 @@ class DeadLetterQueue:
         for listener in self._listeners:
             listener()
 
-    def _escalate(self, escalation: Escalation) -> None:
-        if escalation.change is AlarmChange.RAISED:
+    def _escalate(self, escalation: DeadLetterAlarm) -> None:
+        if escalation.raised:
             _log.error(
                 "dead-letter queue: %d letters, the alarm's threshold is %d; see `kpl dlq list`, "
                 "fix the cause, then run `kpl dlq redrive`",
@@ -297,7 +248,7 @@ class DeadLetterQueue:
             _log.info("dead-letter queue: %d letters, the alarm is cleared", escalation.depth)
         if self._on_escalation is not None:
             # Run as a future's callback, so that an exception is logged and does not end the spool's thread.
-            notified: Future[Escalation] = new_future()
+            notified: Future[DeadLetterAlarm] = new_future()
             callback = self._on_escalation
             notified.add_done_callback(lambda future: callback(future.result()))
             notified.set_result(escalation)

@@ -114,7 +114,9 @@ class JsonLinesSink:
     def _append(self, lines: bytes) -> str | None:
         """Return why the lines were not appended, None if they were."""
         try:
-            with open(self._path, "ab+", buffering=0, opener=_opened_for_its_owner) as file:
+            with open(
+                self._path, "ab+", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)
+            ) as file:
                 # Other processes may append too, and `truncate` below must only remove our own lines.
                 fcntl.flock(file, fcntl.LOCK_EX)
                 self._write(file, lines)
@@ -142,7 +144,3 @@ class JsonLinesSink:
 def _write_whole(file: FileIO, lines: bytes) -> None:
     if os.write(file.fileno(), lines) != len(lines):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _opened_for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
@@ -25,7 +24,7 @@ import anyio
 from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool.async_spool import LoopMailbox
-from kpl_core.durability.spool.envelope import Reason, SpooledPut, SpooledRecord, letter_to_json
+from kpl_core.durability.spool.envelope import SpooledPut, SpooledRecord, letter_to_json
 from kpl_core.durability.spool.spool_error import SpoolError, SpoolUnavailable, as_spool_error
 from kpl_core.durability.spool.store import require_main_file, sync_folder
 from kpl_core.durability.spool.tables import (
@@ -37,7 +36,7 @@ from kpl_core.durability.spool.tables import (
     require_readable,
 )
 from kpl_core.errors import BufferFull, InvalidUserRecord
-from kpl_core.records.record_result import RecordResult
+from kpl_core.records.record_result import Reason, RecordResult
 
 _PAGE_LETTERS: Final = 500
 _FIRST: Final = (-1, 0)
@@ -248,9 +247,7 @@ class LetterReader:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._close()
 

@@ -38,18 +38,8 @@ class ReplayOrder:
         # (id of the oldest waiting record, key); outdated entries are skipped.
         self._ready: list[tuple[int, _Key]] = []
         self._in_flight: dict[int, Claimed] = {}
-        self._waiting = 0
-        self._waiting_bytes = 0
-
-    @property
-    def waiting(self) -> int:
-        """Records not handed out yet."""
-        return self._waiting
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Key + data of the records not handed out yet."""
-        return self._waiting_bytes
+        # Records that were not handed out yet, and the bytes of their keys and data.
+        self.waiting = self.waiting_bytes = 0
 
     def offer(self, claimed: Claimed) -> None:
         """Add a record of the backlog."""
@@ -89,8 +79,8 @@ class ReplayOrder:
         _, key = heappop(self._ready)
         state = self._keys[key]
         claimed = heappop(state.waiting)
-        self._waiting -= 1
-        self._waiting_bytes -= claimed.record.size_bytes
+        self.waiting -= 1
+        self.waiting_bytes -= claimed.record.size_bytes
         state.in_flight += 1
         state.last, state.is_apart = claimed.id, not self._may_share
         self._in_flight[claimed.id] = claimed
@@ -137,13 +127,13 @@ class ReplayOrder:
             if not state.in_flight:
                 del self._keys[key]
         self._ready.clear()
-        self._waiting = self._waiting_bytes = 0
+        self.waiting = self.waiting_bytes = 0
         return ids
 
     def _wait(self, state: _KeyState, claimed: Claimed) -> None:
         heappush(state.waiting, claimed)
-        self._waiting += 1
-        self._waiting_bytes += claimed.record.size_bytes
+        self.waiting += 1
+        self.waiting_bytes += claimed.record.size_bytes
 
     def _make_ready(self, key: _Key, state: _KeyState) -> None:
         if state.waiting and self._may_leave(state):

@@ -46,13 +46,11 @@ class Replayer:
         options: SpoolOptions,
         *,
         dead_letters: DeadLetterQueue,
-        wall_clock: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._spool = spool
         self._put = put
         self._dead_letters = dead_letters
-        self._wall_clock = wall_clock
         self._shared = put if isinstance(put, SharedPut) else None
         # The ticket that `SharedPut` returned for each record in flight.
         self._tickets: dict[int, Any] = {}
@@ -206,7 +204,7 @@ class Replayer:
             claimed, result = self._undeliverable.popleft()
             now = anyio.current_time()
             try:
-                await self._bury_one(claimed, result, self._wall_clock() - now)
+                await self._bury_one(claimed, result, time.time() - now)
                 self._order.succeeded(claimed.id)
             except (SpoolFull, SpoolUnavailable):
                 self._order.failed(claimed.id)

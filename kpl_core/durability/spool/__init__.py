@@ -3,14 +3,11 @@
 from kpl_core.durability.spool.async_spool import AsyncSpool
 from kpl_core.durability.spool.claims import Claimed
 from kpl_core.durability.spool.envelope import (
-    REASONS,
     DeadLetter,
-    Reason,
     SharedPut,
     SpooledPut,
     SpooledRecord,
     letter_to_json,
-    reason_of,
 )
 from kpl_core.durability.spool.spool import Spool, SpoolStatistics
 from kpl_core.durability.spool.spool_error import (
@@ -25,12 +22,10 @@ from kpl_core.durability.spool.tables import LetterFilter, StoredLetter
 from kpl_core.options.reliability import SpoolOptions
 
 __all__ = [
-    "REASONS",
     "AsyncSpool",
     "Claimed",
     "DeadLetter",
     "LetterFilter",
-    "Reason",
     "SharedPut",
     "Spool",
     "SpoolClosed",
@@ -45,5 +40,4 @@ __all__ = [
     "SpooledRecord",
     "StoredLetter",
     "letter_to_json",
-    "reason_of",
 ]

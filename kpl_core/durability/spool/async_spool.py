@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -20,6 +19,7 @@ import anyio.to_thread
 from kpl_core.durability.spool.claims import Claimed
 from kpl_core.durability.spool.envelope import SpooledRecord
 from kpl_core.durability.spool.spool import Spool, SpoolStatistics
+from kpl_core.event_loop import running_clock, running_loop
 from kpl_core.options.kinesis_limits import MIB
 
 _Result = TypeVar("_Result")
@@ -29,8 +29,11 @@ class LoopMailbox:
     """Calls from any thread into the event loop (asyncio or trio) in which it was created."""
 
     def __init__(self) -> None:
-        # `clock` is for posted calls: outside a task anyio does not know which loop is running.
-        self._wake, self.clock = _running_loop()
+        loop: Any = running_loop()
+        is_asyncio = isinstance(loop, asyncio.AbstractEventLoop)
+        self._wake: Callable[..., Any] = loop.call_soon_threadsafe if is_asyncio else loop.run_sync_soon
+        # For posted calls: outside a task anyio does not know which loop is running.
+        self.clock = running_clock()
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
 
@@ -71,15 +74,6 @@ class LoopMailbox:
             # A call that raises must not delay the others until the next post.
             if self._ready and not self._woken:
                 self._call_loop()
-
-
-def _running_loop() -> tuple[Callable[[Callable[[], None]], Any], Callable[[], float]]:
-    """Return the running loop's thread-safe function that schedules a call, and the clock of its sleeps."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        return trio.lowlevel.current_trio_token().run_sync_soon, trio.lowlevel.current_clock().current_time
-    loop = asyncio.get_running_loop()
-    return loop.call_soon_threadsafe, loop.time
 
 
 async def shielded(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -123,9 +117,7 @@ class AsyncSpool:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Commit what was submitted and close, even if cancelled."""
         await self._close()
 

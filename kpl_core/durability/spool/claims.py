@@ -71,7 +71,7 @@ class ClaimTable:
                 f"the spool holds {self.record_bytes:,} bytes and {needed:,} more would exceed its max_bytes of "
                 f"{self._max_bytes:,}; wait until the backlog has been delivered, or raise max_bytes"
             )
-            raise SpoolFull(message, stored_bytes=self.record_bytes, max_bytes=self._max_bytes)
+            raise SpoolFull(message)
         ids = range(self._next_id, self._next_id + len(sizes))
         self._next_id = ids.stop
         self.records += len(sizes)
@@ -152,7 +152,7 @@ class ClaimTable:
                 f"the dead-letter queue holds {self.letter_bytes:,} bytes and {needed:,} more would exceed its "
                 f"max_dead_letter_bytes of {self._max_letter_bytes:,}; redrive, export or purge letters, or raise it"
             )
-            raise SpoolFull(message, stored_bytes=self.letter_bytes, max_bytes=self._max_letter_bytes)
+            raise SpoolFull(message)
         numbers = range(self._next_number, self._next_number + len(sizes))
         self._next_number = numbers.stop
         self.letters += len(sizes)

@@ -14,26 +14,8 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from kpl_core.records.record_result import REASON_BY_ERROR_CODE, REASONS, Reason, RecordResult, reason_of
+from kpl_core.records.record_result import Reason, RecordResult
 from kpl_core.records.user_record import Tier
-
-__all__ = [
-    "REASONS",
-    "REASON_BY_ERROR_CODE",
-    "DeadLetter",
-    "Reason",
-    "SharedPut",
-    "SpooledPut",
-    "SpooledRecord",
-    "dead_letter_of",
-    "decode_letter",
-    "decode_record",
-    "encode",
-    "letter_id",
-    "letter_to_json",
-    "reason_of",
-    "spooled_record_of",
-]
 
 
 class SpooledRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

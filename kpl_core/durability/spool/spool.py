@@ -15,10 +15,8 @@ If a commit fails, the futures of its appends fail. Its confirmations are kept a
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
 from kpl_core.durability.spool.claims import Claimed, ClaimTable
@@ -52,7 +50,6 @@ class SpoolStatistics(NamedTuple):
     confirmed_records: int
     damaged_records: int
     commits: int
-    last_commit_seconds: float
 
 
 class Spool:
@@ -61,15 +58,14 @@ class Spool:
     `with Spool(options) as spool:` opens and closes it. Both access the disk and block.
     """
 
-    def __init__(self, options: SpoolOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: SpoolOptions) -> None:
         self._options = options
         self._store = SpoolStore(options)
-        self._writer = SpoolWriter(self._store, options, clock=clock, on_commit=self._committed)
+        self._writer = SpoolWriter(self._store, options, on_commit=self._committed)
         self._lock = threading.Lock()
         self._claims: ClaimTable | None = None
         self._process = 0
         self._appended = self._confirmed = self._damaged = self._commits = 0
-        self._last_commit_seconds = 0.0
         self._listeners: list[Callable[[], None]] = []
 
     def open(self) -> Self:
@@ -105,9 +101,7 @@ class Spool:
         """Open the spool."""
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the spool, however long that takes."""
         self.close()
 
@@ -229,7 +223,7 @@ class Spool:
         with self._lock:
             claims = self._claims
             if claims is None:
-                return SpoolStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+                return SpoolStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
             return SpoolStatistics(
                 claims.records,
                 claims.record_bytes,
@@ -241,7 +235,6 @@ class Spool:
                 self._confirmed,
                 self._damaged,
                 self._commits,
-                self._last_commit_seconds,
             )
 
     def _require_open(self) -> ClaimTable:
@@ -308,10 +301,9 @@ class Spool:
                 claims.letters_removed(len(sizes), sum(sizes))
         settled(committed)
 
-    def _committed(self, removed: Removed, seconds: float) -> None:
+    def _committed(self, removed: Removed) -> None:
         with self._lock:
             self._commits += 1
-            self._last_commit_seconds = seconds
             self._require_open().letters_removed(removed.letters, removed.envelope_bytes)
 
     def _claim_backlog(self, store: SpoolStore, limit: int, max_bytes: int) -> list[Claimed]:

@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -47,16 +48,8 @@ class CommitRequest(msgspec.Struct):
 class SpoolWriter:
     """Runs `store` on its own thread from `start` to `close`."""
 
-    def __init__(
-        self,
-        store: SpoolStore,
-        options: SpoolOptions,
-        *,
-        clock: Callable[[], float],
-        on_commit: Callable[[Removed, float], None],
-    ) -> None:
+    def __init__(self, store: SpoolStore, options: SpoolOptions, *, on_commit: Callable[[Removed], None]) -> None:
         self._store = store
-        self._clock = clock
         self._on_commit = on_commit
         self._group = GroupCommit(
             interval=options.commit_interval_ms / 1000,
@@ -89,7 +82,7 @@ class SpoolWriter:
                 raise copy_of(self._refusal)
             self._work.append(work)
             before = self._group.due_at()
-            self._group.add(records=work.records, size_bytes=work.size_bytes, now=self._clock())
+            self._group.add(records=work.records, size_bytes=work.size_bytes, now=monotonic())
             if self._group.due_at() < before:
                 self._ready.notify()
 
@@ -136,11 +129,11 @@ class SpoolWriter:
         """Wait for work and do it; return False once no more work can arrive."""
         with self._ready:
             while not self._questions and not self._closing:
-                wait = self._group.due_at() - self._clock()
+                wait = self._group.due_at() - monotonic()
                 if wait <= 0:
                     break
                 self._ready.wait(None if wait == math.inf else wait)
-            due = self._closing or self._group.due_at() <= self._clock()
+            due = self._closing or self._group.due_at() <= monotonic()
             work, questions = self._take() if due else ([], self._take_questions())
             closing = self._closing
         self._current = work, questions
@@ -171,7 +164,6 @@ class SpoolWriter:
             answer.set_result(result)
 
     def _commit(self, work: list[CommitRequest]) -> None:
-        started_at = self._clock()
         try:
             removed = self._store.commit(_merged(work))
         except sqlite3.Error as error:
@@ -184,7 +176,7 @@ class SpoolWriter:
         if self._disk_failing:
             self._disk_failing = False
             _log.info("spool %s: the disk accepts records again", self._store.path)
-        self._on_commit(removed, self._clock() - started_at)
+        self._on_commit(removed)
         for each in work:
             each.settle(True)  # noqa: FBT003 - committed
             each.done.set_result(each.result)
@@ -210,7 +202,7 @@ class SpoolWriter:
             kept = [] if self._refusal is not None else [each for each in work if each.is_confirmation]
             if kept:
                 self._work[:0] = kept
-                self._group.add(records=0, size_bytes=0, now=self._clock() + _RETRY_SECONDS)
+                self._group.add(records=0, size_bytes=0, now=monotonic() + _RETRY_SECONDS)
         for each in work:
             if not (each.is_confirmation and kept):
                 each.settle(False)  # noqa: FBT003 - not committed
@@ -245,8 +237,6 @@ def copy_of(error: SpoolError) -> SpoolError:
 
 class GroupCommit:
     """Decides when a group is due, from its size and age; pure. `interval` is in seconds."""
-
-    __slots__ = ("_interval", "_max_bytes", "_max_records", "_oldest_at", "_records", "_size_bytes")
 
     def __init__(self, *, interval: float, max_records: int, max_bytes: int) -> None:
         self._interval = interval

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import stat
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable, as_spool_error
-from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate
+from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate, transaction
 from kpl_core.options.reliability import SpoolOptions
 
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty; with 16 KiB pages writing took a third less time.
@@ -67,16 +68,11 @@ class SpoolStore:
     def __init__(self, options: SpoolOptions) -> None:
         self._options = options
         # Absolute, because the process may change its working directory later, as daemons do.
-        self._path = options.path.absolute()
+        self.path = options.path.absolute()
         # SQLite resolves symbolic links, so the lock must too: two names of one file are one spool.
-        self._lock = ProcessLock(Path(f"{os.path.realpath(self._path)}.lock"))
+        self._lock = ProcessLock(Path(f"{os.path.realpath(self.path)}.lock"))
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-
-    @property
-    def path(self) -> Path:
-        """The SQLite file."""
-        return self._path
 
     def open(self) -> SpoolTotals:
         """Take the lock, open or create the file, check it, migrate its tables and count their rows.
@@ -88,24 +84,24 @@ class SpoolStore:
             SpoolCorrupt: the file is damaged, or is not a spool.
             SpoolUnavailable: the file cannot be opened or written.
         """
-        if _is_not_a_file(self._path):
-            message = f"spool {self._path}: the path is a folder or a device; give the path of a regular file"
+        if _is_not_a_file(self.path):
+            message = f"spool {self.path}: the path is a folder or a device; give the path of a regular file"
             raise SpoolUnavailable(message)
         self._lock.acquire()
         try:
-            require_main_file(self._path)
+            require_main_file(self.path)
             self._connect()
-            self._file = _identity(self._path)
+            self._file = _identity(self.path)
             self._check()
-            migrate(self.connection, name=str(self._path))
+            migrate(self.connection, name=str(self.path))
             self.reclaim()
             return self.totals()
         except sqlite3.Error as error:
             self.close()
-            raise as_spool_error(error, self._path) from error
+            raise as_spool_error(error, self.path) from error
         except OSError as error:
             self.close()
-            message = f"spool {self._path}: {error.strerror}; make its folder writable for this process"
+            message = f"spool {self.path}: {error.strerror}; make its folder writable for this process"
             raise SpoolUnavailable(message) from error
         except BaseException:
             self.close()
@@ -124,7 +120,7 @@ class SpoolStore:
     def connection(self) -> sqlite3.Connection:
         """The open connection, in autocommit mode."""
         if self._connection is None:
-            message = f"spool {self._path} is not open"
+            message = f"spool {self.path} is not open"
             raise sqlite3.ProgrammingError(message)
         return self._connection
 
@@ -147,11 +143,10 @@ class SpoolStore:
             SpoolUnavailable: the file was removed or replaced while in use, so its contents would never be read again.
         """
         connection = self.connection
-        if _identity(self._path) != self._file:
-            message = f"spool {self._path}: the file was removed or replaced while in use; restart the process"
+        if _identity(self.path) != self._file:
+            message = f"spool {self.path}: the file was removed or replaced while in use; restart the process"
             raise SpoolUnavailable(message)
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             removed_letters = removed_bytes = 0
             _insert(connection, "spooled", changes.records)
             for ids in _portions(changes.confirmed_ids):
@@ -165,25 +160,13 @@ class SpoolStore:
             connection.executemany(
                 "UPDATE dead_letters SET due_at = ?, redrives = ? WHERE number = ?", changes.rescheduled
             )
-            connection.execute("COMMIT")
-        finally:
-            # After some errors, such as a full disk, SQLite has already rolled back.
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
         return Removed(removed_letters, removed_bytes)
 
     def records_after(self, last_id: int, limit: int, max_bytes: int) -> list[RecordRow]:
         """Return up to `limit` records that arrived after `last_id`, in order; stop once they exceed `max_bytes`."""
         rows: list[RecordRow] = []
-        cursor = self.connection.execute(
-            "SELECT id, checksum, envelope FROM spooled WHERE id > ? ORDER BY id LIMIT ?", (last_id, limit)
-        )
-        for row in cursor:
-            rows.append(RecordRow(*row))
-            max_bytes -= len(rows[-1].envelope)
-            if max_bytes <= 0:
-                break
-        cursor.close()
+        statement = "SELECT id, checksum, envelope FROM spooled WHERE id > ? ORDER BY id LIMIT ?"
+        _append_rows(rows, self.connection.execute(statement, (last_id, limit)), max_bytes)
         return rows
 
     def records_by_id(self, ids: Sequence[int], max_bytes: int) -> tuple[list[RecordRow], Sequence[int]]:
@@ -195,13 +178,9 @@ class SpoolStore:
         for portion in _portions(sorted(ids)):
             marks = ",".join("?" * len(portion))
             statement = f"SELECT id, checksum, envelope FROM spooled WHERE id IN ({marks}) ORDER BY id"  # noqa: S608 - question marks only
-            cursor = self.connection.execute(statement, portion)
-            for row in cursor:
-                rows.append(RecordRow(*row))
-                max_bytes -= len(rows[-1].envelope)
-                if max_bytes <= 0:
-                    cursor.close()
-                    return rows, [record_id for record_id in ids if record_id > rows[-1].id]
+            max_bytes = _append_rows(rows, self.connection.execute(statement, portion), max_bytes)
+            if max_bytes <= 0:
+                return rows, [record_id for record_id in ids if record_id > rows[-1].id]
         return rows, ()
 
     def reclaim(self) -> None:
@@ -214,11 +193,13 @@ class SpoolStore:
                 self.connection.execute("VACUUM")
 
     def _connect(self) -> None:
-        # Created here to set mode 0600, because envelopes hold customer data. SQLite copies the mode to -wal and -shm.
-        if not self._path.exists():
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Mode 0600, because envelopes hold customer data. SQLite copies the mode of the file to a new -wal and -shm.
+        if not self.path.exists():
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for suffix in ("", "-wal", "-shm"):
+            _make_private(Path(f"{os.path.realpath(self.path)}{suffix}"))
         connection = sqlite3.connect(
-            self._path,
+            self.path,
             timeout=self._options.busy_timeout_ms / 1000,
             isolation_level=None,
             check_same_thread=False,
@@ -242,10 +223,21 @@ class SpoolStore:
         if verdict != "ok":
             found = " ".join(verdict.split())
             message = (
-                f"spool {self._path}: the file is damaged ({found}); move it away with its -wal file, recover "
+                f"spool {self.path}: the file is damaged ({found}); move it away with its -wal file, recover "
                 f"its contents with `sqlite3 FILE .recover`, and start with a new file"
             )
             raise SpoolCorrupt(message)
+
+
+def _append_rows(rows: list[RecordRow], cursor: sqlite3.Cursor, max_bytes: int) -> int:
+    """Append what `cursor` reads until the envelopes exceed `max_bytes`; return how many bytes are left."""
+    for row in cursor:
+        rows.append(RecordRow(*row))
+        max_bytes -= len(rows[-1].envelope)
+        if max_bytes <= 0:
+            break
+    cursor.close()
+    return max_bytes
 
 
 def require_main_file(path: Path) -> None:
@@ -261,6 +253,25 @@ def require_main_file(path: Path) -> None:
             f"put back the file that the log belongs to, or move the log to where the file was moved"
         )
         raise SpoolCorrupt(message)
+
+
+def _make_private(path: Path) -> None:
+    """Set mode 0600 for an existing file that its group or other users may read or write.
+
+    Raises:
+        SpoolUnavailable: the file belongs to another user.
+    """
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        message = (
+            f"spool {path}: other users may read it (mode {stat.S_IMODE(path.stat().st_mode):04o}) and this process "
+            f"does not own it; run `chmod 600` as its owner, or give this process another path"
+        )
+        raise SpoolUnavailable(message) from error
 
 
 def _size_bytes(path: Path) -> int:
@@ -341,7 +352,8 @@ class ProcessLock:
             SpoolUnavailable: the lock file cannot be created.
         """
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Not through a link: the process id would overwrite the file that another user's link points to.
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             message = (
                 f"spool lock {self._path}: {error.strerror}; create its folder and make it writable for this process"

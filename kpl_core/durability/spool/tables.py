@@ -8,13 +8,15 @@ The queries accept any connection to the file: the spool's own, or a read-only o
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kpl_core.durability.spool.envelope import DeadLetter, Reason, decode_letter, encode
+from kpl_core.durability.spool.envelope import DeadLetter, decode_letter, encode
 from kpl_core.durability.spool.spool_error import SpoolCorrupt
+from kpl_core.records.record_result import Reason
 from kpl_core.records.user_record import TIERS, Tier
 
 # "KPLs" in ASCII.
@@ -63,16 +65,24 @@ def migrate(connection: sqlite3.Connection, *, name: str, migrations: Sequence[S
         SpoolCorrupt: the file belongs to another application, or to a later version of this one.
         sqlite3.Error: the file cannot be written.
     """
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         version = _version(connection, name, len(migrations))
         for statements in migrations[version:]:
             for statement in statements:
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Write everything in the block, or nothing. `connection` is in autocommit mode."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
         connection.execute("COMMIT")
     finally:
+        # After some errors, such as a full disk, SQLite has already rolled back.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
 
@@ -180,7 +190,7 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         return " AND ".join(conditions), parameters
 
 
-def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -> LetterRow:
+def letter_row(letter: DeadLetter, *, due_at: float | None) -> LetterRow:
     """Return the row of a letter; the spool assigns its number."""
     checksum, envelope = encode(letter)
     return LetterRow(
@@ -192,7 +202,7 @@ def letter_row(letter: DeadLetter, *, due_at: float | None, redrives: int = 0) -
         reason=letter.reason,
         first_seen=letter.first_seen,
         due_at=due_at,
-        redrives=redrives,
+        redrives=0,
         checksum=checksum,
         envelope=envelope,
     )

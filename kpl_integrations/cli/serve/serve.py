@@ -6,28 +6,27 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import msgspec
 
 from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
-from kpl_integrations.cli.local import port_failure, streams_of
-from kpl_integrations.cli.serve.gateway_parts import (
+from kpl_integrations.cli.local import local_kinesis, port_failure, streams_of
+from kpl_integrations.cli.serve.worker import (
+    Instructions,
     connect,
-    embedded_kinesis,
-    given_settings,
     known_failures,
     tenant_directory,
 )
-from kpl_integrations.cli.serve.worker import Instructions
 from kpl_integrations.cli.terminal import note, show_logs
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.http.listening import listening_sockets, require_certificate
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket, url_of
 from kpl_integrations.ingest.settings import unknown_variables
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import durable_path, numbered_files, orphaned_spools
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed
 
@@ -70,13 +69,18 @@ class Serve:
     async def run(self) -> ExitCode:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = streams_of(self._stream_texts)
+        self._first_stream = next(iter(self._streams))
         with known_failures(), show_logs("kpl_integrations", logging.INFO), show_logs("uvicorn.error", logging.ERROR):
             report = await self._run()
         note(f"stopped; {report}")
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
     async def _run(self) -> ProducerReport:
-        given = given_settings(self._given, local=self._local)
+        given = {name: value for name, value in self._given.items() if value is not None}
+        if self._local:
+            # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
+            # through the developer's browser, so it answers only to loopback names.
+            given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
         settings = load_settings(**given)
         for variable in unknown_variables():
             note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")
@@ -85,28 +89,27 @@ class Serve:
         directory = tenant_directory(settings, local=self._local, first_stream=self._first_stream)
         if settings.workers == 1:
             _warn_of_orphaned_spools(settings)
-        with _listening(settings) as sockets:
-            async with embedded_kinesis(settings, self._streams, local=self._local) as embedded_url:
-                connected, transport = await connect(settings, embedded_url)
-                url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
-                if settings.workers > 1:
-                    instructions = {
-                        "given": given,
-                        "local": self._local,
-                        "first_stream": self._first_stream,
-                        "embedded_url": embedded_url,
-                    }
-                    return await _supervise(
-                        settings, sockets, instructions, started=lambda: self._introduce(url, connected)
-                    )
-                gateway = IngestGateway(connected, directory, transport=transport)
-                server = GatewayServer(gateway, sockets[0])
-                with on_signal(server.stop):
-                    return await server.run(started=lambda: self._introduce(url, connected))
-
-    @property
-    def _first_stream(self) -> str:
-        return next(iter(self._streams))
+        async with contextlib.AsyncExitStack() as stack:
+            sockets = stack.enter_context(_listening(settings))
+            embedded_url = None
+            if self._local and settings.endpoint_url is None:
+                embedded_url = (await stack.enter_async_context(local_kinesis(self._streams))).endpoint_url
+            connected, transport = await connect(settings, embedded_url)
+            url = url_of(sockets[0], is_tls=settings.tls_certificate is not None)
+            started = partial(self._introduce, url, connected)
+            if settings.workers > 1:
+                instructed = partial(
+                    Instructions,
+                    given=given,
+                    local=self._local,
+                    first_stream=self._first_stream,
+                    embedded_url=embedded_url,
+                )
+                return await _supervise(settings, sockets, instructed, started=started)
+            gateway = IngestGateway(connected, directory, transport=transport)
+            server = GatewayServer(gateway, sockets[0])
+            with on_signal(server.stop):
+                return await server.run(started=started)
 
     def _introduce(self, url: str, settings: IngestSettings) -> None:
         stream = self._first_stream
@@ -134,7 +137,7 @@ class Serve:
 async def _supervise(
     settings: IngestSettings,
     sockets: Sequence[socket.socket],
-    instructions: Mapping[str, Any],
+    instructed: Callable[..., Instructions],
     *,
     started: Callable[[], object],
 ) -> ProducerReport:
@@ -150,10 +153,9 @@ async def _supervise(
         numbers = [*range(len(sockets)), *orphaned_spools(settings, len(sockets))]
         supervisor = Supervisor(
             _WORKER_COMMAND,
+            # Paths become strings, which the worker's settings accept.
             lambda identity, descriptor: msgspec.json.encode(
-                # Paths become strings, which the worker's settings accept.
-                Instructions(identity=identity, descriptor=descriptor, **instructions),
-                enc_hook=str,
+                instructed(identity=identity, descriptor=descriptor), enc_hook=str
             ),
             sockets=sockets,
             identities=[

@@ -1,7 +1,8 @@
-"""One worker process of `kpl serve --workers`. The supervisor starts it, with a socket pair as its standard input.
+"""A gateway process of `kpl serve`: what each one is made of, and the worker process of `--workers`.
 
-The first line is its `Instructions`; `ingest/workers/link.py` describes the others. It exits with status 0 if it
-stopped in order, even if records failed: its last report has their counts.
+The supervisor starts a worker with a socket pair as its standard input. The first line is its `Instructions`;
+`ingest/workers/link.py` describes the others. It exits with status 0 if it stopped in order, even if records failed:
+its last report has their counts.
 """
 
 import asyncio
@@ -19,13 +20,16 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from kpl_core import ConfigError, KinesisTransport
+from kpl_core.durability.spool import SpoolError
+from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
+from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
-from kpl_integrations.cli.serve.gateway_parts import connect, known_failures, tenant_directory
-from kpl_integrations.cli.terminal import note, print_failure
-from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.cli.terminal import print_failure, show_logs
+from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.serving import GatewayServer
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
-from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
+from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
+from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink, WorkerIdentity
 from kpl_integrations.ingest.workers.spool_files import has_more, settings_of_worker
 
 _INPUT: Final = 0
@@ -47,16 +51,54 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     embedded_url: str | None
 
 
-class _LogLines(logging.Handler):
-    """Writes log records to stderr, with the number of the worker."""
+@contextlib.contextmanager
+def known_failures() -> Iterator[None]:
+    """Raise CommandFailure for settings or a spool that cannot be used."""
+    try:
+        yield
+    except ConfigError as error:
+        raise CommandFailure(str(error), exit_code=ExitCode.WRONG_USAGE) from error
+    except SpoolError as error:
+        raise CommandFailure(str(error)) from error
 
-    def __init__(self, worker: int) -> None:
-        super().__init__()
-        self._worker = worker
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
-        note(f"{record.levelname.lower()}: worker {self._worker}: {record.getMessage()}")
+def tenant_directory(settings: IngestSettings, *, local: bool, first_stream: str) -> TenantDirectory:
+    """Return the tenants that may use the gateway.
+
+    Raises:
+        CommandFailure: there are no tenants, and the gateway would be open to other machines.
+        ConfigError: the tenants file cannot be used.
+    """
+    if settings.tenants is not None:
+        return FileTenants(settings.tenants, default_ack=settings.default_ack)
+    if not local:
+        message = (
+            "no credentials are configured; name a file of tenants with --tenants (make keys with `kpl keys`), "
+            "or try it on this machine with --local"
+        )
+        raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
+    if not is_this_machine(settings.host):
+        message = (
+            f"--local checks no credentials, and other machines reach host {settings.host!r}; omit --host, or name "
+            f"a file of tenants with --tenants"
+        )
+        raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
+    streams = dict.fromkeys(SIGNALS, first_stream)
+    return OpenTenants(Tenant(id="local", default_ack=settings.default_ack, otlp_streams=streams))
+
+
+async def connect(settings: IngestSettings, embedded_url: str | None) -> tuple[IngestSettings, KinesisTransport]:
+    """Return the settings with region and endpoint filled in, and a transport to the embedded Kinesis or to AWS.
+
+    Raises:
+        CommandFailure: region or credentials are missing.
+    """
+    if embedded_url is not None:
+        connection = Connection.to_own_server("", endpoint_url=embedded_url)
+    else:
+        connection = await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
+    settings = settings.model_copy(update={"region": connection.region, "endpoint_url": connection.endpoint_url})
+    return settings, AiobotocoreTransport(settings.producer_config(), session=connection.session)
 
 
 async def _run() -> None:
@@ -68,8 +110,11 @@ async def _run() -> None:
     try:
         first = await channel.receive()
         if first is not None:
-            with known_failures():
-                await _serve(msgspec.json.decode(first, type=Instructions), channel)
+            with known_failures(), contextlib.ExitStack() as logs:
+                instructions = msgspec.json.decode(first, type=Instructions)
+                for name, level in _LOGGED:
+                    logs.enter_context(show_logs(name, level, f"worker {instructions.identity.worker}: "))
+                await _serve(instructions, channel)
     except CommandFailure as failure:
         print_failure(failure)
         status = failure.exit_code
@@ -79,9 +124,6 @@ async def _run() -> None:
 
 
 async def _serve(instructions: Instructions, channel: Channel) -> None:
-    for name, level in _LOGGED:
-        logging.getLogger(name).addHandler(_LogLines(instructions.identity.worker))
-        logging.getLogger(name).setLevel(level)
     link = SupervisorLink(channel, instructions.identity)
     settings = settings_of_worker(load_settings(**instructions.given), link.identity.worker)
     directory = tenant_directory(settings, local=instructions.local, first_stream=instructions.first_stream)

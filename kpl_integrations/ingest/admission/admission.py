@@ -11,8 +11,14 @@ from typing import Final, Literal, TypeVar
 
 from kpl_core import BufferFull, Delivery, Fact, InvalidUserRecord, Producer, ProducerClosed, UserRecord
 from kpl_core.hooks import BreakerChanged
-from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.retry_after import DrainRate, RetryAfterScheduler, over_queue_share, over_quota
+from kpl_integrations.ingest.admission.refusals import (
+    DrainRate,
+    Refusal,
+    Refused,
+    RetryAfterScheduler,
+    over_queue_share,
+    over_quota,
+)
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 
 AdmissionState = Literal["open", "draining", "closed"]

@@ -3,12 +3,13 @@
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from http import HTTPStatus
 from typing import Final
 
 from kpl_core import FairnessPolicy
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import Refusal
-from kpl_integrations.ingest.admission.retry_after import DrainRate, RetryAfterScheduler
+from kpl_integrations.ingest.admission.refusals import REFUSALS, DrainRate, Refusal, Refused, RetryAfterScheduler
+from kpl_integrations.ingest.admission.senders import RefusedBytes, over_decoding
 from kpl_integrations.ingest.tenants import Tenant, TenantDirectory, TenantQuota
 
 # Twice the most tenants of a gateway: the accounts dropped first are mostly those of renamed or removed tenants.
@@ -19,7 +20,7 @@ class TenantAccount:
     """One tenant. It is replaced when the tenant's settings change, and keeps its counts and keys."""
 
     __slots__ = ("accepted_records", "admitted", "flow", "keys", "puts_pairs", "quota", "quota_schedule", "refused",
-                 "requests", "share_schedule", "tenant")  # fmt: skip
+                 "refused_bytes", "requests", "share_schedule", "tenant")  # fmt: skip
 
     def __init__(self, tenant: Tenant, *, keys: IdempotencyWindow, chance: Callable[[], float], now: float) -> None:
         self.tenant = tenant
@@ -35,6 +36,8 @@ class TenantAccount:
         self.requests = 0
         self.accepted_records = 0
         self.refused: Counter[Refusal] = Counter()
+        # None until a request was refused, so that others cost one comparison.
+        self.refused_bytes: RefusedBytes | None = None
 
     def quota_cost_seconds(self, records: int, size_bytes: int) -> float:
         """Return how many seconds of the tenant's rates a request of this size costs."""
@@ -54,10 +57,37 @@ class TenantAccount:
         if self.admitted.sample_due(now):
             self.admitted.observe(self.accepted_records, now)
 
+    def count_refused(self, refused: Refused, received_bytes: int, now: float) -> None:
+        """Count a rejected request, and charge its bytes, received and inflated, to the tenant.
+
+        Those that cannot succeed cost its byte rate as well. A rejection because of the gateway or of Kinesis (5xx)
+        costs nothing.
+        """
+        self.refused[refused.refusal] += 1
+        row, size_bytes = REFUSALS[refused.refusal], received_bytes + refused.work_bytes
+        if size_bytes and row.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.charge(size_bytes, now, costs_rate=row.retry_after_seconds is None)
+
+    def charge(self, size_bytes: int, now: float, *, costs_rate: bool = True) -> None:
+        """Charge the bytes of a rejected request."""
+        if self.quota is not None and costs_rate:
+            self.quota.charge(size_bytes, now)
+        if self.refused_bytes is None:
+            self.refused_bytes = RefusedBytes()
+        self.refused_bytes.charge(size_bytes, now)
+
+    def require_readable(self, now: float) -> None:
+        """Raise `Refused` if the tenant's rejected requests have cost too much. A promised retry passes."""
+        wait = 0.0 if self.refused_bytes is None else self.refused_bytes.wait_seconds(now)
+        if wait and not (self.quota_schedule.is_due(now) or self.share_schedule.is_due(now)):
+            sender = f"tenant {self.tenant.id}"
+            raise over_decoding(sender, wait)
+
     def changed(self, tenant: Tenant, *, chance: Callable[[], float], now: float) -> "TenantAccount":
         """Return the account for the tenant's new settings."""
         account = TenantAccount(tenant, keys=self.keys, chance=chance, now=now)
         account.requests, account.refused = self.requests, self.refused
+        account.refused_bytes = self.refused_bytes
         account.accepted_records = self.accepted_records
         return account
 

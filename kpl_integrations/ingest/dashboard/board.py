@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+import msgspec
 from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
@@ -36,14 +37,7 @@ class Board:
                 "throttled": metric_rates[_THROTTLED],
                 "refused": sum(view.refusals_per_second.values()),
             },
-            "totals": {
-                "accepted": records.accepted,
-                "delivered": records.delivered,
-                "failed": sum(records.failed.values()),
-                "spooled": records.spooled,
-                "dead_lettered": records.dead_lettered,
-                "buffered": records.buffered,
-            },
+            "totals": msgspec.structs.asdict(records) | {"failed": sum(records.failed.values())},
             "room": stats.room.used_share,
             "answers": stats.answers,
             "refusals": stats.refusals,

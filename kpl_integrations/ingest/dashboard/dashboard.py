@@ -15,15 +15,14 @@ from urllib.parse import parse_qs
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refused
-from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.dashboard.board import Board
-from kpl_integrations.ingest.dashboard.sign_in import DashboardSession, LoginAttempts
-from kpl_integrations.ingest.http.answers import send_refusal
+from kpl_integrations.ingest.dashboard.sign_in import DashboardSession
+from kpl_integrations.ingest.http.answers import send_answer, send_refusal
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import GatewayStats
+from kpl_integrations.ingest.stats import GatewayStats
 
 EVENT_SECONDS: Final = 1.0
 MOST_WATCHERS: Final = 50
@@ -48,7 +47,7 @@ class Dashboard:
         self._wall_clock = wall_clock
         key = opened.settings.admin_key
         self._session = None if key is None else DashboardSession(key.get_secret_value())
-        self._attempts = LoginAttempts(opened.admission.now())
+        self._attempts = opened.login_attempts
         self._page = _Page("page.html")
         self._login = _Page("login.html")
         self._board = Board()
@@ -60,11 +59,19 @@ class Dashboard:
 
     def routes(self) -> dict[tuple[str, str], Route]:
         """Return the handlers by method and path."""
-        return {
-            ("GET", "/dashboard"): self._show,
-            ("POST", "/dashboard"): self._enter,
-            ("GET", "/dashboard/events"): self._watch,
-        }
+        shown = {("GET", "/dashboard"): self._show, ("GET", "/dashboard/events"): self._watch}
+        return {("POST", "/dashboard"): self._enter, **{key: self._guarded(route) for key, route in shown.items()}}
+
+    def _guarded(self, route: Route) -> Route:
+        """Return a handler that refuses clients with too many wrong keys."""
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await route(scope, receive, send)
+            except Refused as refused:
+                await send_refusal(send, refused, self._opened.tally)
+
+        return guarded
 
     async def _show(self, scope: Scope, _receive: Receive, send: Send) -> None:
         if self._is_authorized(scope):
@@ -76,7 +83,8 @@ class Dashboard:
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_body(receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS)
+            room = self._opened.room_of_address(scope)
+            body = await read_body(receive, most_bytes=_MOST_FORM_BYTES, seconds=_FORM_SECONDS, room=room)
         except ClientGone:
             return
         except Refused as refused:
@@ -111,7 +119,7 @@ class Dashboard:
             headers = [retry_after_header(_WATCHERS_RETRY_SECONDS), (b"content-length", b"0")]
             await self._respond(send, 503, headers, b"")
             return
-        self._opened.answers[200] += 1
+        self._opened.tally.answers[200] += 1
         headers = [(b"content-type", b"text/event-stream"), _NO_STORE, (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._watchers += 1
@@ -152,10 +160,10 @@ class Dashboard:
         if not self._opened.directory.verifies:
             return True
         headers = dict(scope["headers"])
-        if self._opened.admin_key.is_shown(headers):
-            return True
         session = self._session
-        return session is not None and session.is_open(headers.get(b"cookie", b""), self._wall_clock())
+        if session is not None and session.is_open(headers.get(b"cookie", b""), self._wall_clock()):
+            return True
+        return self._opened.is_administrator(scope, headers)
 
     async def _answer(
         self, send: Send, status: int, page: "_Page", *, note: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
@@ -173,15 +181,12 @@ class Dashboard:
         await self._respond(send, status, fields, body)
 
     async def _respond(self, send: Send, status: int, headers: list[Any], body: bytes) -> None:
-        self._opened.answers[status] += 1
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        self._opened.tally.answers[status] += 1
+        await send_answer(send, status, headers, body)
 
 
 class _Page:
     """An HTML file of this package, and the policy that allows only its own script and style."""
-
-    __slots__ = ("html", "policy")
 
     def __init__(self, name: str) -> None:
         self.html = files(__package__).joinpath(name).read_bytes()

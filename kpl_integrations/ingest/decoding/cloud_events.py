@@ -15,7 +15,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 import pybase64
 
-from kpl_core import UserRecord
+from kpl_core import InvalidUserRecord, UserRecord
+from kpl_core.records.user_record import require_size
 from kpl_integrations.ingest.decoding.decoded import (
     Decoded,
     DecodeLimits,
@@ -26,12 +27,15 @@ from kpl_integrations.ingest.decoding.decoded import (
 )
 from kpl_integrations.ingest.decoding.json_records import require_count
 from kpl_integrations.ingest.decoding.json_text import (
+    ABSENT,
     MALFORMED,
+    SkippedObject,
+    has_many_elements,
     is_deeper_than,
     malformed,
     mismatch,
     printable,
-    require_utf8,
+    require_text,
 )
 
 _PREFIX: Final = "ce-"
@@ -59,12 +63,13 @@ class CloudEvent(msgspec.Struct, gc=False):
     source: _Attribute
     type: _Attribute
     partitionkey: Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1, "maxLength": 256})] | None = None
-    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    data: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
     data_base64: str | None = None
 
 
 _EVENT: Final = msgspec.json.Decoder(CloudEvent)
 _EVENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_COUNTED_EVENTS: Final = msgspec.json.Decoder(list[SkippedObject])
 
 
 def is_binary_mode(content_type: str, headers: Mapping[str, str]) -> bool:
@@ -82,7 +87,7 @@ def structured_event(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> 
     Raises:
         DecodeRefusal: it is not JSON in UTF-8.
     """
-    require_utf8(body)
+    require_text(body)
     try:
         _EVENT.decode(body)
     except msgspec.ValidationError:
@@ -98,8 +103,10 @@ def batched_events(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> De
     Raises:
         DecodeRefusal: it is not a JSON array in UTF-8, is empty, or has too many events.
     """
-    require_utf8(body)
+    require_text(body)
     try:
+        if has_many_elements(body):
+            require_count(len(_COUNTED_EVENTS.decode(body)), limits)
         texts = _EVENTS.decode(body)
     except msgspec.ValidationError as error:
         raise DecodeRefusal(400, "malformed", mismatch(error)[1], field="$") from None
@@ -117,6 +124,11 @@ def binary_event(
     Raises:
         DecodeRefusal: an attribute's value is not UTF-8, or data with a JSON content type is not JSON.
     """
+    try:
+        # The text of the event is at least as long. Making a text that is too long costs memory.
+        require_size(0, len(body), max_record_bytes=limits.max_record_bytes)
+    except InvalidUserRecord as error:
+        return Decoded([], [RecordProblem(0, "data", str(error))])
     members: dict[str, object] = {}
     for name, value in headers.items():
         if name.startswith(_PREFIX):
@@ -151,7 +163,7 @@ def _attribute(name: str, value: str) -> str:
 def _data_member(content_type: str, body: bytes) -> tuple[str, object]:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "application/json" or media_type.endswith("+json") or not media_type:
-        require_utf8(body)
+        require_text(body)
         try:
             msgspec.json.decode(body, type=msgspec.Raw)
         except MALFORMED as error:

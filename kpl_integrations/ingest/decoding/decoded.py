@@ -42,12 +42,13 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     and tier.
 
     `holds_aggregates` is True if the client is a KPL producer and sent aggregated records. These must not be
-    aggregated again: consumers de-aggregate only once.
+    aggregated again: consumers de-aggregate only once. `inflated_bytes` is the size of a decompressed body.
     """
 
     records: list[UserRecord]
     problems: list[RecordProblem]
     holds_aggregates: bool = False
+    inflated_bytes: int = 0
 
     def positions(self) -> list[int]:
         """Return the request index of each of `records`."""
@@ -60,11 +61,18 @@ class DecodeRefusal(Exception):  # noqa: N818 - reads as a sentence where it is 
 
     `code` is for programs: malformed, truncated, encoding, too-deep, too-large, too-many-records,
     unsupported-media-type or unsupported-content-encoding. `detail` is a sentence for people. `index` and
-    `field` are set where they are known.
+    `field` are set where they are known. `inflated_bytes` is how much was decompressed, at most.
     """
 
     def __init__(
-        self, status: int, code: str, detail: str, *, index: int | None = None, field: str | None = None
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        index: int | None = None,
+        field: str | None = None,
+        inflated_bytes: int = 0,
     ) -> None:
         super().__init__(f"{status} {code}: {detail}")
         self.status = status
@@ -72,6 +80,7 @@ class DecodeRefusal(Exception):  # noqa: N818 - reads as a sentence where it is 
         self.detail = detail
         self.index = index
         self.field = field
+        self.inflated_bytes = inflated_bytes
 
 
 def checked_record(

@@ -8,11 +8,14 @@ import zstandard
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+_GZIP_PIECE_BYTES: Final = 65_536
 # The window that a decoder should support (RFC 8878, 3.1.1.1.2). A larger one would cost memory.
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
 # A block of 4 bytes can expand to 128 KiB (RFC 8878, 3.1.1.2), so one byte expands to at most this many.
 _ZSTD_EXPANSION: Final = 32 * 1024
 _ZSTD_LEAST_PIECE: Final = 64
+# zlib, "Maximum Compression Factor".
+_GZIP_EXPANSION: Final = 1_032
 # One member is usual and some tools write several. Each costs a decoder of its own.
 _MOST_MEMBERS: Final = 100
 _GZIP: Final = "gzip"
@@ -55,23 +58,27 @@ def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: in
 def _gunzip(body: bytes, most: int) -> bytes:
     parts: list[bytes] = []
     room = most
-    rest = body
-    while rest or not parts:
-        if len(parts) == _MOST_MEMBERS:
-            raise _damaged(_GZIP, _TOO_MANY)
+    at = members = 0
+    while at < len(body) or not members:
+        if members == _MOST_MEMBERS:
+            raise _damaged(_GZIP, _TOO_MANY, most - room)
+        members += 1
         member = zlib.decompressobj(_GZIP_WINDOW)
-        try:
-            # One byte above the bound is enough to detect that the body is too large.
-            part = member.decompress(rest, room + 1)
-        except zlib.error as error:
-            raise _damaged(_GZIP, str(error)) from None
-        room -= len(part)
-        if room < 0:
-            raise _too_large(most)
-        if not member.eof:
-            raise _damaged(_GZIP, _TOO_EARLY)
-        parts.append(part)
-        rest = member.unused_data
+        while not member.eof:
+            if at >= len(body):
+                raise _damaged(_GZIP, _TOO_EARLY, most - room)
+            # In pieces, because each member copies what follows it.
+            piece = body[at : at + _GZIP_PIECE_BYTES]
+            at += len(piece)
+            try:
+                # One byte above the bound is enough to detect that the body is too large.
+                parts.append(member.decompress(piece, room + 1))
+            except zlib.error as error:
+                raise _damaged(_GZIP, str(error), min(most, most - room + len(piece) * _GZIP_EXPANSION)) from None
+            room -= len(parts[-1])
+            if room < 0:
+                raise _too_large(most)
+        at -= len(member.unused_data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -82,19 +89,19 @@ def _unzstd(body: bytes, most: int) -> bytes:
     frames = 0
     while at < len(body) or not frames:
         if frames == _MOST_MEMBERS:
-            raise _damaged(_ZSTD, _TOO_MANY)
+            raise _damaged(_ZSTD, _TOO_MANY, most - room)
         frames += 1
         frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
         while not frame.eof:
             if at >= len(body):
-                raise _damaged(_ZSTD, _TOO_EARLY)
+                raise _damaged(_ZSTD, _TOO_EARLY, most - room)
             # zstandard cannot bound the output of a call, so bound its input.
             piece = body[at : at + max(_ZSTD_LEAST_PIECE, room // _ZSTD_EXPANSION)]
             at += len(piece)
             try:
                 parts.append(frame.decompress(piece))
             except zstandard.ZstdError as error:
-                raise _damaged(_ZSTD, str(error)) from None
+                raise _damaged(_ZSTD, str(error), min(most, most - room + len(piece) * _ZSTD_EXPANSION)) from None
             room -= len(parts[-1])
             if room < 0:
                 raise _too_large(most)
@@ -104,8 +111,9 @@ def _unzstd(body: bytes, most: int) -> bytes:
 
 def _too_large(most: int) -> DecodeRefusal:
     detail = f"the body has more than {most:,} bytes when decoded; send fewer records in a request"
-    return DecodeRefusal(413, "too-large", detail)
+    return DecodeRefusal(413, "too-large", detail, inflated_bytes=most)
 
 
-def _damaged(encoding: str, said: str) -> DecodeRefusal:
-    return DecodeRefusal(400, "encoding", f"the body cannot be decoded as {encoding}: {said}; send all of it again")
+def _damaged(encoding: str, said: str, inflated_bytes: int) -> DecodeRefusal:
+    detail = f"the body cannot be decoded as {encoding}: {said}; send all of it again"
+    return DecodeRefusal(400, "encoding", detail, inflated_bytes=inflated_bytes)

@@ -13,7 +13,9 @@ All records are decoded in one call. If that fails, each record is decoded alone
 """
 
 import binascii
+import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
@@ -31,11 +33,14 @@ from kpl_integrations.ingest.decoding.decoded import (
     is_aggregated,
 )
 from kpl_integrations.ingest.decoding.json_text import (
+    ABSENT,
     MALFORMED,
+    SkippedObject,
+    has_many_elements,
     is_deeper_than,
     malformed,
     mismatch,
-    require_utf8,
+    require_text,
 )
 
 # For OpenAPI. Some numbers of 39 digits are below 2**128 too; this pattern leaves them out.
@@ -67,7 +72,7 @@ class WireRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             description="A string's UTF-8 bytes; of anything else, its JSON text.",
             extra_json_schema={"not": {"type": "null"}},
         ),
-    ] = msgspec.field(default_factory=msgspec.Raw)
+    ] = msgspec.field(default_factory=lambda: ABSENT)
     data_base64: Annotated[str, msgspec.Meta(extra_json_schema={"contentEncoding": "base64"})] | None = None
     explicit_hash_key: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": HASH_KEY_PATTERN})] | None = None
 
@@ -84,6 +89,12 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     records: list[msgspec.Raw]
 
 
+class _CountedEnvelope(msgspec.Struct):
+    """Many records, only counted."""
+
+    records: list[SkippedObject]
+
+
 class _PlainEnvelope(msgspec.Struct, forbid_unknown_fields=True):
     """Many plain records."""
 
@@ -95,9 +106,10 @@ _PLAIN_ENVELOPE: Final = msgspec.json.Decoder(_PlainEnvelope)
 _RECORD: Final = msgspec.json.Decoder(WireRecord)
 _BODY: Final = msgspec.json.Decoder(_Body)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+_COUNTED_ENVELOPE: Final = msgspec.json.Decoder(_CountedEnvelope)
 _RECORDS: Final = b'"records"'
 _HEAD_BYTES: Final = 32
-_BLANK: Final = b" \t\r"
+_LINE: Final = re.compile(rb"[^ \t\r\n][^\n]*")
 
 
 def plain_json(body: bytes) -> list[PlainRecord] | None:
@@ -124,7 +136,7 @@ def json_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded
     Raises:
         DecodeRefusal: it is not JSON in UTF-8, is neither one record nor an object of records, or has too many.
     """
-    require_utf8(body)
+    require_text(body)
     try:
         decoded = _BODY.decode(body)
     except msgspec.ValidationError as error:
@@ -148,7 +160,7 @@ def ndjson_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decod
     Raises:
         DecodeRefusal: the body is not UTF-8, or has no records or too many.
     """
-    require_utf8(body)
+    require_text(body)
     try:
         lines = _RECORD.decode_lines(body)
     except MALFORMED:
@@ -165,7 +177,7 @@ def require_count(count: int, limits: DecodeLimits) -> None:
     """
     if not 1 <= count <= limits.max_records:
         if count:
-            detail = f"the request has {count:,} records; send at most {limits.max_records:,}"
+            detail = f"the request has more than {limits.max_records:,} records; send fewer at once"
             raise DecodeRefusal(413, "too-many-records", detail)
         raise DecodeRefusal(400, "malformed", "the request has no records; send at least one", field="records")
 
@@ -181,6 +193,8 @@ def _each_of_envelope(
     """Decode a body that has records of the wrong shape, or has the wrong shape itself."""
     field, detail = mismatch(error)
     try:
+        if has_many_elements(body):
+            require_count(len(_COUNTED_ENVELOPE.decode(body).records), limits)
         texts = _ENVELOPE.decode(body).records
     except MALFORMED:
         if field.startswith("records"):
@@ -194,7 +208,7 @@ def _each_of_envelope(
 
 
 def _each_line(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
-    texts = [line for line in body.split(b"\n") if line.strip(_BLANK)]
+    texts = [line.group() for line in islice(_LINE.finditer(body), limits.max_records + 1)]
     require_count(len(texts), limits)
     return _each_text(texts, limits, keys)
 

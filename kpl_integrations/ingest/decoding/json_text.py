@@ -1,6 +1,8 @@
 """Checks of JSON text that msgspec does not make, and msgspec's errors as messages for clients."""
 
+import codecs
 import re
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -11,11 +13,18 @@ from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 # The exceptions of the decoder for text that is not JSON or has the wrong shape.
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# Bytes scanned at a time, which bounds the memory of the split below.
+# Bytes scanned at a time, which bounds the memory for decoded and split text.
 _PIECE_BYTES: Final = 65_536
-# The change of the nesting level at each bracket.
-_STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(_STEPS))
+# The innermost levels that `is_deeper_than` removes, and the runs of brackets that it then counts as one step each.
+_ROUNDS: Final = 4
+_RUNS: Final = ((b"[" * 16, b"A"), (b"]" * 16, b"B"), (b"[" * 4, b"C"), (b"]" * 4, b"D"))
+_STEPS: Final = {ord("A"): 16, ord("B"): -16, ord("C"): 4, ord("D"): -4, ord("["): 1, ord("]"): -1}
+_BRACES_AS_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b'[]{}"'))
+# Decoded objects take up to 56 bytes each, and two bytes of JSON are enough for one. Larger bodies may have more.
+_MOST_OBJECTS: Final = 1 << 20
+_BYTES_PER_OBJECT: Final = 16
+_MANY_ELEMENTS: Final = 1 << 18
 _AT: Final = re.compile(r" - at `(.*)`$", re.DOTALL)
 _FIELD_NAMED: Final = re.compile(r"field `(.*?)`", re.DOTALL)
 _UNKNOWN: Final = "Object contains unknown field"
@@ -25,39 +34,68 @@ _MOST_SAID: Final = 200
 
 def printable(text: str) -> str:
     """Return text from a client in a form that is safe in a log line: short, without control characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_MOST_SAID])
+    short = text[:_MOST_SAID]
+    if short.isprintable():
+        return short
+    return "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in short])
 
 
-def require_utf8(body: bytes) -> None:
-    """Check that the body is UTF-8. The decoder does not check values that it keeps as raw JSON.
+# An absent member that would be raw JSON. One object serves all.
+ABSENT: Final = msgspec.Raw()
+
+
+class SkippedObject(msgspec.Struct, gc=False):
+    """Any object. A list of them counts the elements of an array and keeps nothing of them."""
+
+
+def require_text(body: bytes) -> None:
+    """Check what the decoder does not: the number of objects, and that values that stay raw JSON are UTF-8.
+
+    Braces in texts count as objects too.
 
     Raises:
-        DecodeRefusal: a byte is not UTF-8.
+        DecodeRefusal: a byte is not UTF-8, or there are more than 1,048,576 objects and more than one in 16 bytes.
     """
-    if not body.isascii():
+    most = max(_MOST_OBJECTS, len(body) // _BYTES_PER_OBJECT)
+    if len(body) > 2 * most and body.count(b"{") > most:
+        detail = f"the body has more than {most:,} JSON objects; send fewer records in a request"
+        raise DecodeRefusal(413, "too-many-records", detail)
+    if body.isascii():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(body), _PIECE_BYTES):
+        stop = start + _PIECE_BYTES
+        unfinished = len(decoder.getstate()[0])
         try:
-            body.decode()
+            decoder.decode(body[start:stop], final=stop >= len(body))
         except UnicodeDecodeError as error:
-            detail = f"byte {error.start} of the body is not UTF-8; encode JSON as UTF-8"
+            detail = f"byte {start - unfinished + error.start} of the body is not UTF-8; encode JSON as UTF-8"
             raise DecodeRefusal(400, "encoding", detail) from None
+
+
+def has_many_elements(text: bytes) -> bool:
+    """Return True if arrays of the text may have more than 262,144 elements. Then count them before decoding them."""
+    return text.count(b",") > _MANY_ELEMENTS
 
 
 def is_deeper_than(depth: int, text: bytes) -> bool:
     """Return True if objects and arrays of a valid JSON text are nested more than `depth` deep."""
     if text.count(b"[") + text.count(b"{") <= depth:
         return False
-    # Once escaped quotation marks are removed, every second one ends a string.
-    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    level = in_string = 0
-    for start in range(0, len(unescaped), _PIECE_BYTES):
-        parts = unescaped[start : start + _PIECE_BYTES].split(b'"')
-        brackets = b"".join(parts[in_string::2]).translate(None, _NO_BRACKETS)
+    # Once escaped quotation marks are removed, every second one ends a string. Two that are adjacent cancel out.
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+    marks = unescaped.translate(_BRACES_AS_BRACKETS, _NO_BRACKETS).replace(b'""', b"")
+    brackets, in_string = [], 0
+    for start in range(0, len(marks), _PIECE_BYTES):
+        parts = marks[start : start + _PIECE_BYTES].split(b'"')
+        brackets.append(b"".join(parts[in_string::2]))
         in_string = (in_string + len(parts) - 1) % 2
-        levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=level))
-        if max(levels) > depth:
-            return True
-        level = levels[-1]
-    return False
+    left = b"".join(brackets)
+    for _ in range(min(_ROUNDS, depth)):
+        left = left.replace(b"[]", b"")
+    for run, step in _RUNS:
+        left = left.replace(run, step)
+    return max(accumulate(map(_STEPS.__getitem__, left)), default=0) > depth - min(_ROUNDS, depth)
 
 
 def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:
@@ -77,6 +115,12 @@ def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:
 def mismatch(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the field that has the wrong shape ("$" for the whole), and what is wrong with it."""
     said = str(error)
+    # Thousands of bad records mostly have the same problem.
+    return _mismatch(said) if len(said) <= _MOST_SAID else _mismatch.__wrapped__(said)
+
+
+@lru_cache(maxsize=256)
+def _mismatch(said: str) -> tuple[str, str]:
     at = _AT.search(said)
     path = at.group(1).removeprefix("$").removeprefix(".") if at else ""
     said = _AT.sub("", said)

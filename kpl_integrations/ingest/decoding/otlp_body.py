@@ -6,6 +6,7 @@ part is again an export request that any OTLP decoder reads. (opentelemetry-prot
 specification 1.x, "OTLP/HTTP".)
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -14,12 +15,15 @@ import msgspec
 from kpl_core import UserRecord
 from kpl_integrations.ingest.decoding.decoded import DecodeLimits, DecodeRefusal, RecordProblem, checked_record
 from kpl_integrations.ingest.decoding.json_text import (
+    ABSENT,
     MALFORMED,
+    SkippedObject,
+    has_many_elements,
     is_deeper_than,
     malformed,
     mismatch,
     printable,
-    require_utf8,
+    require_text,
 )
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -110,11 +114,13 @@ def _no_protobuf(at: int) -> DecodeRefusal:
 
 def _json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
     """Return the text of each element of the request's array."""
-    require_utf8(body)
+    require_text(body)
+    name = RESOURCES[signal]
     try:
-        members = _MEMBERS.decode(body)
-        name = RESOURCES[signal]
-        texts = _TEXTS.decode(members[name]) if name in members else []
+        resources = bytes(getattr(_REQUESTS[signal].decode(body), name))
+        if has_many_elements(resources):
+            _require_count(len(_COUNTED.decode(resources)), limits)
+        texts = _TEXTS.decode(resources) if resources else []
     except msgspec.ValidationError as error:
         detail = f"the body is not an export request in JSON: {mismatch(error)[1]}"
         raise DecodeRefusal(400, "malformed", detail, field="$") from None
@@ -123,9 +129,10 @@ def _json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
     _require_count(len(texts), limits)
     if is_deeper_than(limits.max_depth, body):
         raise DecodeRefusal(400, "too-deep", f"the JSON is nested more than {limits.max_depth} deep; flatten it")
-    if members and name not in members:
+    if not resources and _NO_MEMBERS.fullmatch(body) is None:
         # Another signal, or names in another spelling. Consumers would never find this data.
-        detail = f"{name} is missing; the body has {printable(', '.join(sorted(members)))}"
+        others = sorted(_MEMBERS.decode(body)) if body.count(b",") < _MOST_NAMED else ["other members"]
+        detail = f"{name} is missing; the body has {printable(', '.join(others))}"
         raise DecodeRefusal(400, "malformed", detail, field=name)
     parts = [bytes(text) for text in texts]
     for index, part in enumerate(parts):
@@ -134,6 +141,14 @@ def _json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
     return parts
 
 
+# Members of other names are skipped.
+_REQUESTS: Final = {
+    signal: msgspec.json.Decoder(msgspec.defstruct("Request", [(name, msgspec.Raw, ABSENT)]))
+    for signal, name in RESOURCES.items()
+}
+_COUNTED: Final = msgspec.json.Decoder(list[SkippedObject])
+_NO_MEMBERS: Final = re.compile(rb"\s*\{\s*\}\s*")
+_MOST_NAMED: Final = 1_000
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Final, Generic, TypeVar
 
 from kpl_integrations.asgi.protocol import Message, Receive
-from kpl_integrations.ingest.http.bodies import BodyBudget, read_body, require_size
+from kpl_integrations.ingest.admission.senders import SenderRoom
+from kpl_integrations.ingest.http.bodies import read_body, require_size
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 
 
 async def read_body_eagerly(
-    receive: Receive, *, most_bytes: int, seconds: float, budget: BodyBudget | None = None
+    receive: Receive, *, most_bytes: int, seconds: float, room: SenderRoom | None = None
 ) -> bytes:
     """Return the body as `http.bodies.read_body` does; without a timer if its first message is all of it."""
     first = EagerAwait(receive())
@@ -71,7 +72,7 @@ async def read_body_eagerly(
         body: bytes = message.get("body", b"")
         require_size(len(body), most_bytes)
         return body
-    return await read_body(_first_then(first, receive), most_bytes=most_bytes, seconds=seconds, budget=budget)
+    return await read_body(_first_then(first, receive), most_bytes=most_bytes, seconds=seconds, room=room)
 
 
 def _first_then(first: Awaitable[Message], receive: Receive) -> Callable[[], Awaitable[Message]]:

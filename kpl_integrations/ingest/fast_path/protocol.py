@@ -147,10 +147,13 @@ class FastPathProtocol(BoundedProtocol):
         if self.transport.is_closing():
             # The client could not receive the answer and would send the request again.
             return
+        if self._refuses_head():
+            return
         if self.answerer is None or self.parser.should_upgrade():
             super().on_headers_complete()
         elif self._may_hold():
             self._end_head()
+            self._require_head()
             self._held = []
         else:
             self._call_application()
@@ -203,6 +206,8 @@ class FastPathProtocol(BoundedProtocol):
             super().on_message_complete()
             return
         self._held = None
+        if self in self.unverified and self.answerer.is_verified(head):
+            self.verified()
         if is_first_and_whole and (cached := HeadCache.of(self._received, len(body))) is not None:
             self._cached = cached, head
         self._write(answer)

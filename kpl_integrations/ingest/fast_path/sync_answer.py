@@ -40,6 +40,9 @@ class SyncAnswerer(Protocol):
     def sync_head(self, target: bytes, headers: Headers) -> RecordsHead | None:
         """Return the parsed head of a POST that may need no waiting, else None."""
 
+    def is_verified(self, head: RecordsHead) -> bool:
+        """Return True if the request has the credentials of a tenant."""
+
     def sync_answer(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         """Return the answer to a complete request. None: it may have to wait, and nothing has happened."""
 

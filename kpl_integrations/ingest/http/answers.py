@@ -1,6 +1,7 @@
 """Answers to requests: JSON, problem documents (RFC 9457), and their counts. Slow readers time out."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -9,13 +10,19 @@ import msgspec
 
 from kpl_integrations.asgi.protocol import Send
 from kpl_integrations.ingest.admission.acknowledgement import RecordAnswer, RejectedRecord
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
-from kpl_integrations.ingest.admission.retry_after import QUEUE_SHARE, rate_limit_headers, refusal_headers
+from kpl_integrations.ingest.admission.refusals import (
+    QUEUE_SHARE,
+    REFUSALS,
+    Refusal,
+    Refused,
+    rate_limit_headers,
+    refusal_headers,
+)
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 
 PROBLEM_JSON: Final = b"application/problem+json"
 REGISTERED_TYPES: Final = frozenset({"quota-exceeded", "temporary-reduced-capacity"})
-LARGE_ANSWER_BYTES: Final = 32_768
+_LARGE_ANSWER_BYTES: Final = 32_768
 _REGISTRY: Final = "https://iana.org/assignments/http-problem-types#"
 # A client that reads a large answer more slowly than this gets only what the server has buffered by then.
 _SEND_SECONDS: Final = 30.0
@@ -24,15 +31,12 @@ _JSON: Final = (b"content-type", b"application/json")
 Headers = list[tuple[bytes, bytes]]
 
 
+@dataclass
 class Tally:
-    """Count answers and refusals of all routes, from the construction of a gateway on."""
+    """Count answers (by HTTP status) and refusals of all routes, from the construction of a gateway on."""
 
-    __slots__ = ("answers", "refusals")
-
-    def __init__(self) -> None:
-        # By HTTP status.
-        self.answers: Counter[int] = Counter()
-        self.refusals: Counter[Refusal] = Counter()
+    answers: Counter[int] = field(default_factory=Counter)
+    refusals: Counter[Refusal] = field(default_factory=Counter)
 
 
 class Problem(
@@ -102,7 +106,7 @@ def quota_headers(account: TenantAccount, now: float) -> tuple[tuple[bytes, byte
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
     """Send one answer; `headers` includes its length."""
     start = {"type": "http.response.start", "status": status, "headers": headers}
-    if len(body) < LARGE_ANSWER_BYTES:
+    if len(body) < _LARGE_ANSWER_BYTES:
         await send(start)
         await send({"type": "http.response.body", "body": body})
         return

@@ -1,51 +1,30 @@
-"""Read a request's body with bounds on its size, its duration, and the memory of all unfinished bodies."""
+"""Read a request's body with bounds on its size, its duration, and the memory of all unfinished bodies.
+
+Each body has its own bound, but ten thousand connections that send slowly would use ten thousand times that. So
+unfinished bodies take room from `admission/senders.py`. A body that arrives in one piece takes none, because it is
+decoded at once.
+"""
 
 from typing import Any, Final, Protocol
 
 import anyio
 
-from kpl_core.options.kinesis_limits import MIB
 from kpl_integrations.asgi.protocol import Receive
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.senders import HeldBody, SenderRoom, SharedRoom
 
 _LARGEST_DIGITS: Final = 18
-_DEFAULT_BUDGET_BYTES: Final = 256 * MIB
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as a sentence where it is raised
     """The client disconnected before its request was complete. There is nothing to answer."""
 
 
-class BodyBudget:
-    """The bytes that all unfinished bodies together may use.
-
-    Each body has its own bound, but ten thousand connections that send slowly would use ten thousand times that.
-    A body that arrives in one piece does not count, because it is decoded at once.
-    """
-
-    __slots__ = ("max_bytes", "used_bytes")
-
-    def __init__(self, max_bytes: int = _DEFAULT_BUDGET_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.used_bytes = 0
-
-    def try_take(self, size_bytes: int) -> bool:
-        """Take bytes for another piece; return False if too few are left. The first body always gets them."""
-        if self.used_bytes and self.used_bytes + size_bytes > self.max_bytes:
-            return False
-        self.used_bytes += size_bytes
-        return True
-
-    def release(self, size_bytes: int) -> None:
-        """Give bytes back."""
-        self.used_bytes -= size_bytes
-
-
 class ReadBody(Protocol):
     """How a route reads a body: `read_body`, or the eager variant of the fast path."""
 
     async def __call__(
-        self, receive: Receive, *, most_bytes: int, seconds: float, budget: BodyBudget | None = None
+        self, receive: Receive, *, most_bytes: int, seconds: float, room: SenderRoom | None = None
     ) -> bytes:
         """Return the body; see `read_body`."""
 
@@ -80,18 +59,19 @@ async def read_body(
     *,
     most_bytes: int,
     seconds: float,
-    budget: BodyBudget | None = None,
+    room: SenderRoom | None = None,
 ) -> bytes:
     """Return the complete body.
 
     Raises:
-        Refused: it is larger than `most_bytes`, not complete after `seconds`, or the budget is used up.
+        Refused: it is larger than `most_bytes`, not complete after `seconds`, or its sender may use no more room.
         ClientGone: the client disconnected.
     """
     pieces: list[bytes] = []
-    size = taken = 0
+    size = 0
+    held: HeldBody | None = None
     try:
-        with anyio.move_on_after(seconds):
+        with anyio.move_on_after(seconds) as reading:
             while True:
                 message: Any = await receive()
                 if message["type"] != "http.request":
@@ -102,17 +82,27 @@ async def read_body(
                 require_size(size, most_bytes)
                 if not message.get("more_body", False):
                     return b"".join(pieces)
-                if budget is not None:
-                    if not budget.try_take(len(piece)):
-                        raise _over_budget(budget)
-                    taken += len(piece)
+                if room is not None:
+                    held = held or room.hold(reading.cancel)
+                    if not held.try_take(len(piece)):
+                        raise _no_room(room.room)
+        raise _too_slow(seconds) if held is None or not held.is_evicted else _no_room(held.room)
+    except Refused as refused:
+        refused.work_bytes = size
+        raise
     finally:
-        if budget is not None:
-            budget.release(taken)
+        if held is not None:
+            held.release()
+
+
+def _too_slow(seconds: float) -> Refused:
     detail = f"the body was not complete after {seconds:g} s; send it faster, or in smaller requests"
-    raise Refused(Refusal.SLOW_BODY, detail)
+    return Refused(Refusal.SLOW_BODY, detail)
 
 
-def _over_budget(budget: BodyBudget) -> Refused:
-    detail = f"unfinished bodies use {budget.used_bytes:,} bytes of {budget.max_bytes:,}; send the request again"
+def _no_room(room: SharedRoom) -> Refused:
+    detail = (
+        f"unfinished bodies use {room.used_bytes:,} of {room.max_bytes:,} bytes, and this sender uses most of them; "
+        f"send the request again"
+    )
     return Refused(Refusal.NO_ROOM, detail)

@@ -2,7 +2,12 @@
 
 uvicorn has no such bounds. A client that sends its header fields one byte at a time would keep its connection
 without a limit, and a client that never stops sending them would fill the memory. Both are checked only if a head
-does not arrive in one piece, so a usual request costs nothing. (`bodies.py` bounds the body.)
+does not arrive in one small piece, so a usual request costs nothing. (`bodies.py` bounds the body.)
+
+Heads that HTTP forbids or that the gateway does not support are refused (`request_head.py:refused_head`).
+
+When connections run out, the oldest one that has not shown valid credentials is closed for a new one. So clients with
+credentials get in, and keep the connections that they have.
 
 Trailer fields of a chunked body are bounded too and then ignored: they must not replace fields of the head
 (RFC 9110, section 6.5.1). No connection is upgraded: a request for an upgrade is answered as if it had not asked.
@@ -10,17 +15,32 @@ Trailer fields of a chunked body are bounded too and then ignored: they must not
 
 import asyncio
 import sys
+from http import HTTPStatus
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
-    b"connection: close\r\n\r\n"
-)
-_TOO_SLOW: Final = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-)
+from kpl_integrations.ingest.http.request_head import VERIFIED, refused_head
+
+# At most this share of the connections is reserved, and at most so many.
+_RESERVED_SHARE: Final = 10
+_MOST_RESERVED: Final = 100
+_MOST_LOOKED_AT: Final = 64
+
+
+def reserved_connections(limit: int) -> int:
+    """Return how many of `limit` connections are reserved for clients with valid credentials."""
+    return min(_MOST_RESERVED, max(1, limit // _RESERVED_SHARE))
+
+
+def _refusal(status: HTTPStatus) -> bytes:
+    fields = "content-type: text/plain\r\ncontent-length: 0\r\nconnection: close"
+    return f"HTTP/1.1 {status.value} {status.phrase}\r\n{fields}\r\n\r\n".encode()
+
+
+_TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+_TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -28,11 +48,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     header_seconds: ClassVar[float] = 10.0
     max_header_bytes: ClassVar[int] = 32_768
+    # The open connections without valid credentials, the oldest first; each server has its own.
+    unverified: ClassVar[dict["BoundedProtocol", None]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0
+        # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
+        # up to 256 KiB at once.
+        self._most_head_bytes = self._piece_bytes = 0
         # Whether the current piece contains the end of a request. Then the size of the next head's part in it is
         # unknown and not counted.
         self._ends_within = False
@@ -48,22 +73,40 @@ class BoundedProtocol(HttpToolsProtocol):
     @classmethod
     def with_bounds(cls, *, header_seconds: float, max_header_bytes: int) -> "type[BoundedProtocol]":
         """Return a subclass with these bounds, because uvicorn creates the protocol itself."""
-        bounds = {"header_seconds": header_seconds, "max_header_bytes": max_header_bytes}
+        bounds = {"header_seconds": header_seconds, "max_header_bytes": max_header_bytes, "unverified": {}}
         return type(cls.__name__, (cls,), bounds)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """Start the timer of the first head."""
         super().connection_made(transport)
+        self.unverified[self] = None
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) > limit - reserved_connections(limit):
+            self._evict()
         self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer."""
+        self.verified()
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def verified(self) -> None:
+        """Keep this connection: it has shown valid credentials."""
+        self.unverified.pop(self, None)
+
+    def _evict(self) -> None:
+        """Close the oldest of the other connections without credentials; one that awaits its answer if none is idle."""
+        others = [each for each in islice(self.unverified, _MOST_LOOKED_AT) if each is not self]
+        evicted = next((each for each in others if not each._is_answering()), others[0] if others else None)  # noqa: SLF001 - another connection
+        if evicted is not None:
+            evicted.verified()
+            evicted.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
         self._ends_within = self._begins_within = self._body_within = False
+        self._piece_bytes = len(data)
         idle = self.timeout_keep_alive_task
         super().data_received(data)
         while self._stopped_at is not None:
@@ -81,6 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if idle is not None and not self._begins_within:
                 self._stay_idle(idle.when())
             return
+        self._most_head_bytes += len(data)
         if not self._ends_within:
             self._head_bytes += len(data)
         if self._head_bytes > self.max_header_bytes:
@@ -100,21 +144,27 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """End the head."""
+        if self._refuses_head():
+            return
         self._end_head()
+        self._require_head()
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._asks_upgrade = True
         else:
+            self.scope["extensions"] = {VERIFIED: {"mark": self.verified}}
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body."""
         self._body_within = True
+        if self.transport.is_closing():
+            return
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request, unless it asks for an upgrade: then it has not started."""
         self._ends_within = True
-        if not self._asks_upgrade:
+        if not (self._asks_upgrade or self.transport.is_closing()):
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -152,17 +202,41 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._in_head = self._begins_within = True
-        self._head_bytes = 0
+        self._head_bytes = self._most_head_bytes = 0
 
     def _end_head(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
             self._stop_waiting()
 
+    def _refuses_head(self) -> bool:
+        """Refuse a complete head that is too large. It is measured only if its pieces are large enough."""
+        if self._most_head_bytes + self._piece_bytes <= self.max_header_bytes:
+            return False
+        # Each field ends with ": " and a line break.
+        if len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers]) <= self.max_header_bytes:
+            return False
+        self._refuse(_TOO_LARGE)
+        return True
+
     def _stop_waiting(self) -> None:
         timer, self._head_timer = self._head_timer, None
         if timer is not None:
             timer.cancel()
+
+    def _require_head(self) -> None:
+        """Refuse a head, and stop the parser by an exception."""
+        status = refused_head(self.parser.get_http_version(), self.headers)
+        if status is not None:
+            self._refuse(_refusal(HTTPStatus(status)))
+            raise ValueError(status)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, unless it is refused already."""
+        if self._is_answering() or self.transport.is_closing():
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def _too_slow(self) -> None:
         self._head_timer = None

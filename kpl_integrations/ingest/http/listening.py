@@ -5,6 +5,7 @@ new connections over them (SO_REUSEPORT). The supervisor keeps all sockets open,
 for its replacement. On other systems the workers share one socket.
 """
 
+import logging
 import socket
 import ssl
 import sys
@@ -13,23 +14,39 @@ from typing import Final
 
 from kpl_core import ConfigError
 
+if sys.platform != "win32":
+    import resource
+
 BACKLOG: Final = 2_048
+# Descriptors for files, for connections to Kinesis, and for accepting a connection before another one is closed.
+_OTHER_DESCRIPTORS: Final = 128
+
+_log: Final = logging.getLogger(__name__)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet; raises OSError if the address is not available."""
-    return _bound(host, port, is_shared=False)
+def connection_limit(max_connections: int) -> int:
+    """Return how many connections this process can have, and raise its limit of open files for them if possible.
 
-
-def shared_socket(host: str, port: int) -> socket.socket:
-    """Return one more bound socket for a port of `listening_sockets`; Linux only; raises OSError."""
-    return _bound(host, port, is_shared=True)
+    Without descriptors left, no client could connect and the gateway could not reach Kinesis.
+    """
+    if sys.platform == "win32":
+        return max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            most = max(1, soft - _OTHER_DESCRIPTORS)
+            _log.warning("max_connections is %d, but the limit of open files allows %d", max_connections, most)
+            return most
+    return max_connections
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     """Return `count` sockets that listen on one port; raises OSError if the address is not available."""
     # Bind exclusively first. A shared port would admit a second gateway of the same user, which is a mistake.
-    with _bound(host, port, is_shared=False) as first:
+    with bound_socket(host, port) as first:
         port = first.getsockname()[1]
         if sys.platform != "linux":
             first.listen(BACKLOG)
@@ -37,7 +54,7 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for _ in range(count):
-            sockets.append(_bound(host, port, is_shared=True))
+            sockets.append(bound_socket(host, port, is_shared=True))
             sockets[-1].listen(BACKLOG)
     except OSError:
         for each in sockets:
@@ -70,7 +87,11 @@ def require_certificate(certificate: Path, key: Path) -> None:
         raise ConfigError(message) from error
 
 
-def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
+def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a bound socket that does not listen yet; raises OSError if the address is not available.
+
+    `is_shared`: one more socket for a port of `listening_sockets`; Linux only.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,9 @@
-"""The head of a request: header fields by name, and the options `ack` and `partial`."""
+"""The head of a request: which heads are refused, header fields by name, and the options `ack` and `partial`."""
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -11,6 +12,8 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.tenants import ACKS, Ack
 
 ACK_HEADER: Final = b"x-ack"
+# The ASGI extension by which a route tells the server that the client has valid credentials.
+VERIFIED: Final = "kpl_integrations.verified"
 # Content types for which no other header field is read, in the spelling of nearly all clients.
 PLAIN_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
 _PLAIN_TYPES: Final = {name.encode(): name for name in PLAIN_CONTENT_TYPES}
@@ -31,6 +34,7 @@ _ONCE: Final = frozenset(
     }
 )
 _ATTRIBUTE: Final = b"ce-"
+_VERSIONS: Final = ("1.1", "1.0")
 _LONGEST_NAME: Final = 100
 _FLAGS: Final = {"true": True, "1": True, "": True, "false": False, "0": False}
 _MOST_PARAMETERS: Final = 8
@@ -47,6 +51,61 @@ class RequestOptions(NamedTuple):
 
 
 _NO_OPTIONS: Final = RequestOptions()
+
+
+def mark_verified(extensions: Mapping[str, Mapping[object, Any]] | None) -> None:
+    """Tell the server that the client of this request has valid credentials; `extensions` are the scope's."""
+    if extensions is not None and VERIFIED in extensions:
+        extensions[VERIFIED]["mark"]()
+
+
+def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:
+    """Return the status with which the server refuses a request because of its head, else None.
+
+    505: it is neither HTTP/1.0 nor HTTP/1.1. HTTP/0.9 has no header fields. 400: HTTP/1.1 without Host, or several
+    Host fields (RFC 9112, section 3.2). Health checks of load balancers send HTTP/1.0 without Host. 501: a transfer
+    coding other than chunked (RFC 9112, section 6.1).
+    """
+    if version not in _VERSIONS:
+        return 505
+    hosts = 0
+    codings: list[bytes] = []
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings.append(value.strip(b" \t").lower())
+    if hosts > 1 or (not hosts and version == "1.1"):
+        return 400
+    return 501 if codings and codings != [b"chunked"] else None
+
+
+class HostNames:
+    """The names that the gateway answers to: those given, and the loopback names and addresses.
+
+    A web page can make a browser send requests to this machine under the page's own name (DNS rebinding). The
+    browser then sends that name as Host. Requests without Host, which no browser sends, are allowed.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(name.strip().lower() for name in names)
+
+    def allow(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Return True if the Host field of these header fields is one of the names, or missing."""
+        return all(self._is_known(value.decode("latin-1")) for name, value in headers if name == b"host")
+
+    def _is_known(self, host: str) -> bool:
+        name = host.lower().strip()
+        if name.startswith("["):
+            name = name[1:].partition("]")[0]
+        elif name.count(":") == 1:
+            name = name.partition(":")[0]
+        if name in self._names or name == "localhost" or name.endswith(".localhost"):
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
 
 
 class RecordsHead(msgspec.Struct, frozen=True, gc=False):
@@ -78,19 +137,17 @@ def header_fields(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _joined(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    fields: dict[bytes, bytes] = {}
+    fields: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        first = fields.get(name)
-        if first is None:
-            fields[name] = value
-        elif name not in _ONCE and not name.startswith(_ATTRIBUTE):
-            fields[name] = b"%b, %b" % (first, value)
-        elif value != first:
+        values = fields.setdefault(name, [])
+        if not values or (name not in _ONCE and not name.startswith(_ATTRIBUTE)):
+            values.append(value)
+        elif value != values[0]:
             # A name is a token and safe in a log line. The values may be secrets, so they are not repeated.
             printed = name.decode("latin-1")[:_LONGEST_NAME]
             detail = f"the header field {printed} is repeated with different values; send it once"
             raise Refused(Refusal.BAD_PARAMETER, detail, extensions={"field": printed})
-    return fields
+    return {name: b", ".join(values) for name, values in fields.items()}
 
 
 def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHead:

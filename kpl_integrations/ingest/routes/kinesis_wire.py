@@ -9,36 +9,31 @@ one by one, because every client retries those.
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-import anyio
 import msgspec
 
-from kpl_core import RecordResult, UserRecord
+from kpl_core import Delivery, RecordResult, UserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, RATE_LIMITED
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.admission.retry_after import retry_after_header
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
+from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
-from kpl_integrations.ingest.http.request_head import header_fields
+from kpl_integrations.ingest.http.request_head import header_fields, mark_verified
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.streams.upstream import (
-    FAILED,
-    FORWARDED,
-    TOO_OFTEN,
-    UNAVAILABLE,
-    AiobotocoreUpstream,
-    Upstream,
-)
-from kpl_integrations.ingest.tenants import AccessKey
+from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream
+from kpl_integrations.ingest.tenants import AccessKey, Tenant
 from kpl_integrations.kinesis_protocol.requests import (
+    INVALID_ARGUMENT,
     UNKNOWN_OPERATION,
     PutRecord,
     PutRecords,
+    PutRecordsRequestEntry,
     RequestRefused,
     StreamRequest,
 )
@@ -48,18 +43,26 @@ from kpl_integrations.kinesis_protocol.sigv4 import (
     named_credential,
     require_signature,
 )
-from kpl_integrations.kinesis_protocol.wire import PutResult, Wire, error_body, operation_of, request_of, wire_of
+from kpl_integrations.kinesis_protocol.wire import (
+    PutResult,
+    Wire,
+    error_body,
+    operation_of,
+    present,
+    request_of,
+    wire_of,
+)
 
 THROTTLED: Final = "ProvisionedThroughputExceededException"
 _UNKNOWN_KEY: Final = "UnrecognizedClientException"
-_INVALID_ARGUMENT: Final = "InvalidArgumentException"
 _INVALID_TOKEN: Final = "The security token included in the request is invalid."  # noqa: S105 - no token
 _OPERATIONS: Final = ("PutRecord", "PutRecords", *FORWARDED)
 # 10 MiB of data are 13.4 MiB of base64.
 _MOST_BODY_BYTES: Final = 16 * MIB
-_SEND_SECONDS: Final = 30.0
 # Retry-After if Kinesis could not be asked: the time that a new connection may take.
 _UPSTREAM_RETRY_SECONDS: Final = 1.0
+# Between the stream and the token of Kinesis; no stream name or ARN has it.
+_TOKEN_SEPARATOR: Final = "|"  # noqa: S105 - no password
 # Codes of attempts that Kinesis throttled, and of records that waited for room or rate until they expired.
 _THROTTLED_CODES: Final = frozenset({THROTTLED, EXPIRED, RATE_LIMITED, BREAKER_OPEN})
 
@@ -92,7 +95,7 @@ WIRE_ANSWERS: Final[Mapping[Refusal, WireAnswer]] = MappingProxyType(
     }
 )
 # Codes with status 400 that no row of the table of refusals has.
-WIRE_CODES: Final = REFUSED_CREDENTIALS | {_INVALID_ARGUMENT, TOO_OFTEN, UNKNOWN_OPERATION}
+WIRE_CODES: Final = REFUSED_CREDENTIALS | {INVALID_ARGUMENT, TOO_OFTEN, UNKNOWN_OPERATION}
 
 
 class _NotStored(NamedTuple):
@@ -105,18 +108,13 @@ class _NotStored(NamedTuple):
 
 
 class KinesisWireRoute:
-    """The handler of `POST /`. `wall_clock` returns seconds since 1970, for the age of signatures."""
+    """The handler of `POST /`."""
 
-    def __init__(
-        self,
-        gateway: OpenGateway,
-        *,
-        upstream: Upstream | None = None,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, gateway: OpenGateway) -> None:
         self._gateway = gateway
-        self.upstream: Upstream = upstream or AiobotocoreUpstream(lambda: getattr(gateway.transport, "client", None))
-        self._wall_clock = wall_clock
+        self._upstream = AiobotocoreUpstream(
+            lambda: getattr(gateway.transport, "client", None), gateway.streams.describe_calls
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -130,17 +128,17 @@ class KinesisWireRoute:
             status, body = 200, await self._answer(scope, receive, wire, headers, by_name)
         except RequestRefused as refused:
             if refused.code in REFUSED_CREDENTIALS:
-                self._gateway.refusals[Refusal.BAD_CREDENTIALS] += 1
+                self._gateway.tally.refusals[Refusal.BAD_CREDENTIALS] += 1
             status, body = refused.status, error_body(wire, refused.code, refused.message)
             retry_after = _UPSTREAM_RETRY_SECONDS if refused.code == UNAVAILABLE else None
         except Refused as refused:
-            self._gateway.refusals[refused.refusal] += 1
+            self._gateway.tally.refusals[refused.refusal] += 1
             answer = WIRE_ANSWERS.get(refused.refusal, WireAnswer(FAILED, 500))
             status, body = answer.status, error_body(wire, answer.code, refused.detail)
             retry_after = refused.retry_after if answer is UNAVAILABLE_ANSWER else None
         except ClientGone:
             return
-        self._gateway.answers[status] += 1
+        self._gateway.tally.answers[status] += 1
         await _send(send, status, wire.content_type, body, retry_after)
 
     async def _answer(
@@ -148,40 +146,69 @@ class KinesisWireRoute:
     ) -> bytes:
         gateway = self._gateway
         gateway.admission.require_open()
-        # Check the id of the key before the body, so that an unknown client cannot make the gateway read 16 MiB.
-        account, require_signed = self._claimed_account(scope, headers, by_name)
+        account, body = await self._verified(scope, receive, headers, by_name)
+        if account.tenant is not gateway.directory.unknown:
+            mark_verified(scope.get("extensions"))
+        account.requests += 1
+        received_bytes = 0
         try:
-            length = by_name.get("content-length")
-            most, seconds = min(_MOST_BODY_BYTES, gateway.settings.max_body_bytes), gateway.settings.body_seconds
-            require_length(None if length is None else length.encode("latin-1"), most)
-            body = await read_body(receive, most_bytes=most, seconds=seconds, budget=gateway.body_budget)
-            require_signed(body)
-            # Count the request only now: a client that knows only the id of a key is not the tenant.
-            account.requests += 1
+            account.require_readable(gateway.admission.now())
+            received_bytes = len(body)
             operation = operation_of(by_name.get("x-amz-target"), _OPERATIONS)
             request = request_of(wire, operation, body)
-            stream = _stream_of(request)
-            if stream is not None:
-                stream = await self._require_stream(account, stream, operation)
+            assert isinstance(request, StreamRequest)  # noqa: S101 - all operations here name a stream
+            arguments = {} if isinstance(request, PutRecord | PutRecords) else present(msgspec.to_builtins(request))
+            asked = request.stream() or _stream_of_token(arguments)
+            stream = await self._require_stream(account, asked, operation) if asked else ""
             if isinstance(request, PutRecords):
-                return await self._put_records(wire, account, stream or "", request)
+                return await self._put_records(wire, account, stream, request, received_bytes)
             if isinstance(request, PutRecord):
-                return await self._put_record(wire, account, stream or "", request)
-        except Refused as refused:
-            account.refused[refused.refusal] += 1
+                return await self._put_record(wire, account, stream, request)
+        except RequestRefused as refused:
+            if refused.status < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code != THROTTLED:
+                account.charge(received_bytes, gateway.admission.now())
             raise
-        arguments = _present(msgspec.to_builtins(request))
-        return wire.encode(await self.upstream.call(operation, arguments, tenant=account.tenant.id))
+        except Refused as refused:
+            account.count_refused(refused, received_bytes, gateway.admission.now())
+            raise
+        answer = dict(await self._upstream.call(operation, arguments, tenant=account.tenant.id))
+        if answer.get("NextToken"):
+            answer["NextToken"] = f"{asked}{_TOKEN_SEPARATOR}{answer['NextToken']}"
+        return wire.encode(answer)
 
-    def _claimed_account(
+    async def _verified(
+        self, scope: Scope, receive: Receive, headers: list[tuple[str, str]], by_name: Mapping[str, str]
+    ) -> tuple[TenantAccount, bytes]:
+        """Return the tenant and the body of a request, whose signature covers the body.
+
+        Until it is verified, the request uses the room and the budget of its address, never those of the tenant
+        whose key id it names.
+        """
+        gateway, settings, length = self._gateway, self._gateway.settings, by_name.get("content-length")
+        # Check the id of the key before the body, so that an unknown client cannot make the gateway read 16 MiB.
+        require_signed = self._claimed_key(scope, headers, by_name)
+        room = gateway.room_of_address(scope)
+        gateway.addresses.require(room.sender, gateway.admission.now())
+        most = min(_MOST_BODY_BYTES, settings.max_body_bytes)
+        require_length(None if length is None else length.encode("latin-1"), most)
+        body = b""
+        try:
+            body = await read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
+            return gateway.accounts.of(require_signed(body)), body
+        except (Refused, RequestRefused) as refused:
+            work_bytes = len(body) + getattr(refused, "work_bytes", 0)
+            gateway.addresses.charge(room.sender, work_bytes, gateway.admission.now())
+            raise
+
+    def _claimed_key(
         self, scope: Scope, headers: list[tuple[str, str]], by_name: Mapping[str, str]
-    ) -> tuple[TenantAccount, Callable[[bytes], object]]:
-        """Return the account that the request claims, and a function that checks its signature with the body."""
-        gateway = self._gateway
-        directory = gateway.directory
+    ) -> Callable[[bytes], Tenant]:
+        """Return a function that checks the signature with the body and returns the tenant."""
+        directory = self._gateway.directory
         authorization = by_name.get("authorization")
-        if directory.unknown is not None and (authorization is None or not directory.verifies):
-            return gateway.accounts.of(directory.unknown), lambda _: None
+        unknown = directory.unknown
+        if unknown is not None and (authorization is None or not directory.verifies):
+            return lambda _: unknown
         credential = named_credential(authorization)
         claimed = directory.access_key(credential.access_key_id)
         if claimed is None:
@@ -190,65 +217,72 @@ class KinesisWireRoute:
         query: bytes = scope["query_string"]
         key: AccessKey = claimed
 
-        def require_signed(body: bytes) -> object:
+        def require_signed(body: bytes) -> Tenant:
             path = raw_path.decode("latin-1").partition("?")[0]
             request = SignedRequest(scope["method"], path, query.decode("latin-1"), headers, body)
-            return require_signature(request, credential, lambda _: key, now=self._wall_clock())
+            return require_signature(request, credential, lambda _: key, now=time.time()).tenant
 
-        return gateway.accounts.of(key.tenant), require_signed
+        return require_signed
 
     async def _require_stream(self, account: TenantAccount, stream: str, operation: str) -> str:
         """Return the canonical name of the stream."""
         allows = account.tenant.allows
         if stream in self._gateway.streams.known and allows(stream):
             return stream
-        name = await self._gateway.streams.admit(stream, allows)
+        name = await self._gateway.streams.admit(stream, allows, tenant=account.tenant.id)
         if name is None:
             detail = f"tenant {account.tenant.id} is not authorized to perform: kinesis:{operation} on stream {stream}"
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
 
-    async def _put_records(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords) -> bytes:
+    def _put(
+        self, account: TenantAccount, stream: str, entries: Sequence[PutRecord | PutRecordsRequestEntry]
+    ) -> list[Delivery]:
+        for entry in entries:
+            if entry.explicit_hash_key is not None:
+                _require_hash_key(entry.explicit_hash_key)
         records = [
-            UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key)
-            for entry in request.records or ()
+            UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key) for entry in entries
         ]
-        for record in records:
-            if record.explicit_hash_key is not None:
-                _require_hash_key(record.explicit_hash_key)
+        aggregate = not is_aggregated(records)
+        return self._gateway.admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
+
+    async def _put_records(
+        self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords, received_bytes: int
+    ) -> bytes:
+        entries = request.records or []
         try:
-            deliveries = self._gateway.admission.put_records(
-                account, stream, records, aggregate=not is_aggregated(records), keep=False
-            )
+            deliveries = self._put(account, stream, entries)
         except Refused as refused:
             answer = WIRE_ANSWERS.get(refused.refusal)
             if answer is None or not answer.per_record:
                 raise
-            account.refused[refused.refusal] += 1
-            self._gateway.refusals[refused.refusal] += 1
-            return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(records))
-        return wire.encode_put_results(_put_results([delivery.peek() or await delivery for delivery in deliveries]))
+            account.count_refused(refused, received_bytes, self._gateway.admission.now())
+            self._gateway.tally.refusals[refused.refusal] += 1
+            return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(entries))
+        return wire.encode_put_results([_put_result(delivery.peek() or await delivery) for delivery in deliveries])
 
     async def _put_record(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecord) -> bytes:
-        if request.explicit_hash_key is not None:
-            _require_hash_key(request.explicit_hash_key)
-        record = UserRecord(request.partition_key or "", request.data or b"", request.explicit_hash_key)
-        aggregate = not is_aggregated([record])
-        (delivery,) = self._gateway.admission.put_records(account, stream, [record], aggregate=aggregate, keep=False)
-        (result,) = _put_results([await delivery])
+        (delivery,) = self._put(account, stream, [request])
+        result = _put_result(await delivery)
         if result.error_code is not None:
             status = 400 if result.error_code == THROTTLED else 500
             raise RequestRefused(result.error_code, result.error_message or "", status=status)
         return wire.encode({"ShardId": result.shard_id, "SequenceNumber": result.sequence_number})
 
 
-def _stream_of(request: msgspec.Struct) -> str | None:
-    """Return the name or ARN of the requested stream; None if a token identifies it."""
-    assert isinstance(request, StreamRequest)  # noqa: S101 - all operations here name a stream
-    name, arn = request.stream_name, request.stream_arn
-    if name is not None and arn is not None and arn.rpartition("/")[2] != name:
-        raise RequestRefused(_INVALID_ARGUMENT, f"StreamName {name} does not match StreamARN {arn}.")
-    return arn or name
+def _stream_of_token(arguments: dict[str, object]) -> str:
+    """Return the stream of a token of ListShards, and put Kinesis' own token into `arguments`.
+
+    A token stands for a stream. Clients get it together with the stream, so that the tenant's permission is checked.
+    """
+    token = arguments.get("NextToken")
+    if token is None:
+        return ""
+    stream, separator, arguments["NextToken"] = str(token).partition(_TOKEN_SEPARATOR)
+    if not (separator and stream and arguments["NextToken"]):
+        raise RequestRefused(INVALID_ARGUMENT, "NextToken is not one that this gateway returned.")
+    return stream
 
 
 def _require_hash_key(explicit_hash_key: str) -> None:
@@ -257,25 +291,15 @@ def _require_hash_key(explicit_hash_key: str) -> None:
             f"Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. "
             f"Specified value was {explicit_hash_key}"
         )
-        raise RequestRefused(_INVALID_ARGUMENT, message)
+        raise RequestRefused(INVALID_ARGUMENT, message)
 
 
-def _put_results(results: Sequence[RecordResult]) -> list[PutResult]:
-    return [result if result.successful else _not_stored(result) for result in results]
-
-
-def _not_stored(result: RecordResult) -> _NotStored:
+def _put_result(result: RecordResult) -> PutResult:
+    if result.successful:
+        return result
     codes = {attempt.error_code for attempt in result.attempts}
     message = f"{result.error_code or FAILED}: {result.error_message or 'the record was not stored'}"
     return _NotStored(THROTTLED if codes & _THROTTLED_CODES else FAILED, message)
-
-
-def _present(members: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: _present(value) if isinstance(value, Mapping) else value
-        for name, value in members.items()
-        if value is not None
-    }
 
 
 async def _send(send: Send, status: int, content_type: str, body: bytes, retry_after: float | None) -> None:
@@ -286,7 +310,4 @@ async def _send(send: Send, status: int, content_type: str, body: bytes, retry_a
     ]
     if retry_after is not None:
         headers.append(retry_after_header(retry_after))
-    # Bound the time that a client that does not read its answer uses memory.
-    with anyio.move_on_after(_SEND_SECONDS):
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    await send_answer(send, status, headers, body)

@@ -14,20 +14,20 @@ from typing import Final
 
 import msgspec
 
-from kpl_core import Delivery
+from kpl_core import Delivery, UserRecord
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refused_decoding
-from kpl_integrations.ingest.admission.retry_after import refusal_headers
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_records
 from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
+from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FieldsByName, header_fields, request_options
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.tenants import SIGNALS, Signal
+from kpl_integrations.ingest.tenants import SIGNALS, Ack, Signal
 
 OTLP_PATHS: Final[Mapping[str, Signal]] = MappingProxyType({f"/v1/{signal}": signal for signal in SIGNALS})
 
@@ -58,36 +58,54 @@ class OtlpRoute:
             headers: FieldsByName = header_fields(scope["headers"])
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
             is_protobuf = media_type == PROTOBUF
-            await self._export(media_type, headers, receive)
+            await self._export(scope, media_type, headers, receive)
             status, body = 200, b"" if is_protobuf else b"{}"
         except Refused as refused:
-            self._gateway.refusals[refused.refusal] += 1
+            self._gateway.tally.refusals[refused.refusal] += 1
             status = REFUSALS[refused.refusal].status
             body = status_message(status, refused.detail, is_protobuf=is_protobuf)
             extra = refusal_headers(refused)
         except ClientGone:
             return
-        self._gateway.answers[status] += 1
+        self._gateway.tally.answers[status] += 1
         echoed = (PROTOBUF if is_protobuf else JSON).encode()
         start = [(b"content-type", echoed), (b"content-length", str(len(body)).encode()), *extra]
-        await send({"type": "http.response.start", "status": status, "headers": start})
-        await send({"type": "http.response.body", "body": body})
+        await send_answer(send, status, start, body)
 
-    async def _export(self, media_type: str, headers: FieldsByName, receive: Receive) -> None:
-        gateway = self._gateway
+    async def _export(self, scope: Scope, media_type: str, headers: FieldsByName, receive: Receive) -> None:
+        gateway, settings = self._gateway, self._gateway.settings
         gateway.admission.require_open()
-        account = gateway.account_of(headers)
+        account = gateway.account_of(scope, headers)
         account.requests += 1
+        work_bytes = 0
         try:
-            await self._export_for(account, media_type, headers, receive)
+            account.require_readable(gateway.admission.now())
+            stream, ack = await self._destination(account, media_type, headers)
+            require_length(headers.get(b"content-length"), settings.max_body_bytes)
+            most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.room_of(account, scope)
+            body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
+            work_bytes = len(body)
+            encoding = headers.get(b"content-encoding", b"").decode("latin-1")
+            try:
+                plain = inflate(encoding, body, max_inflated_bytes=settings.max_inflated_bytes)
+                work_bytes += len(plain) if encoding else 0
+                records = otlp_records(
+                    self._signal,
+                    media_type,
+                    plain,
+                    limits=settings.decode_limits(),
+                    partition_key=_partition_key(headers),
+                )
+            except DecodeRefusal as refusal:
+                raise refused_decoding(refusal) from None
+            await self._put(account, stream, ack, records)
         except Refused as refused:
-            account.refused[refused.refusal] += 1
+            account.count_refused(refused, work_bytes, gateway.admission.now())
             raise
 
-    async def _export_for(
-        self, account: TenantAccount, media_type: str, headers: FieldsByName, receive: Receive
-    ) -> None:
-        gateway, settings = self._gateway, self._gateway.settings
+    async def _destination(self, account: TenantAccount, media_type: str, headers: FieldsByName) -> tuple[str, Ack]:
+        """Return the stream of the signal, and how to acknowledge."""
+        gateway = self._gateway
         if media_type not in {PROTOBUF, JSON}:
             detail = f"Content-Type is {printable(media_type)!r}; send {PROTOBUF} or {JSON}"
             raise Refused(Refusal.UNSUPPORTED, detail)
@@ -96,28 +114,20 @@ class OtlpRoute:
             detail = f"no stream is configured for {self._signal} of tenant {account.tenant.id}; name one under [otlp]"
             raise Refused(Refusal.UNKNOWN_STREAM, detail)
         ack = request_options(b"", headers.get(ACK_HEADER)).ack or account.tenant.default_ack
-        if ack == "spooled" and settings.spool is None:
+        if ack == "spooled" and gateway.settings.spool is None:
             raise Refused(Refusal.BAD_PARAMETER, "ack=spooled needs a spool, and this gateway has none")
         if stream not in gateway.streams.known:
             # The settings name this stream, so the tenant may use it.
-            stream = await gateway.streams.admit(stream, lambda _: True) or stream
-        require_length(headers.get(b"content-length"), settings.max_body_bytes)
-        most, seconds, budget = settings.max_body_bytes, settings.body_seconds, gateway.body_budget
-        body = await read_body(receive, most_bytes=most, seconds=seconds, budget=budget)
-        try:
-            encoding = headers.get(b"content-encoding", b"").decode("latin-1")
-            plain = inflate(encoding, body, max_inflated_bytes=settings.max_inflated_bytes)
-            records = otlp_records(
-                self._signal, media_type, plain, limits=settings.decode_limits(), partition_key=_partition_key(headers)
-            )
-        except DecodeRefusal as refusal:
-            raise refused_decoding(refusal) from None
+            stream = await gateway.streams.admit(stream, lambda _: True, tenant=account.tenant.id) or stream
+        return stream, ack
+
+    async def _put(self, account: TenantAccount, stream: str, ack: Ack, records: Sequence[UserRecord]) -> None:
         if not records:
             return
         # A client that learns of a failed delivery sends the records again, so the gateway does not keep them.
-        deliveries = gateway.admission.put_records(account, stream, records, keep=ack != "delivered")
+        deliveries = self._gateway.admission.put_records(account, stream, records, keep=ack != "delivered")
         if ack == "spooled":
-            await answer_spooled(gateway.producer, deliveries, [])
+            await answer_spooled(self._gateway.producer, deliveries, [])
         elif ack == "delivered":
             await _require_delivered(deliveries)
 

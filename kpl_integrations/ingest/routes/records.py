@@ -4,8 +4,11 @@
 the records are put nothing has happened. After that, nothing that the client does can undo it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
+
+import msgspec
 
 from kpl_core import Delivery, InvalidUserRecord
 from kpl_core.records.user_record import require_stream
@@ -61,9 +64,11 @@ class RecordsRoute:
         settings = self._settings
         self._admission.require_open()
         headers: FieldsByName = header_fields(scope["headers"])
-        account = self._gateway.account_of(headers)
+        account = self._gateway.account_of(scope, headers)
         account.requests += 1
+        received_bytes = 0
         try:
+            account.require_readable(self._admission.now())
             query: bytes = scope["query_string"]
             head = records_head(stream, query, headers)
             ack: Ack = head.options.ack or account.tenant.default_ack
@@ -74,20 +79,20 @@ class RecordsRoute:
             most = settings.max_body_bytes
             require_length(headers.get(b"content-length"), most)
             body = await self._gateway.read_body(
-                receive, most_bytes=most, seconds=settings.body_seconds, budget=self._gateway.body_budget
+                receive, most_bytes=most, seconds=settings.body_seconds, room=self._gateway.room_of(account, scope)
             )
+            received_bytes = len(body)
             key_header = headers.get(b"idempotency-key")
             if key_header is not None:
                 parts = (stream.encode(), query, ack.encode(), *_decoding_fields(headers), body)
                 key, request = parse_key(key_header), fingerprint(*parts)
-                return await self._once(key, request, head, body, ack, account, stream), account
+                answering = partial(self._put_and_wait, head, body, ack, account, stream)
+                return await self._once(account, key, request, answering), account
             if ack == "queued":
                 return self._queue(head, body, account, stream), account
-            decoded = self._decoded(headers, body)
-            deliveries = self._put(decoded, head, account, stream)
-            return await self._acknowledge(ack, deliveries, decoded), account
+            return await self._put_and_wait(head, body, ack, account, stream), account
         except Refused as refused:
-            account.refused[refused.refusal] += 1
+            account.count_refused(refused, received_bytes, self._admission.now())
             raise
 
     def answer_sync(self, head: RecordsHead, body: bytes) -> tuple[Acknowledged, TenantAccount] | None:
@@ -106,11 +111,15 @@ class RecordsRoute:
         if stream not in self._streams.known or not tenant.allows(stream):
             return None
         account.requests += 1
+        received_bytes = 0
         try:
+            if account.refused_bytes is not None:
+                account.require_readable(self._admission.now())
+            received_bytes = len(body)
             require_size(len(body), self._settings.max_body_bytes)
             return self._queue(head, body, account, stream), account
         except Refused as refused:
-            account.refused[refused.refusal] += 1
+            account.count_refused(refused, received_bytes, self._admission.now())
             raise
 
     def now(self) -> float:
@@ -133,23 +142,14 @@ class RecordsRoute:
         return answer_queued(len(deliveries), decoded.problems)
 
     async def _once(
-        self,
-        key: str,
-        request: bytes,
-        head: RecordsHead,
-        body: bytes,
-        ack: Ack,
-        account: TenantAccount,
-        stream: str,
+        self, account: TenantAccount, key: str, request: bytes, answering: Callable[[], Awaitable[Acknowledged]]
     ) -> Acknowledged:
-        """Put the records of a request with an idempotency key, or return its earlier answer."""
+        """Answer a request with an idempotency key, or return its earlier answer."""
         stored = account.keys.begin(key, request, self._admission.now())
         if stored is not None:
             return Acknowledged(stored.status, stored.body)
         try:
-            decoded = self._decoded(head.headers, body)
-            deliveries = self._put(decoded, head, account, stream)
-            acknowledged = await self._acknowledge(ack, deliveries, decoded)
+            acknowledged = await answering()
         except BaseException:
             account.keys.forget(key)
             raise
@@ -157,13 +157,21 @@ class RecordsRoute:
         return acknowledged
 
     def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> list[Delivery]:
-        if decoded.problems and not (head.options.partial and decoded.records):
-            raise _bad_records(decoded)
-        return self._admission.put_records(account, stream, decoded.records, aggregate=not decoded.holds_aggregates)
+        try:
+            if decoded.problems and not (head.options.partial and decoded.records):
+                raise _bad_records(decoded)
+            aggregate = not decoded.holds_aggregates
+            return self._admission.put_records(account, stream, decoded.records, aggregate=aggregate)
+        except Refused as refused:
+            refused.work_bytes = decoded.inflated_bytes
+            raise
 
-    async def _acknowledge(self, ack: Ack, deliveries: Sequence[Delivery], decoded: Decoded) -> Acknowledged:
-        """Wait until `ack` is true, then return the answer."""
-        problems = decoded.problems
+    async def _put_and_wait(
+        self, head: RecordsHead, body: bytes, ack: Ack, account: TenantAccount, stream: str
+    ) -> Acknowledged:
+        """Put the records of a request, wait until `ack` is true, then return the answer."""
+        decoded = self._decoded(head.headers, body)
+        deliveries, problems = self._put(decoded, head, account, stream), decoded.problems
         if ack == "queued":
             return answer_queued(len(deliveries), problems)
         if ack == "spooled":
@@ -173,7 +181,8 @@ class RecordsRoute:
     async def _require_stream(self, account: TenantAccount, stream: str) -> str:
         """Check name, permission and existence, in this order, and return the canonical name of the stream.
 
-        A tenant without permission does not learn whether the stream exists.
+        The check of the name is bounded and linear, so that refusals may repeat the name. A tenant without permission
+        does not learn whether the stream exists.
         """
         try:
             require_stream(stream)
@@ -183,25 +192,29 @@ class RecordsRoute:
                 "ARN"
             )
             raise Refused(Refusal.UNKNOWN_STREAM, detail) from None
-        name = await self._streams.admit(stream, account.tenant.allows)
+        name = await self._streams.admit(stream, account.tenant.allows, tenant=account.tenant.id)
         if name is None:
             detail = f"tenant {account.tenant.id} may not write to stream {stream}"
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
 
     def _decoded(self, headers: FieldsByName, body: bytes, *, is_plain: bool = True) -> Decoded:
+        inflated_bytes = 0
         try:
             encoding = headers.get(b"content-encoding")
             if encoding is not None:
                 most = self._settings.max_inflated_bytes
                 body = inflate(encoding.decode("latin-1"), body, max_inflated_bytes=most)
+                inflated_bytes = len(body)
             content_type = headers.get(b"content-type", b"").decode("latin-1")
             if content_type in PLAIN_CONTENT_TYPES and b"ce-specversion" not in headers:
-                return decode(content_type, body, limits=self._limits, headers=_NO_HEADERS, is_plain=is_plain)
-            texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-            return decode(content_type, body, limits=self._limits, headers=texts)
+                decoded = decode(content_type, body, limits=self._limits, headers=_NO_HEADERS, is_plain=is_plain)
+            else:
+                texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+                decoded = decode(content_type, body, limits=self._limits, headers=texts)
         except DecodeRefusal as refusal:
-            raise refused_decoding(refusal) from None
+            raise refused_decoding(refusal, inflated_bytes) from None
+        return msgspec.structs.replace(decoded, inflated_bytes=inflated_bytes) if inflated_bytes else decoded
 
 
 def _decoding_fields(headers: FieldsByName) -> Iterable[bytes]:

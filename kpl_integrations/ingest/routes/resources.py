@@ -11,8 +11,7 @@ from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.http.answers import Headers
 from kpl_integrations.ingest.http.request_head import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.metrics import EXPOSITION_TYPE, exposition
-from kpl_integrations.ingest.stats.totals import GatewayStats
+from kpl_integrations.ingest.stats import EXPOSITION_TYPE, GatewayStats, exposition
 
 Resource = Callable[[Scope], Awaitable[tuple[int, Headers, bytes]]]
 
@@ -53,10 +52,10 @@ class Resources:
     async def _statistics(self, scope: Scope) -> tuple[int, Headers, bytes]:
         opened = self._opened
         headers = header_fields(scope["headers"])
-        if opened.admin_key.is_shown(headers) or not opened.directory.verifies:
-            document = (await self._stats.totals()).stats.document()
+        if not opened.directory.verifies or opened.is_administrator(scope, headers):
+            document: object = (await self._stats.totals()).stats.with_busiest_tenants()
         else:
-            account = opened.account_of(headers)
+            account = opened.account_of(scope, headers)
             document = (await self._stats.tenant_stats(account)).document_for(account.tenant.id)
         return 200, [_JSON, (b"cache-control", b"no-store")], msgspec.json.encode(document)
 

@@ -2,6 +2,9 @@
 
 A pipeline stays for the life of the producer, so none is created for a name without a stream. A stream has one
 pipeline for its name and its ARN. With two pipelines, each would use the full limits of the shards.
+
+If the gateway may not list shards, a name counts as unconfirmed until a record was delivered to it. A tenant may have
+20 unconfirmed names at once, each for an hour. So a tenant that invents names cannot use up the room of the others.
 """
 
 from collections import OrderedDict
@@ -13,17 +16,67 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from kpl_core import KinesisTransport, RequestFailure
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.streams.call_budget import CallBudget, describe_calls, lookup_calls
 
 ABSENT_SECONDS: Final = 30.0
 MOST_ABSENT: Final = 10_000
 MOST_STREAMS: Final = 1_000
-# Concurrent lookups. A flood of invented names must not use up the account's ListShards calls.
+# Each unconfirmed name costs a pipeline, which stays.
+MOST_UNCONFIRMED: Final = 20
+UNCONFIRMED_SECONDS: Final = 3_600.0
+# Concurrent lookups.
 MOST_LOOKUPS: Final = 4
 # Another gateway has to serve further streams, so a retry helps only after a change of the deployment.
 _FULL_RETRY_SECONDS: Final = 60.0
 
 # The codes of Kinesis for a name that has no stream or is invalid.
 _ABSENT_CODES: Final = frozenset({"ResourceNotFoundException", "ValidationException", "InvalidArgumentException"})
+
+
+class UnconfirmedNames:
+    """Stream names of each tenant that may have no stream: a bounded number, for a bounded time. Pure."""
+
+    __slots__ = ("_by_tenant",)
+
+    def __init__(self) -> None:
+        # By tenant, names with the instant at which they expire; the oldest first.
+        self._by_tenant: dict[str, OrderedDict[str, float]] = {}
+
+    def has(self, tenant: str, name: str, now: float) -> bool:
+        """Return True if the tenant has this name."""
+        names = self._by_tenant.get(tenant)
+        return names is not None and names.get(name, now) > now
+
+    def try_add(self, tenant: str, name: str, now: float) -> bool:
+        """Add a name; return False if the tenant has as many as it may."""
+        names = self._by_tenant.setdefault(tenant, OrderedDict())
+        while names and next(iter(names.values())) <= now:
+            names.popitem(last=False)
+        if len(names) >= MOST_UNCONFIRMED:
+            return False
+        names[name] = now + UNCONFIRMED_SECONDS
+        return True
+
+    def discard(self, name: str) -> bool:
+        """Remove a name of all tenants; return True if any had it."""
+        having = [tenant for tenant, names in self._by_tenant.items() if names.pop(name, None) is not None]
+        for tenant in having:
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
+        return bool(having)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_tenant.values()))
+
+
+class _Lookup:
+    """A question to Kinesis that several requests of one tenant wait for."""
+
+    __slots__ = ("done", "failure")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.failure: Refused | None = None
 
 
 class StreamDirectory:
@@ -39,15 +92,21 @@ class StreamDirectory:
         self._transport = transport
         self._clock = clock
         self._arn_of = arn_of or (lambda name: ask_arn(getattr(transport, "client", None), name))
-        # ARNs by name, and names without an ARN with the end of their cache entry.
-        self._arns: dict[str, str] = {}
+        # The part before the name of all ARNs of this account and region, once one is known.
+        self._own_prefix: str | None = None
+        # Names without an ARN, and names without a stream, with the end of their cache entries.
         self._no_arn: OrderedDict[str, float] = OrderedDict()
+        self._absent: OrderedDict[str, float] = OrderedDict()
         # Read directly by the records route.
         self.known: set[str] = set()
-        self._absent: OrderedDict[str, float] = OrderedDict()
-        self._lookups = anyio.CapacityLimiter(MOST_LOOKUPS)
+        self._unconfirmed = UnconfirmedNames()
+        self._lookups: dict[tuple[str, str, str], _Lookup] = {}
+        self._open_lookups = anyio.CapacityLimiter(MOST_LOOKUPS)
+        self._lookup_calls = lookup_calls()
+        # Also for the questions that the Kinesis API of the gateway forwards.
+        self.describe_calls = describe_calls()
 
-    async def admit(self, stream: str, allows: Callable[[str], bool]) -> str | None:
+    async def admit(self, stream: str, allows: Callable[[str], bool], *, tenant: str) -> str | None:
         """Return the canonical name of a stream, or None if the tenant may not use it.
 
         `allows` decides for a name or an ARN. It is called before any lookup, so a tenant without permission learns
@@ -56,75 +115,102 @@ class StreamDirectory:
         Raises:
             Refused: as `require`, or Kinesis could not be asked for an ARN; this failure is not cached.
         """
+        if not (stream.isascii() and stream.isprintable()):
+            # The pattern of ARNs allows control characters, and streams are labels of metrics.
+            detail = "this is not a stream; its name or ARN has printable ASCII characters only"
+            raise Refused(Refusal.UNKNOWN_STREAM, detail)
         name = stream.rpartition("/")[2] if stream.startswith("arn:") else stream
         if not (allows(stream) or allows(name)):
             return None
-        if name != stream and await self._own_arn(name) == stream:
+        if name != stream and await self._own_arn(name, tenant) == stream:
             stream = name
         elif not allows(stream):
             return None
-        await self.require(stream)
+        await self.require(stream, tenant)
         return stream
 
-    async def _own_arn(self, name: str) -> str | None:
-        if name in self._arns:
-            return self._arns[name]
-        if self._no_arn.get(name, 0.0) > self._clock():
-            return None
-        async with self._lookups:
-            found = self._arns.get(name) or await self._arn_of(name)
-        if found is None:
-            self._no_arn[name] = self._clock() + ABSENT_SECONDS
-            if len(self._no_arn) > MOST_ABSENT:
-                self._no_arn.popitem(last=False)
-        elif len(self._arns) < MOST_STREAMS:
-            self._arns[name] = found
-        return found
+    async def _own_arn(self, name: str, tenant: str) -> str | None:
+        while self._own_prefix is None:
+            if self._no_arn.get(name, 0.0) > self._clock():
+                return None
+            await self._ask("arn", name, tenant, self.describe_calls, self._look_up_arn)
+        return self._own_prefix + name
 
-    async def require(self, stream: str) -> None:
+    async def _look_up_arn(self, name: str, _tenant: str) -> None:
+        found = await self._arn_of(name)
+        if found is None:
+            _remember(self._no_arn, name, self._clock() + ABSENT_SECONDS)
+        else:
+            self._own_prefix = found.removesuffix(name)
+
+    async def require(self, stream: str, tenant: str) -> None:
         """Return if the stream exists, or if the gateway may not list its shards.
 
         Raises:
             Refused: the stream does not exist, or Kinesis could not be asked.
         """
-        if stream in self.known:
-            return
-        self._require_not_absent(stream)
-        async with self._lookups:
-            # Another task may have looked it up meanwhile.
-            if stream in self.known:
-                return
-            self._require_not_absent(stream)
-            if len(self.known) >= MOST_STREAMS:
-                detail = f"this gateway already serves {MOST_STREAMS:,} streams; run another gateway for more"
-                raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
-            answer = await self._transport.list_shards(stream)
-        if isinstance(answer, RequestFailure):
-            self._failed(stream, answer.code)
-        else:
+        while not self._is_known(stream, tenant):
+            await self._ask("stream", stream, tenant, self._lookup_calls, self._look_up)
+
+    def confirm(self, stream: str) -> None:
+        """Remember that a record was delivered to this stream, so that it exists."""
+        if len(self._unconfirmed) and len(self.known) < MOST_STREAMS and self._unconfirmed.discard(stream):
             self.known.add(stream)
 
-    def _failed(self, stream: str, code: str) -> None:
-        if code in _ABSENT_CODES:
-            self._absent[stream] = self._clock() + ABSENT_SECONDS
-            if len(self._absent) > MOST_ABSENT:
-                self._absent.popitem(last=False)
-            raise self._unknown(stream)
-        if code.startswith("AccessDenied"):
-            # The gateway may be allowed to put without being allowed to list. If the stream does not exist, each
-            # record fails.
-            self.known.add(stream)
+    async def _ask(
+        self, what: str, name: str, tenant: str, calls: CallBudget, ask: Callable[[str, str], Awaitable[None]]
+    ) -> None:
+        """Ask Kinesis once for all concurrent requests of a tenant, within the budget of calls."""
+        key = (what, name, tenant)
+        running = self._lookups.get(key)
+        if running is not None:
+            await running.done.wait()
+            if running.failure is not None:
+                raise running.failure
             return
-        detail = f"stream {stream} could not be looked up ({code}); the gateway tries again with the next request"
-        raise Refused(Refusal.STREAM_UNCERTAIN, detail)
+        lookup = self._lookups[key] = _Lookup()
+        try:
+            if not await calls.wait(tenant):
+                raise _too_many(what, name, tenant)
+            async with self._open_lookups:
+                await ask(name, tenant)
+        except Refused as refused:
+            lookup.failure = refused
+            raise
+        finally:
+            del self._lookups[key]
+            lookup.done.set()
 
-    def _require_not_absent(self, stream: str) -> None:
-        until = self._absent.get(stream)
-        if until is None:
-            return
-        if until > self._clock():
+    async def _look_up(self, stream: str, tenant: str) -> None:
+        if len(self.known) >= MOST_STREAMS:
+            detail = f"this gateway already serves {MOST_STREAMS:,} streams; run another gateway for more"
+            raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
+        answer = await self._transport.list_shards(stream)
+        if not isinstance(answer, RequestFailure):
+            self.known.add(stream)
+        elif answer.code in _ABSENT_CODES:
+            _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
             raise self._unknown(stream)
-        del self._absent[stream]
+        elif not answer.code.startswith("AccessDenied"):
+            detail = (
+                f"stream {stream} could not be looked up ({answer.code}); the gateway tries again with the next request"
+            )
+            raise Refused(Refusal.STREAM_UNCERTAIN, detail)
+        # The gateway may be allowed to put without being allowed to list. If the stream does not exist, each record
+        # fails.
+        elif not self._unconfirmed.try_add(tenant, stream, self._clock()):
+            detail = (
+                f"tenant {tenant} uses {MOST_UNCONFIRMED} streams that the gateway may not list and that took no "
+                f"record yet; correct their names, or allow the gateway kinesis:ListShards"
+            )
+            raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
+
+    def _is_known(self, stream: str, tenant: str) -> bool:
+        """Return True if the tenant may put to the stream; raise Refused if it was absent a moment ago."""
+        if self._absent.get(stream, 0.0) > self._clock():
+            raise self._unknown(stream)
+        self._absent.pop(stream, None)
+        return stream in self.known or self._unconfirmed.has(tenant, stream, self._clock())
 
     @staticmethod
     def _unknown(stream: str) -> Refused:
@@ -132,6 +218,18 @@ class StreamDirectory:
             f"there is no stream {stream} in this account and region; a new one is found within {ABSENT_SECONDS:g} s"
         )
         return Refused(Refusal.UNKNOWN_STREAM, detail)
+
+
+def _too_many(what: str, name: str, tenant: str) -> Refused:
+    detail = f"{what} {name} was not looked up, because tenant {tenant} asks for too many; send the request again"
+    return Refused(Refusal.STREAM_UNCERTAIN, detail)
+
+
+def _remember(names: OrderedDict[str, float], name: str, until: float) -> None:
+    names[name] = until
+    names.move_to_end(name)
+    if len(names) > MOST_ABSENT:
+        names.popitem(last=False)
 
 
 async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botocore has no types

@@ -10,7 +10,12 @@ from kpl_core import ConfigError
 from kpl_integrations.ingest.tenants.credentials import bearer_key
 from kpl_integrations.ingest.tenants.directory import AccessKey
 from kpl_integrations.ingest.tenants.tenant import Ack, Tenant
-from kpl_integrations.ingest.tenants.tenants_file import TenantTable, parse_tenants
+from kpl_integrations.ingest.tenants.tenants_file import (
+    TenantTable,
+    parse_tenants,
+    read_checked,
+    require_not_writable_by_others,
+)
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.tenants")
 
@@ -89,15 +94,11 @@ class FileTenants:
         return [self._path, *self._table.secret_files]
 
     def _read(self) -> TenantTable:
+        text = read_checked(self._path, "the list of tenants", require_not_writable_by_others)
         try:
-            text = self._path.read_text(encoding="utf-8")
             return parse_tenants(
                 text, environment=self._environment, folder=self._path.parent, default_ack=self._default_ack
             )
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            message = f"tenants file {self._path} cannot be read: {reason}"
-            raise ConfigError(message) from None
         except ConfigError as error:
             message = f"tenants file {self._path} cannot be used: {error}"
             raise ConfigError(message) from None

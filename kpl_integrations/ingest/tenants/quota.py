@@ -6,24 +6,26 @@ and `t`, the seconds until more is available. A bucket has no window; `burst_sec
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.tenants.tenant import Tenant
+
+_MOST_DEBT_SECONDS: Final = 60.0
 
 
 class QuotaState(NamedTuple):
     """One of a tenant's quotas, in the terms of the RateLimit header fields.
 
     `name` is "records" or "bytes" (unit content-bytes). `limit` is q, `window_seconds` w, `remaining` r.
-    `reset_seconds` is t: whole seconds after which the given request fits.
+    `ready_in` becomes t: the seconds after which the given request fits.
     """
 
     name: str
     limit: int
     window_seconds: int
     remaining: int
-    reset_seconds: int
+    ready_in: float
 
 
 class TenantQuota:
@@ -87,6 +89,15 @@ class TenantQuota:
         states = self.states(0, 0, now)
         return min((state.remaining / rate for state, rate in zip(states, self._rates, strict=True)), default=math.inf)
 
+    def charge(self, size_bytes: int, now: float) -> None:
+        """Take the bytes of a rejected request, also if that leaves debt; without a byte rate do nothing.
+
+        One request costs a minute of the rate at most, so that a single mistake does not lock out a slow tenant.
+        """
+        if self._bucket is not None and self._metered[-1][0] == "bytes":
+            most = math.ceil(self._rates[-1] * _MOST_DEBT_SECONDS)
+            self._bucket.charge(self._costs(0, min(size_bytes, most)), now)
+
     def try_take(self, records: int, size_bytes: int, now: float) -> float | None:
         """Take a request's records and bytes, all or nothing. Return None, or the seconds until it fits."""
         bucket = self._bucket
@@ -98,12 +109,11 @@ class TenantQuota:
         return max(0.0, bucket.ready_at(costs, now) - now)
 
     def states(self, records: int, size_bytes: int, now: float) -> tuple[QuotaState, ...]:
-        """Return the state of each quota; `reset_seconds` is for a request of the given size."""
+        """Return the state of each quota; `ready_in` is for a request of the given size."""
         bucket = self._bucket
         if bucket is None:
             return ()
-        ready_at = bucket.ready_at(self._costs(records, size_bytes), now)
-        wait = max(0, math.ceil(ready_at - now))
+        wait = max(0.0, bucket.ready_at(self._costs(records, size_bytes), now) - now)
         return tuple(
             QuotaState(name, max(1, int(rate * self._window_seconds)), self._window_seconds, max(0, int(tokens)), wait)
             for (name, rate), tokens in zip(self._metered, bucket.tokens(now), strict=True)

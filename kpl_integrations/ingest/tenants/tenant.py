@@ -21,6 +21,16 @@ SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
 # The id is used as a flow, a metric label and in log lines, so it has no characters that need escaping.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _ALL: Final = ("*",)
+# What `credentials.new_api_key` returns.
+_API_KEY: Final = re.compile(r"kpl_[A-Za-z0-9_-]{40,}")
+_LONGEST_SHOWN: Final = 24
+
+
+def shown(value: str, quoted: str | None = None) -> str:
+    """Return a value in quotes for an error message; only its length if it may be a key pasted at the wrong place."""
+    if len(value) > _LONGEST_SHOWN or value.startswith("kpl_"):
+        return f"a value of {len(value)} characters, which may be a key"
+    return repr(value) if quoted is None else quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +64,10 @@ class Tenant:
     otlp_streams: Mapping[Signal, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if _ID.fullmatch(self.id) is None:
+        if _ID.fullmatch(self.id) is None or _API_KEY.fullmatch(self.id) is not None:
             message = (
-                f"tenant id is {self.id!r}; it must be 1 to 128 ASCII letters, digits and _.:- after a letter or digit"
+                f"tenant id is {shown(self.id)}; it must be 1 to 128 ASCII letters, digits and _.:- after a letter or "
+                f"digit, and no API key"
             )
             raise ConfigError(message)
         require_weight(f"weight of tenant {self.id}", self.weight)
@@ -73,7 +84,7 @@ class Tenant:
 
     def _require_word(self, name: str, value: str, words: tuple[str, ...]) -> None:
         if value not in words:
-            message = f"{name} of tenant {self.id} is {value!r}; it must be one of {', '.join(words)}"
+            message = f"{name} of tenant {self.id} is {shown(value)}; it must be one of {', '.join(words)}"
             raise ConfigError(message)
 
     def allows(self, stream: str) -> bool:

@@ -4,9 +4,10 @@ docs/howto/tenants.md and examples/ingest/tenants.toml describe its members.
 """
 
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -17,12 +18,12 @@ from kpl_core import ConfigError
 from kpl_core.records.user_record import Tier
 from kpl_integrations.ingest.tenants.credentials import ApiKeys, parse_stored_key
 from kpl_integrations.ingest.tenants.directory import AccessKey
-from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, Ack, Signal, Tenant
+from kpl_integrations.ingest.tenants.tenant import UNKNOWN_TENANT, Ack, Signal, Tenant, shown
 
 MOST_TENANTS: Final = 10_000
-# The mode bits of the group and of others.
-_OTHERS: Final = 0o077
 _LONGEST_SECRET: Final = 4096
+# A quoted value in a message of msgspec or tomllib; a path such as `$.tenant[0].weight` is no value.
+_QUOTED: Final = re.compile(r"""([`'"])([^`'"$][^`'"]*)\1""")
 
 
 class _SigV4Key(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,29 +89,59 @@ class SecretReference(msgspec.Struct, frozen=True):
 
     def _file_text(self) -> str:
         assert self.file is not None  # noqa: S101 - the caller checked
-        try:
-            descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(descriptor, "rb") as opened:  # noqa: PTH123 - a descriptor, so that what is checked is what is read
-                status = os.fstat(descriptor)
-                self._require_private(status)
-                return opened.read(_LONGEST_SECRET).decode().strip()
-        except ConfigError:
-            raise
-        except (OSError, ValueError) as error:
-            is_text = isinstance(error, UnicodeDecodeError)
-            # A path that contains a NUL raises ValueError.
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8" if is_text else str(error)
-            message = f"{self.what} cannot be read from {self.file}: {reason}"
-            raise ConfigError(message) from None
+        return read_checked(self.file, self.what, _require_private, most_bytes=_LONGEST_SECRET).strip()
 
-    def _require_private(self, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            message = f"{self.what} cannot be read from {self.file}: it is not a regular file"
-            raise ConfigError(message)
-        mode = stat.S_IMODE(status.st_mode)
-        if mode & _OTHERS:
-            message = f"{self.what} is in {self.file}, whose mode {mode:04o} lets other users read it; use chmod 600"
-            raise ConfigError(message)
+
+def read_checked(path: Path, what: str, require: Callable[[os.stat_result, str], None], *, most_bytes: int = -1) -> str:
+    """Return the text of a file if `require` raises nothing for its status; `what` names it in messages.
+
+    Raises:
+        ConfigError: it cannot be read, is not a regular file or not UTF-8, or `require` refuses it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as opened:  # noqa: PTH123 - a descriptor, so that what is checked is what is read
+            status = os.fstat(descriptor)
+            _require_regular(status, f"{what} cannot be read from {path}")
+            require(status, f"{what} is in {path}, whose mode {stat.S_IMODE(status.st_mode):04o}")
+            return opened.read(most_bytes).decode()
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        is_text = isinstance(error, UnicodeDecodeError)
+        # A path that contains a NUL raises ValueError.
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8" if is_text else str(error)
+        message = f"{what} cannot be read from {path}: {reason}"
+        raise ConfigError(message) from None
+
+
+def _require_regular(status: os.stat_result, cannot: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        message = f"{cannot}: it is not a regular file"
+        raise ConfigError(message)
+
+
+def _require_private(status: os.stat_result, found: str) -> None:
+    """Raise ConfigError if others may read a secret.
+
+    Its group may read it if root or this user owns it and the group is root's or one of this process: so are the
+    secrets of Kubernetes with an fsGroup, and the credentials of systemd.
+    """
+    may_read_by_group = status.st_uid in {0, os.geteuid()} and _is_own_group(status.st_gid)
+    if status.st_mode & (0o037 if may_read_by_group else 0o077):
+        message = f"{found} lets other users read it; use chmod 600, or chmod 640 and a group of this process"
+        raise ConfigError(message)
+
+
+def require_not_writable_by_others(status: os.stat_result, found: str) -> None:
+    """Raise ConfigError if others could change the file: they could give themselves access with it."""
+    if status.st_mode & (0o002 if _is_own_group(status.st_gid) else 0o022):
+        message = f"{found} lets other users change it; use chmod 644"
+        raise ConfigError(message)
+
+
+def _is_own_group(group: int) -> bool:
+    return group in {0, os.getegid(), *os.getgroups()}
 
 
 class TenantTable:
@@ -151,10 +182,10 @@ def parse_tenants(
     try:
         content = msgspec.convert(tomllib.loads(text), _TenantsFile)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(_without_keys(str(error))) from None
     except ValueError as error:
         # TOMLDecodeError, or Python's error for a number of thousands of digits.
-        message = f"it is not TOML: {error}"
+        message = f"it is not TOML: {_without_keys(str(error))}"
         raise ConfigError(message) from None
     except RecursionError:
         message = "its values are nested too deep; flatten them"
@@ -189,6 +220,11 @@ def parse_tenants(
     return TenantTable(
         tenants, unknown=unknown, api_keys=ApiKeys(digests), access_keys=access_keys, secret_files=tuple(files)
     )
+
+
+def _without_keys(message: str) -> str:
+    """Return a parser's message without quoted values that may be a key pasted at the wrong place."""
+    return _QUOTED.sub(lambda quoted: shown(quoted[2], quoted[0]), message)
 
 
 def _tenant(tenant_id: str, share: _Share, otlp: Mapping[Signal, str], default_ack: Ack) -> Tenant:

@@ -1,9 +1,12 @@
-"""The connection between the supervisor and one worker: a socket pair with one message a line.
+"""Which of the gateway's workers a process is, and its connection to the supervisor: a socket pair.
+
+A message is a line:
 
     supervisor -> worker      the worker's instructions (the first line, JSON)
                               report N       send a report now
                               stop SIGNAL    the supervisor received this signal
-                              sum N {...}    the answer to `totals N`
+                              sum N {...}    the answer to `totals N`; N is 0 for a sum that another worker asked for,
+                                             and for the first one, which follows the instructions
     worker -> supervisor      ready          it listens
                               report N {...} its counts, taken after request N arrived (`WorkerTotals`)
                               totals N       asks for the sum over all workers
@@ -15,15 +18,57 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from socket import socket
 from typing import Final, Self
 
 import anyio
+import msgspec
 
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_core import CoordinationOptions
 
 # A report has about 200 bytes for each tenant. Larger lines are a mistake.
 _MAX_MESSAGE_BYTES: Final = 1 << 28
+# A store in a local folder answers in well under a millisecond, so short intervals are cheap.
+_SHARD_INTERVAL_SECONDS: Final = 1.0
+_QUOTA_INTERVAL_SECONDS: Final = 0.5
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker of one run of `kpl serve --workers`.
+
+    Args:
+        worker: its number, from 0; the process that replaces a dead one has the same number.
+        count: how many processes share the rates, including those that only drain an orphaned spool.
+        folder: the coordination folder of this run, readable by its user only.
+        takes_requests: False for a process that only drains an orphaned spool.
+    """
+
+    worker: int
+    count: int
+    folder: str
+    takes_requests: bool = True
+
+    def store_folder(self, purpose: str) -> Path:
+        """Return the folder of one coordination store: "quotas" or "shards"."""
+        return Path(self.folder) / purpose
+
+    def shard_sharing(self) -> CoordinationOptions:
+        """Return how the workers' producers divide the shards' limits."""
+        return self._sharing("shards", _SHARD_INTERVAL_SECONDS)
+
+    def quota_sharing(self) -> CoordinationOptions:
+        """Return how the workers divide their tenants' rates."""
+        return self._sharing("quotas", _QUOTA_INTERVAL_SECONDS)
+
+    def _sharing(self, purpose: str, interval_seconds: float) -> CoordinationOptions:
+        return CoordinationOptions(
+            store=self.store_folder(purpose).as_uri(),
+            max_workers=self.count,
+            interval_seconds=interval_seconds,
+            # A replacement has the dead worker's id, so it takes over its leases at once.
+            worker_id=f"worker-{self.worker}",
+        )
 
 
 class Channel:
@@ -49,6 +94,11 @@ class Channel:
         self.post(message)
         with contextlib.suppress(OSError):
             await self._writer.drain()
+
+    def offer(self, message: bytes) -> None:
+        """Send a message without waiting, unless the other process has not taken the last ones: it may hang."""
+        if not self._writer.transport.get_write_buffer_size():
+            self.post(message)
 
     async def receive(self) -> bytes | None:
         """Return the next message, or None when the other process is gone."""
@@ -99,9 +149,9 @@ class SupervisorLink:
         self.request = 0
         # Sends a report; set while the gateway is open.
         self.send_report: Callable[[], Awaitable[None]] | None = None
-        self._asking = anyio.Lock()
+        # The last sum over all workers, as JSON; whichever worker asked for it.
+        self.latest: bytes | None = None
         self._number = 0
-        self._answer: bytes | None = None
         self._answered = anyio.Event()
         self._is_lost = False
 
@@ -116,22 +166,26 @@ class SupervisorLink:
                 elif kind == b"stop":
                     requests.passed_on(signal.Signals(int(rest)))
                 elif kind == b"sum":
-                    number, _, body = rest.partition(b" ")
+                    number, _, self.latest = rest.partition(b" ")
                     if int(number) == self._number:
-                        self._answer = body
                         self._answered.set()
         finally:
             self._is_lost = True
             self._answered.set()
             requests.signalled()
 
-    async def ask_for_totals(self) -> bytes | None:
-        """Return the sum over all workers as JSON, or None if the supervisor is gone. The caller sets a timeout."""
-        async with self._asking:
-            if self._is_lost:
-                return None
+    async def first_sum(self) -> None:
+        """Return when there is a sum, or the supervisor is gone. Call it before any question."""
+        await self._answered.wait()
+
+    async def ask_for_sum(self) -> bool:
+        """Return True when `latest` answers this question, False if the supervisor is gone.
+
+        One caller asks at a time, and sets a timeout.
+        """
+        if not self._is_lost:
             self._number += 1
-            self._answer, self._answered = None, anyio.Event()
+            self._answered = anyio.Event()
             await self.channel.send(b"totals %d" % self._number)
             await self._answered.wait()
-            return self._answer
+        return not self._is_lost

@@ -3,6 +3,9 @@
 The supervisor keeps the last report of each worker. When a worker asks, it requests a report from all of them and adds
 them up. So a sum is exact while all workers answer, and counters never fall. Each worker also reports twice a second.
 What a worker counted after its last report is missing if it is killed.
+
+Every worker gets each sum, and a new process gets one before it takes requests. So if the supervisor does not answer,
+all workers show the same last sum, and none shows less than another did.
 """
 
 import contextlib
@@ -17,7 +20,7 @@ import anyio
 from kpl_integrations.gateway_figures import StatsDocument
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
-from kpl_integrations.ingest.stats.totals import GatewayStats, GatewayTotals
+from kpl_integrations.ingest.stats import GatewayStats, GatewayTotals
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
 from kpl_integrations.ingest.workers.totals import WorkerTotals, decode_totals, encode
@@ -38,8 +41,11 @@ class PeerStats:
         self._own = own
         self._link = link
         self._inherited = inherited
-        self._known: GatewayTotals | None = None
+        self._known: tuple[bytes, GatewayTotals] | None = None
         self._is_well = True
+        # Questions to the supervisor, one at a time.
+        self._asking = anyio.Lock()
+        self._begun = self._ended = 0
         # Reports arrive in the order in which their counts were taken.
         self._reporting = anyio.Lock()
 
@@ -66,16 +72,31 @@ class PeerStats:
             await self._link.channel.send(b"report %d " % request + encode(report))
 
     async def totals(self) -> GatewayTotals:
-        """Return the sum over all workers; the last known one if the supervisor does not answer."""
-        answer = None
+        """Return the sum over all workers; the last known one if the supervisor does not answer.
+
+        Callers that wait for the end of one question share the next one.
+        """
+        begun = self._begun
+        async with self._asking:
+            if self._ended <= begun:
+                self._begun += 1
+                await self._ask()
+                self._ended = self._begun
+        latest = self._link.latest
+        if latest is None:
+            # The supervisor is gone, and this worker stops.
+            return await self._own.totals()
+        if self._known is None or self._known[0] is not latest:
+            self._known = latest, decode_totals(latest)
+        return self._known[1]
+
+    async def _ask(self) -> None:
+        is_answered = False
         with anyio.move_on_after(ANSWER_SECONDS):
-            answer = await self._link.ask_for_totals()
-        if answer is not None:
-            self._known = decode_totals(answer)
-        elif self._is_well:
+            is_answered = await self._link.ask_for_sum()
+        if self._is_well and not is_answered:
             _logger.warning("the supervisor does not answer; statistics are those of the last answer")
-        self._is_well = answer is not None
-        return await self._own.totals() if self._known is None else self._known
+        self._is_well = is_answered
 
     async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
         """Return the sum over all workers, which includes the tenant's."""
@@ -97,6 +118,7 @@ async def take_part(
     async with quotas.taking_part() as share_quotas, anyio.create_task_group() as tasks:
         opened.accounts.opened = quotas.opened
         await stats.report()
+        await link.first_sum()
         link.send_report = stats.report
         tasks.start_soon(share_quotas)
         tasks.start_soon(stats.run)

@@ -16,7 +16,7 @@ from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.tenants import TenantQuota
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import WorkerIdentity
 
 # Longer than the leaseholder's own bound, so that the lease is released before the tenant is forgotten here.
 IDLE_INTERVALS: Final = 8.0

@@ -23,10 +23,9 @@ import msgspec
 from anyio.abc import Process, TaskGroup
 
 from kpl_core.backoff import ExponentialBackoff
-from kpl_integrations.ingest.http.listening import shared_socket
-from kpl_integrations.ingest.stats.totals import GatewayTotals
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
-from kpl_integrations.ingest.workers.link import Channel
+from kpl_integrations.ingest.http.listening import bound_socket
+from kpl_integrations.ingest.stats import GatewayTotals
+from kpl_integrations.ingest.workers.link import Channel, WorkerIdentity
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals, decode_report, encode, sum_of
 
 # A process that lived shorter died of something that is still there.
@@ -68,7 +67,7 @@ class WorkerSocket:
         A socket bound again does not listen before its worker does.
         """
         if self._is_closed:
-            self._socket = shared_socket(self._host, self._port)
+            self._socket = bound_socket(self._host, self._port, is_shared=True)
             self._is_closed = False
         return self._socket.fileno()
 
@@ -235,6 +234,7 @@ class Supervisor:
             worker.answered = 0
             # Nothing awaits in between: a signal is sent once, here or by `stop`.
             channel.post(instructions)
+            channel.post(b"sum 0 " + encode(self.totals()))
             for number in self._signals:
                 worker.post(b"stop %d" % number)
             tasks.start_soon(self._receive, worker, channel, background)
@@ -287,7 +287,11 @@ class Supervisor:
         with anyio.move_on_after(_REPORT_SECONDS):
             for worker in self._workers:
                 await worker.reported(request)
-        await channel.send(b"sum %s " % question + encode(self.totals()))
+        totals = encode(self.totals())
+        for worker in self._workers:
+            if worker.channel is not None and worker.channel is not channel:
+                worker.channel.offer(b"sum 0 " + totals)
+        await channel.send(b"sum %s " % question + totals)
 
     def _set_ready(self, worker: _Worker) -> None:
         worker.is_ready = True

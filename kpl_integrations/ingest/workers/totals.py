@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric as Family
 from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamStats, TenantStats, WorkerStats
-from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.metrics.catalogue import METRICS
 
 _ACCEPTED: Final = "kinesis_producer_accepted_records"
@@ -49,7 +49,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     families: list[Family]
 
 
-class _DeadWorker(msgspec.Struct, frozen=True, kw_only=True):
+class _DeadWorker(msgspec.Struct):
     """All dead processes of one worker number: records that the last one left unfinished and earlier ones lost."""
 
     deaths: int = 0
@@ -67,17 +67,14 @@ class DeadTotals:
 
     def add(self, worker: int, last: WorkerTotals | None) -> None:
         """Count one death; `last` is the process's last report, None if it never sent one."""
-        before = self.workers.get(worker, _DeadWorker())
+        dead = self.workers.setdefault(worker, _DeadWorker())
+        dead.deaths += 1
         if last is None:
-            self.workers[worker] = msgspec.structs.replace(before, deaths=before.deaths + 1)
             return
         records = last.stats.records
         finished = records.delivered + sum(records.failed.values())
-        self.workers[worker] = _DeadWorker(
-            deaths=before.deaths + 1,
-            unfinished=max(0, records.accepted - finished),
-            lost=before.lost + max(0, before.unfinished - last.inherited),
-        )
+        dead.lost += max(0, dead.unfinished - last.inherited)
+        dead.unfinished = max(0, records.accepted - finished)
         self.stats = _added(self.stats, _counters_of(last.stats, finished))
         self.families = _merged([*self.families, *(each for each in last.families if each.type in _COUNTERS)])
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.durability.dead_letters import AlarmChange, DeadLetterQueue, DepthAlarm, Escalation, RedrivePolicy
+from kpl_core.durability.dead_letters import DeadLetterQueue, DepthAlarm
 from kpl_core.durability.dead_letters.dead_letter_queue import producer_version
-from kpl_core.durability.spool import DeadLetter, LetterFilter, Reason, Spool, SpoolClosed, SpoolFull, SpoolOptions
+from kpl_core.durability.spool import DeadLetter, LetterFilter, Spool, SpoolClosed, SpoolFull, SpoolOptions
+from kpl_core.hooks import DeadLetterAlarm
+from kpl_core.options.reliability import DeadLetterOptions
+from kpl_core.records.record_result import Reason
 from kpl_core.records.user_record import Tier
 from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
 
@@ -39,8 +42,8 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 @pytest.fixture
 def queue(spool: Spool, clock: Clock) -> DeadLetterQueue:
-    policy = RedrivePolicy(base_seconds=10, cap_seconds=100)
-    return DeadLetterQueue(spool, policy=policy, wall_clock=clock, chance=lambda: 1.0)
+    options = DeadLetterOptions(redrive_base_seconds=10, redrive_cap_seconds=100)
+    return DeadLetterQueue(spool, options=options, wall_clock=clock, chance=lambda: 1.0)
 
 
 def bury(queue: DeadLetterQueue, number: int, tier: Tier = "normal", reason: Reason = "throttled") -> DeadLetter:
@@ -171,20 +174,20 @@ def test_letters_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_the_alarm_escalates_once_for_each_crossing(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
-    escalations: list[Escalation] = []
+    escalations: list[DeadLetterAlarm] = []
     queue = DeadLetterQueue(spool, alarm=DepthAlarm(3), on_escalation=escalations.append)
     with caplog.at_level(logging.INFO, logger="kpl_core"):
         for number in range(6):
             bury(queue, number)
         queue.remove(queue.select_nowait(LetterFilter(), 5).result(SECONDS)).result(SECONDS)
         queue.watch_depth()
-    assert [(each.change, each.depth) for each in escalations] == [(AlarmChange.RAISED, 3), (AlarmChange.CLEARED, 1)]
+    assert [(each.raised, each.depth) for each in escalations] == [(True, 3), (False, 1)]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "kpl dlq list" in caplog.text
 
 
 def test_an_on_escalation_callback_that_raises_is_logged(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
-    def page(_: Escalation) -> None:
+    def page(_: DeadLetterAlarm) -> None:
         message = "the pager is broken"
         raise RuntimeError(message)
 

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.durability.dead_letters.dead_letter_queue import AlarmChange, DepthAlarm, Escalation
+from kpl_core.durability.dead_letters import DepthAlarm
 from kpl_core.errors import ConfigError
+from kpl_core.hooks import DeadLetterAlarm
 
 
 def test_the_alarm_is_raised_at_the_threshold_and_cleared_at_half_of_it() -> None:
@@ -13,13 +14,13 @@ def test_the_alarm_is_raised_at_the_threshold_and_cleared_at_half_of_it() -> Non
     assert changes == [
         None,
         None,
-        Escalation(AlarmChange.RAISED, 100, 100),
+        DeadLetterAlarm(True, 100, 100),
         None,
         None,
         None,
-        Escalation(AlarmChange.CLEARED, 50, 100),
+        DeadLetterAlarm(False, 50, 100),
         None,
-        Escalation(AlarmChange.RAISED, 100, 100),
+        DeadLetterAlarm(True, 100, 100),
     ]
 
 
@@ -31,7 +32,7 @@ def test_a_depth_that_varies_around_the_threshold_raises_one_alarm(
     alarm = DepthAlarm(threshold, clear_at=clear_at)
     changes = [change for depth in depths if (change := alarm.update(depth)) is not None]
     for place, change in enumerate(changes):
-        assert change.change is (AlarmChange.CLEARED if place % 2 else AlarmChange.RAISED)
+        assert change.raised is (place % 2 == 0)
         assert change.depth <= clear_at if place % 2 else change.depth >= threshold
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, RedrivePolicy, RedriveProgress, Redriver
+from kpl_core.durability.dead_letters import DeadLetterQueue, RedriveProgress, Redriver
 from kpl_core.durability.dead_letters.dead_letter_queue import DueLetters
-from kpl_core.durability.replay import DeliveryPace
+from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOptions
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
+from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.records.user_record import Tier
 from tests.durability.spool.receiver import Receiver, until
 from tests.durability.spool.records import EXPIRED, failed, spooled
@@ -64,7 +65,7 @@ async def test_due_letters_are_delivered_and_removed(spool: AsyncSpool) -> None:
 async def test_a_letter_that_fails_stays_and_is_redriven_when_due_again(spool: AsyncSpool) -> None:
     receiver = Receiver()
     receiver.answers[b"0"] = [failed(EXPIRED)] * 3
-    queue = DeadLetterQueue(spool.spool, policy=RedrivePolicy(base_seconds=0.001), chance=lambda: 1.0)
+    queue = DeadLetterQueue(spool.spool, options=DeadLetterOptions(redrive_base_seconds=0.001), chance=lambda: 1.0)
     await bury(spool, queue, range(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Redriver(queue, receiver.put, pace()).run)

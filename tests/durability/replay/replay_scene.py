@@ -10,7 +10,7 @@ import anyio
 
 from kpl_core import BreakerPolicy, Config, FairnessPolicy, RecordResult, decode
 from kpl_core.durability.dead_letters import DeadLetterQueue
-from kpl_core.durability.replay import Replayer
+from kpl_core.durability.replay.replayer import Replayer
 from kpl_core.durability.spool import AsyncSpool, SpooledRecord, SpoolOptions
 from kpl_core.durability.spool.claims import Claimed
 from kpl_core.event_loop import running_clock
@@ -84,10 +84,7 @@ async def replaying(
     async with transport.open(), anyio.create_task_group() as tasks:
         await tasks.start(streams.run)
         pipeline = streams.start(STREAM)
-        put, fresh = (
-            ReplayPut(origin, pipeline=lambda _: pipeline, wake=streams.wake, clock=clock)
-            for origin in ("replay", "redrive")
-        )
+        put, fresh = (ReplayPut(origin, streams, lambda _: pipeline) for origin in ("replay", "redrive"))
 
         def one_by_one(record: SpooledRecord, finished: Callable[[RecordResult], None]) -> None:
             put(record, finished)

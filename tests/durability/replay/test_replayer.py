@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from kpl_core.durability.dead_letters import DeadLetterQueue
-from kpl_core.durability.replay import Replayer
+from kpl_core.durability.replay.replayer import Replayer
 from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOptions
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
 from kpl_core.options.kinesis_limits import MIB

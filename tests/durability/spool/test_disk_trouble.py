@@ -130,7 +130,9 @@ def test_a_file_without_write_permission_names_the_cause(open_folder: Path) -> N
     with Spool(options) as spool:
         spool.append_nowait([spooled()], claim=True).result(SECONDS)
     options.path.with_name("spool.db.lock").chmod(0o666)
-    options.path.chmod(0o444)
+    options.path.chmod(0o400)
+    if os.geteuid() == 0:
+        os.chown(options.path, 65_534, 65_534)
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -151,6 +153,32 @@ def test_a_file_without_write_permission_names_the_cause(open_folder: Path) -> N
     )
     assert finished.stdout.startswith("SpoolUnavailable"), finished.stderr
     assert "is read-only (SQLite: attempt to write a readonly database)" in finished.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_that_others_may_read_is_refused(open_folder: Path) -> None:
+    path = open_folder / "spool.db"
+    path.touch(0o644)
+    path.chmod(0o666)
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from kpl_core.durability.spool import Spool, SpoolError, SpoolOptions\n"
+        "os.setuid(65_534)\n"
+        "try:\n"
+        "    Spool(SpoolOptions(path=Path(sys.argv[1]))).open()\n"
+        "except SpoolError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "SpoolUnavailable" in finished.stdout, finished.stderr
+    assert "other users may read it (mode 0666)" in finished.stdout
 
 
 def test_a_file_locked_by_another_program_is_not_reported_as_damaged(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.durability.dead_letters.dead_letter_queue import REDRIVEN_AUTOMATICALLY
 from kpl_core.durability.spool.envelope import DeadLetter
+from kpl_core.records.record_result import INCURABLE, REASONS
 
 HOWTO = Path(__file__).parents[3] / "docs" / "howto" / "spool-and-dead-letters.md"
 TEXT = HOWTO.read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def test_each_documented_program_runs(
 
 def test_the_documented_reasons_are_those_of_the_code() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (yes|no) \|$", TEXT, re.MULTILINE))
-    assert rows == {reason: "yes" if by_itself else "no" for reason, by_itself in REDRIVEN_AUTOMATICALLY.items()}
+    assert rows == {reason: "no" if reason in INCURABLE else "yes" for reason in REASONS}
 
 
 def test_every_field_of_the_envelope_is_documented() -> None:

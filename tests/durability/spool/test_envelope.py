@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core.durability.spool.envelope import (
-    REASON_BY_ERROR_CODE,
-    REASONS,
     DeadLetter,
     SpooledRecord,
     dead_letter_of,
@@ -20,10 +18,9 @@ from kpl_core.durability.spool.envelope import (
     encode,
     letter_id,
     letter_to_json,
-    reason_of,
     spooled_record_of,
 )
-from kpl_core.records.record_result import Attempt
+from kpl_core.records.record_result import REASON_BY_ERROR_CODE, REASONS, Attempt, reason_of
 from tests.durability.spool.records import DELIVERED, EXPIRED, THROTTLED, failed, spooled
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)

@@ -341,7 +341,7 @@ def test_a_question_that_fails_on_the_disk_can_be_repeated(spool: Spool, monkeyp
 def test_a_spool_error_in_a_question_is_raised_to_its_caller(spool: Spool) -> None:
     def refuse(_: SpoolStore) -> None:
         message = "not now"
-        raise SpoolFull(message, stored_bytes=1, max_bytes=1)
+        raise SpoolFull(message)
 
     with pytest.raises(SpoolFull, match="not now"):
         spool.ask(refuse).result(SECONDS)

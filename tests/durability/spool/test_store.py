@@ -91,6 +91,35 @@ def test_a_second_spool_on_the_same_file_is_rejected_with_the_owners_pid(options
     store.close()
 
 
+def test_files_that_others_may_read_become_private_when_the_spool_is_opened(options: SpoolOptions) -> None:
+    """They keep 0644 from a copy, a backup or an older program; SQLite copies the mode of the file to -wal and -shm."""
+    options.path.touch()
+    options.path.chmod(0o644)
+    store = SpoolStore(options)
+    store.open()
+    store.commit(Changes(records=rows(1)))
+    # As after a kill: the log and the shared memory stay, with the mode of the time when they were made.
+    other = sqlite3.connect(options.path)
+    other.execute("SELECT count(*) FROM spooled").fetchone()
+    store.close()
+    files = [Path(f"{options.path}{suffix}") for suffix in ("", "-wal", "-shm")]
+    for path in files:
+        path.chmod(0o644)
+    store.open()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * 3
+    store.close()
+    other.close()
+
+
+def test_a_link_instead_of_the_lock_file_overwrites_no_other_file(options: SpoolOptions, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    options.path.with_name(f"{options.path.name}.lock").symlink_to(victim)
+    with pytest.raises(SpoolUnavailable, match="symbolic links"):
+        SpoolStore(options).open()
+    assert victim.read_text() == "precious"
+
+
 def test_two_names_of_one_file_are_one_spool(options: SpoolOptions) -> None:
     link = options.path.with_name("link.db")
     link.symlink_to(options.path.name)

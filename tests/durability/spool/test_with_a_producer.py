@@ -8,7 +8,8 @@ import pytest
 
 from kpl_core import Config, Delivery, Producer, RecordResult, decode
 from kpl_core.durability.dead_letters import DeadLetterQueue, Redriver
-from kpl_core.durability.replay import DeliveryPace, Replayer
+from kpl_core.durability.delivery_pace import DeliveryPace
+from kpl_core.durability.replay.replayer import Replayer
 from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpooledPut, SpooledRecord, SpoolOptions
 from kpl_core.testing import ErrorAnswer, FakeKinesis, RecordError
 from kpl_core.testing.fake_transport import FakeTransport

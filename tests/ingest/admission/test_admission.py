@@ -72,6 +72,13 @@ async def draining(gateway: IngestGateway) -> Answer:
     return await Client(gateway, "acme").post(ONE)
 
 
+async def wrong_keys(gateway: IngestGateway) -> Answer:
+    client = Client(gateway, "nobody")
+    while (answer := await client.get("/v1/stats")).status == 401:
+        pass
+    return answer
+
+
 async def uncertain(gateway: IngestGateway) -> Answer:
     transport: Any = gateway._transport  # noqa: SLF001
     transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="ListShards"))
@@ -164,6 +171,8 @@ ROWS: list[tuple[Refusal, dict[str, Any], Callable[[IngestGateway], Awaitable[An
     (Refusal.UNKNOWN_PATH, {}, call("GET", "/v2")),
     (Refusal.METHOD, {}, call("GET", PATH)),
     (Refusal.METHOD, {}, call("POST", "/livez")),
+    (Refusal.HOST, {"allowed_hosts": "gateway.internal"}, call("POST", PATH, b"{}", headers=typed(JSON))),
+    (Refusal.WRONG_KEYS, {"admin_key": "an-administrators-key"}, wrong_keys),
     (Refusal.TOO_LARGE, {"max_outstanding_records": 110}, never_room),
     (Refusal.TOO_LARGE, {"max_body_bytes": 1_024}, call("POST", PATH, b"x" * 1_025, headers=typed(JSON))),
     (
@@ -231,7 +240,7 @@ async def test_a_rejected_request_is_answered_by_its_row(refusal, settings, lead
         assert ("ratelimit-policy" in answer.headers) == row.shows_quota
         assert ("www-authenticate" in answer.headers) == (row.status == 401)
         assert ("allow" in answer.headers) == (row.status == 405)
-        assert gateway.refusals[refusal] >= 1
+        assert gateway.tally.refusals[refusal] >= 1
 
 
 async def test_no_record_of_a_rejected_request_is_put():

@@ -159,7 +159,7 @@ async def test_a_full_buffer_never_rejects_a_quiet_tenant():
     settings: dict[str, Any] = {"max_outstanding_records": 20_000, "record_ttl_ms": 600_000, "close_seconds": 0.0}
     async with open_gateway(transport, tenants, **settings) as gateway:
         transport.latency_seconds = 0.0
-        gateway.streams.known.add(STREAM)
+        gateway.opened.streams.known.add(STREAM)
         refused = dict.fromkeys((tenant.id for tenant in noisy), 0)
         for _ in range(10):
             for tenant in refused:
@@ -179,7 +179,7 @@ async def test_records_of_one_tenant_on_their_way_to_many_shards_leave_room_for_
     transport = kinesis(16, latency_seconds=30.0)
     tenants = KnownTenants(Tenant(id="noisy"), Tenant(id="quiet"))
     async with open_gateway(transport, tenants, max_outstanding_records=2_000, close_seconds=0.0) as gateway:
-        gateway.streams.known.add(STREAM)
+        gateway.opened.streams.known.add(STREAM)
         noisy, refused = Client(gateway, "noisy"), None
         for number in range(200):
             request = body(20, key=f"key-{number}")

@@ -50,7 +50,7 @@ async def test_without_room_it_is_503_and_a_retry_after_the_given_time_succeeds(
             STREAM, [UserRecord(f"k{n}", b"x") for n in range(90)], flow="others"
         )
         answer = await export(gateway, content_type)
-        assert gateway.refusals[Refusal.NO_ROOM] == 1
+        assert gateway.tally.refusals[Refusal.NO_ROOM] == 1
         await anyio.sleep(assert_comes_again(answer, content_type))
         assert (await export(gateway, content_type)).status == 200
         assert all([(await delivery).successful for delivery in held])
@@ -65,7 +65,7 @@ async def test_with_the_breaker_open_it_is_503_until_kinesis_answers_again(conte
         while (await Client(gateway).post(records(20))).status == 202:  # noqa: ASYNC110 - what it polls is under test
             await anyio.sleep(0.1)
         answer = await export(gateway, content_type, ack)
-        assert gateway.refusals[Refusal.BREAKER_OPEN] == 2
+        assert gateway.tally.refusals[Refusal.BREAKER_OPEN] == 2
         assert_comes_again(answer, content_type)
         transport.kinesis.faults.remove(outage)
         for _ in range(10):

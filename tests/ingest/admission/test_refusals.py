@@ -1,12 +1,22 @@
 """Each row of the table of refusals has one Retry-After rule, on every route."""
 
+from pathlib import Path
+
 import pytest
 
-from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused
-from kpl_integrations.ingest.admission.retry_after import over_queue_share, refusal_headers, retry_after_header
+import kpl_integrations
+from kpl_integrations.asgi.protocol import retry_after_header
+from kpl_integrations.ingest.admission.refusals import (
+    REFUSALS,
+    Refusal,
+    Refused,
+    over_queue_share,
+    rate_limit_headers,
+    refusal_headers,
+)
 from kpl_integrations.ingest.http.answers import problem_of
 from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
-from kpl_integrations.ingest.tenants import Tenant
+from kpl_integrations.ingest.tenants import QuotaState, Tenant
 
 # Seconds, and the field's value: rounded up, at least 1.
 ROUNDED = [(0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.2, b"2"), (1.5, b"2"), (2.5, b"3"), (59.01, b"60")]
@@ -18,6 +28,19 @@ def test_retry_after_is_rounded_up_to_whole_seconds(seconds, value):
     refused = Refused(Refusal.NO_ROOM, "full", retry_after=seconds)
     assert refusal_headers(refused) == [(b"retry-after", value)]
     assert (b"retry-after", value) in problem_of(refused)[1]
+
+
+def test_one_file_writes_and_rounds_retry_after():
+    folder = Path(next(iter(kpl_integrations.__path__)))
+    written = [path.name for path in folder.rglob("*.py") if 'b"retry-after"' in path.read_text(encoding="utf-8")]
+    assert written == ["protocol.py"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 1.5])
+def test_the_time_of_ratelimit_is_rounded_as_retry_after_is_and_absent_if_there_is_room(seconds):
+    fields = dict(rate_limit_headers([QuotaState("records", 10, 1, 0, seconds)]))
+    time = b";t=" + retry_after_header(seconds)[1] if seconds else b""
+    assert fields[b"ratelimit"] == b'"records";r=0' + time
 
 
 @pytest.mark.parametrize("refusal", list(Refusal))

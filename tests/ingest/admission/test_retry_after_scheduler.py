@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.admission.retry_after import LONGEST_SECONDS, MOST_SLOTS, DrainRate, RetryAfterScheduler
+from kpl_integrations.ingest.admission.refusals import LONGEST_SECONDS, MOST_SLOTS, DrainRate, RetryAfterScheduler
 from kpl_integrations.ingest.tenants import Tenant, TenantQuota
 
 

@@ -42,7 +42,7 @@ def test_the_httpx_client_delivers_everything_for_a_tenant_with_a_low_rate():
             check=False,
         )
         assert ended.stdout == "1000 accepted\n", ended.stderr
-        assert gateway.gateway.answers[429] > 0
+        assert gateway.gateway.tally.answers[429] > 0
     assert gateway.report is not None
     assert gateway.report.delivered == 1_000
 

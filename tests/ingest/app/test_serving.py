@@ -70,17 +70,19 @@ async def test_a_slow_head_is_answered_408_while_other_clients_are_served():
 
 
 async def test_an_endless_head_is_answered_431():
-    head = b"GET /livez HTTP/1.1\r\n" + b"a: b\r\n" * 500
+    head = b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 500
     async with served(gateway_of(kinesis(), max_header_bytes=2_048)) as server:
         answer = await spoken(server, head)
         assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
-        assert (await spoken(server, b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert (await spoken(server, b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).startswith(
+            b"HTTP/1.1 200"
+        )
 
 
 async def test_many_pipelined_requests_are_not_one_long_head():
     body = b'{"partition_key":"k","data":"' + b"x" * 400 + b'"}'
     fields = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    last = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     async with served(gateway_of(kinesis(), max_header_bytes=2_048)) as server:
         # The first piece ends inside a head.
         said = await spoken(server, (fields.encode() + body) * 10 + last[:9], last[9:], pause=0.1)
@@ -91,14 +93,14 @@ async def test_many_pipelined_requests_are_not_one_long_head():
 
 
 async def test_a_slow_body_is_answered_408():
-    head = f"POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n".encode()
     async with served(gateway_of(kinesis(), body_seconds=0.3)) as server:
         assert (await spoken(server, head, b"{", b'"', pause=0.1)).startswith(b"HTTP/1.1 408")
 
 
 async def test_a_second_head_on_the_same_connection_is_bounded_like_the_first():
     async with served(gateway_of(kinesis(), header_seconds=0.3)) as server:
-        answer = await spoken(server, b"GET /livez HTTP/1.1\r\n\r\n", b"GET /li", pause=0.1)
+        answer = await spoken(server, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /li", pause=0.1)
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"HTTP/1.1 408" in answer
 
@@ -106,8 +108,8 @@ async def test_a_second_head_on_the_same_connection_is_bounded_like_the_first():
 @pytest.mark.parametrize(
     ("asked", "status", "rest"),
     [
-        (f"POST {PATH} HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n", b"401", b"x"),
-        ("GET /livez HTTP/1.1\r\n\r\n", b"200", b"\r\n"),
+        (f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n", b"401", b"x"),
+        ("GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b"200", b"\r\n"),
     ],
     ids=["an unread body", "empty lines"],
 )
@@ -150,7 +152,7 @@ async def test_a_slow_head_behind_a_pending_request_is_rejected_after_the_answer
     answering_after(gateway, told)
     async with served(gateway) as server:
         asyncio.get_running_loop().call_later(1.5, told.set)
-        said = await spoken(server, b"GET /livez HTTP/1.1\r\n\r\nGET /livez HTTP/1.1\r\n")
+        said = await spoken(server, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /livez HTTP/1.1\r\nhost: x\r\n")
         assert said.startswith(b"HTTP/1.1 200")
         assert b"HTTP/1.1 408" in said
 
@@ -161,7 +163,7 @@ async def test_a_large_head_behind_a_pending_request_does_not_replace_its_answer
     answering_after(gateway, told)
     async with served(gateway) as server:
         try:
-            begun = b"GET /livez HTTP/1.1\r\n\r\nGET /livez HTTP/1.1\r\n"
+            begun = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /livez HTTP/1.1\r\nhost: x\r\n"
             assert await spoken(server, begun, b"a: b\r\n" * 500, b"a: b\r\n" * 500, pause=0.05) == b""
         finally:
             told.set()
@@ -191,7 +193,9 @@ async def test_chunked_and_fragmented_bodies_arrive_complete():
 
 
 async def test_a_too_large_body_is_rejected_before_it_is_read():
-    head = f"POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 2000000\r\n\r\n".encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2000000\r\n\r\n".encode()
+    )
     async with served(gateway_of(kinesis(), max_body_bytes=1_024)) as server:
         answer = await spoken(server, head)
         assert answer.startswith(b"HTTP/1.1 413")

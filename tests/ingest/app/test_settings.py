@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from kpl_core import ConfigError
+from kpl_core.options.validation import Bound
 from kpl_integrations.ingest import load_settings
-from kpl_integrations.ingest.settings import BOUNDS, IngestSettings, unknown_variables
+from kpl_integrations.ingest.settings import IngestSettings, unknown_variables
 
 
 def test_arguments_have_precedence_over_the_environment(monkeypatch):
@@ -47,6 +48,14 @@ def test_a_setting_is_named_as_the_caller_gave_it(monkeypatch, given, reason):
     with pytest.raises(ConfigError) as error:
         load_settings(**given)
     assert str(error.value) == f"invalid settings of the gateway: {reason}"
+
+
+BOUNDS = {
+    name: bound
+    for name, field in IngestSettings.model_fields.items()
+    for bound in field.metadata
+    if isinstance(bound, Bound)
+}
 
 
 @pytest.mark.parametrize(("name", "bound"), BOUNDS.items())

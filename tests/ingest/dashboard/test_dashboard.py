@@ -14,9 +14,9 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.dashboard.dashboard import CLOSING_EVENT_SECONDS, MOST_WATCHERS, Dashboard
-from kpl_integrations.ingest.stats.metrics import GatewayMetrics
-from kpl_integrations.ingest.stats.totals import SingleProcessStats
+from kpl_integrations.ingest.stats import SingleProcessStats
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
+from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
@@ -156,7 +156,7 @@ async def test_an_expired_session_ends_its_event_stream() -> None:
         began_at = anyio.current_time()
         gateway.routes |= Dashboard(
             gateway.opened,
-            SingleProcessStats(gateway.opened, GatewayMetrics()),
+            SingleProcessStats(gateway.opened, PrometheusMetrics()),
             wall_clock=lambda: 1_800_000_000.0 + (anyio.current_time() - began_at) * 3_600,
         ).routes()
         entered = await Client("POST", "/dashboard", body=f"key={KEY}".encode()).ask(gateway)

@@ -48,3 +48,11 @@ def test_the_expiration_of_a_cookie_cannot_be_changed() -> None:
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=80).map(lambda rest: COOKIE.encode() + b"=" + rest)))
 def test_any_other_cookie_is_no_session_and_no_error(header: bytes) -> None:
     assert not session.is_open(header, NOW)
+
+
+@pytest.mark.parametrize("others", [b"a=b; %b", b'%b; c="x', b"kpl_dashboar=1;%b", b"=;;%b", b"\xff=\xff; %b;"])
+def test_the_cookie_is_found_among_others(others: bytes) -> None:
+    cookie = _cookie(session.begin(KEY, NOW, is_secure=True))
+    assert session.is_open(others % cookie, NOW)
+    name, _, value = cookie.partition(b"=")
+    assert session.is_open(others % (name + b'="' + value + b'"'), NOW)

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_integrations.ingest.decoding import json_text
-from kpl_integrations.ingest.decoding.json_text import is_deeper_than
+from kpl_integrations.ingest.decoding import DecodeRefusal, json_text
+from kpl_integrations.ingest.decoding.json_text import is_deeper_than, require_text
 
 MIB = 1024 * 1024
 texts = st.text(st.sampled_from('[]{}"\\a\n'), max_size=8)
@@ -47,3 +47,27 @@ def test_the_check_needs_memory_for_a_few_copies_of_the_text_at_most(text):
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("at", [0, 5, 65_533, 65_536, 200_000])
+def test_the_byte_that_is_not_utf8_is_found_in_a_long_body(at):
+    text = ("é😀" * 50_000).encode()
+    require_text(text)
+    wrong = text[:at].decode(errors="ignore").encode()
+    with pytest.raises(DecodeRefusal, match=f"byte {len(wrong)} of the body"):
+        require_text(wrong + b"\xff" + text)
+
+
+def test_a_body_may_have_an_object_in_16_bytes_and_a_million_in_any_case():
+    require_text(b"{}" * (MIB - 1))
+    with pytest.raises(DecodeRefusal, match="more than 1,048,576 JSON objects") as refusal:
+        require_text(b"{}" * (MIB + 1))
+    assert refusal.value.status == 413
+    require_text((b"{}" + b" " * 14) * (MIB + 1))
+
+
+@pytest.mark.parametrize("depth", [1, 4, 5, 63, 64, 65, 400])
+def test_chains_of_any_length_are_as_deep_as_they_are(depth):
+    for text in (b"[" * depth + b"]" * depth, b"[" + b"[[],[" * (depth // 2) + b"]]" * (depth // 2) + b"]"):
+        for bound in (1, 3, 4, 63, 64, 399):
+            assert is_deeper_than(bound, text) == (depth_of(json.loads(text)) > bound)

@@ -36,7 +36,7 @@ def request(body: bytes = ONE, *fields: str, target: str = PATH, version: str = 
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-LAST = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
 def count_of(gateway: IngestGateway) -> Callable[[], int]:
@@ -63,7 +63,7 @@ async def test_many_requests_in_one_piece_are_answered_in_order():
         said = await spoken(server, request() + bad + request() + slow + request() + bad + LAST)
         assert [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)] == [
             b"202", b"400", b"202", b"200", b"202", b"400", b"200"]  # fmt: skip
-    assert gateway.answers[202] == 4
+    assert gateway.tally.answers[202] == 4
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ async def test_an_exception_is_answered_500_and_logged_once(caplog):
     assert said_by_the_server == ["Exception in the fast path"]
 
 
-@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\n\r\n"], ids=["alone", "after another"])
+@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["alone", "after another"])
 async def test_requests_behind_an_answer_that_closes_are_not_accepted(before):
     transport = kinesis()
     gateway = gateway_of(transport)
@@ -174,7 +174,7 @@ async def test_a_client_that_does_not_read_its_answers_is_paused():
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writer.drain(), 1.0)
             # The buffers of both sockets and of the server take some answers. The other requests are not read.
-            assert gateway.answers[400] < 150_000
+            assert gateway.tally.answers[400] < 150_000
             assert await reader.read(12) == b"HTTP/1.1 400"
         finally:
             writer.transport.abort()

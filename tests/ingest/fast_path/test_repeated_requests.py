@@ -114,7 +114,7 @@ async def what_happens(pieces: list[bytes]) -> tuple[Any, ...]:
         for piece in pieces:
             await line.hear(piece)
         accounts = sorted((one.tenant.id, one.requests, one.accepted_records) for one in gateway.opened.accounts)
-        tally = dict(gateway.answers), dict(gateway.refusals)
+        tally = dict(gateway.tally.answers), dict(gateway.tally.refusals)
         line.protocol.connection_lost(None)
     return line.wire.said, line.wire.closed, accounts, tally, sorted(data for _, data in stored(transport, STREAM))
 
@@ -158,7 +158,7 @@ class TestOneConnection:
             line.protocol.parser = None  # type: ignore[assignment] # it is not needed any more
             for name in ("one", "a longer one", "a bad one", "one"):
                 await line.hear(ASKED[name])
-            assert gateway.answers == {202: 5, 400: 1}
+            assert gateway.tally.answers == {202: 5, 400: 1}
 
     async def test_the_tenant_is_looked_up_for_each_request(self):
         directory = tenants()

@@ -98,7 +98,7 @@ async def what_it_did(each: Asked, *, at_once: bool) -> tuple[Any, ...]:
         answers = [await asked(gateway, each, at_once=at_once) for _ in range(2)]
         accounts = sorted((one.tenant.id, one.requests, one.accepted_records) for one in gateway.opened.accounts)
         refused = {one.tenant.id: dict(one.refused) for one in gateway.opened.accounts if one.refused}
-        tally = dict(gateway.answers), dict(gateway.refusals)
+        tally = dict(gateway.tally.answers), dict(gateway.tally.refusals)
     return answers, accounts, refused, tally, sorted(data for _, data in stored(transport, STREAM))
 
 
@@ -124,4 +124,4 @@ async def test_a_closed_gateway_rejects_in_the_fast_path_and_closes_the_connecti
         assert answer is not None
         assert answer[0] == 503
         assert answer[1]["connection"] == "close"
-        assert gateway.refusals[Refusal.DRAINING] == 1
+        assert gateway.tally.refusals[Refusal.DRAINING] == 1

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"
 ONE = b'{"partition_key":"k","data":"x"}'
 ASKS = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAAAAMAAAAA")
-LAST = b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
 @pytest.fixture
@@ -110,3 +110,24 @@ async def test_the_body_of_a_request_for_an_upgrade_is_never_a_request():
 async def test_a_connect_request_is_rejected(what: Any):
     async with served(gateway_of(kinesis())) as server:
         assert (await spoken(server, what)).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("size", [1_900, 3_000, 100_000])
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("cut", [0, 60, 1_500], ids=["in one read", "at its start", "in its middle"])
+@pytest.mark.parametrize("is_fast", [True, False])
+async def test_the_bound_of_a_head_holds_however_it_arrives(size, method, cut, is_fast):
+    gateway = gateway_of(kinesis(), max_header_bytes=2_048, fast_path=is_fast)
+    async with served(gateway) as server:
+        length = len(ONE) if method == "POST" else 0
+        whole = head("x: " + "a" * size, f"content-length: {length}", method=method) + ONE[:length]
+        expected = b"HTTP/1.1 431" if size > 2_048 else b"HTTP/1.1 202" if method == "POST" else b"HTTP/1.1 405"
+        # As the first request of a connection, and behind another one in the same read.
+        answers = await spoken(server, *pieces_of(whole, cut), LAST, pause=0.02 if cut else 0.0)
+        assert answers.startswith(expected)
+        before = head(f"content-length: {len(ONE)}") + ONE
+        answers = await spoken(server, *pieces_of(before + whole, cut), LAST, pause=0.02 if cut else 0.0)
+        # The client may get no answer to the first one, because its connection is closed.
+        is_accepted = expected.endswith(b"202")
+        assert answers.count(b"HTTP/1.1 202") <= 1 + is_accepted
+        assert gateway.producer.report().accepted in ({3} if is_accepted else {1} if size < 2_048 else {0, 1})

@@ -34,6 +34,7 @@ DIRECTORY = key_directory(
     AccessKey("ADA", SECRET, ADA),
     AccessKey("TEMP", SECRET, ADA, session_token="token", expires_at=4e9),
     AccessKey("OVER", SECRET, ADA, session_token="token", expires_at=1e9),
+    AccessKey("ELSEWHERE", SECRET, Tenant(id="elsewhere", streams=("none",))),
     AccessKey("HELD", SECRET, HELD),
     AccessKey("SLOW", SECRET, Tenant(id="slow", records_per_second=0.001)),
     AccessKey("PLAIN", SECRET, Tenant(id="plain", aggregation=False)),
@@ -127,6 +128,14 @@ def test_read_only_operations_are_forwarded(gateway, client):
     page = client.list_shards(StreamName=STREAM, MaxResults=1, ShardFilter={"Type": "AT_LATEST"})
     assert len(page["Shards"]) == 1
     assert len(client.list_shards(NextToken=page["NextToken"])["Shards"]) == 1
+    # A token stands for a stream, so it works only for tenants that may use the stream.
+    other = client_for(gateway.url, key="ELSEWHERE")
+    assert refusal(other.list_shards, NextToken=page["NextToken"])[0] == "AccessDeniedException"
+    for invented in (page["NextToken"].partition("|")[2], "none", "|", f"{STREAM}|"):
+        assert refusal(other.list_shards, NextToken=invented)[0] in {
+            "InvalidArgumentException",
+            "AccessDeniedException",
+        }
     assert client.describe_stream(StreamName=STREAM)["StreamDescription"]["HasMoreShards"] is False
 
 
@@ -156,10 +165,10 @@ CREDENTIALS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "code"), [row[1:] for row in CREDENTIALS], ids=[row[0] for row in CREDENTIALS])
 def test_invalid_credentials_are_answered_with_the_codes_of_aws(gateway, given, code):
     refused = client_for(gateway.url, **given)
-    counted = gateway.gateway.refusals[Refusal.BAD_CREDENTIALS]
+    counted = gateway.gateway.tally.refusals[Refusal.BAD_CREDENTIALS]
     assert refusal(refused.put_record, StreamName=STREAM, PartitionKey="k", Data=b"refused")[:2] == (code, 400)
     assert b"refused" not in {record.data for record in gateway.user_records(STREAM)}
-    assert gateway.gateway.refusals[Refusal.BAD_CREDENTIALS] == counted + 1
+    assert gateway.gateway.tally.refusals[Refusal.BAD_CREDENTIALS] == counted + 1
 
 
 @pytest.mark.parametrize("hours", [-3, 3])

@@ -175,7 +175,7 @@ def test_overload_is_429_for_the_whole_request_and_an_sdk_that_retries_loses_not
             loggers.get_logger("l").emit(body=f"held-{number}")
         loggers.shutdown()
     assert "Transient error" in caplog.text
-    assert gateway.gateway.answers[429]
+    assert gateway.gateway.tally.answers[429]
     lines = [
         record.body.string_value
         for data in stored(gateway, "logs")

@@ -3,13 +3,23 @@
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError, ParamValidationError
+from hypothesis import given, strategies as st
 
+from kpl_core import RequestFailure
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.streams.stream_directory import ABSENT_SECONDS, StreamDirectory, ask_arn
+from kpl_integrations.ingest.streams.stream_directory import (
+    ABSENT_SECONDS,
+    MOST_UNCONFIRMED,
+    UNCONFIRMED_SECONDS,
+    StreamDirectory,
+    UnconfirmedNames,
+    ask_arn,
+)
 from kpl_integrations.ingest.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
@@ -57,13 +67,13 @@ ROWS = [
 @pytest.mark.parametrize(("allowed", "asked", "known_as"), ROWS)
 async def test_an_arn_of_the_account_is_the_stream_s_name_and_another_account_s_is_not(allowed, asked, known_as):
     scene = Scene()
-    assert await scene.directory.admit(asked, globs(*allowed)) == known_as
+    assert await scene.directory.admit(asked, globs(*allowed), tenant="t") == known_as
     assert scene.directory.known == ({known_as} if known_as else set())
 
 
 async def test_a_tenant_without_permission_causes_no_lookup():
     scene = Scene()
-    assert await scene.directory.admit(OWN, globs("payments")) is None
+    assert await scene.directory.admit(OWN, globs("payments"), tenant="t") is None
     assert scene.asked == []
 
 
@@ -71,17 +81,17 @@ async def test_many_invented_arns_cause_one_lookup():
     scene = Scene()
     for number in range(50):
         invented = f"arn:aws:kinesis:us-east-1:{number:012}:stream/orders"
-        assert await scene.directory.admit(invented, globs("orders")) == ("orders" if number == 0 else None)
+        assert await scene.directory.admit(invented, globs("orders"), tenant="t") == ("orders" if number == 0 else None)
     assert scene.asked == ["orders"]
 
 
 async def test_an_unresolved_arn_stays_unchanged_and_is_looked_up_again_later():
     scene = Scene(arn=None)
-    assert await scene.directory.admit(OWN, globs("orders")) is None
-    assert await scene.directory.admit(OWN, globs("orders")) is None
+    assert await scene.directory.admit(OWN, globs("orders"), tenant="t") is None
+    assert await scene.directory.admit(OWN, globs("orders"), tenant="t") is None
     assert scene.asked == ["orders"]
     scene.arn, scene.now = OWN, ABSENT_SECONDS + 1
-    assert await scene.directory.admit(OWN, globs("orders")) == "orders"
+    assert await scene.directory.admit(OWN, globs("orders"), tenant="t") == "orders"
 
 
 class FailingClient:
@@ -131,9 +141,88 @@ async def test_a_transient_failure_creates_no_second_pipeline(failure, says):
         assert await ask_arn(client, "orders") is None
         return
     with pytest.raises(Refused) as refused:
-        await directory.admit(OWN, globs("*"))
+        await directory.admit(OWN, globs("*"), tenant="t")
     assert refused.value.refusal is Refusal.STREAM_UNCERTAIN
     assert refused.value.retry_after == 2.0
     assert directory.known == set()
     client.failure = None
-    assert await directory.admit(OWN, globs("*")) == "orders"
+    assert await directory.admit(OWN, globs("*"), tenant="t") == "orders"
+
+
+class Denied(FakeTransport):
+    """A transport that may not list shards. It counts the questions."""
+
+    asked = 0
+    gate: anyio.Event | None = None
+
+    async def list_shards(self, stream: str) -> Any:
+        self.asked += 1
+        await (anyio.sleep(0.01) if self.gate is None else self.gate.wait())
+        return RequestFailure("AccessDeniedException", f"not authorized to list {stream}")
+
+
+async def test_concurrent_requests_for_one_new_stream_cause_one_lookup():
+    transport = Denied(FakeKinesis({"orders": 1}))
+    directory = StreamDirectory(transport, clock=lambda: 0.0)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(500):
+            tasks.start_soon(directory.require, "orders", "t")
+    assert transport.asked == 1
+
+
+async def test_a_cancelled_lookup_is_asked_again_by_a_request_that_waits_for_it():
+    transport = Denied(FakeKinesis({"orders": 1}))
+    directory = StreamDirectory(transport, clock=lambda: 0.0)
+    transport.gate = anyio.Event()
+    first = anyio.CancelScope()
+
+    async def ask_first() -> None:
+        with first:
+            await directory.require("orders", "t")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask_first)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(directory.require, "orders", "t")
+        await anyio.wait_all_tasks_blocked()
+        first.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert transport.asked == 2
+        transport.gate.set()
+
+
+async def test_a_name_that_may_not_be_listed_is_confirmed_by_a_delivered_record():
+    transport, now = Denied(FakeKinesis({"orders": 1})), 0.0
+    directory = StreamDirectory(transport, clock=lambda: now)
+    for number in range(MOST_UNCONFIRMED):
+        await directory.require(f"stream-{number}", "t")
+    with pytest.raises(Refused, match="may not list") as refused:
+        await directory.require("one-more", "t")
+    assert refused.value.refusal is Refusal.NO_ROOM
+    await directory.require("one-more", "other")
+    assert directory.known == set()
+    directory.confirm("stream-0")
+    directory.confirm("never-seen")
+    assert directory.known == {"stream-0"}
+    await directory.require("one-more", "t")
+    now = UNCONFIRMED_SECONDS + 1
+    for number in range(MOST_UNCONFIRMED):
+        await directory.require(f"later-{number}", "t")
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.floats(0, 500)), max_size=120))
+def test_unconfirmed_names_are_bounded_per_tenant_and_expire(steps) -> None:
+    names = UnconfirmedNames()
+    now = 0.0
+    added: dict[tuple[str, str], float] = {}
+    for tenant, number, pause in steps:
+        now += pause
+        name = f"n{number}"
+        if names.has(tenant, name, now):
+            assert now < added[tenant, name] + UNCONFIRMED_SECONDS
+            continue
+        alive = [each for each, at in added.items() if each[0] == tenant and now < at + UNCONFIRMED_SECONDS]
+        assert names.try_add(tenant, name, now) == (len(alive) < MOST_UNCONFIRMED)
+        if len(alive) < MOST_UNCONFIRMED:
+            added[tenant, name] = now
+    assert len(names) <= 2 * MOST_UNCONFIRMED

@@ -113,7 +113,14 @@ FAULTS: list[tuple[str, str]] = [
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'none'"), "No such file"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '.'"), "not a regular file|Is a directory"),
     (one(more='[[tenant.sigv4]]\naccess_key_id = "K"\nsecret_file = "\\u0000"'), "null byte"),
-    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'open'"), "mode 0640 lets other users read it"),
+    (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'open'"), "mode 0644 lets other users read it"),
+    (one().replace('"a"', f"'{KEY}'"), "tenant id is a value of 47 characters"),
+    (f"{KEY} = 1", "a value of 47 characters, which may be a key"),
+    (f"{KEY} = 1\n" * 2, "not TOML"),
+    (one(more=f"{KEY} = 1"), "a value of 47 characters, which may be a key"),
+    (one(more=f"tier = '{KEY}'"), "a value of 47 characters|Invalid enum"),
+    (one(more=f"[tenant.otlp]\n{KEY} = 's'"), "a value of 47 characters|Invalid enum"),
+    (one(more=f"streams = ['{KEY}'"), "not TOML"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'S'\n" * 2), "repeated"),
 ]
 
@@ -121,12 +128,55 @@ FAULTS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "words"), FAULTS, ids=[f"{row}-{words}" for row, (_, words) in enumerate(FAULTS)])
 def test_an_invalid_file_raises_an_error_with_the_reason_and_without_secrets(path, tmp_path, text, words):
     (tmp_path / "open").write_text(SECRET)
-    (tmp_path / "open").chmod(0o640)
+    (tmp_path / "open").chmod(0o644)
     with pytest.raises(ConfigError, match=words) as raised:
         FileTenants(written(path, text), environment={"S": SECRET})
     assert KEY not in str(raised.value)
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+# The mode of a secret file, its group (None: one that this process is not in), and whether it is accepted.
+SECRET_MODES = [(0o600, 0, True), (0o400, 0, True), (0o640, 0, True), (0o440, 0, True), (0o440, None, False),
+                (0o660, 0, False), (0o604, 0, False), (0o644, 0, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "group", "is_accepted"), SECRET_MODES)
+def test_the_group_of_this_process_may_read_a_secret_file(path, tmp_path, mode, group, is_accepted):
+    """A Kubernetes secret with an fsGroup and a credential of systemd have mode 0440 or 0640."""
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    if group is not None:
+        os.chown(secret, -1, os.getegid())
+    elif os.geteuid() == 0:
+        os.chown(secret, -1, 54_321)
+    else:
+        pytest.skip("only root can give a file to a group that it is not in")
+    secret.chmod(mode)
+    text = written(path, one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'secret'"))
+    if is_accepted:
+        assert FileTenants(text).access_key("K") is not None
+    else:
+        with pytest.raises(ConfigError, match=f"mode {mode:04o} lets other users read it"):
+            FileTenants(text)
+
+
+# As above, for the tenants file.
+FILE_MODES = [(0o600, 0, True), (0o644, None, True), (0o664, 0, True), (0o664, None, False), (0o646, 0, False),
+              (0o666, None, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "group", "is_accepted"), FILE_MODES)
+def test_a_tenants_file_that_others_may_change_is_refused(path, mode, group, is_accepted):
+    if group is None and os.geteuid() != 0:
+        pytest.skip("only root can give a file to a group that it is not in")
+    os.chown(written(path, one()), -1, os.getegid() if group is not None else 54_321)
+    path.chmod(mode)
+    if is_accepted:
+        assert FileTenants(path).by_id("a") is not None
+    else:
+        with pytest.raises(ConfigError, match=f"mode {mode:04o} lets other users change it"):
+            FileTenants(path)
 
 
 def test_a_missing_file_is_named(path):

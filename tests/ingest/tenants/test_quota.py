@@ -33,6 +33,22 @@ def test_a_request_above_the_burst_passes_at_a_full_quota_and_leaves_a_debt():
     assert quota.try_take(1, 0, 0.0) == pytest.approx(4.1)
 
 
+def test_the_bytes_of_a_rejected_request_are_taken_from_the_byte_rate_only():
+    quota = TenantQuota(Tenant(id="a", records_per_second=10, bytes_per_second=100))
+    quota.charge(250, 0.0)
+    assert quota.try_take(1, 50, 0.0) == pytest.approx(2.0)
+    assert quota.try_take(10, 50, 2.0) is None
+    without = TenantQuota(Tenant(id="a", records_per_second=10))
+    without.charge(10**9, 0.0)
+    assert without.try_take(10, 10**6, 0.0) is None
+
+
+def test_one_rejected_request_costs_a_minute_of_the_rate_at_most():
+    quota = TenantQuota(Tenant(id="a", bytes_per_second=100))
+    quota.charge(10**9, 0.0)
+    assert quota.try_take(1, 1, 0.0) == pytest.approx(59.01)
+
+
 def test_a_rate_below_one_record_a_second_still_admits_one_record():
     quota = TenantQuota(Tenant(id="a", records_per_second=0.1))
     assert quota.try_take(1, 0, 0.0) is None
@@ -43,7 +59,7 @@ def test_states_have_the_values_of_the_header_fields():
     quota = TenantQuota(Tenant(id="a", records_per_second=10, bytes_per_second=1000, burst_seconds=2))
     assert quota.try_take(15, 1000, 0.0) is None
     assert quota.states(1, 1, 0.0) == (QuotaState("records", 20, 2, 5, 0), QuotaState("bytes", 2000, 2, 1000, 0))
-    assert [state.reset_seconds for state in quota.states(10, 1, 0.0)] == [1, 1]
+    assert [state.ready_in for state in quota.states(10, 1, 0.0)] == [0.5, 0.5]
 
 
 @given(

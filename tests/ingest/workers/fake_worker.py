@@ -2,8 +2,9 @@
 
     {"worker": 0, "accepted": 3, "tenants": 2, "then": "wait", "result": "/a/path"}
 
-`then` is "wait" for the supervisor's orders, "ask" for the sum and write it to `result`, "die" by SIGKILL after a
-report, "tear" a second report in the middle by SIGKILL, or "hang" and ignore all orders.
+`then` is "wait" for the supervisor's orders, "ask" for the sum `times` times and write the longest wait in seconds and
+the last sum to `result`, "ask and die" by SIGKILL before the answer, "die" by SIGKILL after a report, "tear" a second
+report in the middle by SIGKILL, or "hang" and ignore all orders.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ import os
 import signal
 import socket
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from kpl_integrations.gateway_figures import RecordStats, StatsDocument, TenantStats
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
-from kpl_integrations.ingest.stats.totals import GatewayTotals
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
-from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink
+from kpl_integrations.ingest.stats import GatewayTotals
+from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink, WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import PeerStats
 from kpl_integrations.ingest.workers.totals import WorkerTotals, encode
 
@@ -66,14 +67,20 @@ async def run() -> None:
     channel.post(b"ready")
     await channel.send(b"report 0 " + encode(await report_of(number, own)))
     if then == "ask":
-        totals = await stats.totals()
+        instants, totals = [time.monotonic()], await own.totals()
+        for _ in range(instructions.get("times", 1)):
+            totals = await stats.totals()
+            instants.append(time.monotonic())
+        longest = max(later - earlier for earlier, later in pairwise(instants))
         result = Path(instructions["result"])
         partial = result.with_suffix(".partial")
-        partial.write_bytes(encode(totals))
+        partial.write_bytes(b"%f " % longest + encode(totals))
         partial.rename(result)
     elif then == "hang":
         time.sleep(600)  # noqa: ASYNC251 - this worker hangs
-    elif then in {"die", "tear"}:
+    elif then in {"die", "tear", "ask and die"}:
+        if then == "ask and die":
+            await channel.send(b"totals 1")
         if then == "tear":
             own.accepted *= 1_000
             half = encode(await report_of(number, own))

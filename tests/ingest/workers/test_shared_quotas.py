@@ -9,7 +9,7 @@ import pytest
 from kpl_core.coordination import MemoryStore
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts
 from kpl_integrations.ingest.tenants import Tenant
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
 from tests.virtual_time import Backend
 

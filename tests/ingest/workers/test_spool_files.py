@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kpl_core.durability.dead_letters import DeadLetterQueue, RedrivePolicy
+from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool, SpoolOptions
+from kpl_core.options.reliability import DeadLetterOptions
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.workers.spool_files import SINGLE, has_more, orphaned_spools, settings_of_worker
 from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
@@ -66,8 +67,8 @@ def test_a_spool_has_more_until_nothing_leaves_it_automatically(
     tmp_path, caplog, content, max_redrives, expected, warns
 ):
     with Spool(SpoolOptions(path=tmp_path / "old.db", commit_interval_ms=0.0)) as spool:
-        policy = RedrivePolicy(base_seconds=1_000, max_redrives=max_redrives)
-        letters = DeadLetterQueue(spool, policy=policy, chance=lambda: 1.0)
+        options = DeadLetterOptions(redrive_base_seconds=1_000, max_redrives=max_redrives)
+        letters = DeadLetterQueue(spool, options=options, chance=lambda: 1.0)
         if content == "record":
             spool.append_nowait([spooled(1)], claim=False).result(SECONDS)
         if content == "letter":

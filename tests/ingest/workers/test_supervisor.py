@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from kpl_core.backoff import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
-from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers import supervisor as supervisor_module
-from kpl_integrations.ingest.workers.identity import WorkerIdentity
+from kpl_integrations.ingest.workers.link import WorkerIdentity
+from kpl_integrations.ingest.workers.peer_stats import ANSWER_SECONDS
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed, WorkerSocket
 from kpl_integrations.ingest.workers.totals import decode_totals
 
@@ -69,6 +71,12 @@ class Workers:
         return totals
 
 
+def asked(result: Path) -> tuple[float, GatewayTotals]:
+    """Return the longest wait in seconds and the last sum that a fake worker wrote."""
+    seconds, _, totals = result.read_bytes().partition(b" ")
+    return float(seconds), decode_totals(totals)
+
+
 def accepted(totals: GatewayTotals) -> int:
     return totals.stats.records.accepted
 
@@ -114,7 +122,7 @@ async def test_a_worker_that_asks_gets_the_sum_of_ten_thousand_tenants(tmp_path)
     other = {"accepted": 2, "tenants": 10_000}
     workers = Workers([{"accepted": 3, "tenants": 10_000, "then": "ask", "result": str(result)}], [other], [other])
     await workers.run_until(result.exists)
-    stats = decode_totals(result.read_bytes()).stats
+    stats = asked(result)[1].stats
     assert len(stats.tenants) == 10_000
     # The others are included once they have reported for the first time.
     assert {each.accepted_records for each in stats.tenants.values()} <= {3, 5, 7}
@@ -129,6 +137,58 @@ async def test_a_worker_that_hangs_keeps_its_last_report_and_is_killed_after_the
     assert accepted(totals) == 5
     assert "worker 0 did not stop within 0.5 s and is killed" in caplog.messages
     assert "worker 0 was ended by SIGKILL while stopping" in caplog.messages
+
+
+@pytest.mark.anyio
+async def test_two_workers_that_ask_at_once_both_get_the_sum(tmp_path):
+    results = [tmp_path / name for name in ("one", "other")]
+    orders = [
+        {"accepted": number, "then": "ask", "times": 200, "result": str(result)}
+        for number, result in enumerate(results, 1)
+    ]
+    await Workers([orders[0]], [orders[1]]).run_until(lambda: all(result.exists() for result in results))
+    for longest, totals in map(asked, results):
+        assert longest < ANSWER_SECONDS
+        # The other may have started after the last question.
+        assert accepted(totals) in {1, 2, 3}
+    assert max(accepted(asked(result)[1]) for result in results) == 3
+
+
+@pytest.mark.anyio
+async def test_a_hung_worker_delays_each_question_by_half_a_second_at_most_however_often_it_is_asked(tmp_path):
+    result = tmp_path / "sum.json"
+    workers = Workers(
+        [{"then": "hang"}], [{"accepted": 4, "then": "ask", "times": 6, "result": str(result)}], grace_seconds=0.5
+    )
+    await workers.run_until(lambda: result.exists() and accepted(workers.supervisor.totals()) == 5)
+    longest, totals = asked(result)
+    assert longest < ANSWER_SECONDS
+    assert accepted(totals) in {4, 5}
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_dies_before_its_sum_arrives_disturbs_no_other(tmp_path, caplog):
+    result = tmp_path / "sum.json"
+    asking = {"accepted": 4, "then": "ask", "times": 20, "result": str(result)}
+    workers = Workers([{"then": "ask and die"}] * 5 + [{"accepted": 2}], [asking])
+    totals = await workers.run_until(lambda: result.exists() and accepted(workers.supervisor.totals()) == 5 + 2 + 4)
+    assert totals.stats.workers["0"].deaths == 5
+    assert asked(result)[0] < ANSWER_SECONDS
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.anyio
+async def test_a_new_worker_shows_the_sum_of_all_even_if_the_supervisor_does_not_answer(tmp_path, monkeypatch):
+    """A worker that replaces a dead one would show its own counts only, and the sum in `/metrics` would fall."""
+
+    async def no_answer(*_: object) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Supervisor, "_answer", no_answer)
+    result = tmp_path / "sum.json"
+    workers = Workers([{"accepted": 7, "then": "die"}, {"accepted": 2, "then": "ask", "result": str(result)}], [{}])
+    await workers.run_until(result.exists)
+    assert accepted(asked(result)[1]) in {7, 7 + 1}
 
 
 @pytest.mark.anyio

@@ -8,8 +8,7 @@ from hypothesis import given, settings, strategies as st
 from prometheus_client.metrics_core import Metric as Family
 
 from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
-from kpl_integrations.ingest.stats.metrics import exposition
-from kpl_integrations.ingest.stats.totals import GatewayTotals
+from kpl_integrations.ingest.stats import GatewayTotals, exposition
 from kpl_integrations.ingest.workers.totals import (
     DeadTotals,
     WorkerTotals,

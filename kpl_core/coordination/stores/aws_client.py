@@ -1,6 +1,6 @@
-"""Translates errors of botocore into one sentence and a label for metrics; reads the clock of an answer."""
+"""The clients of the stores on AWS: opening one, its errors as one sentence with a label for metrics, its clock."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -8,11 +8,13 @@ from typing import Any, Final
 import aiohttp
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kpl_core.coordination.store import StoreFailed
+from kpl_core.coordination.store import CONNECT_SECONDS, StoreAddress, StoreFailed
+from kpl_core.errors import ConfigError
 
 # aiohttp's own errors: a truncated body.
 AWS_ERRORS: Final = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 
+_ATTEMPTS: Final = 2
 # Error code or its prefix -> reason, what to do.
 _ROWS: Final = (
     ("AccessDenied", "denied", "allow this role to read and write there"),
@@ -27,6 +29,36 @@ _ROWS: Final = (
     ("ThrottlingException", "limit", "give the table more capacity, or lengthen the interval"),
     ("SlowDown", "limit", "lengthen the interval, or use another prefix"),
 )
+
+
+async def open_client(service: str, address: StoreAddress, *, form: str) -> tuple[Any, Callable[[], Awaitable[None]]]:
+    """Return a client for the store's address, and the function that closes it; `form` shows a complete URL.
+
+    Raises:
+        ConfigError: the URL names no bucket or table.
+    """
+    from aiobotocore.config import AioConfig  # noqa: PLC0415 - slow to import
+    from aiobotocore.session import get_session  # noqa: PLC0415
+
+    if not address.parts.netloc:
+        message = f"store names no {form.split('/')[2]}; write it as {form}"
+        raise ConfigError(message)
+    options = dict(address.client_options)
+    for name, option in (("region", "region_name"), ("endpoint_url", "endpoint_url")):
+        if name in address.query:
+            options[option] = address.query[name]
+    config = AioConfig(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=CONNECT_SECONDS,
+        retries={"total_max_attempts": _ATTEMPTS, "mode": "standard"},
+    )
+    context = (address.session or get_session()).create_client(service, config=config, **options)
+    client = await context.__aenter__()
+
+    async def close() -> None:
+        await context.__aexit__(None, None, None)
+
+    return client, close
 
 
 def code_of(error: BaseException) -> str:

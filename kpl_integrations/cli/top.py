@@ -1,16 +1,33 @@
-"""The screen of `kpl top`: a gateway's view as a rich renderable."""
+"""`kpl top`: read `/v1/stats` of a gateway and show it, repeatedly on a terminal and once in a pipe."""
 
+import itertools
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
+import aiohttp
+import anyio
+import msgspec
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kpl_integrations.gateway_figures import GatewayView
+from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
+from kpl_integrations.cli.terminal import print_json, results
+from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument
 
+# Headline, figures, answers, refusals, two table heads and the blank lines between them.
+_OTHER_LINES: Final = 17
+# How long the live view waits for a gateway that restarts.
+_RESTART_SECONDS: Final = 30.0
+_REQUEST_SECONDS: Final = 5.0
+_KEY_VARIABLE: Final = "KPL_GATEWAY_KEY"
+_LARGEST_ANSWER: Final = 16 * 1024 * 1024
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _STATE_STYLES: Final = {"open": "bold green", "draining": "bold yellow"}
 _NEARLY_FULL: Final = 0.8
@@ -18,6 +35,109 @@ _BAR_WIDTH: Final = 24
 # Rows for streams, and as many for tenants, on a small terminal.
 _MOST_ROWS: Final = 12
 _THOUSANDS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+async def ask(session: aiohttp.ClientSession, url: str, key: str | None) -> StatsDocument:
+    """Return the figures of the gateway at `url`.
+
+    Raises:
+        CommandFailure: it is not reachable, rejects the key, or is not a gateway.
+    """
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        async with session.get(
+            f"{url}/v1/stats", headers=headers, timeout=aiohttp.ClientTimeout(_REQUEST_SECONDS), allow_redirects=False
+        ) as answer:
+            body = await answer.content.read(_LARGEST_ANSWER)
+            status = answer.status
+    except (aiohttp.ClientError, TimeoutError) as error:
+        message = f"no gateway answers at {url}; check the address, or start one with `kpl serve`"
+        raise CommandFailure(message) from error
+    if status in {401, 403}:
+        message = f"the gateway at {url} requires a key; set {_KEY_VARIABLE} to its admin key or to a tenant's key"
+        raise CommandFailure(message)
+    try:
+        return msgspec.json.decode(body, type=StatsDocument)
+    except msgspec.DecodeError as error:
+        message = f"the server at {url} (status {status}) is not a gateway; give the address that `kpl serve` printed"
+        raise CommandFailure(message) from error
+
+
+def require_url(url: str) -> None:
+    """Check that `url` can be the address of a gateway.
+
+    Raises:
+        CommandFailure: it is not an HTTP URL.
+    """
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        message = f"{url!r} is not the address of a gateway; write it like http://127.0.0.1:8080"
+        raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
+
+
+class Top:
+    """One run of the command. `count` is the number of updates; None runs until Ctrl-C."""
+
+    def __init__(self, url: str, *, key: str | None, interval: float, count: int | None, as_json: bool) -> None:
+        self._url = url.rstrip("/")
+        self._key = key
+        self._interval = interval
+        self._as_json = as_json
+        self._is_live = sys.stdout.isatty() and not as_json
+        count = count if count is not None or self._is_live else 1
+        self._updates = itertools.count() if count is None else range(count)
+        self._tracker = RateTracker(self._url)
+
+    async def run(self) -> ExitCode:
+        """Show updates until Ctrl-C or until `count` is reached; both are status 0."""
+        require_url(self._url)
+        await until_signal(self._show)
+        return ExitCode.DONE
+
+    async def _show(self) -> None:
+        # The user gave the gateway's address, so environment variables for proxies are ignored.
+        async with aiohttp.ClientSession(trust_env=False) as session:
+            # The first update has no rates. It also reports a wrong address or key at once.
+            await self._update(session)
+            if self._is_live:
+                await self._show_live(session)
+            else:
+                for _ in self._updates:
+                    await anyio.sleep(self._interval)
+                    self._print(await self._update(session))
+
+    async def _show_live(self, session: aiohttp.ClientSession) -> None:
+        console = results()
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for _ in self._updates:
+                await anyio.sleep(self._interval)
+                rows = max(1, (console.height - _OTHER_LINES) // 2)
+                live.update(screen(await self._update_after_restart(session), rows=rows), refresh=True)
+
+    async def _update(self, session: aiohttp.ClientSession) -> GatewayView:
+        stats = await ask(session, self._url, self._key)
+        return self._tracker.update(stats, time.monotonic())
+
+    async def _update_after_restart(self, session: aiohttp.ClientSession) -> GatewayView:
+        """Retry until the gateway answers, so that the live view survives a restart of the gateway."""
+        deadline = time.monotonic() + _RESTART_SECONDS
+        while True:
+            try:
+                return await self._update(session)
+            except CommandFailure:
+                if time.monotonic() >= deadline:
+                    raise
+                await anyio.sleep(self._interval)
+
+    def _print(self, view: GatewayView) -> None:
+        if self._as_json:
+            print_json(view)
+        else:
+            results().print(screen(view))
 
 
 def screen(view: GatewayView, *, rows: int = _MOST_ROWS) -> RenderableType:

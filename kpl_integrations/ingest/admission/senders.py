@@ -1,0 +1,204 @@
+"""What one sender may make the gateway hold and do before its request is accepted. Pure: instants are arguments.
+
+A sender is a tenant, or the address of a client whose credentials are not verified yet. Three machines bound it:
+
+- `SharedRoom`: the memory of unfinished bodies. There is one for verified tenants and one for all others. It is shared
+  by max-min fairness: a sender may use all of it until others need it. Then the largest body of the sender that uses
+  most is evicted, so a sender with less than an equal share is never refused.
+- `RefusedBytes`: the bytes, received and inflated, of requests that were refused.
+- `LoginAttempts`: guesses of the admin key.
+"""
+
+import ipaddress
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from kpl_core.pipeline.token_bucket import TokenBucket
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+
+# Decoding costs up to 0.2 us a byte, so a sender of refused requests may use less than half of a CPU.
+REFUSED_BYTES_PER_SECOND: Final = 2 * 1024 * 1024
+REFUSED_BYTES_AT_ONCE: Final = 16 * REFUSED_BYTES_PER_SECOND
+MOST_ADDRESSES: Final = 10_000
+# Wrong admin keys of one address: a burst, then one every so many seconds. And of all addresses together.
+AT_ONCE: Final = 5
+SECONDS_EACH: Final = 12.0
+ALL_AT_ONCE: Final = 100
+ALL_PER_SECOND: Final = 10.0
+_IPV6_NETWORK_BITS: Final = 64
+
+
+class HeldBody:
+    """An unfinished body and its bytes. `evict` is called once if its bytes are given to another sender."""
+
+    __slots__ = ("evict", "is_evicted", "room", "sender", "size_bytes")
+
+    def __init__(self, room: "SharedRoom", sender: str, evict: Callable[[], object]) -> None:
+        self.room = room
+        self.sender = sender
+        self.evict = evict
+        self.is_evicted = False
+        self.size_bytes = 0
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Take bytes for another piece; return False if the sender may use no more."""
+        return not self.is_evicted and self.room.try_take(self, size_bytes)
+
+    def release(self) -> None:
+        """Give all bytes back."""
+        self.room.release(self)
+
+
+class SharedRoom:
+    """`max_bytes` that senders share; see the module. A body that is alone in the room may have more."""
+
+    __slots__ = ("_bodies", "_by_sender", "max_bytes", "used_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self._by_sender: Counter[str] = Counter()
+        self._bodies: dict[str, set[HeldBody]] = {}
+
+    def bytes_of(self, sender: str) -> int:
+        """Return how many bytes a sender uses."""
+        return self._by_sender[sender]
+
+    def try_take(self, body: HeldBody, size_bytes: int) -> bool:
+        """Take bytes for a body, if necessary from a sender that uses more. Return False if none uses more."""
+        while self.used_bytes + size_bytes > self.max_bytes and self.used_bytes > body.size_bytes:
+            largest, largest_bytes = max(self._by_sender.items(), key=itemgetter(1))
+            if largest_bytes <= self.bytes_of(body.sender) + size_bytes:
+                return False
+            evicted = max(self._bodies[largest], key=lambda each: each.size_bytes)
+            self.release(evicted)
+            evicted.is_evicted = True
+            evicted.evict()
+        self.used_bytes += size_bytes
+        body.size_bytes += size_bytes
+        self._by_sender[body.sender] += size_bytes
+        self._bodies.setdefault(body.sender, set()).add(body)
+        return True
+
+    def release(self, body: HeldBody) -> None:
+        """Give all bytes of a body back; do nothing if it has none."""
+        self.used_bytes -= body.size_bytes
+        self._by_sender[body.sender] -= body.size_bytes
+        body.size_bytes = 0
+        bodies = self._bodies.get(body.sender, set())
+        bodies.discard(body)
+        if not bodies:
+            self._bodies.pop(body.sender, None)
+            del self._by_sender[body.sender]
+
+
+class SenderRoom(NamedTuple):
+    """One sender's part of a room."""
+
+    room: SharedRoom
+    sender: str
+
+    def hold(self, evict: Callable[[], object]) -> HeldBody:
+        """Return a new body without bytes."""
+        return HeldBody(self.room, self.sender, evict)
+
+
+class RefusedBytes:
+    """The budget for one sender's refused requests. While it is overdrawn, its requests are refused unread."""
+
+    __slots__ = ("_paid_at",)
+
+    def __init__(self) -> None:
+        self._paid_at = -math.inf
+
+    def charge(self, size_bytes: int, now: float) -> None:
+        """Add the bytes of a refused request."""
+        self._paid_at = max(self._paid_at, now) + size_bytes / REFUSED_BYTES_PER_SECOND
+
+    def wait_seconds(self, now: float) -> float:
+        """Return the seconds until the next request may be read; 0.0: at once."""
+        return max(0.0, self._paid_at - REFUSED_BYTES_AT_ONCE / REFUSED_BYTES_PER_SECOND - now)
+
+
+class AddressBudgets:
+    """`RefusedBytes` of addresses whose requests could not be verified. Above 10,000, the oldest is dropped."""
+
+    def __init__(self) -> None:
+        self._by_address: OrderedDict[str, RefusedBytes] = OrderedDict()
+
+    def require(self, address: str, now: float) -> None:
+        """Raise `Refused` while the budget of this address is overdrawn."""
+        budget = self._by_address.get(address)
+        wait = 0.0 if budget is None else budget.wait_seconds(now)
+        if wait:
+            sender = "this address"
+            raise over_decoding(sender, wait)
+
+    def charge(self, address: str, size_bytes: int, now: float) -> None:
+        """Charge a refused request."""
+        if not size_bytes:
+            return
+        budget = self._by_address.pop(address, None) or RefusedBytes()
+        budget.charge(size_bytes, now)
+        self._by_address[address] = budget
+        if len(self._by_address) > MOST_ADDRESSES:
+            self._by_address.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._by_address)
+
+
+class LoginAttempts:
+    """Limit wrong admin keys by address and in total, in the form and in Authorization. Each process counts alone.
+
+    An attempt that its address may not make does not count in total, so one address cannot lock out the others. The
+    number of addresses is bounded and the oldest is evicted; the limit in total holds regardless of evictions.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._all = TokenBucket([(ALL_PER_SECOND, ALL_AT_ONCE)], now=now)
+        self._by_address: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def wait_seconds(self, address: str, now: float) -> float:
+        """Return the seconds until a key from this address is checked; 0.0: at once."""
+        own = self._by_address.get(network_of(address))
+        ready_at = self._all.ready_at((1.0,), now)
+        if own is not None:
+            ready_at = max(ready_at, own.ready_at((1.0,), now))
+        return max(0.0, ready_at - now)
+
+    def failed(self, address: str, now: float) -> None:
+        """Count a wrong key."""
+        network = network_of(address)
+        own = self._by_address.pop(network, None)
+        if own is None:
+            own = TokenBucket([(1 / SECONDS_EACH, AT_ONCE)], now=-math.inf)
+        self._by_address[network] = own
+        if own.try_take((1.0,), now):
+            self._all.try_take((1.0,), now)
+        if len(self._by_address) > MOST_ADDRESSES:
+            self._by_address.popitem(last=False)
+
+
+def over_decoding(sender: str, wait_seconds: float) -> Refused:
+    """Return the refusal of a request that is not read because of its sender's refused requests."""
+    detail = (
+        f"{sender} sent more than {REFUSED_BYTES_PER_SECOND:,} bytes a second in requests that were refused; read "
+        f"their answers, and send again after {wait_seconds:.0f} s"
+    )
+    return Refused(Refusal.QUOTA, detail, retry_after=wait_seconds)
+
+
+def network_of(address: str) -> str:
+    """Return the address that counts for a client: an IPv6 client usually has a whole /64 network."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if known.version == 4:  # noqa: PLR2004 - the version of IP
+        return address
+    mapped = known.ipv4_mapped
+    return str(mapped) if mapped is not None else str(ipaddress.ip_network((known.packed, _IPV6_NETWORK_BITS), False))  # noqa: FBT003

@@ -1,1 +1,0 @@
-"""The counts and metrics of a gateway."""
