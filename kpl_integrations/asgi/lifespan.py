@@ -275,15 +275,10 @@ async def _check_streams(transport: KinesisTransport, streams: Sequence[str], *,
     deadline = time.monotonic() + patience_seconds
     for stream in streams:
         failures = 0
-<<<<<<< HEAD
         # Without patience the one attempt has the transport's own timeouts.
         bound = deadline if patience_seconds else math.inf
-        while (problem := await _problem_with(transport, stream, bound - clock())) is not None:
-            left = deadline - clock()
-=======
-        while (problem := await _problem_with(transport, stream)) is not None:
+        while (problem := await _problem_with(transport, stream, bound - time.monotonic())) is not None:
             left = deadline - time.monotonic()
->>>>>>> main
             if left <= 0:
                 waited = f" after {patience_seconds:g} s" if patience_seconds else ""
                 message = (

@@ -7,6 +7,7 @@ times shorter (benchmarks/spool.py).
 
 import contextlib
 import fcntl
+import logging
 import os
 import sqlite3
 import stat
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import msgspec
 
@@ -23,6 +24,7 @@ from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, Spo
 from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate, transaction
 from kpl_core.options.reliability import SpoolOptions
 
+_logger: Final = logging.getLogger(__name__)
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty; with 16 KiB pages writing took a third less time.
 _PAGE_BYTES: Final = 16_384
 _CHECKPOINT_PAGES: Final = 1_000
@@ -70,9 +72,14 @@ class SpoolStore:
         # Absolute, because the process may change its working directory later, as daemons do.
         self.path = options.path.absolute()
         # SQLite resolves symbolic links, so the lock must too: two names of one file are one spool.
-        self._lock = ProcessLock(Path(f"{os.path.realpath(self.path)}.lock"))
+        file = os.path.realpath(self.path)
+        self._log = Path(f"{file}-wal")
+        self._lock = ProcessLock(Path(f"{file}.lock"))
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        # What the names of the file and of its log led to when they were opened.
+        self._identity: tuple[int, int] | None = None
+        self._log_identity: tuple[int, int] | None = None
+        self._version = 0
 
     def open(self) -> SpoolTotals:
         """Take the lock, open or create the file, check it, migrate its tables and count their rows.
@@ -91,11 +98,13 @@ class SpoolStore:
         try:
             require_main_file(self.path)
             self._connect()
-            self._file = _identity(self.path)
             self._check()
             migrate(self.connection, name=str(self.path))
             self.reclaim()
-            return self.totals()
+            totals = self.totals()
+            self._identity, self._log_identity = _identity(self.path), _identity(self._log)
+            self._version = self._data_version()
+            return totals
         except sqlite3.Error as error:
             self.close()
             raise as_spool_error(error, self.path) from error
@@ -140,13 +149,14 @@ class SpoolStore:
 
         Raises:
             sqlite3.Error: nothing was changed.
-            SpoolUnavailable: the file was removed or replaced while in use, so its contents would never be read again.
+            SpoolUnavailable: a file of the spool was removed or replaced while in use, or another process has written
+                to it. What is in the spool stays there for the next process; with these changes it is undecided.
         """
         connection = self.connection
-        if _identity(self.path) != self._file:
-            message = f"spool {self.path}: the file was removed or replaced while in use; restart the process"
-            raise SpoolUnavailable(message)
+        self._require_own_files()
         with transaction(connection):
+            if self._data_version() != self._version:
+                self._refuse("another process has written to the file", "stop that process and restart")
             removed_letters = removed_bytes = 0
             _insert(connection, "spooled", changes.records)
             for ids in _portions(changes.confirmed_ids):
@@ -160,7 +170,36 @@ class SpoolStore:
             connection.executemany(
                 "UPDATE dead_letters SET due_at = ?, redrives = ? WHERE number = ?", changes.rescheduled
             )
+        # Again, because what was written to a removed log is gone when this process ends.
+        self._require_own_files()
         return Removed(removed_letters, removed_bytes)
+
+    def _require_own_files(self) -> None:
+        """Check that the names of the files still lead to what this process writes, and that it has the lock.
+
+        A lock file that was only removed is made again. If the log was removed, its contents are saved in the file.
+        """
+        if not self._lock.is_held():
+            self._refuse("the lock file was replaced while in use", "stop the other process and restart")
+        if _identity(self.path) != self._identity:
+            self._refuse("the file was removed or replaced while in use", "restart the process")
+        log_identity = _identity(self._log)
+        if self._log_identity is None:
+            self._log_identity = log_identity
+        if log_identity != self._log_identity:
+            if log_identity is None:
+                # SQLite still has the log open.
+                self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._refuse(f"the log {self._log} was removed or replaced while in use", "restart the process")
+
+    def _refuse(self, what: str, action: str) -> NoReturn:
+        message = f"spool {self.path}: {what}; {action}"
+        raise SpoolUnavailable(message)
+
+    def _data_version(self) -> int:
+        """Return a number that changes when another connection commits (SQLite, PRAGMA data_version)."""
+        (version,) = self.connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
 
     def records_after(self, last_id: int, limit: int, max_bytes: int) -> list[RecordRow]:
         """Return up to `limit` records that arrived after `last_id`, in order; stop once they exceed `max_bytes`."""
@@ -375,6 +414,35 @@ class ProcessLock:
         self._descriptor = descriptor
         _held_locks.add(self)
         return self
+
+    def is_held(self) -> bool:
+        """Return True if no other process can have the lock.
+
+        The name of the file must lead to what is locked. A file that was only removed, as by the `rm` of a start
+        script, is made again.
+        """
+        if self._descriptor is None:
+            return False
+        mine = os.fstat(self._descriptor)
+        try:
+            named = self._path.lstat()
+        except FileNotFoundError:
+            return self._make_again()
+        return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def _make_again(self) -> bool:
+        removed, self._descriptor = self._descriptor, None
+        try:
+            # `acquire` would also take a file that another process has made, used and left.
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            self.acquire()
+        except (OSError, SpoolLocked, SpoolUnavailable):
+            self._descriptor = removed
+            return False
+        if removed is not None:
+            os.close(removed)
+        _logger.warning("spool lock %s: the file was removed while in use, and is made again", self._path)
+        return True
 
     def release(self) -> None:
         """Release the lock. May be called more than once."""

@@ -236,6 +236,68 @@ def test_a_damaged_page_is_found_when_the_file_is_opened(options: SpoolOptions) 
     ProcessLock(options.path.with_name("spool.db.lock")).acquire().release()
 
 
+def record(number: int) -> Changes:
+    return Changes(records=[RecordRow(number, 0, b"x")])
+
+
+def test_a_lock_file_that_was_removed_is_made_again_and_still_excludes(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    options.path.with_name("spool.db.lock").unlink()
+    store.commit(record(1))
+    with pytest.raises(SpoolLocked):
+        SpoolStore(options).open()
+    store.commit(record(2))
+    assert store.totals().records == 2
+    store.close()
+
+
+def test_nothing_is_committed_after_another_process_took_the_lock(options: SpoolOptions) -> None:
+    store, second = SpoolStore(options), SpoolStore(options)
+    store.open()
+    store.commit(record(1))
+    options.path.with_name("spool.db.lock").unlink()
+    second.open()
+    with pytest.raises(SpoolUnavailable, match="the lock file was replaced while in use"):
+        store.commit(Changes(confirmed_ids=[1]))
+    second.commit(record(2))
+    assert second.totals().records == 2
+    second.close()
+    store.close()
+
+
+def test_nothing_is_committed_after_another_process_wrote(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    store.commit(record(1))
+    other = sqlite3.connect(options.path, isolation_level=None)
+    other.execute("INSERT INTO spooled VALUES (2, 0, x'03')")
+    other.close()
+    with pytest.raises(SpoolUnavailable, match="another process has written"):
+        store.commit(Changes(confirmed_ids=[2]))
+    assert store.totals().records == 2
+    store.close()
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_removed_log_is_noticed_and_its_records_are_saved(options: SpoolOptions, reopened: bool) -> None:
+    store = SpoolStore(options)
+    store.open()
+    if reopened:
+        store.close()
+        store.open()
+    for number in range(1, 101):
+        store.commit(record(number))
+    options.path.with_name("spool.db-wal").unlink()
+    with pytest.raises(SpoolUnavailable, match=r"spool\.db-wal was removed or replaced"):
+        store.commit(record(101))
+    # As after a kill: nothing of this process has ended in order.
+    copy = options.path.with_name("copy.db")
+    copy.write_bytes(options.path.read_bytes())
+    assert sqlite3.connect(copy).execute("SELECT count(*) FROM spooled").fetchone() == (100,)
+    store.close()
+
+
 def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
     migrate(connection, name="old")
