@@ -216,6 +216,7 @@ class BlockingProducer(ProcessListener):
         return self._handed_over([delivery])[0]
 
     async def _put_in_time(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
+        """Put within `timeout`, which bounds the wait for room. The wait for the spool's disk comes after it."""
         try:
             async with asyncio.timeout(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
                 delivery = await self._producer.put_unacknowledged(stream, record)

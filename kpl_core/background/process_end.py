@@ -130,7 +130,7 @@ def _main_thread_ended() -> None:
     _spent_seconds = monotonic() - began
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        # No `atexit` follows here. The interpreter joins this thread too, because it is not a daemon.
+        # The interpreter joins this thread too, because it is not a daemon.
         closer = threading.Thread(target=_close_after_other_threads, name="kpl-closer", daemon=False)
         try:
             closer.start()
@@ -139,6 +139,7 @@ def _main_thread_ended() -> None:
 
 
 def _close_after_other_threads() -> None:
+    """Close in a child of multiprocessing, which has no `atexit`, once its other non-daemon threads have ended."""
     while others := [each for each in threading.enumerate() if _is_awaited(each)]:
         others[0].join()
     _flush_all()

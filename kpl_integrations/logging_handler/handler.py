@@ -326,7 +326,10 @@ class KinesisHandler(logging.Handler, ProcessListener):
         self._report_loss()
 
     def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
-        """Start a flush within `share` of `close_timeout`; a handler that closes in the background is waited for."""
+        """Start a flush within `share` of `close_timeout`. If the handler closes in the background, wait for that.
+
+        A share below 1 means that the process exits afterwards, and the exit gets a part of the time too.
+        """
         sender = self._sender
         if sender is not None and sender.is_closing and not sender.is_finished:
             return self.finish_closing
@@ -348,6 +351,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         self.close()
 
     def _time_left(self, share: float) -> float:
+        """Return how many seconds a flush or close may take; `share` is that of the rest once the process exits."""
         if not self._exit_deadline:
             return self.close_timeout
         return max(0.0, self._exit_deadline - time.monotonic()) * share

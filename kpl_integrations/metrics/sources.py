@@ -151,7 +151,7 @@ def request_source(answers: Callable[[], Mapping[int, int]], refusals: Callable[
 def tenant_wait_source(waits: Callable[[], Mapping[str, float]], *, most: int = _MAX_TENANTS) -> Source:
     """Return the `most` longest waits, seconds by tenant, and the longest of the others as "other".
 
-    With 20, ten thousand waiting tenants make 21 series. Tenants that do not wait have no series.
+    With `most=20`, ten thousand waiting tenants make 21 series. Tenants that do not wait have no series.
     """
 
     def read() -> Iterator[Sample]:

@@ -147,7 +147,7 @@ class Redriver:
             if stored.letter is None:
                 self._pending.popleft()
                 self._damaged += 1
-                # The policy never makes it due again. Its bytes stay in the file for manual recovery.
+                # A damaged letter is never due again. Its bytes stay in the file for manual recovery.
                 self._queue.try_later([stored])
                 continue
             record = stored.letter.as_record()

@@ -70,6 +70,11 @@ class LoadShedder:
         return self._most is not None and account.records_per_second_and_weight(now) > self._most
 
     def _highest_rate(self, now: float) -> float | None:
+        """Return the highest rate, in records a second for each unit of weight, at which a tenant may send now.
+
+        It is a multiple of the average over the active tenants. The fuller the buffer behind the fair queue, the lower
+        the multiple. None: the buffer has room for every rate.
+        """
         limit = self._limit
         waiting = self._producer.waiting_by_flow().values()
         records = limit.outstanding_records - sum(each[0] for each in waiting)
