@@ -41,13 +41,16 @@ def test_sources_that_always_have_records_get_the_first_room_in_turn() -> None:
     sender.wait_until_open()
     for source in sources[1:]:
         sender.call(lambda source=source: sender.add_source(source))  # type: ignore[misc]
+    # Each source put without the later ones before those were added.
+    before = sender.call(lambda: [source.put_count for source in sources])
+
+    def put_since() -> list[int]:
+        return [source.put_count - earlier for source, earlier in zip(sources, before, strict=True)]
+
     try:
-        wait_until(
-            lambda: min(source.put_count for source in sources) >= 2_000,
-            lambda: f"2,000 records of each source, after {[source.put_count for source in sources]}",
-        )
+        wait_until(lambda: min(put_since()) >= 2_000, lambda: f"2,000 records of each source, after {put_since()}")
+        counts = sender.call(put_since)
     finally:
         sender.stop()
         assert sender.join(30.0)
-    # The first source put alone before the others were added.
-    assert max(source.put_count for source in sources[1:]) < 2 * min(source.put_count for source in sources[1:])
+    assert max(counts) < 2 * min(counts)
