@@ -25,7 +25,7 @@ field" (section 3).
 
 import enum
 import math
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
@@ -292,26 +292,27 @@ class RetryAfterScheduler:
     remains for the assigned slots.
     """
 
-    __slots__ = ("_chance", "_due", "_end")
+    __slots__ = ("_chance", "_due", "_end", "_passed")
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance
         # Instants and costs, sorted. Rounding to seconds can give a later request an earlier slot.
         self._due: list[tuple[float, float]] = []
         self._end = -math.inf
+        # How many requests `try_pass` let pass whose slots are neither taken nor expired.
+        self._passed = 0
 
     def is_reserved(self, now: float, *, spare_seconds: float = 0.0) -> bool:
         """Return True if a request that arrives now would take capacity that is reserved for assigned slots.
 
         `spare_seconds` is the capacity that is left after this request.
         """
+        self._drop_expired(now)
         due = self._due
-        while due and due[0][0] < now - GRACE_SECONDS:
-            del due[0]
         if not due:
             return False
         if due[0][0] <= now:
-            del due[0]
+            self._drop_first()
             return False
         reserved = 0.0
         for at, cost in due:
@@ -320,9 +321,13 @@ class RetryAfterScheduler:
                 return True
         return spare_seconds <= 0.0
 
-    def is_due(self, now: float) -> bool:
-        """Return True if a slot is due, so that a client with its retry time may have come."""
-        return bool(self._due) and self._due[0][0] <= now
+    def try_pass(self, now: float) -> bool:
+        """Let one request pass for each slot that is due: it may be from the client that got this retry time."""
+        self._drop_expired(now)
+        if bisect_right(self._due, (now, math.inf)) <= self._passed:
+            return False
+        self._passed += 1
+        return True
 
     def assign(self, cost_seconds: float, *, ready_in: float, now: float) -> int:
         """Return the whole seconds, at least 1, after which a rejected request should be retried."""
@@ -334,6 +339,14 @@ class RetryAfterScheduler:
         wait = whole_seconds(end - now + 0.5 * self._chance())
         insort(self._due, (now + wait, cost_seconds))
         return wait
+
+    def _drop_expired(self, now: float) -> None:
+        while self._due and self._due[0][0] < now - GRACE_SECONDS:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        del self._due[0]
+        self._passed = max(0, self._passed - 1)
 
     def __len__(self) -> int:
         return len(self._due)

@@ -77,9 +77,9 @@ class TenantAccount:
         self.refused_bytes.charge(size_bytes, now)
 
     def require_readable(self, now: float) -> None:
-        """Raise `Refused` if the tenant's rejected requests have cost too much. A promised retry passes."""
+        """Raise `Refused` if the tenant's rejected requests have cost too much. One retry passes for each slot."""
         wait = 0.0 if self.refused_bytes is None else self.refused_bytes.wait_seconds(now)
-        if wait and not (self.quota_schedule.is_due(now) or self.share_schedule.is_due(now)):
+        if wait and not (self.quota_schedule.try_pass(now) or self.share_schedule.try_pass(now)):
             sender = f"tenant {self.tenant.id}"
             raise over_decoding(sender, wait)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import GRACE_SECONDS, Refusal, Refused
 from kpl_integrations.ingest.admission.senders import (
     MOST_ADDRESSES,
     REFUSED_BYTES_AT_ONCE,
@@ -192,3 +192,35 @@ def test_a_promised_retry_is_read_although_the_budget_is_overdrawn():
     with pytest.raises(Refused, match="tenant a sent more than 2,097,152 bytes a second"):
         account.require_readable(wait - 0.1)
     account.require_readable(wait)
+
+
+def overdrawn_account() -> TenantAccount:
+    account = account_of(Tenant(id="a", records_per_second=1.0))
+    account.charge(2 * REFUSED_BYTES_AT_ONCE, 0.0)
+    return account
+
+
+def test_a_retry_time_lets_one_request_be_read_and_not_a_second_one():
+    account = overdrawn_account()
+    due = account.quota_schedule.assign(1.0, ready_in=3.0, now=0.0)
+    account.require_readable(due)
+    with pytest.raises(Refused):
+        account.require_readable(due)
+
+
+def test_a_retry_time_that_no_client_used_lets_no_later_request_be_read():
+    account = overdrawn_account()
+    due = account.quota_schedule.assign(1.0, ready_in=3.0, now=0.0)
+    with pytest.raises(Refused):
+        account.require_readable(due + GRACE_SECONDS + 0.1)
+
+
+def test_each_of_two_retry_times_lets_one_request_be_read_also_after_one_was_admitted():
+    account = overdrawn_account()
+    for _ in range(2):
+        due = account.quota_schedule.assign(0.1, ready_in=3.0, now=0.0)
+    account.require_readable(due)
+    assert not account.quota_schedule.is_reserved(due)
+    account.require_readable(due)
+    with pytest.raises(Refused):
+        account.require_readable(due)
