@@ -22,6 +22,8 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 # Decoding costs up to 0.2 us a byte, so a sender of refused requests may use less than half of a CPU.
 REFUSED_BYTES_PER_SECOND: Final = 2 * 1024 * 1024
 REFUSED_BYTES_AT_ONCE: Final = 16 * REFUSED_BYTES_PER_SECOND
+# Requests that are refused at the same time cost at most this wait.
+MOST_WAIT_SECONDS: Final = 60.0
 MOST_ADDRESSES: Final = 10_000
 # Wrong admin keys of one address: a burst, then one every so many seconds. And of all addresses together.
 AT_ONCE: Final = 5
@@ -115,8 +117,9 @@ class RefusedBytes:
         self._paid_at = -math.inf
 
     def charge(self, size_bytes: int, now: float) -> None:
-        """Add the bytes of a refused request."""
-        self._paid_at = max(self._paid_at, now) + size_bytes / REFUSED_BYTES_PER_SECOND
+        """Add the bytes of a refused request; the debt is at most what the rate pays in `MOST_WAIT_SECONDS`."""
+        most = now + REFUSED_BYTES_AT_ONCE / REFUSED_BYTES_PER_SECOND + MOST_WAIT_SECONDS
+        self._paid_at = min(max(self._paid_at, now) + size_bytes / REFUSED_BYTES_PER_SECOND, most)
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next request may be read; 0.0: at once."""
@@ -186,8 +189,9 @@ class LoginAttempts:
 def over_decoding(sender: str, wait_seconds: float) -> Refused:
     """Return the refusal of a request that is not read because of its sender's refused requests."""
     detail = (
-        f"{sender} sent more than {REFUSED_BYTES_PER_SECOND:,} bytes a second in requests that were refused; read "
-        f"their answers, and send again after {wait_seconds:.0f} s"
+        f"refused requests of {sender} cost {wait_seconds * REFUSED_BYTES_PER_SECOND:,.0f} bytes, received and "
+        f"decompressed, above the allowed {REFUSED_BYTES_PER_SECOND:,} a second; correct them, and send again after "
+        f"{math.ceil(wait_seconds)} s"
     )
     return Refused(Refusal.QUOTA, detail, retry_after=wait_seconds)
 

@@ -128,10 +128,18 @@ def test_an_overdrawn_budget_says_exactly_when_the_next_request_is_read() -> Non
     assert budget.wait_seconds(1_000.0) == 0
 
 
+def test_refused_requests_cost_a_wait_of_at_most_a_minute() -> None:
+    budget = RefusedBytes()
+    for _ in range(100):
+        budget.charge(16 * 1024 * 1024, 100.0)
+    assert budget.wait_seconds(100.0) == pytest.approx(60.0)
+    assert budget.wait_seconds(160.1) == 0
+
+
 def test_addresses_have_separate_budgets_and_their_number_is_bounded() -> None:
     budgets = AddressBudgets()
     budgets.charge("192.0.2.1", 2 * REFUSED_BYTES_AT_ONCE, 0.0)
-    with pytest.raises(Refused, match="requests that were refused"):
+    with pytest.raises(Refused, match="refused requests of this address cost 33,554,432 bytes"):
         budgets.require("192.0.2.1", 0.0)
     budgets.require("192.0.2.2", 0.0)
     budgets.require("192.0.2.1", 60.0)
@@ -185,11 +193,17 @@ def test_a_refusal_costs_its_sender_unless_the_gateway_or_kinesis_is_the_cause(r
     assert (account.quota_left_seconds(0.0) <= 0.0) == costs_rate
 
 
+OVERDRAWN = (
+    "refused requests of tenant a cost 27,472,691 bytes, received and decompressed, above the allowed 2,097,152 a "
+    "second; correct them, and send again after 14 s"
+)
+
+
 def test_a_promised_retry_is_read_although_the_budget_is_overdrawn():
     account = account_of(Tenant(id="a", records_per_second=1.0))
     account.charge(2 * REFUSED_BYTES_AT_ONCE, 0.0)
     wait = account.quota_schedule.assign(1.0, ready_in=3.0, now=0.0)
-    with pytest.raises(Refused, match="tenant a sent more than 2,097,152 bytes a second"):
+    with pytest.raises(Refused, match=OVERDRAWN):
         account.require_readable(wait - 0.1)
     account.require_readable(wait)
 
