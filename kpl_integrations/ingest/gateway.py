@@ -138,6 +138,8 @@ class IngestGateway:
             idempotency_keys=self.settings.idempotency_keys,
             idempotency_seconds=self.settings.idempotency_seconds,
         )
+        # Only a directory that verifies has verified tenants.
+        verified_bytes = self.settings.max_reading_bytes // 2 if self.directory.verifies else 0
         return OpenGateway(
             settings=self.settings,
             directory=self.directory,
@@ -146,8 +148,8 @@ class IngestGateway:
             accounts=accounts,
             streams=StreamDirectory(transport, clock=clock),
             admission=Admission(producer, accounts, clock=clock, chance=self._chance),
-            verified_room=SharedRoom(self.settings.max_reading_bytes // 2),
-            anonymous_room=SharedRoom(self.settings.max_reading_bytes // 2),
+            verified_room=SharedRoom(verified_bytes),
+            anonymous_room=SharedRoom(self.settings.max_reading_bytes - verified_bytes),
             addresses=AddressBudgets(),
             read_body=read_body_eagerly if self.plain_receive else read_body,
             tally=self.tally,
@@ -278,9 +280,9 @@ class IngestGateway:
         """Return True if the request has the credentials of a tenant; see `SyncAnswerer`."""
         return self.directory.authenticate(head.authorization) not in {None, self.directory.unknown}
 
-    def sync_answer(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
         """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""
-        return sync_answer(self._records, self.tally, head, body)
+        return sync_answer(self._records, self.tally, head, body, client)
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]

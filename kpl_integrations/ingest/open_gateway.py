@@ -9,6 +9,7 @@ from kpl_integrations.asgi.protocol import Scope
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import (
+    AddressBudget,
     AddressBudgets,
     LoginAttempts,
     SenderRoom,
@@ -30,8 +31,8 @@ class OpenGateway:
     """The parts of a gateway from the opening of its producer to its report.
 
     Unfinished bodies of verified tenants use `verified_room`, those of all others `anonymous_room`. `addresses` bounds
-    the requests that could not be verified. `closing` is set when admission closes; long answers such as event streams
-    end then. `read_body` is how the records route reads a body.
+    the refused requests that were not verified. `closing` is set when admission closes; long answers such as event
+    streams end then. `read_body` is how the records route reads a body.
     """
 
     settings: IngestSettings
@@ -71,7 +72,7 @@ class OpenGateway:
         authorization = headers.get(b"authorization")
         if self.settings.admin_key is None or authorization is None:
             return False
-        address, now = (scope.get("client") or ("",))[0], self.admission.now()
+        address, now = client_of(scope), self.admission.now()
         wait = self.login_attempts.wait_seconds(address, now)
         if not wait and self.admin_key.is_shown(headers):
             mark_verified(scope.get("extensions"))
@@ -83,15 +84,23 @@ class OpenGateway:
             self.login_attempts.failed(address, now)
         return False
 
+    def payer_of(self, account: TenantAccount, client: str) -> AddressBudget | None:
+        """Return what a refused request from this address is charged to; None: the tenant, whose credentials it had.
+
+        Clients without credentials are one tenant, so that one of them could refuse the requests of all others.
+        """
+        is_verified = self.directory.verifies and account.tenant is not self.directory.unknown
+        return None if is_verified else AddressBudget(self.addresses, client)
+
     def room_of(self, account: TenantAccount, scope: Scope) -> SenderRoom:
         """Return the room for the body of a request of this tenant; clients without credentials count by address."""
-        if self.directory.verifies and account.tenant is self.directory.unknown:
+        if account.tenant is self.directory.unknown or not self.directory.verifies:
             return self.room_of_address(scope)
         return SenderRoom(self.verified_room, account.flow)
 
     def room_of_address(self, scope: Scope) -> SenderRoom:
         """Return the room for the body of a request that is not verified."""
-        return SenderRoom(self.anonymous_room, network_of((scope.get("client") or ("",))[0]))
+        return SenderRoom(self.anonymous_room, network_of(client_of(scope)))
 
     def account_shown(self, authorization: str | None) -> TenantAccount:
         """Return the account for the value of an Authorization header; raises as `account_of`."""
@@ -103,3 +112,8 @@ class OpenGateway:
             detail = "no tenant has these credentials"
             raise Refused(Refusal.BAD_CREDENTIALS, detail)
         return self.accounts.of(tenant)
+
+
+def client_of(scope: Scope) -> str:
+    """Return the address of the client; empty for a Unix socket."""
+    return (scope.get("client") or ("",))[0]

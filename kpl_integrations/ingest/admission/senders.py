@@ -31,6 +31,8 @@ SECONDS_EACH: Final = 12.0
 ALL_AT_ONCE: Final = 100
 ALL_PER_SECOND: Final = 10.0
 _IPV6_NETWORK_BITS: Final = 64
+# The sender in the text of a refusal.
+THIS_ADDRESS: Final = "this address"
 
 
 class HeldBody:
@@ -109,7 +111,7 @@ class SenderRoom(NamedTuple):
 
 
 class RefusedBytes:
-    """The budget for one sender's refused requests. While it is overdrawn, its requests are refused unread."""
+    """The budget for one sender's refused requests. While it is overdrawn, they are refused before decoding."""
 
     __slots__ = ("_paid_at",)
 
@@ -127,18 +129,21 @@ class RefusedBytes:
 
 
 class AddressBudgets:
-    """`RefusedBytes` of addresses whose requests could not be verified. Above 10,000, the oldest is dropped."""
+    """`RefusedBytes` of addresses whose requests were not verified. Above 10,000, the oldest is dropped."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, RefusedBytes] = OrderedDict()
 
+    def wait_seconds(self, address: str, now: float) -> float:
+        """Return the seconds until the next request of this address may be read; 0.0: at once."""
+        budget = self._by_address.get(address)
+        return 0.0 if budget is None else budget.wait_seconds(now)
+
     def require(self, address: str, now: float) -> None:
         """Raise `Refused` while the budget of this address is overdrawn."""
-        budget = self._by_address.get(address)
-        wait = 0.0 if budget is None else budget.wait_seconds(now)
+        wait = self.wait_seconds(address, now)
         if wait:
-            sender = "this address"
-            raise over_decoding(sender, wait)
+            raise over_decoding(THIS_ADDRESS, wait)
 
     def charge(self, address: str, size_bytes: int, now: float) -> None:
         """Charge a refused request."""
@@ -152,6 +157,21 @@ class AddressBudgets:
 
     def __len__(self) -> int:
         return len(self._by_address)
+
+
+class AddressBudget(NamedTuple):
+    """The budget of one client's address, for a request whose tenant must not pay."""
+
+    budgets: AddressBudgets
+    client: str
+
+    def wait_seconds(self, now: float) -> float:
+        """Return the seconds until the next request may be read; 0.0: at once."""
+        return self.budgets.wait_seconds(network_of(self.client), now) if len(self.budgets) else 0.0
+
+    def charge(self, size_bytes: int, now: float) -> None:
+        """Charge a refused request."""
+        self.budgets.charge(network_of(self.client), size_bytes, now)
 
 
 class LoginAttempts:

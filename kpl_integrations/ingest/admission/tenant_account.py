@@ -9,7 +9,7 @@ from typing import Final
 from kpl_core import FairnessPolicy
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
 from kpl_integrations.ingest.admission.refusals import REFUSALS, DrainRate, Refusal, Refused, RetryAfterScheduler
-from kpl_integrations.ingest.admission.senders import RefusedBytes, over_decoding
+from kpl_integrations.ingest.admission.senders import THIS_ADDRESS, AddressBudget, RefusedBytes, over_decoding
 from kpl_integrations.ingest.tenants import Tenant, TenantDirectory, TenantQuota
 
 # Twice the most tenants of a gateway: the accounts dropped first are mostly those of renamed or removed tenants.
@@ -57,8 +57,10 @@ class TenantAccount:
         if self.admitted.sample_due(now):
             self.admitted.observe(self.accepted_records, now)
 
-    def count_refused(self, refused: Refused, received_bytes: int, now: float) -> None:
-        """Count a rejected request, and charge its bytes, received and inflated, to the tenant.
+    def count_refused(
+        self, refused: Refused, received_bytes: int, now: float, payer: AddressBudget | None = None
+    ) -> None:
+        """Count a rejected request, and charge its bytes, received and inflated, to the tenant or to `payer`.
 
         Those that cannot succeed cost its byte rate as well. A rejection because of the gateway or of Kinesis (5xx)
         costs nothing.
@@ -66,22 +68,30 @@ class TenantAccount:
         self.refused[refused.refusal] += 1
         row, size_bytes = REFUSALS[refused.refusal], received_bytes + refused.work_bytes
         if size_bytes and row.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.charge(size_bytes, now, costs_rate=row.retry_after_seconds is None)
+            self.charge(size_bytes, now, payer, costs_rate=row.retry_after_seconds is None)
 
-    def charge(self, size_bytes: int, now: float, *, costs_rate: bool = True) -> None:
-        """Charge the bytes of a rejected request."""
+    def charge(
+        self, size_bytes: int, now: float, payer: AddressBudget | None = None, *, costs_rate: bool = True
+    ) -> None:
+        """Charge the bytes of a rejected request to the tenant, or to `payer` alone."""
+        if payer is not None:
+            payer.charge(size_bytes, now)
+            return
         if self.quota is not None and costs_rate:
             self.quota.charge(size_bytes, now)
         if self.refused_bytes is None:
             self.refused_bytes = RefusedBytes()
         self.refused_bytes.charge(size_bytes, now)
 
-    def require_readable(self, now: float) -> None:
-        """Raise `Refused` if the tenant's rejected requests have cost too much. One retry passes for each slot."""
-        wait = 0.0 if self.refused_bytes is None else self.refused_bytes.wait_seconds(now)
+    def require_readable(self, now: float, payer: AddressBudget | None = None) -> None:
+        """Raise `Refused` if the rejected requests of the tenant, or of `payer`, have cost too much.
+
+        One request passes for each slot that is due.
+        """
+        budget = self.refused_bytes if payer is None else payer
+        wait = 0.0 if budget is None else budget.wait_seconds(now)
         if wait and not (self.quota_schedule.try_pass(now) or self.share_schedule.try_pass(now)):
-            sender = f"tenant {self.tenant.id}"
-            raise over_decoding(sender, wait)
+            raise over_decoding(f"tenant {self.tenant.id}" if payer is None else THIS_ADDRESS, wait)
 
     def changed(self, tenant: Tenant, *, chance: Callable[[], float], now: float) -> "TenantAccount":
         """Return the account for the tenant's new settings."""

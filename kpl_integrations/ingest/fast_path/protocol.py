@@ -215,7 +215,7 @@ class FastPathProtocol(BoundedProtocol):
     def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held
         try:
-            return self.answerer.sync_answer(head, body)
+            return self.answerer.sync_answer(head, body, self.client[0] if self.client else "")
         except Exception:
             self.logger.exception("Exception in the fast path")
             return _FAILED

@@ -51,6 +51,7 @@ _FAST_PATH_INTERNALS: Final = {
     f"{_HTTPTOOLS}:STATUS_LINE": (),
     f"{_HTTPTOOLS}:HttpToolsProtocol": (
         *_BOUNDS_INTERNALS[f"{_HTTPTOOLS}:HttpToolsProtocol"],
+        "client",
         "expect_100_continue",
         "flow",
         "logger",

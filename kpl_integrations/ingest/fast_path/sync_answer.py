@@ -43,8 +43,11 @@ class SyncAnswerer(Protocol):
     def is_verified(self, head: RecordsHead) -> bool:
         """Return True if the request has the credentials of a tenant."""
 
-    def sync_answer(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
-        """Return the answer to a complete request. None: it may have to wait, and nothing has happened."""
+    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
+        """Return the answer to a complete request from this address.
+
+        None: it may have to wait, and nothing has happened.
+        """
 
 
 def sync_head(target: bytes, headers: Headers) -> RecordsHead | None:
@@ -62,10 +65,10 @@ def sync_head(target: bytes, headers: Headers) -> RecordsHead | None:
         return None
 
 
-def sync_answer(records: RecordsRoute, tally: Tally, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+def sync_answer(records: RecordsRoute, tally: Tally, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
     """Return and count the answer to a request that needs no waiting. None: nothing has happened."""
     try:
-        answered = records.answer_sync(head, body)
+        answered = records.answer_sync(head, body, client)
     except Refused as refused:
         status, headers, problem = problem_of(refused)
         tally.refusals[refused.refusal] += 1

@@ -20,12 +20,13 @@ from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, RATE_LIMITED
 from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.senders import AddressBudget
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.request_head import header_fields, mark_verified
-from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
 from kpl_integrations.kinesis_protocol.requests import (
@@ -149,11 +150,10 @@ class KinesisWireRoute:
         account, body = await self._verified(scope, receive, headers, by_name)
         if account.tenant is not gateway.directory.unknown:
             mark_verified(scope.get("extensions"))
+        payer = gateway.payer_of(account, client_of(scope))
         account.requests += 1
-        received_bytes = 0
         try:
-            account.require_readable(gateway.admission.now())
-            received_bytes = len(body)
+            account.require_readable(gateway.admission.now(), payer)
             operation = operation_of(by_name.get("x-amz-target"), _OPERATIONS)
             request = request_of(wire, operation, body)
             assert isinstance(request, StreamRequest)  # noqa: S101 - all operations here name a stream
@@ -161,15 +161,15 @@ class KinesisWireRoute:
             asked = request.stream() or _stream_of_token(arguments)
             stream = await self._require_stream(account, asked, operation) if asked else ""
             if isinstance(request, PutRecords):
-                return await self._put_records(wire, account, stream, request, received_bytes)
+                return await self._put_records(wire, account, stream, request, len(body), payer)
             if isinstance(request, PutRecord):
                 return await self._put_record(wire, account, stream, request)
         except RequestRefused as refused:
             if refused.status < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code != THROTTLED:
-                account.charge(received_bytes, gateway.admission.now())
+                account.charge(len(body), gateway.admission.now(), payer)
             raise
         except Refused as refused:
-            account.count_refused(refused, received_bytes, gateway.admission.now())
+            account.count_refused(refused, len(body), gateway.admission.now(), payer)
             raise
         answer = dict(await self._upstream.call(operation, arguments, tenant=account.tenant.id))
         if answer.get("NextToken"):
@@ -248,7 +248,13 @@ class KinesisWireRoute:
         return self._gateway.admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
 
     async def _put_records(
-        self, wire: Wire, account: TenantAccount, stream: str, request: PutRecords, received_bytes: int
+        self,
+        wire: Wire,
+        account: TenantAccount,
+        stream: str,
+        request: PutRecords,
+        received_bytes: int,
+        payer: AddressBudget | None,
     ) -> bytes:
         entries = request.records or []
         try:
@@ -257,7 +263,7 @@ class KinesisWireRoute:
             answer = WIRE_ANSWERS.get(refused.refusal)
             if answer is None or not answer.per_record:
                 raise
-            account.count_refused(refused, received_bytes, self._gateway.admission.now())
+            account.count_refused(refused, received_bytes, self._gateway.admission.now(), payer)
             self._gateway.tally.refusals[refused.refusal] += 1
             return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(entries))
         return wire.encode_put_results([_put_result(delivery.peek() or await delivery) for delivery in deliveries])

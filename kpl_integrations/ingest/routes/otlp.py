@@ -26,7 +26,7 @@ from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FieldsByName, header_fields, request_options
-from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.tenants import SIGNALS, Ack, Signal
 
 OTLP_PATHS: Final[Mapping[str, Signal]] = MappingProxyType({f"/v1/{signal}": signal for signal in SIGNALS})
@@ -76,10 +76,11 @@ class OtlpRoute:
         gateway, settings = self._gateway, self._gateway.settings
         gateway.admission.require_open()
         account = gateway.account_of(scope, headers)
+        payer = gateway.payer_of(account, client_of(scope))
         account.requests += 1
         work_bytes = 0
         try:
-            account.require_readable(gateway.admission.now())
+            account.require_readable(gateway.admission.now(), payer)
             stream, ack = await self._destination(account, media_type, headers)
             require_length(headers.get(b"content-length"), settings.max_body_bytes)
             most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.room_of(account, scope)
@@ -100,7 +101,7 @@ class OtlpRoute:
                 raise refused_decoding(refusal) from None
             await self._put(account, stream, ack, records)
         except Refused as refused:
-            account.count_refused(refused, work_bytes, gateway.admission.now())
+            account.count_refused(refused, work_bytes, gateway.admission.now(), payer)
             raise
 
     async def _destination(self, account: TenantAccount, media_type: str, headers: FieldsByName) -> tuple[str, Ack]:

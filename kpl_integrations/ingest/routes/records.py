@@ -32,13 +32,14 @@ from kpl_integrations.ingest.http.request_head import (
     header_fields,
     records_head,
 )
-from kpl_integrations.ingest.open_gateway import OpenGateway
+from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.tenants import Ack
 
 PREFIX: Final = "/v1/streams/"
 SUFFIX: Final = "/records"
 # The first problems are enough to find the mistake. The answer must not be larger than the request.
 _MOST_PROBLEMS: Final = 100
+_FORWARDED_FOR: Final = b"x-forwarded-for"
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 # The fields that change the records of a body, besides the attributes of a CloudEvent.
 _DECODING_FIELDS: Final = frozenset({b"content-type", b"content-encoding", b"x-partition-key", b"x-explicit-hash-key"})
@@ -65,10 +66,11 @@ class RecordsRoute:
         self._admission.require_open()
         headers: FieldsByName = header_fields(scope["headers"])
         account = self._gateway.account_of(scope, headers)
+        payer = self._gateway.payer_of(account, client_of(scope))
         account.requests += 1
         received_bytes = 0
         try:
-            account.require_readable(self._admission.now())
+            account.require_readable(self._admission.now(), payer)
             query: bytes = scope["query_string"]
             head = records_head(stream, query, headers)
             ack: Ack = head.options.ack or account.tenant.default_ack
@@ -92,10 +94,10 @@ class RecordsRoute:
                 return self._queue(head, body, account, stream), account
             return await self._put_and_wait(head, body, ack, account, stream), account
         except Refused as refused:
-            account.count_refused(refused, received_bytes, self._admission.now())
+            account.count_refused(refused, received_bytes, self._admission.now(), payer)
             raise
 
-    def answer_sync(self, head: RecordsHead, body: bytes) -> tuple[Acknowledged, TenantAccount] | None:
+    def answer_sync(self, head: RecordsHead, body: bytes, client: str) -> tuple[Acknowledged, TenantAccount] | None:
         """Answer a complete request without waiting. Return None if it may have to wait: then call `answer`.
 
         Nothing is counted or put before it is clear that the request needs no waiting.
@@ -110,16 +112,20 @@ class RecordsRoute:
             return None
         if stream not in self._streams.known or not tenant.allows(stream):
             return None
+        payer = self._gateway.payer_of(account, client)
+        if payer is not None and _FORWARDED_FOR in head.headers:
+            # The server finds the address of the client for the application only.
+            return None
         account.requests += 1
         received_bytes = 0
         try:
-            if account.refused_bytes is not None:
-                account.require_readable(self._admission.now())
+            if payer is not None or account.refused_bytes is not None:
+                account.require_readable(self._admission.now(), payer)
             received_bytes = len(body)
             require_size(len(body), self._settings.max_body_bytes)
             return self._queue(head, body, account, stream), account
         except Refused as refused:
-            account.count_refused(refused, received_bytes, self._admission.now())
+            account.count_refused(refused, received_bytes, self._admission.now(), payer)
             raise
 
     def now(self) -> float:

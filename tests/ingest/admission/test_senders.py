@@ -231,8 +231,7 @@ def test_a_retry_time_that_no_client_used_lets_no_later_request_be_read():
 
 def test_each_of_two_retry_times_lets_one_request_be_read_also_after_one_was_admitted():
     account = overdrawn_account()
-    for _ in range(2):
-        due = account.quota_schedule.assign(0.1, ready_in=3.0, now=0.0)
+    due = max(account.quota_schedule.assign(0.1, ready_in=3.0, now=0.0) for _ in range(2))
     account.require_readable(due)
     assert not account.quota_schedule.is_reserved(due)
     account.require_readable(due)

@@ -80,7 +80,7 @@ async def asked(gateway: IngestGateway, each: Asked, *, at_once: bool) -> tuple[
         return answer.status, answer.headers, answer.body
     headers = [(name.encode(), value.encode()) for name, value in fields.items()]
     head = gateway.sync_head(target.encode(), headers)
-    answered = None if head is None else gateway.sync_answer(head, body)
+    answered = None if head is None else gateway.sync_answer(head, body, "")
     if answered is None:
         return None
     lines, _, content = answered.content.partition(b"\r\n\r\n")

@@ -64,11 +64,11 @@ class Slow:
 @asynccontextmanager
 async def gateway_with_little_room() -> AsyncIterator[IngestGateway]:
     async with open_gateway(
-        # Two rooms, each for two bodies of 3,000 bytes.
+        # A room for two bodies of 3,000 bytes.
         kinesis(),
         DIRECTORY,
         max_body_bytes=4_096,
-        max_reading_bytes=2 * 8_192,
+        max_reading_bytes=8_192,
         body_seconds=5,
     ) as gateway:
         yield gateway
@@ -82,7 +82,7 @@ def used_bytes(gateway: IngestGateway) -> int:
 async def test_slow_bodies_share_one_budget_and_complete_bodies_do_not_use_it(route: str) -> None:
     body = json.dumps({"partition_key": "k", "data": "x" * 3_000}).encode()
     async with gateway_with_little_room() as gateway, anyio.create_task_group() as tasks:
-        # The Kinesis API cannot verify its requests before their bodies, so they share a room of their own.
+        # Without credentials all use the room of their address.
         slow = [Slow(gateway, "kinesis" if route == "kinesis" else "native", body) for _ in range(2)]
         for each in slow:
             tasks.start_soon(each.run)
@@ -99,6 +99,18 @@ async def test_slow_bodies_share_one_budget_and_complete_bodies_do_not_use_it(ro
         await anyio.sleep(1.0)
         assert [each.status for each in slow] == ([400, 400] if route == "kinesis" else [202, 202])
         assert used_bytes(gateway) == 0
+
+
+@pytest.mark.parametrize("route", ["native", "kinesis"])
+async def test_a_gateway_that_verifies_no_credentials_uses_all_its_room_for_any_route(route: str) -> None:
+    async with (
+        open_gateway(kinesis(), max_body_bytes=4_096, max_reading_bytes=16_384, body_seconds=5) as gateway,
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(5):
+            tasks.start_soon(Slow(gateway, route, b" " * 3_000).run)
+        await anyio.sleep(1.0)
+        assert used_bytes(gateway) == 5 * 2_999
 
 
 async def test_slow_and_disconnected_clients_release_their_part_of_the_budget() -> None:

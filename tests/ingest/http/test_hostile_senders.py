@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import http.client
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from kpl_core import RequestFailure
-from kpl_integrations.ingest.tenants import AccessKey, Tenant
+from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, OpenTenants, Tenant, TenantDirectory
 from tests.ingest.app.scene import JSON, Client, KnownTenants, kinesis, open_gateway
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 from tests.virtual_time import VirtualTimeLoop
@@ -189,6 +190,65 @@ def test_wrong_signatures_are_charged_to_their_address_only() -> None:
         assert (status, json.loads(body)["__type"]) == (400, "ProvisionedThroughputExceededException")
         assert post(running, "quiet") == 202
         assert refused_of(running, "ada") == 0
+
+
+@contextmanager
+def public_gateway(directory: TenantDirectory) -> Iterator[RunningGateway]:
+    """Serve clients without credentials behind a proxy, so that one machine can send from two addresses."""
+    with running_gateway(directory, {STREAM: 1}, forwarded_allow_ips="127.0.0.1") as running:
+        assert call(running, "POST", PATH, VALID, content_type=JSON)[0] == 202
+        yield running
+
+
+def anonymous(running: RunningGateway, path: str, body: bytes, address: str, **headers: str) -> tuple[int, bytes]:
+    fields = {"content_type": JSON, "x_forwarded_for": address, **headers}
+    status, _, answer = call(running, "POST", path, body, **fields)
+    return status, answer
+
+
+VALID = b'{"partition_key":"k","data":"x"}'
+WIRE = {"content_type": "application/x-amz-json-1.1", "x_amz_target": "Kinesis_20131202.PutRecord"}
+PUBLIC: list[TenantDirectory] = [
+    OpenTenants(Tenant(id="local", otlp_streams={"logs": STREAM})),
+    CallableTenants(lambda _: "unknown", unknown=Tenant(id="unknown", otlp_streams={"logs": STREAM})),
+]
+
+
+@pytest.mark.parametrize("directory", PUBLIC, ids=["open", "unknown"])
+@pytest.mark.parametrize("fast_path", ["true", "false"])
+def test_an_anonymous_client_refuses_only_requests_of_its_own_address(directory, fast_path, monkeypatch) -> None:
+    monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast_path)
+    with public_gateway(directory) as running:
+        hostile, other = "192.0.2.1", "192.0.2.2"
+        for path in (PATH, "/v1/logs", PATH):
+            assert anonymous(running, path, BOMB, hostile, content_encoding="gzip")[0] == 400
+        for path in (PATH, "/v1/logs"):
+            assert anonymous(running, path, VALID, hostile)[0] == 429
+        assert b"refused requests of this address" in anonymous(running, "/", b"{}", hostile, **WIRE)[1]
+        put = {"StreamName": STREAM, "PartitionKey": "k", "Data": "eA=="}
+        assert anonymous(running, PATH, VALID, other)[0] == 202
+        assert anonymous(running, "/v1/logs", b"{}", other)[0] == 200
+        assert anonymous(running, "/", json.dumps(put).encode(), other, **WIRE)[0] == 200
+
+
+def test_the_fast_path_charges_and_refuses_the_address_of_the_connection() -> None:
+    with public_gateway(PUBLIC[1]) as running:
+        for _ in range(3):
+            assert call(running, "POST", PATH, BOMB, content_type=JSON, content_encoding="gzip")[0] == 400
+        status, _, body = call(running, "POST", PATH, VALID, content_type=JSON)
+        assert (status, b"refused requests of this address" in body) == (429, True)
+        assert anonymous(running, PATH, VALID, "192.0.2.2")[0] == 202
+
+
+def test_a_request_of_the_kinesis_api_that_is_refused_before_decoding_costs_its_received_bytes() -> None:
+    with gateway() as running:
+        large = {"StreamName": "x" * 12 * MIB, "PartitionKey": "k", "Data": "eA=="}
+        # 36 MiB of an allowance of 32 MiB; then each refused request adds 12 MiB.
+        answers = [signed(running, "PutRecord", **large)[1] for _ in range(5)]
+        found = [re.search(rb"refused requests of tenant ada cost ([0-9,]+) bytes", each) for each in answers]
+        costs = [int(each[1].replace(b",", b"")) for each in found if each is not None]
+        assert len(costs) == 2
+        assert costs[1] > costs[0] + 6 * MIB
 
 
 def in_virtual_time(main: Any) -> Any:
