@@ -169,15 +169,16 @@ def ndjson_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decod
     return _decoded(lines, limits, keys)
 
 
-def require_count(count: int, limits: DecodeLimits) -> None:
-    """Check how many records a request has.
+def require_count(count: int, limits: DecodeLimits, *, is_whole: bool = True) -> None:
+    """Check how many records a request has; not `is_whole`: counting stopped above the bound.
 
     Raises:
         DecodeRefusal: it has none or too many.
     """
     if not 1 <= count <= limits.max_records:
         if count:
-            detail = f"the request has more than {limits.max_records:,} records; send fewer at once"
+            has = f"{count:,} records" if is_whole else f"more than {count - 1:,} records"
+            detail = f"the request has {has}; send at most {limits.max_records:,} at once"
             raise DecodeRefusal(413, "too-many-records", detail)
         raise DecodeRefusal(400, "malformed", "the request has no records; send at least one", field="records")
 
@@ -209,7 +210,7 @@ def _each_of_envelope(
 
 def _each_line(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
     texts = [line.group() for line in islice(_LINE.finditer(body), limits.max_records + 1)]
-    require_count(len(texts), limits)
+    require_count(len(texts), limits, is_whole=False)
     return _each_text(texts, limits, keys)
 
 

@@ -74,7 +74,7 @@ def _protobuf_parts(body: bytes, limits: DecodeLimits) -> list[bytes]:
     at = fields = 0
     while at < len(body):
         fields += 1
-        _require_count(fields, limits)
+        _require_count(fields, limits, is_whole=False)
         start = at
         tag, at = _varint(body, at)
         wire_type = tag & 7
@@ -153,9 +153,10 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def _require_count(count: int, limits: DecodeLimits) -> None:
+def _require_count(count: int, limits: DecodeLimits, *, is_whole: bool = True) -> None:
     if count > limits.max_records:
-        detail = f"the request has the data of more than {limits.max_records:,} resources; send fewer at once"
+        has = f"{count:,} resources" if is_whole else f"more than {count - 1:,} resources"
+        detail = f"the request has the data of {has}; send at most {limits.max_records:,} at once"
         raise DecodeRefusal(413, "too-many-records", detail)
 
 

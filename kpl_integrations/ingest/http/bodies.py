@@ -86,7 +86,9 @@ async def read_body(
                     held = held or room.hold(reading.cancel)
                     if not held.try_take(len(piece)):
                         raise _no_room(room.room)
-        raise _too_slow(seconds) if held is None or not held.is_evicted else _no_room(held.room)
+        if held is not None and held.is_evicted:
+            raise _no_room(held.room, is_evicted=True)
+        raise _too_slow(seconds)
     except Refused as refused:
         refused.work_bytes = size
         raise
@@ -100,9 +102,14 @@ def _too_slow(seconds: float) -> Refused:
     return Refused(Refusal.SLOW_BODY, detail)
 
 
-def _no_room(room: SharedRoom) -> Refused:
+def _no_room(room: SharedRoom, *, is_evicted: bool = False) -> Refused:
+    reason = (
+        "another sender needed the bytes of this body, the largest of the sender that used most"
+        if is_evicted
+        else "no other sender uses more than this one would with this body"
+    )
     detail = (
-        f"unfinished bodies use {room.used_bytes:,} of {room.max_bytes:,} bytes, and this sender uses most of them; "
-        f"send the request again"
+        f"unfinished bodies use {room.used_bytes:,} of {room.max_bytes:,} bytes, and {reason}; send the request again, "
+        f"with fewer unfinished ones at a time"
     )
     return Refused(Refusal.NO_ROOM, detail)

@@ -147,6 +147,14 @@ def test_more_records_than_the_bound_are_too_many_in_every_format(line):
     assert (refused.status, refused.code) == (413, "too-many-records")
 
 
+@pytest.mark.parametrize(
+    ("line", "number"), [(b'{"partition_key":"k","data":"x"}', "1,500"), (b"nonsense", "more than 1,000")]
+)
+def test_the_refusal_of_too_many_records_names_their_number_as_far_as_they_were_counted(line, number):
+    refused = refusal(NDJSON, b"\n".join([line] * 1_500))
+    assert refused.detail == f"the request has {number} records; send at most 1,000 at once"
+
+
 def test_successive_records_without_a_key_share_one():
     lines = b"\n".join(b'{"data":%d}' % index for index in range(RECORDS_PER_KEY + 1))
     keys = [record.partition_key for record in decoded(NDJSON, lines).records]

@@ -124,3 +124,4 @@ def test_the_depth_of_a_request_with_too_many_resources_is_not_checked():
     with pytest.raises(DecodeRefusal) as raised:
         parts(JSON, b'{"resourceLogs":[' + b"{}," * 100 + b'{"a":' + b"[" * 30 + b"]" * 30 + b"}]}")
     assert (raised.value.status, raised.value.code) == (413, "too-many-records")
+    assert raised.value.detail == "the request has the data of 101 resources; send at most 100 at once"

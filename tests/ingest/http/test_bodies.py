@@ -9,6 +9,9 @@ import anyio
 import pytest
 
 from kpl_integrations.ingest import IngestGateway, load_settings
+from kpl_integrations.ingest.admission.refusals import Refused
+from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
+from kpl_integrations.ingest.http.bodies import read_body
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.app.scene import JSON, STREAM, Client, kinesis, open_gateway
 
@@ -111,6 +114,35 @@ async def test_a_gateway_that_verifies_no_credentials_uses_all_its_room_for_any_
             tasks.start_soon(Slow(gateway, route, b" " * 3_000).run)
         await anyio.sleep(1.0)
         assert used_bytes(gateway) == 5 * 2_999
+
+
+async def test_a_body_without_room_is_told_why() -> None:
+    room = SharedRoom(1_000)
+    told: list[str] = []
+
+    async def read(sender: str, size: int, delay: float) -> None:
+        pieces = iter([b"x" * size])
+
+        async def receive() -> Any:
+            piece = next(pieces, None)
+            if piece is None:
+                await anyio.sleep_forever()
+            return {"type": "http.request", "body": piece, "more_body": True}
+
+        await anyio.sleep(delay)
+        try:
+            await read_body(receive, most_bytes=1_000, seconds=5.0, room=SenderRoom(room, sender))
+        except Refused as refused:
+            told.append(refused.detail)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, "a", 900, 0.0)
+        tasks.start_soon(read, "b", 950, 0.1)
+        tasks.start_soon(read, "c", 200, 0.2)
+    assert told[0].startswith(
+        "unfinished bodies use 900 of 1,000 bytes, and no other sender uses more than this one would with this body;"
+    )
+    assert "another sender needed the bytes of this body, the largest of the sender that used most;" in told[1]
 
 
 async def test_slow_and_disconnected_clients_release_their_part_of_the_budget() -> None:
