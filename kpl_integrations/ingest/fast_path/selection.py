@@ -44,7 +44,7 @@ _BOUNDS_INTERNALS: Final = {
         "transport",
         "url",
     ),
-    f"{_HTTPTOOLS}:RequestResponseCycle": ("response_complete",),
+    f"{_HTTPTOOLS}:RequestResponseCycle": ("more_body", "response_complete"),
 }
 # Those that fast_path/protocol.py uses in addition.
 _FAST_PATH_INTERNALS: Final = {
@@ -76,7 +76,6 @@ class ServerProtocol(NamedTuple):
 
 def server_protocol(gateway: Any, settings: IngestSettings) -> ServerProtocol:  # noqa: ANN401 - see `SyncAnswerer`
     """Return the protocol for a gateway; log a warning if it is not the one that the settings ask for."""
-    header_seconds, max_header_bytes = settings.header_seconds, settings.max_header_bytes
     missing = missing_internals(_BOUNDS_INTERNALS)
     if missing:
         _log.warning(
@@ -91,16 +90,17 @@ def server_protocol(gateway: Any, settings: IngestSettings) -> ServerProtocol:  
     if reason is None:
         from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol  # noqa: PLC0415 - internals checked
 
-        return ServerProtocol(
-            FastPathProtocol.for_gateway(gateway).with_bounds(
-                header_seconds=header_seconds, max_header_bytes=max_header_bytes
-            ),
-            is_fast=True,
-        )
+        return ServerProtocol(_bounded(FastPathProtocol.for_gateway(gateway), gateway, settings), is_fast=True)
     if settings.fast_path:
         _log.warning("the fast path is off: %s; KPL_INGEST_FAST_PATH=false silences this warning", reason)
-    return ServerProtocol(
-        BoundedProtocol.with_bounds(header_seconds=header_seconds, max_header_bytes=max_header_bytes), is_fast=False
+    return ServerProtocol(_bounded(BoundedProtocol, gateway, settings), is_fast=False)
+
+
+def _bounded(protocol: Any, gateway: Any, settings: IngestSettings) -> Any:  # noqa: ANN401 - see `server_protocol`
+    return protocol.with_bounds(
+        header_seconds=settings.header_seconds,
+        max_header_bytes=settings.max_header_bytes,
+        reserves=gateway.directory.verifies,
     )
 
 

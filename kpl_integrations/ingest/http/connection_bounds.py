@@ -6,8 +6,9 @@ does not arrive in one small piece, so a usual request costs nothing. (`bodies.p
 
 Heads that HTTP forbids or that the gateway does not support are refused (`request_head.py:refused_head`).
 
-When connections run out, the oldest one that has not shown valid credentials is closed for a new one. So clients with
-credentials get in, and keep the connections that they have.
+When connections run out, the oldest one that has not shown valid credentials and whose request is not complete is
+closed for a new one. So clients with credentials get in, and keep the connections that they have. A gateway that
+verifies no credentials closes none.
 
 Trailer fields of a chunked body are bounded too and then ignored: they must not replace fields of the head
 (RFC 9110, section 6.5.1). No connection is upgraded: a request for an upgrade is answered as if it had not asked.
@@ -48,6 +49,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     header_seconds: ClassVar[float] = 10.0
     max_header_bytes: ClassVar[int] = 32_768
+    # Whether connections are reserved for clients with valid credentials.
+    reserves: ClassVar[bool] = True
     # The open connections without valid credentials, the oldest first; each server has its own.
     unverified: ClassVar[dict["BoundedProtocol", None]] = {}
 
@@ -71,16 +74,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def with_bounds(cls, *, header_seconds: float, max_header_bytes: int) -> "type[BoundedProtocol]":
+    def with_bounds(
+        cls, *, header_seconds: float, max_header_bytes: int, reserves: bool = True
+    ) -> "type[BoundedProtocol]":
         """Return a subclass with these bounds, because uvicorn creates the protocol itself."""
-        bounds = {"header_seconds": header_seconds, "max_header_bytes": max_header_bytes, "unverified": {}}
+        bounds = {
+            "header_seconds": header_seconds,
+            "max_header_bytes": max_header_bytes,
+            "reserves": reserves,
+            "unverified": {},
+        }
         return type(cls.__name__, (cls,), bounds)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """Start the timer of the first head."""
         super().connection_made(transport)
+        limit = self.limit_concurrency if self.reserves else None
         self.unverified[self] = None
-        limit = self.limit_concurrency
         if limit is not None and len(self.connections) > limit - reserved_connections(limit):
             self._evict()
         self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
@@ -96,9 +106,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.unverified.pop(self, None)
 
     def _evict(self) -> None:
-        """Close the oldest of the other connections without credentials; one that awaits its answer if none is idle."""
+        """Close the oldest of the other connections without credentials: an idle one, else one that sends a body."""
         others = [each for each in islice(self.unverified, _MOST_LOOKED_AT) if each is not self]
-        evicted = next((each for each in others if not each._is_answering()), others[0] if others else None)  # noqa: SLF001 - another connection
+        idle = (each for each in others if not each._is_answering())  # noqa: SLF001 - another connection
+        evicted = next(idle, None) or next((each for each in others if each.cycle.more_body), None)
         if evicted is not None:
             evicted.verified()
             evicted.transport.abort()

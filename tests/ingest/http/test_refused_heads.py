@@ -10,7 +10,7 @@ import pytest
 
 from kpl_core import RequestFailure
 from kpl_integrations.ingest.serving import GatewayServer
-from kpl_integrations.ingest.tenants import CallableTenants, Tenant
+from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
 from tests.ingest.app.scene import JSON, STREAM, Client, gateway_of, kinesis, open_gateway
 from tests.ingest.app.test_serving import served, spoken
 
@@ -166,6 +166,43 @@ async def test_clients_with_credentials_get_in_when_connections_run_out(
             writer.write(b"GET /livez HTTP/1.1\r\n")
         assert [await ask(*await connected()) for _ in range(5)] == [b"HTTP/1.1 202"] * 5
         assert await ask(*kept) == b"HTTP/1.1 202"
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("verifies", [True, False])
+async def test_a_connection_that_awaits_its_answer_is_not_closed_for_new_ones(
+    monkeypatch: pytest.MonkeyPatch, fast: str, verifies: bool
+) -> None:
+    monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast)
+    tenant = Tenant(id="a", default_ack="delivered")
+    directory = CallableTenants(lambda _: tenant, unknown=tenant) if verifies else OpenTenants(tenant)
+    gateway = gateway_of(kinesis(latency_seconds=1.0), directory, max_connections=20)
+    async with served(gateway) as running, contextlib.AsyncExitStack() as stack:
+        host, _, port = running.url.rpartition("/")[2].partition(":")
+
+        async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            return reader, writer
+
+        waiting = [await connected() for _ in range(18)]
+        for _, writer in waiting:
+            writer.write(post(f"content-length: {len(ONE)}") + ONE)
+        await asyncio.sleep(0.3)
+        new = [await connected() for _ in range(30)]
+        said = await asyncio.wait_for(asyncio.gather(*[reader.read() for reader, _ in waiting]), 10)
+        assert [each[:12] for each in said] == [b"HTTP/1.1 200"] * len(waiting)
+        assert len(new) == 30
+
+
+async def test_an_idle_connection_stays_open_if_no_credentials_are_verified() -> None:
+    async with served(gateway_of(kinesis(), max_connections=20)) as running, contextlib.AsyncExitStack() as stack:
+        host, _, port = running.url.rpartition("/")[2].partition(":")
+        connections = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
+        for _, writer in connections:
+            stack.callback(writer.close)
+        await asyncio.sleep(0.2)
+        assert not any(reader.at_eof() for reader, _ in connections)
 
 
 async def test_metrics_have_no_stream_names_with_control_characters() -> None:
