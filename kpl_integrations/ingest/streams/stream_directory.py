@@ -24,8 +24,6 @@ MOST_STREAMS: Final = 1_000
 # Each unconfirmed name costs a pipeline, which stays.
 MOST_UNCONFIRMED: Final = 20
 UNCONFIRMED_SECONDS: Final = 3_600.0
-# Concurrent lookups.
-MOST_LOOKUPS: Final = 4
 # Another gateway has to serve further streams, so a retry helps only after a change of the deployment.
 _FULL_RETRY_SECONDS: Final = 60.0
 
@@ -101,7 +99,6 @@ class StreamDirectory:
         self.known: set[str] = set()
         self._unconfirmed = UnconfirmedNames()
         self._lookups: dict[tuple[str, str, str], _Lookup] = {}
-        self._open_lookups = anyio.CapacityLimiter(MOST_LOOKUPS)
         self._lookup_calls = lookup_calls()
         # Also for the questions that the Kinesis API of the gateway forwards.
         self.describe_calls = describe_calls()
@@ -170,9 +167,9 @@ class StreamDirectory:
             return
         lookup = self._lookups[key] = _Lookup()
         try:
-            if not await calls.wait(tenant):
-                raise _too_many(what, name, tenant)
-            async with self._open_lookups:
+            async with calls.turn(tenant) as is_granted:
+                if not is_granted:
+                    raise _too_many(what, name, tenant)
                 await ask(name, tenant)
         except Refused as refused:
             lookup.failure = refused

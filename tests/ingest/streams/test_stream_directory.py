@@ -1,6 +1,7 @@
 """A stream has one pipeline for its name and its ARN, and tenants cannot write to forbidden streams."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -189,6 +190,26 @@ async def test_a_cancelled_lookup_is_asked_again_by_a_request_that_waits_for_it(
         await anyio.wait_all_tasks_blocked()
         assert transport.asked == 2
         transport.gate.set()
+
+
+async def test_slow_lookups_of_one_tenant_do_not_delay_those_of_another():
+    transport = Denied(FakeKinesis({"orders": 1}))
+    directory = StreamDirectory(transport, clock=lambda: 0.0)
+    finished: list[str] = []
+
+    async def ask(stream: str, tenant: str) -> None:
+        with suppress(Refused):
+            await directory.require(stream, tenant)
+        finished.append(tenant)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(90):
+            tasks.start_soon(ask, f"invented-{number}", "a")
+        await anyio.wait_all_tasks_blocked()
+        assert transport.asked == 4
+        tasks.start_soon(ask, "orders", "b")
+    # Four lookups of tenant a run already. Then the tenants take turns.
+    assert finished.index("b") <= 8
 
 
 async def test_a_name_that_may_not_be_listed_is_confirmed_by_a_delivered_record():
