@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import anyio
@@ -87,15 +88,16 @@ class CallBudget:
     """`CallTurns` for tasks."""
 
     def __init__(self, *, per_second: float, at_once: float, most_waiting: int, most_running: int) -> None:
-        self._rates = {"per_second": per_second, "at_once": at_once}
-        self._most = {"most_waiting": most_waiting, "most_running": most_running}
+        self._new_turns = partial(
+            CallTurns, per_second=per_second, at_once=at_once, most_waiting=most_waiting, most_running=most_running
+        )
         self._turns: CallTurns | None = None
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[bool]:
         """Wait for a call of this tenant, and make it inside. False if its queue is full, or after 2 s."""
         if self._turns is None:
-            self._turns = CallTurns(**self._rates, **self._most, now=anyio.current_time())
+            self._turns = self._new_turns(now=anyio.current_time())
         turns, granted = self._turns, anyio.Event()
         turn = turns.ask(tenant, granted.set, anyio.current_time())
         if turn is None:
