@@ -427,8 +427,8 @@ class BackgroundSender:
             for source in list(self._sources):
                 try:
                     source.sender_ended()
-                except Exception:
-                    # The callers below wait for an answer all the same.
+                except BaseException:
+                    # The callers below wait for an answer all the same, also if a callback raised SystemExit.
                     _logger.exception("a record source failed when its sender ended")
             with self._lock:
                 for future, answered in pending.items():

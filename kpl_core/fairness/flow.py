@@ -214,6 +214,13 @@ class FlowRanking(Generic[T]):
         listing = self._listed[rank][flow] = (backlog, -next(self._serial), flow)
         self._listings[rank].add(listing)
 
+    def forget(self, flow: Flow[T]) -> None:
+        """Remove a flow that the queue does not remember any more."""
+        for listings, listed in zip(self._listings, self._listed, strict=True):
+            listing = listed.pop(flow, None)
+            if listing is not None:
+                listings.remove(listing)
+
     def longest(self, highest_rank: int) -> tuple[Flow[T], int] | None:
         """Return the longest flow of the lowest tier in use, and the tier's rank.
 

@@ -290,7 +290,10 @@ class FairQueue(Generic[T]):
         return flow
 
     def _forget(self, slot: int) -> None:
-        del self._flows[self._slots[slot].key]
+        flow = self._slots[slot]
+        del self._flows[flow.key]
+        if self._ranking is not None:
+            self._ranking.forget(flow)
         if slot >= len(self._declared):
             self._free_slots.append(slot)
 

@@ -71,7 +71,7 @@ class Delivery(ResultHandle, gc=False, eq=False):
             try:
                 # The producer's loop may run in another thread. So look again whether the outcome is settled, and
                 # whether the user record has moved on: that wakes only the waiters that were there before.
-                if self.follow() is current and not current.settled:
+                if self.follow() is current and current.waiters is waiters and not current.settled:
                     yield from alarm.wait().__await__()
             finally:
                 if not alarm.is_set():
@@ -132,8 +132,9 @@ def call_when_done(delivery: Delivery, function: Callable[[], object]) -> None:
     callback = _DoneCallback(delivery, function)
     while not (outcome := delivery.follow()).settled:
         waiters = wait_with(outcome, callback)
-        # As in `__await__`: the producer's thread may have settled the outcome, or moved the record, meanwhile.
-        if delivery.follow() is outcome and not outcome.settled:
+        # As in `__await__`: the producer's thread may have settled the outcome, or moved this record or another of it,
+        # and taken the list meanwhile.
+        if delivery.follow() is outcome and outcome.waiters is waiters and not outcome.settled:
             return
         with contextlib.suppress(ValueError):
             waiters.remove(callback)

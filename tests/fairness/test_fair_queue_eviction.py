@@ -22,6 +22,20 @@ def test_a_flow_cannot_exceed_its_bound_on_items():
     assert queue.exceeded_bound("a", 1) is None
 
 
+def test_the_ranking_forgets_the_flows_that_the_queue_forgets():
+    queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_items=100))
+    push_all(queue, "long", 100)
+    # The queue was full once, so it has a ranking.
+    assert queue.push_evicting("critical", "c", 1, "critical") == ["long99"]
+    for number in range(5_000):
+        queue.pop()
+        push_all(queue, f"short{number}", 1)
+        queue.remove(f"short{number}", lambda _: True)
+        push_all(queue, "long", 1)
+    assert queue._ranking is not None
+    assert sum(map(len, queue._ranking._listed)) == sum(map(len, queue._ranking._listings)) < 200
+
+
 def test_a_flow_cannot_exceed_its_bound_on_cost():
     queue: FairQueue[str] = FairQueue(bounds=QueueBounds(max_flow_cost=100))
 

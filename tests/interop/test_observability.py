@@ -17,6 +17,7 @@ from botocore.session import get_session
 from kpl_core import BreakerPolicy, Config, DeadLetterOptions, Producer, SpoolOptions
 from kpl_core.hooks import CoordinatorMet, ShardRateChanged
 from kpl_core.testing import FakeKinesis, FakeTransport
+from kpl_integrations.logging_handler import KinesisHandler
 from kpl_integrations.metrics.cloudwatch import KPL_METRICS, CloudWatchMetrics
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
 from kpl_integrations.metrics.metrics_hook import Sample
@@ -25,12 +26,16 @@ from kpl_integrations.metrics.sources import (
     breaker_source,
     coordinator_source,
     dead_letter_source,
+    log_handler_source,
+    outbox_source,
     producer_source,
     request_source,
     spool_source,
+    telemetry_source,
     tenant_wait_source,
     token_bucket_source,
 )
+from kpl_integrations.otel.sender import ExportCounts
 from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
 from tests.interop.emulators import Emulator
 from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
@@ -140,6 +145,10 @@ async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_ten
     metrics.watch(request_source(lambda: {202: 5, 429: 1}, lambda: {"over_quota": 1}))
     metrics.watch(tenant_wait_source(lambda: {f"tenant-{number}": float(number) for number in range(TENANTS)}))
     metrics.watch(coordinator_source(lambda: 1.0, lambda: {"orders": 0.25}))
+    metrics.watch(log_handler_source(KinesisHandler("logs", region="us-east-1").counts))
+    exported = ExportCounts(exported=3, delivered=2, lost={"Expired": 1}, pending=0)
+    metrics.watch(telemetry_source(lambda: {"traces": exported}))
+    metrics.watch(outbox_source({404: 2}))
     # Metrics that only a gateway has.
     alone = ("waiting_records", "waiting_tenants", "open", "workers", "lost_records")
     metrics.watch(lambda: [Sample(f"kinesis_ingest_{name}", (), 1.0) for name in alone])

@@ -14,7 +14,8 @@ import pytest
 
 from kpl_core import BlockingProducer, Config, Delivery, Producer, ProducerClosed
 from kpl_core.background.blocking_delivery import BlockingDelivery
-from kpl_core.records.outcome import Outcome
+from kpl_core.producer import delivery as module
+from kpl_core.records.outcome import Outcome, Waiter
 from kpl_core.records.record_result import Attempt
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
@@ -243,3 +244,22 @@ def test_the_callbacks_of_a_record_that_the_producer_never_took_are_called():
         call()
     assert calls == [delivery]
     assert delivery.result(0).error_code == "Shutdown"
+
+
+def test_a_callback_added_while_the_list_of_waiters_is_taken_is_called(monkeypatch):
+    """Another record of the outcome moves between the look at the list and the append to it."""
+    outcome = Outcome()
+    delivery = Delivery(outcome, 0)
+    calls: list[Delivery] = []
+    real = module.wait_with
+
+    def late(to: Outcome, waiter: Waiter) -> list[Waiter]:
+        monkeypatch.setattr(module, "wait_with", real)
+        waiters = real(to, waiter)
+        to.waiters = None
+        return waiters
+
+    monkeypatch.setattr(module, "wait_with", late)
+    delivery.add_done_callback(calls.append)
+    settle(outcome)
+    assert calls == [delivery]
