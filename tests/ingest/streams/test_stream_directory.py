@@ -198,6 +198,7 @@ async def test_a_cancelled_lookup_is_asked_again_by_a_request_that_waits_for_it(
 async def test_slow_lookups_of_one_tenant_do_not_delay_those_of_another():
     transport = Denied(FakeKinesis({"orders": 1}))
     directory = StreamDirectory(transport, clock=lambda: 0.0)
+    transport.gate = anyio.Event()
     finished: list[str] = []
 
     async def ask(stream: str, tenant: str) -> None:
@@ -211,6 +212,8 @@ async def test_slow_lookups_of_one_tenant_do_not_delay_those_of_another():
         await anyio.wait_all_tasks_blocked()
         assert transport.asked == 4
         tasks.start_soon(ask, "orders", "b")
+        await anyio.wait_all_tasks_blocked()
+        transport.gate.set()
     # Four lookups of tenant a run already. Then the tenants take turns.
     assert finished.index("b") <= 8
 
