@@ -112,6 +112,21 @@ async def test_a_shared_folder_has_files_for_its_group(tmp_path: Path) -> None:
     assert modes_in(tmp_path) == {".lock": 0o660, "any.json": 0o660}
 
 
+async def test_a_shared_folder_that_the_store_creates_is_open_to_its_group(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        await (await open_store(f"file://{tmp_path}/made/here?shared=true")).write("any.json", b"1")
+        assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+        # With the set-group-id bit, new files have the group of the folder.
+        assert (tmp_path / "made" / "here").stat().st_mode & 0o7777 == 0o2770
+        # The mode of an existing folder is its administrator's decision.
+        (tmp_path / "made" / "here").chmod(0o750)
+        await (await open_store(f"file://{tmp_path}/made/here?shared=true")).write("any.json", b"2")
+        assert (tmp_path / "made" / "here").stat().st_mode & 0o777 == 0o750
+    finally:
+        os.umask(before)
+
+
 async def test_a_file_in_place_of_the_folder_fails_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreFailed, match="check its disk") as failed:

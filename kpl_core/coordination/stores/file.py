@@ -63,7 +63,8 @@ async def open_store(address: StoreAddress) -> "FileStore":
 class FileStore:
     """Objects in a subfolder of `folder` that only this user may read. Both are created if missing.
 
-    `shared`: the objects are in `folder` itself, and the group of the folder may read and write them.
+    `shared`: the objects are in `folder` itself, and the group of the folder may read and write them. If this store
+    creates the folder, its mode is 2770 and its group is that of this process.
     """
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
@@ -170,7 +171,7 @@ class FileStore:
     def _opened(self, *, create: bool = False) -> Iterator[int]:
         """Yield a descriptor of the folder with the objects, after checking its owner and its mode."""
         if create:
-            self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._create()
         parent = os.open(self._parent, _FOLDER)
         try:
             mode = os.fstat(parent).st_mode
@@ -189,6 +190,15 @@ class FileStore:
                 os.close(own)
         finally:
             os.close(parent)
+
+    def _create(self) -> None:
+        try:
+            self._parent.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            return
+        if self._own is None:
+            # mkdir applies the umask, chmod does not. New files get the group of a folder with the set-group-id bit.
+            self._parent.chmod(0o2770)
 
     def _opened_own(self, name: str, parent: int) -> int:
         try:

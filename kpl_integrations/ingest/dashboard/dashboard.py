@@ -115,6 +115,7 @@ class Dashboard:
         if not self._is_authorized(scope):
             await self._respond(send, 401, [_NO_STORE, (b"content-length", b"0")], b"")
             return
+        fields = dict(scope["headers"])
         if self._watchers >= MOST_WATCHERS:
             headers = [retry_after_header(_WATCHERS_RETRY_SECONDS), (b"content-length", b"0")]
             await self._respond(send, 503, headers, b"")
@@ -127,7 +128,8 @@ class Dashboard:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
                 tasks.start_soon(self._until_closed, tasks.cancel_scope)
-                while self._is_authorized(scope):
+                # Attempts are not checked again: wrong keys of other clients must not end the stream.
+                while self._has_session(fields) or self._opened.admin_key.is_shown(fields):
                     await send({"type": "http.response.body", "body": await self._event(), "more_body": True})
                     await anyio.sleep(EVENT_SECONDS)
                 tasks.cancel_scope.cancel()
@@ -157,13 +159,15 @@ class Dashboard:
             return self._latest
 
     def _is_authorized(self, scope: Scope) -> bool:
+        fields = dict(scope["headers"])
+        return self._has_session(fields) or self._opened.is_administrator(scope, fields)
+
+    def _has_session(self, fields: dict[bytes, bytes]) -> bool:
+        """Return True if the gateway has no credentials, or if the cookie is valid."""
         if not self._opened.directory.verifies:
             return True
-        headers = dict(scope["headers"])
         session = self._session
-        if session is not None and session.is_open(headers.get(b"cookie", b""), self._wall_clock()):
-            return True
-        return self._opened.is_administrator(scope, headers)
+        return session is not None and session.is_open(fields.get(b"cookie", b""), self._wall_clock())
 
     async def _answer(
         self, send: Send, status: int, page: "_Page", *, note: str = "", headers: Sequence[tuple[bytes, bytes]] = ()

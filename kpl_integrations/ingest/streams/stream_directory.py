@@ -4,7 +4,8 @@ A pipeline stays for the life of the producer, so none is created for a name wit
 pipeline for its name and its ARN. With two pipelines, each would use the full limits of the shards.
 
 If the gateway may not list shards, a name counts as unconfirmed until a record was delivered to it. A tenant may have
-20 unconfirmed names at once, each for an hour. So a tenant that invents names cannot use up the room of the others.
+20 unconfirmed names at once, each for an hour, and 40 until the process ends. All tenants together may have 200. So the
+number of pipelines for invented names is bounded, and one tenant cannot use up the room of the others.
 """
 
 from collections import OrderedDict
@@ -21,11 +22,12 @@ from kpl_integrations.ingest.streams.call_budget import CallBudget, describe_cal
 ABSENT_SECONDS: Final = 30.0
 MOST_ABSENT: Final = 10_000
 MOST_STREAMS: Final = 1_000
-# Each unconfirmed name costs a pipeline, which stays.
+# Each unconfirmed name costs a pipeline, which stays and calls ListShards again and again. So a tenant may have 20 at
+# once and 40 in the life of the process, and all tenants together 200.
 MOST_UNCONFIRMED: Final = 20
+MOST_UNCONFIRMED_EVER: Final = 40
+MOST_UNCONFIRMED_IN_ALL: Final = 200
 UNCONFIRMED_SECONDS: Final = 3_600.0
-# Concurrent lookups.
-MOST_LOOKUPS: Final = 4
 # Another gateway has to serve further streams, so a retry helps only after a change of the deployment.
 _FULL_RETRY_SECONDS: Final = 60.0
 
@@ -34,39 +36,45 @@ _ABSENT_CODES: Final = frozenset({"ResourceNotFoundException", "ValidationExcept
 
 
 class UnconfirmedNames:
-    """Stream names of each tenant that may have no stream: a bounded number, for a bounded time. Pure."""
+    """Stream names of each tenant that may have no stream: a bounded number, each usable for a bounded time. Pure.
 
-    __slots__ = ("_by_tenant",)
+    A name keeps its place until it is discarded, also after it expired, because its pipeline stays.
+    """
+
+    __slots__ = ("_by_tenant", "names")
 
     def __init__(self) -> None:
-        # By tenant, names with the instant at which they expire; the oldest first.
-        self._by_tenant: dict[str, OrderedDict[str, float]] = {}
+        # By tenant, names with the instant at which they expire.
+        self._by_tenant: dict[str, dict[str, float]] = {}
+        # By name, the tenants that used it.
+        self.names: dict[str, set[str]] = {}
 
     def has(self, tenant: str, name: str, now: float) -> bool:
         """Return True if the tenant has this name."""
         names = self._by_tenant.get(tenant)
         return names is not None and names.get(name, now) > now
 
-    def try_add(self, tenant: str, name: str, now: float) -> bool:
-        """Add a name; return False if the tenant has as many as it may."""
-        names = self._by_tenant.setdefault(tenant, OrderedDict())
-        while names and next(iter(names.values())) <= now:
-            names.popitem(last=False)
-        if len(names) >= MOST_UNCONFIRMED:
-            return False
+    def add(self, tenant: str, name: str, now: float) -> str | None:
+        """Add a name that the tenant does not have. Return the bound that forbids it, or None."""
+        names = self._by_tenant.get(tenant, {})
+        if sum(until > now for until in names.values()) >= MOST_UNCONFIRMED:
+            return f"tenant {tenant} uses {MOST_UNCONFIRMED} streams"
+        if name not in names and len(names) >= MOST_UNCONFIRMED_EVER:
+            return f"tenant {tenant} has used {MOST_UNCONFIRMED_EVER} streams"
+        if name not in self.names and len(self.names) >= MOST_UNCONFIRMED_IN_ALL:
+            return f"the tenants of this gateway have used {MOST_UNCONFIRMED_IN_ALL} streams"
         names[name] = now + UNCONFIRMED_SECONDS
-        return True
+        self._by_tenant[tenant] = names
+        self.names.setdefault(name, set()).add(tenant)
+        return None
 
-    def discard(self, name: str) -> bool:
-        """Remove a name of all tenants; return True if any had it."""
-        having = [tenant for tenant, names in self._by_tenant.items() if names.pop(name, None) is not None]
-        for tenant in having:
-            if not self._by_tenant[tenant]:
+    def discard(self, name: str) -> None:
+        """Remove a name of all tenants."""
+        for tenant in self.names.pop(name, ()):
+            names = self._by_tenant[tenant]
+            del names[name]
+            if not names:
                 del self._by_tenant[tenant]
-        return bool(having)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_tenant.values()))
 
 
 class _Lookup:
@@ -101,7 +109,6 @@ class StreamDirectory:
         self.known: set[str] = set()
         self._unconfirmed = UnconfirmedNames()
         self._lookups: dict[tuple[str, str, str], _Lookup] = {}
-        self._open_lookups = anyio.CapacityLimiter(MOST_LOOKUPS)
         self._lookup_calls = lookup_calls()
         # Also for the questions that the Kinesis API of the gateway forwards.
         self.describe_calls = describe_calls()
@@ -154,7 +161,9 @@ class StreamDirectory:
 
     def confirm(self, stream: str) -> None:
         """Remember that a record was delivered to this stream, so that it exists."""
-        if len(self._unconfirmed) and len(self.known) < MOST_STREAMS and self._unconfirmed.discard(stream):
+        # This runs for every delivered record.
+        if stream in self._unconfirmed.names and len(self.known) < MOST_STREAMS:
+            self._unconfirmed.discard(stream)
             self.known.add(stream)
 
     async def _ask(
@@ -170,9 +179,9 @@ class StreamDirectory:
             return
         lookup = self._lookups[key] = _Lookup()
         try:
-            if not await calls.wait(tenant):
-                raise _too_many(what, name, tenant)
-            async with self._open_lookups:
+            async with calls.turn(tenant) as is_granted:
+                if not is_granted:
+                    raise _too_many(what, name, tenant)
                 await ask(name, tenant)
         except Refused as refused:
             lookup.failure = refused
@@ -187,6 +196,7 @@ class StreamDirectory:
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
         answer = await self._transport.list_shards(stream)
         if not isinstance(answer, RequestFailure):
+            self._unconfirmed.discard(stream)
             self.known.add(stream)
         elif answer.code in _ABSENT_CODES:
             _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
@@ -198,10 +208,10 @@ class StreamDirectory:
             raise Refused(Refusal.STREAM_UNCERTAIN, detail)
         # The gateway may be allowed to put without being allowed to list. If the stream does not exist, each record
         # fails.
-        elif not self._unconfirmed.try_add(tenant, stream, self._clock()):
+        elif (reached := self._unconfirmed.add(tenant, stream, self._clock())) is not None:
             detail = (
-                f"tenant {tenant} uses {MOST_UNCONFIRMED} streams that the gateway may not list and that took no "
-                f"record yet; correct their names, or allow the gateway kinesis:ListShards"
+                f"{reached} that the gateway may not list and that took no record yet; correct their names, or allow "
+                f"the gateway kinesis:ListShards"
             )
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
 

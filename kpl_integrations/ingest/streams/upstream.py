@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-import anyio
 from botocore.exceptions import ClientError
 
 from kpl_integrations.ingest.streams.call_budget import CallBudget, describe_calls
@@ -23,7 +22,6 @@ FORWARDED: Final[Mapping[str, str]] = {
     "DescribeStreamSummary": "describe_stream_summary",
     "ListShards": "list_shards",
 }
-_MOST_OPEN_CALLS: Final = 4
 
 FAILED: Final = "InternalFailure"
 UNAVAILABLE: Final = "ServiceUnavailable"
@@ -54,7 +52,6 @@ class AiobotocoreUpstream:
 
     def __init__(self, client: Callable[[], Any], calls: CallBudget | None = None) -> None:
         self._client = client
-        self._open_calls = anyio.CapacityLimiter(_MOST_OPEN_CALLS)
         self._calls = describe_calls() if calls is None else calls
 
     async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
@@ -66,15 +63,15 @@ class AiobotocoreUpstream:
         client = self._client()
         if client is None:
             raise RequestRefused(_UNKNOWN, f"{operation} cannot be forwarded: this gateway has no AWS client.")
-        if not await self._calls.wait(tenant):
-            raise RequestRefused(TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
-        try:
-            async with self._open_calls:
+        async with self._calls.turn(tenant) as is_granted:
+            if not is_granted:
+                raise RequestRefused(TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
+            try:
                 answer = await getattr(client, FORWARDED[operation])(**arguments)
-        except ClientError as error:
-            raise _refusal(operation, error) from None
-        except Exception:  # noqa: BLE001 - not reachable, or raised by the session's credentials and event handlers
-            raise _unavailable(operation) from None
+            except ClientError as error:
+                raise _refusal(operation, error) from None
+            except Exception:  # noqa: BLE001 - not reachable, or raised by the session's credentials and event handlers
+                raise _unavailable(operation) from None
         return {name: _wire_value(value) for name, value in answer.items() if name != "ResponseMetadata"}
 
 

@@ -134,8 +134,14 @@ def _require_private(status: os.stat_result, found: str) -> None:
 
 
 def require_not_writable_by_others(status: os.stat_result, found: str) -> None:
-    """Raise ConfigError if others could change the file: they could give themselves access with it."""
-    if status.st_mode & (0o002 if _is_own_group(status.st_gid) else 0o022):
+    """Raise ConfigError if others could change the file: they could give themselves access with it.
+
+    Its group may change it if it is root's or the effective group: other users may be in a supplementary group.
+    """
+    if status.st_uid not in {0, os.geteuid()}:
+        message = f"{found} lets its owner, user id {status.st_uid}, change it; use chown to root or the gateway's user"
+        raise ConfigError(message)
+    if status.st_mode & (0o002 if status.st_gid in {0, os.getegid()} else 0o022):
         message = f"{found} lets other users change it; use chmod 644"
         raise ConfigError(message)
 

@@ -40,6 +40,8 @@ def main(how: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
     if how == "SIGINT":
+        # A shell without job control starts background programs with SIGINT ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 

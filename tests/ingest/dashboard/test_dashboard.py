@@ -218,6 +218,25 @@ async def test_after_repeated_wrong_keys_no_key_is_checked_for_a_while() -> None
         assert (await enter(KEY)).status == 303
 
 
+async def test_wrong_keys_of_others_do_not_end_an_event_stream_of_the_right_key() -> None:
+    async with _gateway(CLOSED, admin_key=KEY) as gateway, anyio.create_task_group() as tasks:
+
+        def asking(key: str) -> Client:
+            client = Client("GET", "/dashboard/events", authorization=f"Bearer {key}")
+            client.scope["client"] = ("192.0.2.1", 40_000)
+            return client
+
+        watcher = asking(KEY)
+        tasks.start_soon(watcher.ask, gateway)
+        await anyio.sleep(0.5)
+        statuses = [(await asking(f"guess-{number}").ask(gateway)).status for number in range(6)]
+        assert statuses == [401] * 5 + [429]
+        await anyio.sleep(3)
+        assert len(watcher.events()) == 4
+        assert (await asking(KEY).ask(gateway)).status == 429
+        watcher.gone.set()
+
+
 @pytest.mark.parametrize(("scheme", "is_secure"), [("http", False), ("https", True)])
 async def test_behind_a_tls_proxy_the_cookie_is_secure(scheme: str, is_secure: bool) -> None:
     """The server sets the scheme from X-Forwarded-Proto if it trusts the proxy."""

@@ -1,6 +1,8 @@
 """A stream has one pipeline for its name and its ARN, and tenants cannot write to forbidden streams."""
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -15,6 +17,8 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.streams.stream_directory import (
     ABSENT_SECONDS,
     MOST_UNCONFIRMED,
+    MOST_UNCONFIRMED_EVER,
+    MOST_UNCONFIRMED_IN_ALL,
     UNCONFIRMED_SECONDS,
     StreamDirectory,
     UnconfirmedNames,
@@ -191,6 +195,29 @@ async def test_a_cancelled_lookup_is_asked_again_by_a_request_that_waits_for_it(
         transport.gate.set()
 
 
+async def test_slow_lookups_of_one_tenant_do_not_delay_those_of_another():
+    transport = Denied(FakeKinesis({"orders": 1}))
+    directory = StreamDirectory(transport, clock=lambda: 0.0)
+    transport.gate = anyio.Event()
+    finished: list[str] = []
+
+    async def ask(stream: str, tenant: str) -> None:
+        with suppress(Refused):
+            await directory.require(stream, tenant)
+        finished.append(tenant)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(90):
+            tasks.start_soon(ask, f"invented-{number}", "a")
+        await anyio.wait_all_tasks_blocked()
+        assert transport.asked == 4
+        tasks.start_soon(ask, "orders", "b")
+        await anyio.wait_all_tasks_blocked()
+        transport.gate.set()
+    # Four lookups of tenant a run already. Then the tenants take turns.
+    assert finished.index("b") <= 8
+
+
 async def test_a_name_that_may_not_be_listed_is_confirmed_by_a_delivered_record():
     transport, now = Denied(FakeKinesis({"orders": 1})), 0.0
     directory = StreamDirectory(transport, clock=lambda: now)
@@ -210,6 +237,61 @@ async def test_a_name_that_may_not_be_listed_is_confirmed_by_a_delivered_record(
         await directory.require(f"later-{number}", "t")
 
 
+async def admitted_names(directory: StreamDirectory, tenant: str, names: int) -> int:
+    """Return how many of this tenant's invented names are admitted."""
+    admitted = 0
+    for number in range(names):
+        with suppress(Refused):
+            await directory.require(f"{tenant}-{number}", tenant)
+            admitted += 1
+    return admitted
+
+
+async def test_expired_unconfirmed_names_keep_their_places_until_a_record_is_delivered():
+    now = 0.0
+    directory = StreamDirectory(Denied(FakeKinesis({"orders": 1})), clock=lambda: now)
+    seen: set[str] = set()
+    for hour in range(20):
+        now = hour * (UNCONFIRMED_SECONDS + 1)
+        for number in range(MOST_UNCONFIRMED):
+            with suppress(Refused):
+                await directory.require(f"invented-{hour}-{number}", "t")
+                seen.add(f"invented-{hour}-{number}")
+    assert len(seen) == MOST_UNCONFIRMED_EVER
+    # An expired name is admitted again, because its pipeline exists.
+    await directory.require("invented-0-0", "t")
+    with pytest.raises(Refused, match="tenant t has used 40 streams that the gateway may not list"):
+        await directory.require("orders", "t")
+    directory.confirm("invented-0-1")
+    await directory.require("orders", "t")
+
+
+async def test_unconfirmed_names_of_all_tenants_together_are_bounded():
+    directory = StreamDirectory(Denied(FakeKinesis({"orders": 1})), clock=lambda: 0.0)
+    admitted = [await admitted_names(directory, f"t{number}", MOST_UNCONFIRMED) for number in range(12)]
+    assert sum(admitted) == MOST_UNCONFIRMED_IN_ALL
+    with pytest.raises(Refused, match="the tenants of this gateway have used 200 streams") as refused:
+        await directory.require("orders", "other")
+    assert refused.value.refusal is Refusal.NO_ROOM
+    # A name that another tenant used already needs no further pipeline.
+    await directory.require("t0-0", "other")
+    directory.confirm("t0-0")
+    await directory.require("orders", "other")
+
+
+def test_a_delivered_record_costs_the_same_with_thousands_of_tenants() -> None:
+    directory = StreamDirectory(FakeTransport(FakeKinesis({"orders": 1})), clock=lambda: 0.0)
+    for number in range(5_000):
+        directory._unconfirmed.add(f"t{number}", "shared", 0.0)  # noqa: SLF001
+    began_at = time.process_time()
+    for _ in range(1_000):
+        directory.confirm("orders")
+    # A search in all tenants takes 0.3 s or more, a lookup by name 0.2 ms.
+    assert time.process_time() - began_at < 0.1
+    directory.confirm("shared")
+    assert directory.known == {"shared"}
+
+
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.floats(0, 500)), max_size=120))
 def test_unconfirmed_names_are_bounded_per_tenant_and_expire(steps) -> None:
     names = UnconfirmedNames()
@@ -221,8 +303,14 @@ def test_unconfirmed_names_are_bounded_per_tenant_and_expire(steps) -> None:
         if names.has(tenant, name, now):
             assert now < added[tenant, name] + UNCONFIRMED_SECONDS
             continue
-        alive = [each for each, at in added.items() if each[0] == tenant and now < at + UNCONFIRMED_SECONDS]
-        assert names.try_add(tenant, name, now) == (len(alive) < MOST_UNCONFIRMED)
-        if len(alive) < MOST_UNCONFIRMED:
+        of_tenant = {each: at for each, at in added.items() if each[0] == tenant}
+        alive = [at for at in of_tenant.values() if now < at + UNCONFIRMED_SECONDS]
+        is_new_within_bound = (tenant, name) in added or len(of_tenant) < MOST_UNCONFIRMED_EVER
+        is_admitted = len(alive) < MOST_UNCONFIRMED and is_new_within_bound
+        assert (names.add(tenant, name, now) is None) == is_admitted
+        if is_admitted:
             added[tenant, name] = now
-    assert len(names) <= 2 * MOST_UNCONFIRMED
+    assert names.names.keys() == {name for _, name in added}
+    for name in list(names.names):
+        names.discard(name)
+    assert not any(names.has(tenant, name, now) for tenant, name in added)

@@ -18,6 +18,7 @@ from kpl_integrations.ingest.tenants import (
     new_api_key,
     stored_key,
 )
+from kpl_integrations.ingest.tenants.tenants_file import require_not_writable_by_others
 
 KEY = new_api_key()
 OTHER_KEY = new_api_key()
@@ -161,22 +162,36 @@ def test_the_group_of_this_process_may_read_a_secret_file(path, tmp_path, mode, 
             FileTenants(text)
 
 
-# As above, for the tenants file.
-FILE_MODES = [(0o600, 0, True), (0o644, None, True), (0o664, 0, True), (0o664, None, False), (0o646, 0, False),
-              (0o666, None, False)]  # fmt: skip
+# The mode of a tenants file, its owner (None: this user), its group (None: this process's), and whether it is accepted.
+OTHER_ID = 54_321
+FILE_MODES = [(0o600, None, None, True), (0o644, None, OTHER_ID, True), (0o664, None, None, True),
+              (0o664, None, 0, True), (0o664, None, OTHER_ID, False), (0o646, None, None, False),
+              (0o666, None, OTHER_ID, False), (0o644, OTHER_ID, None, False),
+              (0o444, OTHER_ID, None, False)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mode", "group", "is_accepted"), FILE_MODES)
-def test_a_tenants_file_that_others_may_change_is_refused(path, mode, group, is_accepted):
-    if group is None and os.geteuid() != 0:
-        pytest.skip("only root can give a file to a group that it is not in")
-    os.chown(written(path, one()), -1, os.getegid() if group is not None else 54_321)
+@pytest.mark.parametrize(("mode", "owner", "group", "is_accepted"), FILE_MODES)
+def test_a_tenants_file_that_others_may_change_is_refused(path, mode, owner, group, is_accepted):
+    if (owner, group) != (None, None) and os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user or group")
+    written(path, one())
+    os.chown(path, -1 if owner is None else owner, os.getegid() if group is None else group)
     path.chmod(mode)
     if is_accepted:
         assert FileTenants(path).by_id("a") is not None
     else:
-        with pytest.raises(ConfigError, match=f"mode {mode:04o} lets other users change it"):
+        with pytest.raises(ConfigError, match=f"mode {mode:04o} lets .*change it"):
             FileTenants(path)
+
+
+def test_a_tenants_file_that_a_supplementary_group_may_change_is_refused(path, monkeypatch):
+    monkeypatch.setattr(os, "getgroups", lambda: [OTHER_ID])
+    monkeypatch.setattr(os, "getegid", lambda: OTHER_ID + 1)
+    status = os.stat_result((0o100664, 0, 0, 1, os.geteuid(), OTHER_ID, 0, 0, 0, 0))
+    with pytest.raises(ConfigError, match="the file lets other users change it"):
+        require_not_writable_by_others(status, "the file")
+    monkeypatch.setattr(os, "getegid", lambda: OTHER_ID)
+    require_not_writable_by_others(status, "the file")
 
 
 def test_a_missing_file_is_named(path):
