@@ -53,8 +53,8 @@ class SenderStuck(Exception):  # noqa: N818 - as above
 class RecordSource(Protocol):
     """The queue that a sender empties. The sender calls every method in its own thread.
 
-    While the producer is full, each of n sources is the first to be drained in every n-th drain, and gets what room has
-    become free.
+    While the producer is full, each of n sources is the first to be drained in every n-th drain that finds room, and
+    gets what room has become free.
     """
 
     def drain(self, producer: Producer) -> object:
@@ -456,10 +456,16 @@ class BackgroundSender:
         # Again, because the application may have imported uvicorn since this sender started.
         watch_uvicorn()
         if self.producer is not None:
-            # In turn: the first source takes the room that was freed, and the next ones may find none.
-            self._sources.append(self._sources.pop(0))
+            # The first source takes the room that was freed, and the next ones may find none: so it is the last one of
+            # the next drain. A drain without room changes no order.
+            limit, is_first = self.producer.buffer_limit, True
             for source in list(self._sources):
+                records_before = limit.outstanding_records
                 source.drain(self.producer)
+                if is_first and limit.outstanding_records > records_before and source in self._sources:
+                    is_first = False
+                    self._sources.remove(source)
+                    self._sources.append(source)
 
 
 def import_early(config: Config) -> None:

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from kpl_core import BufferFull, Config, Producer
 from kpl_core.background.sender import BackgroundSender
 from kpl_core.testing import FakeKinesis, FakeTransport
@@ -29,8 +31,12 @@ class EndlessSource:
     def sender_ended(self) -> None: ...
 
 
-def test_sources_that_always_have_records_get_the_first_room_in_turn() -> None:
-    """Each of n sources puts in every n-th drain. In a fixed order the first source would always take all room."""
+@pytest.mark.parametrize("drains", [1, 2, 3])
+def test_sources_that_always_have_records_get_the_first_room_in_turn(drains: int) -> None:
+    """Each of n sources puts in every n-th drain with room. In a fixed order the first source would always take all.
+
+    The number of drains at each progress must not decide which source takes the room.
+    """
     sources = [EndlessSource() for _ in range(3)]
     transport = FakeTransport(FakeKinesis({"orders": 1}, enforce_limits=False))
     config = Config(max_outstanding_records=100, record_max_buffered_time_ms=1)
@@ -39,9 +45,16 @@ def test_sources_that_always_have_records_get_the_first_room_in_turn() -> None:
     )
     sender.start()
     sender.wait_until_open()
-    for source in sources[1:]:
-        sender.call(lambda source=source: sender.add_source(source))  # type: ignore[misc]
-    # Each source put without the later ones before those were added.
+
+    def add_sources() -> None:
+        assert sender.producer is not None
+        for _ in range(drains - 1):
+            sender.producer.on_progress(sender._drain)  # noqa: SLF001 - as often as progress may call it
+        for source in sources[1:]:
+            sender.add_source(source)
+
+    sender.call(add_sources)
+    # The first source put alone before the others were added.
     before = sender.call(lambda: [source.put_count for source in sources])
 
     def put_since() -> list[int]:
