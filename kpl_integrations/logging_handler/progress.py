@@ -110,6 +110,6 @@ def _cause_of(failure: str) -> str:
 
 def write_to_stderr(stream: str, text: str) -> None:
     """Write a line about a handler to stderr, for what cannot be logged."""
-    # Whatever took the place of stderr must not stop the sender.
+    # An application may replace stderr. Its mistake must not stop the sender.
     with contextlib.suppress(Exception):
         sys.stderr.write(f"KinesisHandler for stream {stream!r}: {text}\n")

@@ -35,7 +35,7 @@ def test_with_a_dead_endpoint_memory_and_exit_are_bounded_and_the_loss_is_exact(
     said = dict(pair.split("=") for pair in ended.stdout.split())
     # The queue of 64 MiB is full, as the loss of records behind its bound shows.
     assert "Evicted" in ended.stderr
-    assert int(said["growth_bytes"]) < 100 * MIB
+    assert int(said["growth_bytes"]) < 128 * MIB
     # The handler's own part, 1.6 s, and what a machine with eight times as much to do as it can adds to its steps.
     # `benchmarks/logging_exit.py` measures it, and the interpreter's part, to the hundredth.
     assert float(said["handlers_ended_at"]) - float(said["ends_at"]) < 2 + 2
