@@ -153,8 +153,11 @@ class KinesisHandler(logging.Handler, ProcessListener):
         """Use another formatter; None selects the handler's own."""
         super().setFormatter(fmt)
         self._line: Callable[[logging.LogRecord], bytes | LargeLine]
-        if fmt is None or isinstance(fmt, JsonFormatter):
-            self._line = (fmt or self._json).line
+        if fmt is None:
+            self._line = self._json.line
+        elif isinstance(fmt, JsonFormatter):
+            # A subclass may encode in another way.
+            self._line = fmt.line if type(fmt).encode is JsonFormatter.encode else fmt.encode
         else:
             self._line = lambda record: fmt.format(record).encode(errors="backslashreplace")
 
