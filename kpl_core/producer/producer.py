@@ -297,6 +297,8 @@ class Producer:
         check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
         with self._waiters.wait_in_line(record.tier, record.flow) as place:
             while True:
+                if place.is_first:
+                    self._life.make_room()
                 await place.wait()
                 has_room = not self._overflows or self._has_room(record.partition_key, record.data, record.tier)
                 if not has_room and self._life.state == "open":
@@ -343,6 +345,13 @@ class Producer:
         if self._writes_ahead:
             for delivery in deliveries[-len(chunk) :]:
                 await self._acknowledged(delivery)
+
+    def make_room(self) -> None:
+        """Send batches that are not full now if all outstanding records are in them.
+
+        For a caller that waits for room in a way of its own: nothing else would free any before the batches are due.
+        """
+        self._life.make_room()
 
     # Flush and close
 
