@@ -25,6 +25,7 @@ from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_with
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted
 from kpl_core.producer.report import ProducerReport
+from kpl_core.records.hash_key import hash_key_digest
 from kpl_core.records.record_result import NOT_SPOOLED
 from kpl_core.records.user_record import (
     BytesLike,
@@ -406,6 +407,20 @@ class Producer:
             return pipeline.max_record_bytes
         require_stream(stream)
         return self.config.for_stream(stream).known_max_record_size
+
+    def predicted_shard(self, stream: str, partition_key: str) -> str | None:
+        """Return the shard that `partition_key` belongs to by the shard map in use, None before there is one.
+
+        For a caller in any thread that may put what belongs to one shard into one user record.
+        """
+        pipeline = self._open.get(stream)
+        if pipeline is None:
+            return None
+        try:
+            return pipeline.shard_map.predict(hash_key_digest(partition_key.encode()))
+        except IndexError:
+            # The loop changes the map at this moment.
+            return None
 
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
-from kpl_integrations.otel.encoding import trace_parts
+from kpl_integrations.otel.encoding import trace_keys, trace_parts
 
 RESOURCES = [Resource({"service.name": "orders"}, "https://schema"), Resource({"service.name": "billing"})]
 SCOPES = [InstrumentationScope("http", "1"), InstrumentationScope("sql", schema_url="https://schema"), None]
@@ -40,7 +40,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Counter[tuple[bytes, str, by
 @given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from(RESOURCES), st.sampled_from(SCOPES)), max_size=40))
 def test_each_trace_is_encoded_as_if_it_were_alone(drawn):
     spans = [span(trace_id, number + 1, resource, scope) for number, (trace_id, resource, scope) in enumerate(drawn)]
-    found = {part.key: part for part in trace_parts(spans)}
+    found = {part.key: part for part in trace_parts(spans, trace_keys(spans, lambda _key: None))}
     counts = Counter(trace_id for trace_id, _, _ in drawn)
     assert {int(key or "", 16): part.items for key, part in found.items()} == counts
     for trace_id in counts:
