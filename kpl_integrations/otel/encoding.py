@@ -1,33 +1,31 @@
 """From what the SDK exports to user records: OTLP messages that fit, each with its partition key.
 
-OpenTelemetry's own encoders make protobuf or JSON. Each message is a whole `Export{Trace,Logs,Metrics}ServiceRequest`,
-so a consumer needs nothing of this package. A compressed message begins with the magic bytes of gzip (1f 8b) or zstd
-(28 b5 2f fd), which no message begins with. An export larger than a Kinesis record is divided by resource, then by
-scope, then by record, and each piece is encoded with its resource and scope.
+OpenTelemetry's own encoders make JSON, and protobuf of logs and metrics. Each message is a whole
+`Export{Trace,Logs,Metrics}ServiceRequest`, so a consumer needs nothing of this package. A compressed message begins
+with the magic bytes of gzip (1f 8b) or zstd (28 b5 2f fd), which no message begins with. An export larger than a
+Kinesis record is divided by resource, then by scope, then by record, and each piece is encoded with its resource and
+scope.
 """
 
 import dataclasses
 import gzip
 import hashlib
 import secrets
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from opentelemetry.sdk.metrics.export import Metric, MetricsData, ResourceMetrics, ScopeMetrics
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from kpl_core import ConfigError
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_integrations.otel.options import Compression, Encoding, KeyChoice, Signal
+from kpl_integrations.otel.span_encoding import SpanEncoder
 
 Encode = Callable[[Sequence[Any]], bytes]
 Compress = Callable[[bytes], bytes]
@@ -148,7 +146,7 @@ def _proto_metrics(leaves: Sequence[MetricLeaf]) -> bytes:
 
 
 _PROTO: Final[dict[Signal, Encode]] = {
-    "traces": lambda spans: encode_spans(spans).SerializeToString(),
+    "traces": SpanEncoder(),
     "logs": lambda records: encode_logs(records).SerializeToString(),
     "metrics": _proto_metrics,
 }
@@ -238,39 +236,6 @@ def trace_keys(spans: Sequence[Any], shard_of: Callable[[str], str | None]) -> d
             shard = shard_of(key)
             keys[trace_id] = key if shard is None else first_of.setdefault(shard, key)
     return keys
-
-
-def trace_parts(
-    spans: Sequence[ReadableSpan], keys: Mapping[int, str], compress: Compress | None = None
-) -> Iterator[Piece]:
-    """Yield the spans of each key of `keys`, which has the key of each trace id, as `encode_spans` would encode them.
-
-    The spans of a key are in order within a resource and scope.
-
-    All spans are encoded once: encoding each part by itself would encode its resource each time.
-    """
-    requests: dict[str, ExportTraceServiceRequest] = {}
-    counts: dict[str, int] = {}
-    for resource in encode_spans(spans).resource_spans:
-        of_resource: dict[str, ResourceSpans] = {}
-        for scope in resource.scope_spans:
-            of_scope: dict[str, ScopeSpans] = {}
-            for span in scope.spans:
-                key = keys[int.from_bytes(span.trace_id, "big")]
-                target = of_scope.get(key)
-                if target is None:
-                    place = of_resource.get(key)
-                    if place is None:
-                        request = requests.setdefault(key, ExportTraceServiceRequest())
-                        place = of_resource[key] = request.resource_spans.add(schema_url=resource.schema_url)
-                        place.resource.CopyFrom(resource.resource)
-                    target = of_scope[key] = place.scope_spans.add(schema_url=scope.schema_url)
-                    target.scope.CopyFrom(scope.scope)
-                target.spans.append(span)
-                counts[key] = counts.get(key, 0) + 1
-    for key, request in requests.items():
-        data = request.SerializeToString()
-        yield Piece(data if compress is None else compress(data), counts[key], key)
 
 
 # Partition keys

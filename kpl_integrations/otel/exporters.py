@@ -48,7 +48,6 @@ from kpl_integrations.otel.encoding import (
     pieces,
     random_key,
     trace_keys,
-    trace_parts,
 )
 from kpl_integrations.otel.flushing import global_providers
 from kpl_integrations.otel.options import ExporterArguments, ExporterOptions, MakeTransport, Signal, resolve_options
@@ -197,8 +196,7 @@ class SignalExporter(ProcessListener):
         self._transport = transport
         if transport is None:
             import_early(options.config)
-        self._compress = compressor(options.compression)
-        self._encode = encoder(signal, options.encoding, self._compress)
+        self._encode = encoder(signal, options.encoding, compressor(options.compression))
         self._sender: TelemetrySender | None = None
         self.is_closed = False
         self.begin_child()
@@ -241,7 +239,10 @@ class SignalExporter(ProcessListener):
             is_taken = self._queue(leaves, sender, deadline)
             if flush_seconds is None and not self.options.synchronous:
                 return is_taken
+            if flush_seconds is not None and sender.is_unanswered:
+                return False
             is_sent = sender.wait_until_sent(max(0.0, wait_until - time.monotonic()))
+            sender.is_unanswered = not is_sent
             return is_taken and is_sent and sender.counts().lost_total == lost_before
 
     def _queue(self, leaves: Sequence[Any], sender: TelemetrySender, deadline: float) -> bool:
@@ -266,11 +267,6 @@ class SignalExporter(ProcessListener):
         max_bytes, choice = self.options.max_data_bytes, self.options.partition_key
         if choice == "trace_id":
             keys = trace_keys(leaves, shard_of)
-            if self.options.encoding == "otlp_proto" and len(set(keys.values())) > 1:
-                parts = list(trace_parts(leaves, keys, self._compress))
-                if all(len(part.data or b"") <= max_bytes for part in parts):
-                    yield from parts
-                    return
             choice = lambda span: keys[span.context.trace_id]  # noqa: E731
         for key, part in keyed_parts(leaves, choice):
             yield from pieces(part, self._encode, max_bytes=max_bytes, key=key)

@@ -123,6 +123,8 @@ class TelemetrySender:
         self._reported_losses = 0
         # An export waited in vain. The next ones do not wait before something has been delivered.
         self._is_stuck = False
+        # A flush of the SDK waited in vain for a result. It exports in batches, and must not wait for each of them.
+        self.is_unanswered = False
         self._is_closing = self.is_finished = False
         self._background = BackgroundSender(
             make_producer,
@@ -290,5 +292,5 @@ class TelemetrySender:
                 self._kept += shipment.items
             else:
                 self._delivered += shipment.items
-                self._is_stuck = False
+                self._is_stuck = self.is_unanswered = False
             self._changed.notify_all()
