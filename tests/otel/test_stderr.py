@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -93,6 +93,31 @@ def test_a_failed_request_is_not_reported_once_another_was_answered(capsys):
     report.write()
     expected = "spans: 5 spans lost: 3 x TooLarge, 2 x Expired; requests failed: 1 x Internal: connection closed"
     assert capsys.readouterr().err == f"{expected} (reported once a minute at most)\n"
+
+
+def test_lines_come_3_seconds_after_the_first_failure_then_once_a_minute(monkeypatch, capsys):
+    delays: list[float] = []
+
+    class Timer:
+        def __init__(self, seconds: float, write: Callable[[], None]) -> None:
+            delays.append(round(seconds))
+            self.write = write
+
+        def start(self) -> None:
+            timers.append(self)
+
+        def cancel(self) -> None: ...
+
+    timers: list[Timer] = []
+    monkeypatch.setattr("threading.Timer", Timer)
+    report = StderrReport("spans", "spans")
+    for count in (2, 3):
+        for _ in range(count):
+            report.lost("Expired", 1)
+        timers.pop().write()
+    assert delays == [3, 60]
+    lines = [f"spans: {count} spans lost: {count} x Expired (reported once a minute at most)" for count in (2, 3)]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_a_closed_stderr_is_no_error(monkeypatch):
