@@ -1,6 +1,6 @@
 """Flushes: what the SDK's providers hold, and then what the exporters have queued, within one deadline.
 
-The SDK's `force_flush` ignores its timeout, and returns True whatever became of the data. So the global providers get a
+The SDK's `force_flush` ignores its timeout, and returns True even if data were lost. So the global providers get a
 `force_flush` that returns True only if Kinesis has the data.
 """
 

@@ -123,28 +123,19 @@ def resolve_options(
             raise ConfigError(message)
         return found
 
-    def flag(option: str, variable: str, *, default: bool) -> bool:
-        value = look(option, variable, default)
-        found = _FLAGS.get(str(value).strip().lower())
-        if found is None:
-            message = f"{option} is {value!r}; it must be true or false (or KPL_OTEL_{variable} in the environment)"
-            raise ConfigError(message)
-        return found
-
     stream = look("stream", "STREAM")
     if not stream:
         message = f"no stream for {signal} is given; set KPL_OTEL_STREAM or KPL_OTEL_{signal.upper()}_STREAM"
         raise ConfigError(message)
-    encoding = look("encoding", "ENCODING", "otlp_proto")
+    encoding, compression = look("encoding", "ENCODING", "otlp_proto"), look("compression", "COMPRESSION", "none")
     require_choice("encoding", encoding, get_args(Encoding))
-    compression = look("compression", "COMPRESSION", "none")
     require_choice("compression", compression, get_args(Compression))
     buffer_bytes = int(number("max_buffer_bytes", "BUFFER_BYTES", _DEFAULT_BUFFER_BYTES))
     return ExporterOptions(
         stream=stream,
         encoding=encoding,
         compression=compression,
-        synchronous=flag("synchronous", "SYNCHRONOUS", default=False),
+        synchronous=_flag("synchronous", look("synchronous", "SYNCHRONOUS", default=False)),
         partition_key=_key_choice(
             signal, look("partition_key", "PARTITION_KEY"), is_given=given.get("partition_key") is not None
         ),
@@ -155,11 +146,19 @@ def resolve_options(
         or Config(
             region=look("region", "REGION"),
             endpoint_url=look("endpoint_url", "ENDPOINT"),
-            aggregation_enabled=flag("aggregation", "AGGREGATION", default=True),
+            aggregation_enabled=_flag("aggregation", look("aggregation", "AGGREGATION", default=True)),
             max_outstanding_bytes=buffer_bytes,
             max_outstanding_records=max(1, buffer_bytes // _LEAST_RECORD_BYTES),
         ),
     )
+
+
+def _flag(option: str, value: object) -> bool:
+    found = _FLAGS.get(str(value).strip().lower())
+    if found is None:
+        message = f"{option} is {value!r}; it must be true or false (or KPL_OTEL_{option.upper()} in the environment)"
+        raise ConfigError(message)
+    return found
 
 
 def _key_choice(signal: Signal, key: KeyChoice | None, *, is_given: bool) -> KeyChoice:

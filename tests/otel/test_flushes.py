@@ -84,7 +84,7 @@ def test_a_flush_of_the_providers_of_kinesis_telemetry_tells_whether_kinesis_has
 
 
 def test_a_flush_of_another_provider_waits_for_kinesis_too(kinesis):
-    """The SDK's own result is True whatever became of the spans, so the exporter waits inside the flush."""
+    """The SDK's own result is True even if spans were lost, so the exporter waits inside the flush."""
     provider = TracerProvider(shutdown_on_exit=False)
     exporter = KinesisSpanExporter("telemetry", transport=slowly(kinesis))
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=SELDOM))
