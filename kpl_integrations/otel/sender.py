@@ -236,6 +236,7 @@ class TelemetrySender:
                 delivery = producer.put_nowait(self._stream, partition_key=shipment.partition_key, data=shipment.data)
             except BufferFull:
                 # The producer's own bound is below ours; the sender comes back after progress.
+                producer.make_room()
                 return
             except KplError as error:
                 self._take()
