@@ -226,8 +226,9 @@ class SignalExporter(ProcessListener):
         """
         if not leaves:
             return True
-        deadline, flush_seconds = time.monotonic() + timeout, _flush_seconds()
-        wait_until = deadline if flush_seconds is None else time.monotonic() + flush_seconds
+        flush_seconds = _flush_seconds()
+        wait_until = time.monotonic() + (timeout if flush_seconds is None else flush_seconds)
+        deadline = min(wait_until, time.monotonic() + timeout)
         with suppress_instrumentation():
             sender = self._started()
             if sender is None:

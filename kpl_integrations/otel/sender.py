@@ -285,6 +285,7 @@ class TelemetrySender:
         with self._changed:
             if self.is_finished:
                 return
+            self.is_unanswered = False
             self._pending -= shipment.items
             self._pending_bytes -= shipment.size_bytes
             if reason is not None:
@@ -293,5 +294,5 @@ class TelemetrySender:
                 self._kept += shipment.items
             else:
                 self._delivered += shipment.items
-                self._is_stuck = self.is_unanswered = False
+                self._is_stuck = False
             self._changed.notify_all()
