@@ -34,6 +34,8 @@ class RequestCompleted(msgspec.Struct, frozen=True):
     errors_by_shard: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
     # What an `OpeningHook` returned when each Kinesis record opened, without the Nones.
     opened_in: tuple[object, ...] = ()
+    # The message that came with `error_code`.
+    error_message: str | None = None
 
 
 class RecordsFinished(msgspec.Struct, frozen=True):

@@ -115,6 +115,8 @@ class BlockingProducer(ProcessListener):
         self._inbox: deque[_QueuedPut] = deque()
         self._inbox_bytes = 0
         self._taken = 0
+        # Size and tier of each put that waits for capacity.
+        self._waiting: list[tuple[int, Tier]] = []
         # By error code: what was accepted here, but never by the producer.
         self._refused: Counter[str] = Counter()
         self._is_open = False
@@ -286,8 +288,13 @@ class BlockingProducer(ProcessListener):
             # In the loop's thread a wait would keep capacity from coming.
             raise self._full()
         timeout = min(max(0.0, wait_until - monotonic()), threading.TIMEOUT_MAX)
-        if not self._changed.wait_for(lambda: not self._is_open or self._has_capacity(size, tier), timeout):
-            raise self._full()
+        self._waiting.append((size, tier))
+        self._sender.wake()
+        try:
+            if not self._changed.wait_for(lambda: not self._is_open or self._has_capacity(size, tier), timeout):
+                raise self._full()
+        finally:
+            self._waiting.remove((size, tier))
 
     def _full(self) -> BufferFull:
         return self._producer.buffer_limit.full(more_records=len(self._inbox), more_bytes=self._inbox_bytes)
@@ -315,6 +322,8 @@ class BlockingProducer(ProcessListener):
                 self._inbox.popleft()
                 self._inbox_bytes -= queued.size_bytes
                 self._taken += 1
+            if self._waiting and not any(self._has_capacity(*each) for each in self._waiting):
+                producer.make_room()
             self._changed.notify_all()
         _call_soon(calls)
 

@@ -199,7 +199,11 @@ class Collector:
         return -math.inf if self.full else min(self.deadline, self.earliest_expiration)
 
     @property
+    def packing_count(self) -> int:
+        """Return how many user records are in the request that is being packed."""
+        return sum(len(record.arrivals) for records in self._by_shard.values() for record in records)
+
+    @property
     def user_record_count(self) -> int:
         """Return how many user records are packed and not taken."""
-        packing = sum(len(record.arrivals) for records in self._by_shard.values() for record in records)
-        return packing + sum(len(record.arrivals) for full in self.full for record in full)
+        return self.packing_count + sum(len(record.arrivals) for full in self.full for record in full)

@@ -56,7 +56,7 @@ class StreamPipeline:
         self.write_ahead = write_ahead
         self.fair = fair
         self.gate = gate
-        self._stages = stages
+        self.stages = stages
         self._buffer_limit = stages.buffer_limit
         self._delivery = stages.delivery
         self._generations = stages.ledger.generations
@@ -191,10 +191,10 @@ class StreamPipeline:
         digest = digest_of(key, record.explicit_hash_key)
         shard_id = self.shard_map.predict(digest)
         if origin is not None:
-            self._stages.returned[origin] += 1
+            self.stages.returned[origin] += 1
         is_waiting = fair is not None and not fair.lets_pass(shard_id)
         if is_waiting or (origin is not None and self.reaggregator.travels_alone(record, record.flow)):
-            detached = self._stages.accept_detached(record, now, origin)
+            detached = self.stages.accept_detached(record, now, origin)
             delivery = self._delivery(detached.outcome, 0)
             self._enter(detached, shard_id, now)
         else:
@@ -215,13 +215,13 @@ class StreamPipeline:
         """Spill a user record that finds no room to the disk, or raise."""
         if not self.ledger.can_spill(record):
             raise full
-        detached = self._stages.accept_detached(record, now)
+        detached = self.stages.accept_detached(record, now)
         self.ledger.spill_to_disk(detached, Attempt(False, RATE_LIMITED, str(full), now, now))  # noqa: FBT003
         self.attention = True
         return self._delivery(detached.outcome, 0)
 
     def _write_first(self, record: UserRecord, write_ahead: WriteAhead, now: float) -> ResultHandle:
-        detached = self._stages.accept_detached(record, now)
+        detached = self.stages.accept_detached(record, now)
         write_ahead.add(detached)
         self.attention = True
         return self._delivery(detached.outcome, 0)
@@ -232,7 +232,7 @@ class StreamPipeline:
             self.write_ahead.written()
         notes = detached.outcome.notes
         detached.outcome.notes = {0: Note(None if notes is None else notes[0].flow, "write_ahead")}
-        self._enter(detached, self._stages.shard_of(detached.user_record), now)
+        self._enter(detached, self.stages.shard_of(detached.user_record), now)
         detached.outcome.wake()
         self._attend(now)
         return self._delivery(detached.outcome, 0)
@@ -482,7 +482,7 @@ class StreamPipeline:
 
     @max_record_bytes.setter
     def max_record_bytes(self, value: int) -> None:
-        self._max_record_bytes = self._stages.max_record_bytes = value
+        self._max_record_bytes = self.stages.max_record_bytes = value
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""
@@ -495,4 +495,4 @@ class StreamPipeline:
 
     def statistics(self) -> PipelineStatistics:
         """Count the user records in every stage."""
-        return self._stages.statistics(self._in_flight, self.fair, self.write_ahead, self.gate)
+        return self.stages.statistics(self._in_flight, self.fair, self.write_ahead, self.gate)

@@ -251,6 +251,12 @@ class Stages:
         """Return the predicted shard of a valid user record, None if it is unknown."""
         return self.shard_map.predict(user_record_digest(record.partition_key, record.explicit_hash_key))
 
+    @property
+    def batching_count(self) -> int:
+        """Return how many user records wait only for others to join their batch."""
+        aggregating = self.aggregator.open_user_records + self.aggregator.closed_user_records
+        return aggregating + self.collector.packing_count
+
     def accept_detached(self, record: UserRecord, now: float, origin: Origin | None = None) -> DetachedUserRecord:
         """Accept a checked user record without a lane: it waits for the disk or for its turn first."""
         generations = self.ledger.generations

@@ -5,7 +5,7 @@ the line, served, refused or cancelled, lets the next one try. As many puts as m
 in their order, so that a long line does not move by one put for each turn of the loop.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -19,7 +19,7 @@ from kpl_core.records.user_record import Tier
 class _Place:
     """One put's place in the line."""
 
-    def __init__(self, line: "deque[_Place]") -> None:
+    def __init__(self, line: "OrderedDict[_Place, None]") -> None:
         self._line = line
         self.called = anyio.Event()
 
@@ -28,15 +28,21 @@ class _Place:
         while True:
             await self.called.wait()
             self.called = anyio.Event()
-            if self._line[0] is self:
+            if self.is_first:
                 return
+
+    @property
+    def is_first(self) -> bool:
+        """Return True if no other put of this line has waited longer."""
+        return next(iter(self._line)) is self
 
 
 class CapacityWaiters:
     """Puts that wait for room, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._line: deque[_Place] = deque()
+        # A set in order: many puts may be cancelled at once, from the back too.
+        self._line: OrderedDict[_Place, None] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._line)
@@ -45,11 +51,11 @@ class CapacityWaiters:
     def wait_in_line(self) -> Iterator[_Place]:
         """Have a place in the line for the length of a `with` block."""
         place = _Place(self._line)
-        self._line.append(place)
+        self._line[place] = None
         try:
             yield place
         finally:
-            self._line.remove(place)
+            del self._line[place]
             self.wake_first()
 
     def wake_first(self, count: int = 1) -> None:
@@ -95,11 +101,14 @@ class WaitersByFlow:
             if not line and self.lines.get(key) is line:
                 del self.lines[key]
 
-    def wake_first(self) -> None:
-        """Let the longest waiting puts of each line try, where there is room for their tier."""
+    def wake_first(self) -> bool:
+        """Let the longest waiting puts of each line try, where there is room for their tier; return True if one may."""
+        may_try = False
         for (tier, _), line in self.lines.items():
             if self._buffer_limit.has_room(size_bytes=1, tier=tier):
                 line.wake_first(max(1, self._buffer_limit.free_records))
+                may_try = True
+        return may_try
 
     def wake_all(self) -> None:
         """Let every put try, because the producer closes and none will find room."""

@@ -310,10 +310,10 @@ class Lifecycle:
         if self._hooks:
             self.own_streams().tell_hooks()
         if self.waiters.lines:
-            if self.state == "open":
-                self.waiters.wake_first()
-            else:
+            if self.state != "open":
                 self.waiters.wake_all()
+            elif not self.waiters.wake_first():
+                self.make_room()
         for listener in self.listeners:
             try:
                 listener()
@@ -324,6 +324,11 @@ class Lifecycle:
             waiters, self._progress_waiters = self._progress_waiters, []
             for waiter in waiters:
                 waiter.set()
+
+    def make_room(self) -> None:
+        """Send batches that are not full now if all outstanding records are in them; see `StreamSet.make_room`."""
+        if self.state == "open":
+            self.own_streams().make_room()
 
     def report(self) -> ProducerReport:
         """Return where every accepted user record is now."""

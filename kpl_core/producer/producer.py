@@ -25,6 +25,7 @@ from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_with
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted
 from kpl_core.producer.report import ProducerReport
+from kpl_core.records.hash_key import hash_key_digest
 from kpl_core.records.record_result import NOT_SPOOLED
 from kpl_core.records.user_record import (
     BytesLike,
@@ -297,6 +298,8 @@ class Producer:
         check_user_record(record, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
         with self._waiters.wait_in_line(record.tier, record.flow) as place:
             while True:
+                if place.is_first:
+                    self._life.make_room()
                 await place.wait()
                 has_room = not self._overflows or self._has_room(record.partition_key, record.data, record.tier)
                 if not has_room and self._life.state == "open":
@@ -343,6 +346,13 @@ class Producer:
         if self._writes_ahead:
             for delivery in deliveries[-len(chunk) :]:
                 await self._acknowledged(delivery)
+
+    def make_room(self) -> None:
+        """Send batches that are not full now if all outstanding records are in them.
+
+        For a caller that waits for room in a way of its own: nothing else would free any before the batches are due.
+        """
+        self._life.make_room()
 
     # Flush and close
 
@@ -404,6 +414,20 @@ class Producer:
             return pipeline.max_record_bytes
         require_stream(stream)
         return self.config.for_stream(stream).known_max_record_size
+
+    def predicted_shard(self, stream: str, partition_key: str) -> str | None:
+        """Return the shard that `partition_key` belongs to by the shard map in use, None before there is one.
+
+        For a caller in any thread that may put what belongs to one shard into one user record.
+        """
+        pipeline = self._open.get(stream)
+        if pipeline is None:
+            return None
+        try:
+            return pipeline.shard_map.predict(hash_key_digest(partition_key.encode()))
+        except IndexError:
+            # The loop changes the map at this moment.
+            return None
 
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""

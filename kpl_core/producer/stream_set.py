@@ -168,6 +168,22 @@ class StreamSet:
             runner.wake()
         return lambda: all(pipeline.is_flushed(generation) for pipeline, generation in generations)
 
+    def make_room(self) -> None:
+        """Send batches that are not full now if all outstanding records are in them: a put waits for their room.
+
+        Records in flight, waiting for tokens or for their next attempt free room by themselves, and meanwhile the
+        batches may fill up.
+        """
+        if self._in_flight.total:
+            return
+        batching = {runner: runner.pipeline.stages.batching_count for runner in self._runners.values()}
+        if sum(batching.values()) == self._buffer_limit.outstanding_records:
+            now = self.clock()
+            for runner, count in batching.items():
+                if count:
+                    runner.pipeline.flush(now)
+                    runner.wake()
+
     def drain_force(self, now: float) -> None:
         """Let everything leave that has not expired, without tokens."""
         for runner in self._runners.values():

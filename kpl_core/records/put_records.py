@@ -81,4 +81,5 @@ def completed_fact(
         opened_in=tuple(
             [record.outcome.opened_in for record in request.records if record.outcome.opened_in is not None]
         ),
+        error_message=answer.message if isinstance(answer, RequestFailure) else None,
     )

@@ -14,19 +14,17 @@ exporter returns FAILURE, so only these metrics show a loss. They are made where
 OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED=true, or for a `meter_provider` that is given.
 """
 
+import inspect
 import logging
 import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Final, Unpack
 
 import msgspec
-from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
@@ -34,21 +32,24 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExpor
 from opentelemetry.sdk.metrics.view import Aggregation
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import get_tracer_provider
 
-from kpl_core import Producer
+from kpl_core import Fact, Producer
 from kpl_core.background.process_end import ProcessListener, flush_on_sigterm, keep_for_parent, listen
 from kpl_core.background.sender import import_early
+from kpl_core.background.stderr_report import StderrReport
+from kpl_core.hooks import RequestCompleted
 from kpl_integrations.otel.encoding import (
     Piece,
+    compressor,
     encoder,
     items_in,
     keyed_parts,
     leaves_of,
     pieces,
     random_key,
-    trace_parts,
+    trace_keys,
 )
+from kpl_integrations.otel.flushing import global_providers
 from kpl_integrations.otel.options import ExporterArguments, ExporterOptions, MakeTransport, Signal, resolve_options
 from kpl_integrations.otel.sender import (
     CLOSED,
@@ -65,6 +66,8 @@ from kpl_integrations.otel.sender import (
 
 _logger = logging.getLogger("kpl_integrations.otel")
 
+# The SDK's default timeout of a flush.
+_FLUSH_SECONDS: Final = 30.0
 _NOUNS: Final[dict[Signal, str]] = {"traces": "spans", "logs": "log records", "metrics": "data points"}
 
 
@@ -80,22 +83,22 @@ class _KinesisExporter:
 
     def __init__(self, stream: str | None = None, **arguments: Unpack[ExporterArguments]) -> None:
         options = resolve_options(self._signal, {"stream": stream, **arguments})
-        self._exporter = SignalExporter(self._signal, options, arguments.get("transport"))
+        self.signal_exporter = SignalExporter(self._signal, options, arguments.get("transport"))
         if arguments.get("flush_on_sigterm"):
             flush_on_sigterm()
-        _observe(self._signal, self._exporter.counts, arguments.get("meter_provider"))
+        _observe(self._signal, self.signal_exporter.counts, arguments.get("meter_provider"))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Return True if everything exported since the last flush arrived, within `timeout_millis`."""
-        return self._exporter.force_flush(timeout_millis / 1_000)
+        return self.signal_exporter.force_flush(timeout_millis / 1_000)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Deliver what is there, for the lesser of `timeout_millis` and `shutdown_timeout_millis`."""
-        self._exporter.shutdown(timeout_millis / 1_000)
+        self.signal_exporter.shutdown(timeout_millis / 1_000)
 
     def counts(self) -> ExportCounts:
         """Return where every exported span, log record or data point is."""
-        return self._exporter.counts()
+        return self.signal_exporter.counts()
 
 
 class KinesisSpanExporter(_KinesisExporter, SpanExporter):
@@ -113,7 +116,7 @@ class KinesisSpanExporter(_KinesisExporter, SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Queue spans to send; return FAILURE if some were refused. `counts` shows what became of the others."""
-        is_taken = self._exporter.export(spans, timeout=self._exporter.options.timeout)
+        is_taken = self.signal_exporter.export(spans, timeout=self.signal_exporter.options.timeout)
         return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
 
 
@@ -133,7 +136,7 @@ class KinesisLogRecordExporter(_KinesisExporter, LogRecordExporter):
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """Queue log records to send; return FAILURE if some were refused."""
         records = [record for record in batch if not is_from_exporter(record.log_record.trace_id)]
-        is_taken = self._exporter.export(records, timeout=self._exporter.options.timeout)
+        is_taken = self.signal_exporter.export(records, timeout=self.signal_exporter.options.timeout)
         return LogRecordExportResult.SUCCESS if is_taken else LogRecordExportResult.FAILURE
 
 
@@ -172,8 +175,8 @@ class KinesisMetricExporter(_KinesisExporter, MetricExporter):
         **_unknown: object,
     ) -> MetricExportResult:
         """Queue metrics to send; return FAILURE if some data points were refused."""
-        timeout = min(timeout_millis / 1_000, self._exporter.options.timeout)
-        is_taken = self._exporter.export(leaves_of(metrics_data), timeout=timeout)
+        timeout = min(timeout_millis / 1_000, self.signal_exporter.options.timeout)
+        is_taken = self.signal_exporter.export(leaves_of(metrics_data), timeout=timeout)
         return MetricExportResult.SUCCESS if is_taken else MetricExportResult.FAILURE
 
     def shutdown(self, timeout_millis: float = 30_000, *, timeout: float | None = None, **_unknown: object) -> None:
@@ -193,13 +196,13 @@ class SignalExporter(ProcessListener):
         self._transport = transport
         if transport is None:
             import_early(options.config)
-        self._encode = encoder(signal, options.encoding)
+        self._encode = encoder(signal, options.encoding, compressor(options.compression))
         self._sender: TelemetrySender | None = None
         self.is_closed = False
         self.begin_child()
         listen(self)
         # In last flushes too, for as long as it is referenced.
-        _global_providers.exporters.add(self)
+        global_providers.add(self)
 
     def begin_child(self) -> None:
         """Start empty, as a forked child does."""
@@ -209,27 +212,44 @@ class SignalExporter(ProcessListener):
         self._sender = None
         # What was refused without a sender.
         self._refused: Counter[str] = Counter()
+        noun = _NOUNS[self.signal]
+        self._report = StderrReport(f"kpl_integrations.otel: {noun} to stream {self.options.stream!r}", noun)
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""
         return (lambda: None) if self._sender is None else self._sender.pause(timeout)
 
     def export(self, leaves: Sequence[Any], *, timeout: float) -> bool:
-        """Queue an export, waiting up to `timeout` seconds for room; return True if all of it was taken."""
+        """Queue an export, waiting up to `timeout` seconds for room; return True if all of it was taken.
+
+        If it is synchronous, or part of a flush of the SDK, wait for the result too; return True if nothing was lost.
+        """
         if not leaves:
             return True
+        flush_seconds = _flush_seconds()
+        wait_until = time.monotonic() + (timeout if flush_seconds is None else flush_seconds)
+        deadline = min(wait_until, time.monotonic() + timeout)
         with suppress_instrumentation():
             sender = self._started()
             if sender is None:
                 reason = CLOSED if self.is_closed else SENDER_FAILED
                 self._refused[reason] += items_in(leaves)
+                self._report.lost(reason, items_in(leaves))
                 return False
-            return self._queue(leaves, sender, time.monotonic() + timeout)
+            lost_before = sender.counts().lost_total
+            is_taken = self._queue(leaves, sender, deadline)
+            if flush_seconds is None and not self.options.synchronous:
+                return is_taken
+            if flush_seconds is not None and sender.is_unanswered:
+                return False
+            is_sent = sender.wait_until_sent(max(0.0, wait_until - time.monotonic()))
+            sender.is_unanswered = not is_sent
+            return is_taken and is_sent and sender.counts().lost_total == lost_before
 
     def _queue(self, leaves: Sequence[Any], sender: TelemetrySender, deadline: float) -> bool:
         is_whole, open_items = True, items_in(leaves)
         try:
-            for piece in self._pieces(leaves):
+            for piece in self._pieces(leaves, sender.shard_of):
                 open_items -= piece.items
                 if piece.data is None:
                     sender.refused(piece.items, TOO_LARGE)
@@ -243,15 +263,13 @@ class SignalExporter(ProcessListener):
                 sender.refused(open_items, ENCODING_FAILED)
         return is_whole
 
-    def _pieces(self, leaves: Sequence[Any]) -> Iterator[Piece]:
+    def _pieces(self, leaves: Sequence[Any], shard_of: Callable[[str], str | None]) -> Iterator[Piece]:
         """Yield the export in pieces that fit."""
-        max_bytes = self.options.max_data_bytes
-        if self.options.partition_key == "trace_id" and self.options.encoding == "otlp_proto":
-            parts = list(trace_parts(leaves))
-            if all(len(part.data or b"") <= max_bytes for part in parts):
-                yield from parts
-                return
-        for key, part in keyed_parts(leaves, self.options.partition_key):
+        max_bytes, choice = self.options.max_data_bytes, self.options.partition_key
+        if choice == "trace_id":
+            keys = trace_keys(leaves, shard_of)
+            choice = lambda span: keys[span.context.trace_id]  # noqa: E731
+        for key, part in keyed_parts(leaves, choice):
             yield from pieces(part, self._encode, max_bytes=max_bytes, key=key)
 
     def _why_refused(self, sender: TelemetrySender) -> str:
@@ -283,6 +301,7 @@ class SignalExporter(ProcessListener):
                 self._log_losses()
 
     def _log_losses(self) -> None:
+        self._report.write()
         noun, counts = _NOUNS[self.signal], self.counts()
         _logger.warning("%s for stream %r did not all arrive: %s", noun, self.options.stream, counts)
 
@@ -303,6 +322,7 @@ class SignalExporter(ProcessListener):
                     self.options.stream,
                     max_bytes=self.options.max_buffer_bytes,
                     make_producer=self._make_producer,
+                    report=self._report,
                 )
                 try:
                     sender.start()
@@ -310,101 +330,36 @@ class SignalExporter(ProcessListener):
                     # The interpreter finalizes and starts no threads, or no file descriptor is left.
                     return None
                 self._sender = sender
+                # A configuration file sets the providers after it made the exporters.
+                global_providers.confirm_flushes(self.signal)
             return self._sender
 
     def _make_producer(self) -> Producer:
         config = self.options.config
-        return Producer(config, transport=None if self._transport is None else self._transport(config))
+        return Producer(
+            config, transport=None if self._transport is None else self._transport(config), hooks=[self._note_request]
+        )
+
+    def _note_request(self, fact: Fact) -> None:
+        if isinstance(fact, RequestCompleted):
+            if fact.error_code is None:
+                self._report.request_answered()
+            else:
+                self._report.request_failed(f"{fact.error_code}: {fact.error_message}")
 
 
-# The share of a flush's time that is kept back for logging what did not arrive.
-_ENDING_SHARE: Final = 0.1
+def _flush_seconds() -> float | None:
+    """Return the timeout of the `force_flush` that makes this export, None if none does.
 
-_PROVIDERS: Final[dict[Signal, Callable[[], object]]] = {
-    "traces": get_tracer_provider,
-    "logs": get_logger_provider,
-    "metrics": get_meter_provider,
-}
-
-
-class _GlobalProviders(ProcessListener):
-    """The last flush of exporters that the environment made: the global providers hold what is on its way to them.
-
-    uvicorn ends the process by the signal that it caught, so the providers' own shutdown at exit never comes. These
-    flushes run at the hooks of `kpl_core.background.process_end`: first the global provider of each signal, then the
-    exporters of that signal.
+    The SDK's processors export in a flush and then return True. Only the stack shows an exporter that it must wait.
     """
-
-    def __init__(self) -> None:
-        self.exporters: weakref.WeakSet[SignalExporter] = weakref.WeakSet()
-        listen(self)
-
-    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
-        """Start with all signals at once, each within `share` of its exporters' shutdown timeout."""
-        exporters = [each for each in list(self.exporters) if not each.is_closed]
-        by_signal = {name: [each for each in exporters if each.signal == name] for name in _PROVIDERS}
-        waits = [
-            begin_in_thread(partial(_flush, name, own), share * max(each.options.shutdown_timeout for each in own))
-            for name, own in by_signal.items()
-            if own
-        ]
-        return (lambda: [wait() for wait in waits]) if waits else None
-
-
-_global_providers: Final = _GlobalProviders()
-
-
-def begin_in_thread(flush: Callable[[float], object], seconds: float) -> Callable[[], None]:
-    """Call `flush` with its deadline in a thread; return a function that waits for it, `seconds` from now at most."""
-    began = time.monotonic()
-    return _begin(partial(flush, began + seconds * (1 - _ENDING_SHARE)), began + seconds)
-
-
-def begin_provider_flush(signal: Signal, provider: object, deadline: float) -> Callable[[], bool]:
-    """Let a provider export what it holds; return a function that waits until `deadline` and returns True if it did.
-
-    This needs a thread: the SDK's processors ignore a timeout, and an export may wait for room.
-    """
-    # A provider that only the API made holds nothing and cannot flush.
-    force_flush = getattr(provider, "force_flush", None)
-    if force_flush is None:
-        return lambda: True
-    is_done = threading.Event()
-
-    def flush() -> None:
-        try:
-            force_flush(max(0.0, deadline - time.monotonic()) * 1_000)
-        except Exception:  # what another reader or processor raises must not cost our records
-            if time.monotonic() < deadline:
-                _logger.exception("the provider of %s could not flush everything", signal)
-        else:
-            is_done.set()
-
-    wait_for_thread = _begin(flush, deadline)
-
-    def wait() -> bool:
-        wait_for_thread()
-        return is_done.is_set()
-
-    return wait
-
-
-def _begin(work: Callable[[], object], deadline: float) -> Callable[[], None]:
-    """Start `work` in a thread; return a function that waits for it until `deadline`."""
-    thread = threading.Thread(target=work, name="kpl-otel-flush", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        # The interpreter finalizes and starts no threads.
-        work()
-        return lambda: None
-    return lambda: thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _flush(signal: Signal, exporters: list[SignalExporter], deadline: float) -> None:
-    begin_provider_flush(signal, _PROVIDERS[signal](), deadline)()
-    for exporter in exporters:
-        exporter.last_flush(max(0.0, deadline - time.monotonic()))
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "force_flush":
+            millis = frame.f_locals.get("timeout_millis")
+            return _FLUSH_SECONDS if millis is None else millis / 1_000
+        frame = frame.f_back
+    return None
 
 
 _ENABLED: Final = "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"

@@ -8,6 +8,9 @@
     KPL_OTEL_TIMEOUT           milliseconds an export may wait for room
     KPL_OTEL_SHUTDOWN_TIMEOUT  milliseconds a shutdown may take
     KPL_OTEL_BUFFER_BYTES      the bound of what is encoded and not delivered
+    KPL_OTEL_AGGREGATION       false for consumers that cannot read the KPL's aggregated records
+    KPL_OTEL_COMPRESSION       none, gzip or zstd
+    KPL_OTEL_SYNCHRONOUS       true: an export returns after Kinesis has answered
 
 A variable with the signal in its name wins: KPL_OTEL_TRACES_STREAM, KPL_OTEL_LOGS_ENCODING, ...
 """
@@ -25,6 +28,7 @@ from kpl_core.options.validation import require_choice
 
 Signal = Literal["traces", "logs", "metrics"]
 Encoding = Literal["otlp_proto", "otlp_json"]
+Compression = Literal["none", "gzip", "zstd"]
 # A function of the span, the log record, or the metric with its resource and scope.
 KeyChoice = str | Callable[[Any], str]
 MakeTransport = Callable[[Config], KinesisTransport]
@@ -37,6 +41,7 @@ _DEFAULT_TIMEOUT_MS: Final = 10_000.0
 _KEY_BYTES: Final = 4 * PARTITION_KEY_CHARACTERS
 # An OTLP message seldom has fewer bytes, so the bytes are the effective bound.
 _LEAST_RECORD_BYTES: Final = 64
+_FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _KEYS: Final[Mapping[Signal, tuple[str, ...]]] = {
     "traces": ("trace_id", "random", "resource"),
     "logs": ("random", "resource"),
@@ -48,8 +53,9 @@ class ExporterArguments(TypedDict, total=False):
     """The keywords of every exporter. `kinesis_telemetry` passes them to all three.
 
     A keyword that is not given, or None, comes from the environment, otherwise from a default. `config` is the
-    producer's options in full, in place of region, endpoint_url and the bounds of its buffer. With a `meter_provider`
-    the exporter has metrics of its own (see `exporters`). `transport` makes the transport that replaces the network.
+    producer's options in full, in place of region, endpoint_url, aggregation and the bounds of its buffer. If
+    `synchronous`, an export returns after Kinesis has answered, within `timeout_millis`. With a `meter_provider` the
+    exporter has metrics of its own (see `exporters`). `transport` makes the transport that replaces the network.
     `flush_on_sigterm` flushes before SIGTERM ends the process, and calls the handler that was set for it.
     """
 
@@ -60,6 +66,9 @@ class ExporterArguments(TypedDict, total=False):
     timeout_millis: float | None
     shutdown_timeout_millis: float | None
     max_buffer_bytes: int | None
+    aggregation: bool | str | None
+    compression: str | None
+    synchronous: bool | str | None
     config: Config | None
     meter_provider: MeterProvider | None
     transport: MakeTransport | None
@@ -71,6 +80,8 @@ class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     encoding: Encoding
+    compression: Compression
+    synchronous: bool
     partition_key: KeyChoice
     timeout: float
     shutdown_timeout: float
@@ -116,12 +127,15 @@ def resolve_options(
     if not stream:
         message = f"no stream for {signal} is given; set KPL_OTEL_STREAM or KPL_OTEL_{signal.upper()}_STREAM"
         raise ConfigError(message)
-    encoding = look("encoding", "ENCODING", "otlp_proto")
+    encoding, compression = look("encoding", "ENCODING", "otlp_proto"), look("compression", "COMPRESSION", "none")
     require_choice("encoding", encoding, get_args(Encoding))
+    require_choice("compression", compression, get_args(Compression))
     buffer_bytes = int(number("max_buffer_bytes", "BUFFER_BYTES", _DEFAULT_BUFFER_BYTES))
     return ExporterOptions(
         stream=stream,
         encoding=encoding,
+        compression=compression,
+        synchronous=_flag("synchronous", look("synchronous", "SYNCHRONOUS", default=False)),
         partition_key=_key_choice(
             signal, look("partition_key", "PARTITION_KEY"), is_given=given.get("partition_key") is not None
         ),
@@ -132,10 +146,19 @@ def resolve_options(
         or Config(
             region=look("region", "REGION"),
             endpoint_url=look("endpoint_url", "ENDPOINT"),
+            aggregation_enabled=_flag("aggregation", look("aggregation", "AGGREGATION", default=True)),
             max_outstanding_bytes=buffer_bytes,
             max_outstanding_records=max(1, buffer_bytes // _LEAST_RECORD_BYTES),
         ),
     )
+
+
+def _flag(option: str, value: object) -> bool:
+    found = _FLAGS.get(str(value).strip().lower())
+    if found is None:
+        message = f"{option} is {value!r}; it must be true or false (or KPL_OTEL_{option.upper()} in the environment)"
+        raise ConfigError(message)
+    return found
 
 
 def _key_choice(signal: Signal, key: KeyChoice | None, *, is_given: bool) -> KeyChoice:

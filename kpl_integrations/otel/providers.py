@@ -10,6 +10,7 @@ shuts down providers that it is given. So its own configuration is turned off, a
 import importlib.util
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Unpack
 
 from opentelemetry.sdk._logs import LoggerProvider
@@ -26,9 +27,8 @@ from kpl_integrations.otel.exporters import (
     KinesisLogRecordExporter,
     KinesisMetricExporter,
     KinesisSpanExporter,
-    begin_in_thread,
-    begin_provider_flush,
 )
+from kpl_integrations.otel.flushing import begin_in_thread, begin_provider_flush, confirm_flushes
 from kpl_integrations.otel.options import ExporterArguments, Signal, resolve_options
 from kpl_integrations.otel.sender import ExportCounts
 
@@ -59,8 +59,8 @@ class KinesisTelemetry(ProcessListener):
         self.meter_provider = MeterProvider([PeriodicExportingMetricReader(metrics)], resource=resource)
         self._providers: dict[Signal, TracerProvider | LoggerProvider | MeterProvider]
         self._providers = {"traces": self.tracer_provider, "logs": self.logger_provider, "metrics": self.meter_provider}
-        # How many were lost when a flush last reported it.
-        self._reported_losses = self._losses()
+        for signal, provider in self._providers.items():
+            confirm_flushes(provider, signal, partial(list, [self._exporters[signal].signal_exporter]))
         _open.add(self)
         listen(self)
 
@@ -87,16 +87,8 @@ class KinesisTelemetry(ProcessListener):
         """Export what the SDK holds; return True if all since the last flush arrived, within `timeout_millis`."""
         deadline = time.monotonic() + timeout_millis / 1_000
         waits = [begin_provider_flush(signal, provider, deadline) for signal, provider in self._providers.items()]
-        is_exported = [wait() for wait in waits]
-        arrived = [
-            exporter.force_flush(max(0.0, deadline - time.monotonic()) * 1_000) for exporter in self._exporters.values()
-        ]
-        # The SDK's reader flushes the exporter too. A flush reports a loss once, and the reader drops that answer.
-        reported, self._reported_losses = self._reported_losses, self._losses()
-        return all(is_exported) and all(arrived) and reported == self._reported_losses
-
-    def _losses(self) -> dict[Signal, int]:
-        return {signal: counts.lost_total for signal, counts in self.counts().items()}
+        is_arrived = [wait() for wait in waits]
+        return all(is_arrived)
 
     def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
         """Start to flush all signals, within `share` of their longest shutdown timeout."""

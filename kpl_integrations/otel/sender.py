@@ -24,6 +24,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_conte
 
 from kpl_core import BufferFull, KplError, Producer, RecordResult
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
+from kpl_core.background.stderr_report import StderrReport
 from kpl_core.producer.delivery import call_when_finished
 
 _logger = logging.getLogger("kpl_integrations.otel")
@@ -106,8 +107,11 @@ class Shipment(NamedTuple):
 class TelemetrySender:
     """Sends shipments to one stream; used from any thread. Bounded by `max_bytes` of what has no result yet."""
 
-    def __init__(self, stream: str, *, max_bytes: int, make_producer: Callable[[], Producer]) -> None:
+    def __init__(
+        self, stream: str, *, max_bytes: int, make_producer: Callable[[], Producer], report: StderrReport
+    ) -> None:
         self._stream = stream
+        self._report = report
         self._max_bytes = max_bytes
         self._changed = threading.Condition(lock := threading.RLock())
         self._inbox: deque[Shipment] = deque()
@@ -119,6 +123,8 @@ class TelemetrySender:
         self._reported_losses = 0
         # An export waited in vain. The next ones do not wait before something has been delivered.
         self._is_stuck = False
+        # A flush of the SDK waited in vain for a result. It exports in batches, and must not wait for each of them.
+        self.is_unanswered = False
         self._is_closing = self.is_finished = False
         self._background = BackgroundSender(
             make_producer,
@@ -154,20 +160,29 @@ class TelemetrySender:
         """Count items that never entered the queue."""
         with self._changed:
             self._lost[reason] += items
+        self._report.lost(reason, items)
+
+    def shard_of(self, partition_key: str) -> str | None:
+        """Return the shard of a partition key, None while the shards are unknown."""
+        producer = self._background.producer
+        return None if producer is None else producer.predicted_shard(self._stream, partition_key)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything that was offered has its result; return True if all since the last flush arrived."""
-        is_complete = True
-        try:
-            is_complete = self._background.begin_flush(timeout)(timeout).complete
-        except SenderStuck:
-            is_complete = False
-        except (SenderEnded, KplError):
-            # It ended, and everything has its result; or this is the sender's own thread.
-            pass
+        is_complete = self.wait_until_sent(timeout)
         with self._changed:
             reported, self._reported_losses = self._reported_losses, self._lost.total()
             return is_complete and reported == self._reported_losses
+
+    def wait_until_sent(self, timeout: float) -> bool:
+        """Wait until everything that was offered has its result; return False if it has not in time."""
+        try:
+            return self._background.begin_flush(timeout)(timeout).complete
+        except SenderStuck:
+            return False
+        except (SenderEnded, KplError):
+            # It ended, and everything has its result; or this is the sender's own thread.
+            return True
 
     def close(self, timeout: float) -> None:
         """Deliver what is there, for `timeout` seconds at most; what has no result then is lost."""
@@ -177,7 +192,8 @@ class TelemetrySender:
         deadline = time.monotonic() + timeout * (1 - _ENDING_SHARE)
         with contextlib.suppress(SenderEnded, KplError):
             self._background.begin(partial(self._close_in_loop, deadline))
-            self._background.join(timeout)
+        # Also if it has ended: its last step gives what is left its reason.
+        self._background.join(timeout)
         self._give_up(_UNKNOWN)
 
     def pause(self, timeout: float) -> Callable[[], object]:
@@ -198,7 +214,7 @@ class TelemetrySender:
     def _is_over(self) -> bool:
         return self._is_closing or self.is_finished
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, cause: str = "no answer before the end") -> None:
         with self._changed:
             if self.is_finished:
                 return
@@ -206,6 +222,7 @@ class TelemetrySender:
             self._inbox.clear()
             if self._pending:
                 self._lost[reason] += self._pending
+                self._report.lost(f"{reason} ({cause})", self._pending)
             self._pending = self._pending_bytes = 0
             self._changed.notify_all()
 
@@ -219,6 +236,7 @@ class TelemetrySender:
                 delivery = producer.put_nowait(self._stream, partition_key=shipment.partition_key, data=shipment.data)
             except BufferFull:
                 # The producer's own bound is below ours; the sender comes back after progress.
+                producer.make_room()
                 return
             except KplError as error:
                 self._take()
@@ -240,7 +258,10 @@ class TelemetrySender:
             if failure is not None:
                 _logger.warning("nothing can be sent to stream %r: %s", self._stream, failure)
         finally:
-            self._give_up(_UNKNOWN if failure is None else SENDER_FAILED)
+            if failure is None:
+                self._give_up(_UNKNOWN)
+            else:
+                self._give_up(SENDER_FAILED, str(failure))
 
     async def _close_in_loop(self, deadline: float) -> None:
         try:
@@ -256,12 +277,15 @@ class TelemetrySender:
 
     def _has_result(self, shipment: Shipment, result: RecordResult) -> None:
         reason = None if result.successful or result.kept else result.error_code or _UNKNOWN
+        if reason is not None:
+            self._report.lost(f"{reason} ({result.error_message})", shipment.items)
         self._settle(shipment, reason=reason, is_kept=result.kept is not None)
 
     def _settle(self, shipment: Shipment, *, reason: str | None, is_kept: bool = False) -> None:
         with self._changed:
             if self.is_finished:
                 return
+            self.is_unanswered = False
             self._pending -= shipment.items
             self._pending_bytes -= shipment.size_bytes
             if reason is not None:

@@ -259,6 +259,17 @@ def test_the_error_of_an_app_without_a_lifespan_run_lists_the_usual_causes() -> 
         TestClient(app).get("/")
 
 
+@pytest.mark.anyio
+async def test_the_error_under_httpx_says_that_its_transport_runs_no_lifespan() -> None:
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        producer_of(scope)
+
+    transport = httpx2.ASGITransport(KinesisASGI(app, KinesisLifespan()))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
+        with pytest.raises(MissingProducer, match="httpx's ASGITransport runs no lifespan: wrap the app in asgi_life"):
+            await client.get("/")
+
+
 def test_lazy_startup_does_not_call_kinesis(kinesis_double: KinesisDouble) -> None:
     fault = kinesis_double.faults.add(ErrorAnswer("ResourceNotFoundException"))
     with TestClient(Starlette(lifespan=KinesisLifespan())) as client:

@@ -57,6 +57,16 @@ def assert_books_close(report: ProducerReport, deliveries: list[BlockingDelivery
     assert sum(delivery.result(0).successful for delivery in deliveries) == report.delivered
 
 
+def test_puts_of_a_thread_with_room_for_one_record_do_not_wait_for_its_deadline():
+    """Each waited for `record_max_buffered_time_ms`."""
+    with blocking(transport(), max_outstanding_records=1, record_max_buffered_time_ms=2_000) as orders:
+        began = time.monotonic()
+        deliveries = [orders.put(STREAM, partition_key="k", data=b"x") for _ in range(5)]
+        assert orders.flush().complete
+        assert time.monotonic() - began < 2.0
+        assert_books_close(orders.close(), deliveries)
+
+
 def test_a_thread_puts_and_waits_for_the_result():
     with blocking(transport()) as orders:
         delivery = orders.put(STREAM, partition_key="k", data=b"x", metadata={"a": 1})

@@ -31,7 +31,7 @@ def make_exporter(kinesis: FakeKinesis) -> Iterator[Callable[..., Any]]:
     """Return what makes the exporter of a signal, on a Kinesis without a network; each is shut down."""
     made = []
 
-    def make(signal: str, **options: Any) -> Any:
+    def make(signal: str, *, kinesis: FakeKinesis = kinesis, **options: Any) -> Any:
         exporter = EXPORTERS[signal]("telemetry", transport=lambda _config: FakeTransport(kinesis), **options)
         made.append(exporter)
         return exporter

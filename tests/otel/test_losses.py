@@ -100,6 +100,15 @@ def test_an_export_that_waits_for_room_is_taken_when_room_comes(kinesis: FakeKin
     assert exporter.counts().delivered == 10
 
 
+def test_exports_above_the_producers_own_bound_do_not_wait_for_its_deadline(kinesis: FakeKinesis):
+    config = Config(max_outstanding_records=1, record_max_buffered_time_ms=60_000)
+    exporter = KinesisSpanExporter("telemetry", transport=lambda _config: FakeTransport(kinesis), config=config)
+    for _ in range(5):
+        exporter.export(large_spans(1, 10))
+    wait_until(lambda: exporter.counts().delivered >= 4, lambda: f"4 delivered of {exporter.counts()}")
+    exporter.shutdown()
+
+
 @pytest.mark.parametrize("signal", EXPORTERS)
 def test_a_flush_of_all_signals_reports_a_loss_of_each_signal_once(kinesis: FakeKinesis, signal):
     telemetry = kinesis_telemetry("no-such-stream", transport=lambda _config: FakeTransport(kinesis))

@@ -22,6 +22,11 @@ RESOLVED = [
     ("metrics", {"stream": "a", "timeout_millis": "2500"}, {}, "timeout", 2.5),
     ("metrics", {"stream": "a"}, {"KPL_OTEL_TIMEOUT": "500"}, "timeout", 0.5),
     ("metrics", {"stream": "a"}, {"KPL_OTEL_METRICS_SHUTDOWN_TIMEOUT": "1500"}, "shutdown_timeout", 1.5),
+    ("traces", {"stream": "a"}, {}, "compression", "none"),
+    ("traces", {"stream": "a"}, {"KPL_OTEL_COMPRESSION": "gzip"}, "compression", "gzip"),
+    ("traces", {"stream": "a"}, {}, "synchronous", False),
+    ("traces", {"stream": "a"}, {"KPL_OTEL_SYNCHRONOUS": "true"}, "synchronous", True),
+    ("traces", {"stream": "a", "synchronous": True}, {"KPL_OTEL_SYNCHRONOUS": "false"}, "synchronous", True),
     ("metrics", {"stream": "a"}, {"KPL_OTEL_BUFFER_BYTES": "1000000"}, "max_buffer_bytes", 1_000_000),
 ]
 
@@ -37,6 +42,11 @@ def test_region_and_endpoint_reach_the_producer():
     assert (config.region, config.endpoint_url) == ("eu-west-1", "http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize(("given", "is_enabled"), [({}, True), ({"aggregation": "false"}, False)])
+def test_aggregation_is_an_option_of_the_producer(given, is_enabled):
+    assert resolve_options("logs", {"stream": "a", **given}, {}).config.aggregation_enabled is is_enabled
+
+
 def test_exports_are_divided_by_the_known_record_limit():
     given = {"stream": "a", "config": Config(max_record_size=10_485_760)}
     assert resolve_options("logs", given, {}).max_data_bytes == 10_485_760 - 1_024
@@ -46,6 +56,8 @@ REFUSED = [
     ({}, "no stream for logs is given; set KPL_OTEL_STREAM or KPL_OTEL_LOGS_STREAM"),
     ({"stream": "a", "encoding": "zipkin"}, "encoding is 'zipkin'; it must be one of 'otlp_proto', 'otlp_json'"),
     ({"stream": "a", "partition_key": "trace_id"}, "for logs it must be one of random, resource, or a function"),
+    ({"stream": "a", "compression": "lz4"}, "compression is 'lz4'; it must be one of 'none', 'gzip', 'zstd'"),
+    ({"stream": "a", "synchronous": "yes"}, "synchronous is 'yes'; it must be true or false (or KPL_OTEL_SYNCHRONOUS"),
     ({"stream": "a", "timeout_millis": "soon"}, "timeout_millis is 'soon'; it must be a number above 0"),
     ({"stream": "a", "max_buffer_bytes": 0}, "max_buffer_bytes is 0; it must be a number above 0"),
 ]
@@ -61,7 +73,9 @@ def test_an_invalid_option_raises_an_error_that_names_it(given, words):
 
 @pytest.mark.parametrize("make", [*EXPORTERS.values(), kinesis_telemetry])
 def test_an_unknown_option_raises_an_error_that_names_it(make):
-    with pytest.raises(TypeError, match="there is no option strem; there are config, encoding"):
+    with pytest.raises(
+        TypeError, match="there is no option strem; there are aggregation, compression, config, encoding"
+    ):
         make("telemetry", region="us-east-1", strem="a")
 
 

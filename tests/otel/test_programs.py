@@ -223,3 +223,19 @@ def test_a_forked_child_starts_empty_and_every_span_arrives_once(kinesis):
     names = kinesis.call(lambda fake, now: Counter(span.name for _, span in exported(fake, "spans", "traces")))
     makers = ("parent", "child-0", "child-1", "parent-again")
     assert names == Counter(f"{maker} {number}" for maker in makers for number in range(300))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_what_a_forked_child_flushed_is_in_kinesis_when_the_flush_returns(kinesis):
+    """It returned True, and 300 of 300 spans were lost with the child."""
+    ended = subprocess.run(
+        [sys.executable, PROGRAMS / "flushing_child.py", "100"],
+        env=environment(variables(kinesis)),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (ended.stdout.split(), ended.stderr) == (["True"] * 3, "")
+    names = kinesis.call(lambda fake, now: Counter(span.name for _, span in exported(fake, "spans", "traces")))
+    assert names == Counter(f"child-{child} {number}" for child in range(3) for number in range(100))

@@ -136,6 +136,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.flushes.append((self.pipeline.flush(self.now), len(self.accepted)))
         self.drive(self.now)
 
+    @rule()
+    def flush_batches_if_only_they_use_the_buffer(self) -> None:
+        """As the driver does while a put waits for room; a second time would be a spin."""
+        batching = self.pipeline.stages.batching_count
+        assert batching <= self.buffer_limit.outstanding_records
+        if batching == self.buffer_limit.outstanding_records:
+            self.flushes.append((self.pipeline.flush(self.now), len(self.accepted)))
+            assert self.pipeline.stages.batching_count == 0
+            self.drive(self.now)
+
     # What time and the driver do
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.02, 0.1, 0.5, 1.0]))

@@ -11,9 +11,12 @@ import pytest
 from kpl_core import Config, Producer
 from kpl_core.hooks import RecordsFinished
 from kpl_core.testing import ErrorAnswer, Latency, RecordError, When
+from tests.pipeline.material import even_shards
 from tests.producer.scene import (
     STREAM,
     Facts,
+    key_of_each_shard,
+    know_shards,
     producer,
     put,
     reasons,
@@ -179,3 +182,12 @@ async def test_what_was_put_is_logged_nowhere(caplog):
         delivery = orders.put_nowait(STREAM, partition_key="secret-key", data=b"secret-data")
     assert [result.error_code for result in results([delivery])] == ["AccessDeniedException"]
     assert "secret" not in caplog.text
+
+
+async def test_the_shard_of_a_partition_key_is_known_once_the_shards_are():
+    async with producer(service(4)) as orders:
+        keys = key_of_each_shard(4)
+        assert orders.predicted_shard(STREAM, keys[0]) is None
+        await know_shards(orders)
+        assert [orders.predicted_shard(STREAM, key) for key in keys] == [shard.shard_id for shard in even_shards(4)]
+        assert orders.predicted_shard("other", keys[0]) is None

@@ -1,0 +1,157 @@
+"""Flushes: what the SDK's providers hold, and then what the exporters have queued, within one deadline.
+
+The SDK's `force_flush` ignores its timeout, and returns True even if data were lost. So the global providers get a
+`force_flush` that returns True only if Kinesis has the data.
+"""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry._logs import get_logger_provider
+from opentelemetry.metrics import get_meter_provider
+from opentelemetry.trace import get_tracer_provider
+
+from kpl_core.background.process_end import ProcessListener, listen
+from kpl_integrations.otel.options import Signal
+
+if TYPE_CHECKING:
+    from kpl_integrations.otel.exporters import SignalExporter
+
+_logger = logging.getLogger("kpl_integrations.otel")
+
+# The share of a flush's time that is kept back for logging what did not arrive.
+_ENDING_SHARE: Final = 0.1
+
+_PROVIDERS: Final[dict[Signal, Callable[[], object]]] = {
+    "traces": get_tracer_provider,
+    "logs": get_logger_provider,
+    "metrics": get_meter_provider,
+}
+
+
+class _GlobalProviders(ProcessListener):
+    """The last flush of exporters that the environment made: the global providers hold what is on its way to them.
+
+    uvicorn ends the process by the signal that it caught, so the providers' own shutdown at exit never comes. These
+    flushes run at the hooks of `kpl_core.background.process_end`: first the global provider of each signal, then the
+    exporters of that signal.
+    """
+
+    def __init__(self) -> None:
+        self._exporters: weakref.WeakSet[SignalExporter] = weakref.WeakSet()
+        listen(self)
+
+    def add(self, exporter: "SignalExporter") -> None:
+        """Flush this exporter too, for as long as it is referenced."""
+        self._exporters.add(exporter)
+        self.confirm_flushes(exporter.signal)
+
+    def confirm_flushes(self, signal: Signal) -> None:
+        """Let the global provider's `force_flush` wait for all exporters of `signal`, once it is set."""
+        confirm_flushes(_PROVIDERS[signal](), signal, lambda: self._open(signal))
+
+    def _open(self, signal: Signal) -> "list[SignalExporter]":
+        return [each for each in list(self._exporters) if each.signal == signal and not each.is_closed]
+
+    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
+        """Start with all signals at once, each within `share` of its exporters' shutdown timeout."""
+        waits = [
+            begin_in_thread(partial(_flush, name, own), share * max(each.options.shutdown_timeout for each in own))
+            for name in _PROVIDERS
+            if (own := self._open(name))
+        ]
+        return (lambda: [wait() for wait in waits]) if waits else None
+
+
+global_providers: Final = _GlobalProviders()
+
+
+def begin_in_thread(flush: Callable[[float], object], seconds: float) -> Callable[[], None]:
+    """Call `flush` with its deadline in a thread; return a function that waits for it, `seconds` from now at most."""
+    began = time.monotonic()
+    return _begin(partial(flush, began + seconds * (1 - _ENDING_SHARE)), began + seconds)
+
+
+class _ConfirmedFlush:
+    """A provider's `force_flush` that returns True only if Kinesis has all since the last one, within its timeout."""
+
+    def __init__(
+        self, signal: Signal, flush: Callable[[float], object], exporters: "Callable[[], Iterable[SignalExporter]]"
+    ) -> None:
+        self._signal = signal
+        self._flush = flush
+        self._exporters = exporters
+        # The SDK's reader flushes its exporter too and drops the answer, which reports a loss once.
+        self._reported_losses = self._losses()
+
+    def __call__(self, timeout_millis: float = 30_000) -> bool:
+        deadline = time.monotonic() + timeout_millis / 1_000
+        is_exported = _begin_export(self._signal, self._flush, deadline)()
+        arrived = [each.force_flush(max(0.0, deadline - time.monotonic())) for each in self._exporters()]
+        reported, self._reported_losses = self._reported_losses, self._losses()
+        return is_exported and all(arrived) and reported >= self._reported_losses
+
+    def _losses(self) -> int:
+        return sum(each.counts().lost_total for each in self._exporters())
+
+
+def confirm_flushes(provider: Any, signal: Signal, exporters: "Callable[[], Iterable[SignalExporter]]") -> None:  # noqa: ANN401 - of any signal
+    """Make `provider.force_flush` return True only if Kinesis has what the exporters took, within its timeout."""
+    flush = getattr(provider, "force_flush", None)
+    # A provider that only the API made cannot flush.
+    if flush is not None and not isinstance(flush, _ConfirmedFlush):
+        provider.force_flush = _ConfirmedFlush(signal, flush, exporters)
+
+
+def begin_provider_flush(signal: Signal, provider: object, deadline: float) -> Callable[[], bool]:
+    """Let a provider export what it holds; return a function that waits until `deadline` and returns True if it did."""
+    # A provider that only the API made holds nothing and cannot flush.
+    force_flush = getattr(provider, "force_flush", None)
+    return (lambda: True) if force_flush is None else _begin_export(signal, force_flush, deadline)
+
+
+def _begin_export(signal: Signal, force_flush: Callable[[float], object], deadline: float) -> Callable[[], bool]:
+    """Begin a flush in a thread: the SDK's processors ignore a timeout, and an export may wait for room."""
+    is_done = threading.Event()
+
+    def flush() -> None:
+        try:
+            is_whole = force_flush(max(0.0, deadline - time.monotonic()) * 1_000)
+        except Exception:  # what another reader or processor raises must not cost our records
+            if time.monotonic() < deadline:
+                _logger.exception("the provider of %s could not flush everything", signal)
+        else:
+            # The SDK's log processors return nothing.
+            if is_whole is not False:
+                is_done.set()
+
+    wait_for_thread = _begin(flush, deadline)
+
+    def wait() -> bool:
+        wait_for_thread()
+        return is_done.is_set()
+
+    return wait
+
+
+def _begin(work: Callable[[], object], deadline: float) -> Callable[[], None]:
+    """Start `work` in a thread; return a function that waits for it until `deadline`."""
+    thread = threading.Thread(target=work, name="kpl-otel-flush", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # The interpreter finalizes and starts no threads.
+        work()
+        return lambda: None
+    return lambda: thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _flush(signal: Signal, exporters: "list[SignalExporter]", deadline: float) -> None:
+    begin_provider_flush(signal, _PROVIDERS[signal](), deadline)()
+    for exporter in exporters:
+        exporter.last_flush(max(0.0, deadline - time.monotonic()))
