@@ -154,18 +154,18 @@ def churn(fleet: Fleet, start: Start) -> dict[str, float]:
 
 
 def skew(fleet: Fleet, start: Start) -> dict[str, float]:
-    """One worker offers far more than the limit, nineteen offer nothing. After 60 s all do."""
+    """One worker offers far more than the limit. Nineteen do so for 5 s, then offer nothing; after 80 s all do."""
     (hot,) = fleet.start(1, start, always)
-    fleet.start(WORKERS - 1, start, lambda now: 0.0 if now < 60 else HOT)
-    fleet.run(40)
+    fleet.start(WORKERS - 1, start, lambda now: HOT if now < 5 or now >= 80 else 0.0)
+    fleet.run(50)
     sent_before = hot.sent
+    fleet.run(30)
+    share = (hot.sent - sent_before) / (30 * LIMIT)
     fleet.run(20)
-    share = (hot.sent - sent_before) / (20 * LIMIT)
-    fleet.run(40)
     return {
         "the hot one's": share,
-        "most in a second": max(fleet.shares()),
-        "two intervals after": min(fleet.shares(start=60 + 2 * INTERVAL)),
+        "most in a second": max(fleet.shares(start=5)),
+        "two intervals after": min(fleet.shares(start=80 + 2 * INTERVAL)),
     }
 
 

@@ -22,7 +22,7 @@ from kpl_core.options.coordination_options import ALONE_SHARE
 
 LeaseState = Literal["alone", "newcomer", "leased", "expired"]
 
-# A resource without any offered load for this long is given up.
+# A resource without any offered load for this long is given up until more is offered.
 IDLE_INTERVALS: Final = 6.0
 # In intervals. A worker that is entitled to more than it has syncs more often. Reading is cheaper than writing, so each
 # worker reads the summary twice per report, and a summary is computed as often as it is read. So reports are at most
@@ -53,6 +53,7 @@ class Leaseholder:
     def __init__(self, rules: HolderRules) -> None:
         self.rules = rules
         self._meters: dict[str, DemandMeter] = {}
+        # Of the resources that it claims: those with a meter, except the ones that it gave up.
         self._shares: dict[str, Pair] = {}
         self._granted: set[str] = set()
         self._plans: Mapping[str, ResourcePlan] = {}
@@ -94,26 +95,31 @@ class Leaseholder:
 
     def measure(self, usages: Mapping[str, Usage], now: float) -> None:
         """Record the measured usage of each resource."""
+        for resource in self._meters.keys() - usages.keys():
+            del self._meters[resource]
+            self._give_up(resource)
+        idle_before = now - IDLE_INTERVALS * self.rules.interval_seconds
         for resource, usage in usages.items():
             meter = self._meters.get(resource)
             if meter is None:
                 meter = self._meters[resource] = DemandMeter(self.rules.interval_seconds, usage, now)
-                self._shares[resource] = self._newcomer(resource, usage.limit)
             meter.measure(usage, now)
-        idle_before = now - IDLE_INTERVALS * self.rules.interval_seconds
-        for resource, meter in list(self._meters.items()):
-            if resource not in usages or (meter.idle_since < idle_before and len(self._meters) > 1):
-                # From now on it is a newcomer there, before the other workers see that its lease is free.
-                self._meters.pop(resource)
-                self._shares.pop(resource, None)
-                self._granted.discard(resource)
+            if meter.idle_since >= idle_before or not self._shares:
+                self._shares.setdefault(resource, self._newcomer(resource, usage.limit))
+            elif len(self._shares) > 1:
+                self._give_up(resource)
+
+    def _give_up(self, resource: str) -> None:
+        """Stop claiming a resource. It is a newcomer there before the other workers see that its lease is free."""
+        self._shares.pop(resource, None)
+        self._granted.discard(resource)
 
     def report(self, now: float, *, at: float, leaving: bool = False) -> WorkerReport:
         """Return this worker's report."""
         claims = {}
-        for resource, meter in self._meters.items():
-            sent, throttled = meter.take_counts()
-            claims[resource] = Claim(meter.demand, self._shares[resource], meter.usage.limit, sent, throttled)
+        for resource, share in self._shares.items():
+            meter = self._meters[resource]
+            claims[resource] = Claim(meter.demand, share, meter.usage.limit, *meter.take_counts())
         if self.wants_more:
             self._quick_syncs += 1
         self._reported_at = now
@@ -151,7 +157,7 @@ class Leaseholder:
             self._generation, self._token = head.generation, head.token
             self._renewed_at = now - age
         member = members.get(self.rules.worker_id)
-        for resource, meter in self._meters.items():
+        for resource, last in self._shares.items():
             grant = None if member is None else member.grants.get(resource)
             if grant is not None:
                 self._shares[resource] = grant.share
@@ -159,9 +165,8 @@ class Leaseholder:
             elif resource in self._granted and not self._is_current:
                 continue
             else:
-                share = self._newcomer(resource, meter.usage.limit)
+                share = self._newcomer(resource, self._meters[resource].usage.limit)
                 if resource in self._granted:
-                    last = self._shares[resource]
                     share = (min(share[0], last[0]), min(share[1], last[1]))
                     self._granted.discard(resource)
                 self._shares[resource] = share
@@ -174,15 +179,15 @@ class Leaseholder:
     def wants_more(self) -> bool:
         """True if it wants more than it has and is entitled to it, or if it has no lease for a resource."""
         weight, tier = self.rules.weight, self.rules.tier
-        for resource, meter in self._meters.items():
+        for resource, share in self._shares.items():
             if resource not in self._granted:
                 return True
-            share = self._shares[resource]
+            demand = self._meters[resource].demand
             plan = self._plans.get(resource)
             fair = plan.fair.get(tier) if plan is not None else None
             for dimension in (0, 1):
                 if fair is not None and (
-                    meter.demand[dimension] > WANTS_MORE_ABOVE * share[dimension]
+                    demand[dimension] > WANTS_MORE_ABOVE * share[dimension]
                     and share[dimension] < ENTITLED_BELOW * weight * fair[dimension]
                 ):
                     return True

@@ -1,0 +1,152 @@
+"""Fleets of producers on a stream of three shards, in virtual time. Most producers have load for one shard at a time.
+
+The limits are a tenth of the service's own, and an interval is one second, so a test takes little CPU time.
+"""
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from kpl_core import Config, CoordinationOptions, Fact, Producer, RequestCompleted
+from kpl_core.coordination import MemoryStore, StoreFailed
+from kpl_core.testing import FakeKinesis, FakeTransport, ServiceLimits
+from tests.virtual_time import Backend, virtual_time_backend
+
+pytestmark = pytest.mark.anyio
+STREAM = "orders"
+SHARDS = 3
+INTERVAL = 1.0
+LIMIT = 100.0
+BYTES_LIMIT = 104_857.6
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return virtual_time_backend("asyncio")
+
+
+def key_of(shard: int) -> str:
+    """Return a partition key of one of the even shards."""
+    numbers = range(1_000)
+    hashes = (int.from_bytes(hashlib.md5(f"{number}".encode()).digest(), "big") for number in numbers)  # noqa: S324
+    return str(next(number for number, hashed in zip(numbers, hashes, strict=True) if hashed * SHARDS >> 128 == shard))
+
+
+class Link(MemoryStore):
+    """One producer's way to the shared store, which can be cut."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__()
+        self._store = store
+        self.is_cut = False
+
+    def _reach(self) -> MemoryStore:
+        if self.is_cut:
+            message = "no answer"
+            raise StoreFailed(message, reason="down")
+        return self._store
+
+    async def read(self, name):
+        return await self._reach().read(name)
+
+    async def write(self, name, body, *, expected=None):
+        return await self._reach().write(name, body, expected=expected)
+
+    async def read_all(self, prefix):
+        return await self._reach().read_all(prefix)
+
+    async def delete(self, name):
+        await self._reach().delete(name)
+
+
+class Fleet:
+    """Producers with one store. `sent` and `throttled` have the instant of each request and its records."""
+
+    def __init__(self) -> None:
+        began = time.time()
+        limits = ServiceLimits(records_per_second_per_shard=LIMIT, bytes_per_second_per_shard=BYTES_LIMIT)
+        self.transport = FakeTransport(FakeKinesis({STREAM: SHARDS}, limits=limits), latency_seconds=0.01)
+        self.store = MemoryStore(lambda: began + anyio.current_time())
+        self.links: list[Link] = []
+        self.sent: list[tuple[float, int]] = []
+        self.throttled: list[tuple[float, int]] = []
+
+    def _hear(self, fact: Fact) -> None:
+        if isinstance(fact, RequestCompleted):
+            now = anyio.current_time()
+            self.sent.append((now, fact.kinesis_records))
+            self.throttled.append((now, sum(fact.throttled_by_shard.values())))
+
+    def producer(self, *, max_workers: int) -> Producer:
+        self.links.append(Link(self.store))
+        coordination = CoordinationOptions(
+            store="memory://unused",
+            max_workers=max_workers,
+            interval_seconds=INTERVAL,
+            worker_id=f"w{len(self.links)}",
+        )
+        config = Config(
+            coordination=coordination,
+            aggregation_enabled=False,
+            record_ttl_ms=120_000,
+            max_outstanding_records=50,
+            rate_limit_records_per_sec_per_shard=LIMIT,
+            rate_limit_bytes_per_sec_per_shard=BYTES_LIMIT,
+        )
+        return Producer(config, transport=self.transport, hooks=[self._hear], coordination_store=self.links[-1])
+
+    async def run(self, *loads: Callable[[Producer], Awaitable[Any]], seconds: float, max_workers: int = 0) -> None:
+        """Run one producer for each load."""
+
+        async def one(load: Callable[[Producer], Awaitable[Any]]) -> None:
+            async with self.producer(max_workers=max_workers or len(loads)) as producer:
+                with anyio.move_on_after(seconds):
+                    await load(producer)
+                    await anyio.sleep_forever()
+                await producer.close(timeout=0.1)
+
+        async with anyio.create_task_group() as producers:
+            for load in loads:
+                producers.start_soon(one, load)
+
+    @staticmethod
+    def _between(counts: list[tuple[float, int]], start: float, end: float) -> int:
+        return sum(count for at, count in counts if start <= at < end)
+
+    def attempted(self, start: float, end: float) -> float:
+        """Return the records sent between two instants, as a share of one shard's limit."""
+        return self._between(self.sent, start, end) / ((end - start) * LIMIT)
+
+    def used(self, start: float, end: float) -> float:
+        """Return the records accepted between two instants, as a share of one shard's limit."""
+        return self.attempted(start, end) - self._between(self.throttled, start, end) / ((end - start) * LIMIT)
+
+
+async def press(producer: Producer, *, shard: int = 0, seconds: float = 1e9) -> None:
+    """Put as fast as there is room."""
+    key, end = key_of(shard), anyio.current_time() + seconds
+    while anyio.current_time() < end:
+        _ = await producer.put(STREAM, partition_key=key, data=b"x" * 20)
+
+
+async def greet(producer: Producer) -> None:
+    """Put some records for each shard, and nothing afterwards."""
+    for shard in range(SHARDS):
+        await press(producer, shard=shard, seconds=1.0)
+
+
+async def test_idle_producers_leave_the_limit_to_a_busy_one():
+    fleet = Fleet()
+
+    async def busy(producer: Producer) -> None:
+        await greet(producer)
+        await press(producer)
+
+    await fleet.run(busy, *[greet] * 7, seconds=40.0)
+    # An idle producer gives a shard up after six seconds. Fifteen seconds later it would have claimed it twice again.
+    assert fleet.used(20.0, 40.0) >= 0.93
+    assert min(fleet.used(start, start + 1.0) for start in range(20, 40)) >= 0.9
