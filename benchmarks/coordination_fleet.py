@@ -1,10 +1,11 @@
-"""Simulate a fleet of workers with three limits in virtual time, with our leases or the algorithm of AWS's example.
+"""Simulate a fleet of workers with four limits in virtual time, with our leases or the algorithm of AWS's example.
 
 All decisions are made by the real code (leaseholder, sync round, lease table, token bucket, adaptive rate, the
 proportional arithmetic). Only time, traffic, throttling and crashes are simulated. A sync round takes no time.
 
-Each worker uses three resources, as a producer uses several shards. The load of a case goes to the first. The second
-gets a few units when a worker starts and is idle afterwards, the third is idle from the start.
+Each worker uses four resources, as a producer uses several shards. The load of a case goes to the first. The second
+gets a few units when a worker starts and is idle afterwards, the third is idle from the start. The fourth has a small
+load all the time, so that a worker gives up the first when that is idle.
 """
 
 import math
@@ -24,10 +25,11 @@ __all__ = ["BURST_SECONDS", "RESOURCE", "Fleet", "Leased", "Scaled", "SimulatedS
 
 STEP_SECONDS = 0.02
 BURST_SECONDS = 0.1
-RESOURCE, BRIEF, IDLE = "orders/shard-0", "orders/shard-1", "orders/shard-2"
-# The load of the second resource, units a second, and for how long after the start of its worker.
+RESOURCE, BRIEF, IDLE, STEADY = (f"orders/shard-{number}" for number in range(4))
+# The load of the second resource, units a second, and for how long after the start of its worker; that of the fourth.
 BRIEF_RATE = 50.0
 BRIEF_SECONDS = 2.0
+STEADY_RATE = 5.0
 # The burst of a simulated service, in seconds of the limit.
 SERVICE_BURST_SECONDS = 0.25
 # The longest backlog of a caller, in seconds of its offered rate. The rest is shed.
@@ -83,6 +85,9 @@ class Algorithm(Protocol):
     def next_tick(self, now: float) -> float:
         """Return the time of the next tick."""
 
+    def early_tick(self, now: float) -> float:
+        """Return the time of the next tick if units wait."""
+
     def rate(self, resource: str) -> float:
         """Return what this worker may use of a resource now, units a second."""
 
@@ -132,6 +137,10 @@ class Leased:
         return min(
             now + self._interval / 5, max(now + STEP_SECONDS, self.holder.next_sync_at(usual_seconds=self._usual))
         )
+
+    def early_tick(self, now: float) -> float:
+        """Return the time of the next tick if units wait."""
+        return self.holder.early_measure_at(now)
 
     def rate(self, resource: str) -> float:
         """Return what this worker may use of a resource now, units a second."""
@@ -183,6 +192,10 @@ class Scaled:
     def next_tick(self, now: float) -> float:
         """Return the time of the next tick."""
         return now + self._interval / 20
+
+    def early_tick(self, now: float) -> float:  # noqa: ARG002 - as above
+        """Return the time of the next tick if units wait: no earlier one."""
+        return math.inf
 
     def rate(self, resource: str) -> float:
         """Return what this worker may use of the first resource; the example has one only, so the others are free."""
@@ -240,12 +253,22 @@ def _brief(_: float) -> float:
     return BRIEF_RATE
 
 
+def _steady(_: float) -> float:
+    return STEADY_RATE
+
+
 class _Worker:
     def __init__(self, algorithm: Any, offered: Callable[[float], float], now: float, first_tick: float) -> None:  # noqa: ANN401
         self.algorithm = algorithm
-        loads = {RESOURCE: (offered, math.inf), BRIEF: (_brief, now + BRIEF_SECONDS), IDLE: (_brief, now)}
+        loads = {
+            RESOURCE: (offered, math.inf),
+            BRIEF: (_brief, now + BRIEF_SECONDS),
+            IDLE: (_brief, now),
+            STEADY: (_steady, math.inf),
+        }
         self.flows = {resource: _Flow(*load, algorithm.rate(resource), now) for resource, load in loads.items()}
         self.next_tick = first_tick
+        self.early_tick = math.inf
         self.is_alive = True
 
     @property
@@ -319,9 +342,11 @@ class Fleet:
 
     def _step(self, worker: _Worker) -> None:
         now = self.now
-        if now >= worker.next_tick:
+        is_waiting = now >= worker.early_tick and any(flow.backlog >= 1.0 for flow in worker.flows.values())
+        if is_waiting or now >= worker.next_tick:
             worker.algorithm.tick({name: flow.usage(self.limit) for name, flow in worker.flows.items()}, now)
             worker.next_tick = worker.algorithm.next_tick(now)
+            worker.early_tick = worker.algorithm.early_tick(now)
             for resource, flow in worker.flows.items():
                 flow.use_rate(worker.algorithm.rate(resource), now)
         for resource, flow in worker.flows.items():

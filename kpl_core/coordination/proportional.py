@@ -202,6 +202,10 @@ class ScaledLimits:
         """Return when the next sync is due."""
         return self._synced_at + usual_seconds
 
+    def early_measure_at(self, now: float) -> float:  # noqa: ARG002 - as above
+        """Return infinity: this policy only looks back."""
+        return math.inf
+
     def sync_due(self, now: float, *, usual_seconds: float) -> bool:
         """Return True if a sync is due."""
         return now >= self.next_sync_at(usual_seconds=usual_seconds)

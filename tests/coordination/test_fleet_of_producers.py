@@ -1,6 +1,6 @@
 """Fleets of producers on a stream of three shards, in virtual time. Most producers have load for one shard at a time.
 
-The limits are a tenth of the service's own, and an interval is one second, so a test takes little CPU time.
+The limits are a tenth of the service's own, and most intervals are one second, so a test takes little CPU time.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ from tests.virtual_time import Backend, virtual_time_backend
 pytestmark = pytest.mark.anyio
 STREAM = "orders"
 SHARDS = 3
-INTERVAL = 1.0
 LIMIT = 100.0
 BYTES_LIMIT = 104_857.6
 
@@ -37,36 +36,40 @@ def key_of(shard: int) -> str:
 
 
 class Link(MemoryStore):
-    """One producer's way to the shared store, which can be cut."""
+    """One producer's way to the shared store, which takes time and can be cut."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, latency_seconds: float) -> None:
         super().__init__()
         self._store = store
+        self._latency_seconds = latency_seconds
         self.is_cut = False
 
-    def _reach(self) -> MemoryStore:
+    async def _reach(self) -> MemoryStore:
+        await anyio.sleep(self._latency_seconds)
         if self.is_cut:
             message = "no answer"
             raise StoreFailed(message, reason="down")
         return self._store
 
     async def read(self, name):
-        return await self._reach().read(name)
+        return await (await self._reach()).read(name)
 
     async def write(self, name, body, *, expected=None):
-        return await self._reach().write(name, body, expected=expected)
+        return await (await self._reach()).write(name, body, expected=expected)
 
     async def read_all(self, prefix):
-        return await self._reach().read_all(prefix)
+        return await (await self._reach()).read_all(prefix)
 
     async def delete(self, name):
-        await self._reach().delete(name)
+        await (await self._reach()).delete(name)
 
 
 class Fleet:
     """Producers with one store. `sent` and `throttled` have the instant of each request and its records."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, interval_seconds: float = 1.0, latency_seconds: float = 0.0) -> None:
+        self.interval_seconds = interval_seconds
+        self.latency_seconds = latency_seconds
         began = time.time()
         limits = ServiceLimits(records_per_second_per_shard=LIMIT, bytes_per_second_per_shard=BYTES_LIMIT)
         self.transport = FakeTransport(FakeKinesis({STREAM: SHARDS}, limits=limits), latency_seconds=0.01)
@@ -82,11 +85,11 @@ class Fleet:
             self.throttled.append((now, sum(fact.throttled_by_shard.values())))
 
     def producer(self, *, max_workers: int) -> Producer:
-        self.links.append(Link(self.store))
+        self.links.append(Link(self.store, self.latency_seconds))
         coordination = CoordinationOptions(
             store="memory://unused",
             max_workers=max_workers,
-            interval_seconds=INTERVAL,
+            interval_seconds=self.interval_seconds,
             worker_id=f"w{len(self.links)}",
         )
         config = Config(
@@ -150,3 +153,29 @@ async def test_idle_producers_leave_the_limit_to_a_busy_one():
     # An idle producer gives a shard up after six seconds. Fifteen seconds later it would have claimed it twice again.
     assert fleet.used(20.0, 40.0) >= 0.93
     assert min(fleet.used(start, start + 1.0) for start in range(20, 40)) >= 0.9
+
+
+@pytest.mark.parametrize("bursting", [1, 4, 8])
+@pytest.mark.parametrize("instant", [60.0, 61.3, 63.7])
+async def test_a_burst_after_idle_time_uses_the_limit_within_a_second(bursting, instant):
+    """The interval is five seconds, and each call of the store takes 50 ms. Each producer is busy on another shard."""
+    fleet = Fleet(interval_seconds=5.0, latency_seconds=0.05)
+
+    async def idle(producer: Producer) -> None:
+        await greet(producer)
+        while True:
+            _ = await producer.put(STREAM, partition_key=key_of(1), data=b"x" * 20)
+            await anyio.sleep(2.0)
+
+    async def burst(producer: Producer) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(idle, producer)
+            await anyio.sleep(instant)
+            fleet.sent.clear()
+            tasks.cancel_scope.cancel()
+        await press(producer)
+
+    await fleet.run(*[burst] * bursting, *[idle] * (8 - bursting), seconds=instant + 6.0)
+    windows = [fleet.attempted(instant + start / 4, instant + start / 4 + 1.0) for start in range(20)]
+    assert min(windows[4:]) >= 0.8
+    assert max(windows) <= 1.1

@@ -14,8 +14,8 @@ EPOCH = 1_800_000_000.0
 
 indices = st.integers(0, MAX_WORKERS - 1)
 # The wait; the new demand of some workers for the first or the other resource; the workers that sync at once; the
-# workers whose sync advances by so many calls; what happens to the store: it goes down or comes back, its clock steps by
-# so many seconds, or it loses what was written in the last round. (After a step of ten minutes a summary is of
+# workers whose sync advances by so many calls; what happens to the store: it goes down or comes back, its clock steps
+# by so many seconds, or it loses what was written in the last round. (After a step of ten minutes a summary is of
 # yesterday, and ignored.)
 rounds = st.tuples(
     st.floats(0.1, 2.0),
