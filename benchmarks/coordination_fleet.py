@@ -253,10 +253,6 @@ def _brief(_: float) -> float:
     return BRIEF_RATE
 
 
-def _steady(_: float) -> float:
-    return STEADY_RATE
-
-
 class _Worker:
     def __init__(self, algorithm: Any, offered: Callable[[float], float], now: float, first_tick: float) -> None:  # noqa: ANN401
         self.algorithm = algorithm
@@ -264,7 +260,6 @@ class _Worker:
             RESOURCE: (offered, math.inf),
             BRIEF: (_brief, now + BRIEF_SECONDS),
             IDLE: (_brief, now),
-            STEADY: (_steady, math.inf),
         }
         self.flows = {resource: _Flow(*load, algorithm.rate(resource), now) for resource, load in loads.items()}
         self.next_tick = first_tick
@@ -336,7 +331,9 @@ class Fleet:
             self.now = round(self.now + STEP_SECONDS, 6)
             self.sent.append(0)
             self.throttled.append(0)
-            for worker in self.workers:
+            # In turn, because a service that throttles serves the first of a step.
+            first = len(self.sent) % max(1, len(self.workers))
+            for worker in self.workers[first:] + self.workers[:first]:
                 if worker.is_alive:
                     self._step(worker)
 
@@ -344,7 +341,10 @@ class Fleet:
         now = self.now
         is_waiting = now >= worker.early_tick and any(flow.backlog >= 1.0 for flow in worker.flows.values())
         if is_waiting or now >= worker.next_tick:
-            worker.algorithm.tick({name: flow.usage(self.limit) for name, flow in worker.flows.items()}, now)
+            usages = {name: flow.usage(self.limit) for name, flow in worker.flows.items()}
+            steady = STEADY_RATE * now
+            usages[STEADY] = Usage((self.limit, self.limit), (steady, steady))
+            worker.algorithm.tick(usages, now)
             worker.next_tick = worker.algorithm.next_tick(now)
             worker.early_tick = worker.algorithm.early_tick(now)
             for resource, flow in worker.flows.items():

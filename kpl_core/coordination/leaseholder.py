@@ -4,7 +4,8 @@
                however many start while the store is down, together they add at most a sixth.
     newcomer   a store has answered: limit / max_workers, or the summary's reserve for newcomers
     leased     the summary's grant
-    expired    the summary is older than a lease: the last share, never more, for as long as it takes
+    expired    the summary is older than a lease: the last share, never more, for as long as it takes; less while units
+               are throttled, because others may have the store and have divided this share again
 
 If the summary no longer contains this worker, its leases were revoked because it did not report for too long.
 """
@@ -16,7 +17,13 @@ from typing import Final, Literal
 import msgspec
 
 from kpl_core.coordination.demand import DemandMeter, Usage
-from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, LIFETIME_INTERVALS, RESERVE, is_claimed
+from kpl_core.coordination.lease_table import (
+    FORGOTTEN_INTERVALS,
+    LIFETIME_INTERVALS,
+    RESERVE,
+    is_claimed,
+    next_estimate,
+)
 from kpl_core.coordination.store_objects import Claim, Pair, ResourcePlan, Summary, SummaryPart, WorkerReport
 from kpl_core.options.coordination_options import ALONE_SHARE
 
@@ -37,6 +44,10 @@ NEWS_SYNCS: Final = 2
 READ_SPACING: Final = 0.5
 COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
+# In intervals. How often a share without a store is lowered or raised.
+BACKOFF_INTERVALS: Final = 0.5
+# It is raised more slowly than those of the workers with the store, which raise theirs at the same time.
+RECOVERY: Final = 0.3
 # After this many quick syncs without success a worker returns to the normal interval.
 MAX_QUICK_SYNCS: Final = 15
 WANTS_MORE_ABOVE: Final = 1.1
@@ -65,6 +76,9 @@ class Leaseholder:
         self._shares: dict[str, Pair] = {}
         # What it may use of those that it gave up: what every plan reserves for a newcomer.
         self._given_up: dict[str, Pair] = {}
+        # What throttling leaves of each share while the lease is expired, and since when throttling is counted.
+        self._backoff: dict[str, float] = {}
+        self._counted_at = math.inf
         self._granted: set[str] = set()
         self._plans: Mapping[str, ResourcePlan] = {}
         self._is_current = False
@@ -85,7 +99,8 @@ class Leaseholder:
         """Return the rates this worker may use of a resource, known or new."""
         known = self._shares.get(resource)
         if known is not None:
-            return known
+            factor = self._backoff.get(resource, 1.0)
+            return known if factor == 1.0 else (known[0] * factor, known[1] * factor)
         newcomer = self._newcomer(resource, limit)
         last = self._given_up.get(resource, newcomer)
         return min(newcomer[0], last[0]), min(newcomer[1], last[1])
@@ -126,6 +141,21 @@ class Leaseholder:
                 self._given_up.pop(resource, None)
             elif len(self._shares) > 1:
                 self._give_up(resource)
+        if self.state(now) == "expired":
+            self._back_off(now)
+
+    def _back_off(self, now: float) -> None:
+        """Lower the shares that were throttled in the last interval, and raise the others up to the last share."""
+        intervals = (now - self._counted_at) / self.rules.interval_seconds
+        if 0.0 <= intervals < BACKOFF_INTERVALS:
+            return
+        for resource in self._shares:
+            sent, throttled = self._meters[resource].take_counts()
+            if intervals > 0.0:
+                factor = self._backoff.get(resource, 1.0)
+                change = next_estimate(factor, sent=sent, throttled=throttled, intervals=intervals) - factor
+                self._backoff[resource] = factor + change * (RECOVERY if change > 0.0 else 1.0)
+        self._counted_at = now
 
     def _give_up(self, resource: str) -> None:
         """Stop claiming a resource. It is a newcomer there before the other workers see that its lease is free."""
@@ -176,6 +206,8 @@ class Leaseholder:
         elif self._is_current or self.rules.worker_id in members:
             self._generation, self._token = head.generation, head.token
             self._renewed_at = now - age
+        self._backoff.clear()
+        self._counted_at = math.inf
         member = members.get(self.rules.worker_id)
         was_lowered = False
         for resource, last in self._shares.items():

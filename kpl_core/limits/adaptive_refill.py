@@ -10,8 +10,8 @@ oscillation. Each is a ratio that is 1 at its reference:
 Reports are collected for a window, and each window gives one update of the averages: a refusal counts as a share of
 the window's answers. Every sign is independent and the rate keeps no state of its own, so a step of a sign gives a
 step of the rate that is approached from one side, without overshoot. (If one sign rises while another falls, the
-pressure can dip to half on the way.) We differ from the seed in one point: an average stops at twice its reference, where the rate
-is lowest. Otherwise one window with answers of a minute would hold the rate down for the next dozens.
+pressure can dip to half on the way.) We differ from the seed in one point: an average stops at twice its reference,
+where the rate is lowest. Otherwise one window with answers of a minute would hold the rate down for the next dozens.
 """
 
 import math

@@ -97,6 +97,26 @@ def test_a_hot_worker_uses_the_share_of_idle_ones_and_returns_it(seed):
     assert theirs["the hot one's"] < 0.9
 
 
+@pytest.mark.parametrize("max_workers", [8, 64])
+def test_a_worker_without_the_store_lowers_its_share_while_it_is_throttled(max_workers):
+    """Half of the fleet is cut off. The other half divides the whole limit again, so the service throttles all."""
+    fleet = Fleet(LIMIT, throttles=True)
+    workers = fleet.start(8, lambda index, fleet: Leased(index, fleet, max_workers=max_workers), lambda _: 3_000.0)
+    fleet.run(30)
+    for worker in workers[:4]:
+        worker.algorithm.is_cut_off = True
+    fleet.run(60)
+    assert max(fleet.shares(start=45)) <= 1.1
+    assert min(fleet.shares(start=45)) >= 0.8
+    assert sum(fleet.throttled[-2_000:]) <= 0.005 * sum(fleet.sent[-2_000:])
+    assert sum(worker.rate for worker in workers) <= 1.1 * LIMIT
+    # With the store back, each has its part again.
+    for worker in workers[:4]:
+        worker.algorithm.is_cut_off = False
+    fleet.run(20)
+    assert max(worker.rate for worker in workers) <= 1.1 * min(worker.rate for worker in workers)
+
+
 def test_a_borrowed_share_is_returned_within_one_interval():
     fleet = Fleet(LIMIT)
     (hot,) = fleet.start(1, leased, always)

@@ -5,6 +5,7 @@ The limits are a tenth of the service's own, and most intervals are one second, 
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -75,6 +76,7 @@ class Fleet:
         self.transport = FakeTransport(FakeKinesis({STREAM: SHARDS}, limits=limits), latency_seconds=0.01)
         self.store = MemoryStore(lambda: began + anyio.current_time())
         self.links: list[Link] = []
+        self.producers: list[Producer] = []
         self.sent: list[tuple[float, int]] = []
         self.throttled: list[tuple[float, int]] = []
 
@@ -100,7 +102,10 @@ class Fleet:
             rate_limit_records_per_sec_per_shard=LIMIT,
             rate_limit_bytes_per_sec_per_shard=BYTES_LIMIT,
         )
-        return Producer(config, transport=self.transport, hooks=[self._hear], coordination_store=self.links[-1])
+        self.producers.append(
+            Producer(config, transport=self.transport, hooks=[self._hear], coordination_store=self.links[-1])
+        )
+        return self.producers[-1]
 
     async def run(self, *loads: Callable[[Producer], Awaitable[Any]], seconds: float, max_workers: int = 0) -> None:
         """Run one producer for each load."""
@@ -115,6 +120,14 @@ class Fleet:
         async with anyio.create_task_group() as producers:
             for load in loads:
                 producers.start_soon(one, load)
+
+    def shares(self) -> float:
+        """Return the sum of what all producers may send to the busiest shard, as a share of its limit."""
+        sums: Counter[str] = Counter()
+        for producer in self.producers:
+            assert producer.coordination is not None
+            sums.update(producer.coordination.shares())
+        return max(value for name, value in sums.items() if name.endswith("records"))
 
     @staticmethod
     def _between(counts: list[tuple[float, int]], start: float, end: float) -> int:
@@ -179,3 +192,32 @@ async def test_a_burst_after_idle_time_uses_the_limit_within_a_second(bursting, 
     windows = [fleet.attempted(instant + start / 4, instant + start / 4 + 1.0) for start in range(20)]
     assert min(windows[4:]) >= 0.8
     assert max(windows) <= 1.1
+
+
+@pytest.mark.parametrize("max_workers", [8, 64])
+@pytest.mark.parametrize("cut_off", [4, 8])
+async def test_a_cut_off_half_of_the_fleet_yields_to_throttling_and_a_dead_store_changes_nothing(max_workers, cut_off):
+    """A shard takes a burst of a second above its limit, so throttling begins two seconds after the overload."""
+    fleet = Fleet(interval_seconds=5.0)
+    sums: list[float] = []
+
+    async def busy(producer: Producer) -> None:
+        await press(producer)
+
+    async def cut(producer: Producer) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(press, producer)
+            await anyio.sleep(15.0)
+            for link in fleet.links[:cut_off]:
+                link.is_cut = True
+            await anyio.sleep(20.0)
+            while True:
+                await anyio.sleep(0.5)
+                sums.append(fleet.shares())
+
+    await fleet.run(cut, *[busy] * 7, seconds=50.0, max_workers=max_workers)
+    # From three intervals after the cut on.
+    seconds = [30.0 + start / 2 for start in range(39)]
+    assert max(fleet.attempted(second, second + 1.0) for second in seconds) <= 1.1
+    assert min(fleet.used(second, second + 1.0) for second in seconds) >= 0.8
+    assert max(sums) <= 1.15

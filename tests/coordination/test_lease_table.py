@@ -153,22 +153,24 @@ def test_the_first_claim_of_a_resource_gets_a_newcomers_share_until_all_workers_
 def test_the_plan_of_an_unused_resource_is_kept_for_ten_minutes():
     """So the next worker with a claim gets nearly all of it at once."""
     summary = grown(throttled=0.0)
-    for minutes in range(12):
-        at = summary.computed_at + 2.5
-        idle = [
+
+    def idle(at: float) -> list[WorkerReport]:
+        return [
             WorkerReport(worker_id="w0", written_at=at, generation=summary.generation, claims={}, max_workers=4),
         ]
-        summary = next_summary(summary, idle, RULES, at=at)
-        if minutes == 1:
-            assert summary.resources[RESOURCE].newcomer == pytest.approx((10.0, 1e4))
-        plan = summary.resources[RESOURCE]
-        claimed = next_summary(summary, [report("w0", summary.generation, at)], RULES, at=at)
-        assert claimed.members["w0"].grants[RESOURCE].share[0] == pytest.approx(970.0)
-        assert plan.unassigned == LIMIT
-    late = next_summary(
-        msgspec.structs.replace(summary, computed_at=summary.computed_at + 650.0), idle, RULES, at=at + 651
-    )
-    assert RESOURCE not in late.resources
+
+    for _ in range(12):
+        at = summary.computed_at + 2.5
+        summary = next_summary(summary, idle(at), RULES, at=at)
+    plan = summary.resources[RESOURCE]
+    assert plan.newcomer == pytest.approx((10.0, 1e4))
+    assert plan.unassigned == LIMIT
+    at = summary.computed_at + 2.5
+    claimed = next_summary(summary, [report("w0", summary.generation, at)], RULES, at=at)
+    assert claimed.members["w0"].grants[RESOURCE].share[0] == pytest.approx(970.0)
+    late = plan.used_at + 601.0
+    summary = next_summary(msgspec.structs.replace(summary, computed_at=late - 2.5), idle(late), RULES, at=late)
+    assert RESOURCE not in summary.resources
 
 
 def test_the_smallest_configured_limit_holds_for_all():
