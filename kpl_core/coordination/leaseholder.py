@@ -45,7 +45,9 @@ READ_SPACING: Final = 0.5
 COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
 # In intervals. How often a share without a store is lowered or raised.
-BACKOFF_INTERVALS: Final = 0.5
+BACKOFF_INTERVALS: Final = 0.98
+# It is lowered by at most so many times the throttled share, because the workers with the store lower theirs too.
+THROTTLED_WEIGHT: Final = 3.0
 # It is raised more slowly than those of the workers with the store, which raise theirs at the same time.
 RECOVERY: Final = 0.3
 # After this many quick syncs without success a worker returns to the normal interval.
@@ -154,7 +156,8 @@ class Leaseholder:
             if intervals > 0.0:
                 factor = self._backoff.get(resource, 1.0)
                 change = next_estimate(factor, sent=sent, throttled=throttled, intervals=intervals) - factor
-                self._backoff[resource] = factor + change * (RECOVERY if change > 0.0 else 1.0)
+                lowered = max(change, -THROTTLED_WEIGHT * factor * throttled / max(1.0, sent))
+                self._backoff[resource] = factor + (change * RECOVERY if change > 0.0 else lowered)
         self._counted_at = now
 
     def _give_up(self, resource: str) -> None:
