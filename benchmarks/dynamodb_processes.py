@@ -86,7 +86,7 @@ def _work(endpoint_url: str, folder: str, begins: float) -> None:
     from kpl_core.coordination.stores import open_store  # noqa: PLC0415
     from kpl_integrations.dynamodb_limits import DistributedRateWorker  # noqa: PLC0415
 
-    session = boto3.Session(region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+    session = boto3.Session(region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")  # noqa: S106
     store = anyio.run(open_store, f"file://{folder}/store")
     worker = DistributedRateWorker(
         session,

@@ -37,7 +37,7 @@ IDLE_INTERVALS: Final = 6.0
 # 1.1 intervals apart and summaries 0.55, which `lease_table.GAP_INTERVALS` relies on.
 FIRST_QUICK_SPACING: Final = 0.02
 WANTS_MORE_SPACING: Final = 0.08
-UNSETTLED_SPACING: Final = 0.2
+UNSETTLED_SPACING: Final = 0.08
 # In so many quick syncs the summary may not yet count the new demand. More summaries would come before the workers
 # have confirmed the last one, and so free nothing.
 NEWS_SYNCS: Final = 2
@@ -46,8 +46,6 @@ COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
 # In intervals. How often a share without a store is lowered or raised.
 BACKOFF_INTERVALS: Final = 0.98
-# It is lowered by at most so many times the throttled share, because the workers with the store lower theirs too.
-THROTTLED_WEIGHT: Final = 3.0
 # It is raised more slowly than those of the workers with the store, which raise theirs at the same time.
 RECOVERY: Final = 0.3
 # After this many quick syncs without success a worker returns to the normal interval.
@@ -156,7 +154,8 @@ class Leaseholder:
             if intervals > 0.0:
                 factor = self._backoff.get(resource, 1.0)
                 change = next_estimate(factor, sent=sent, throttled=throttled, intervals=intervals) - factor
-                lowered = max(change, -THROTTLED_WEIGHT * factor * throttled / max(1.0, sent))
+                # By the throttled share at most, because the workers with the store lower theirs too.
+                lowered = max(change, -factor * throttled / max(1.0, sent))
                 self._backoff[resource] = factor + (change * RECOVERY if change > 0.0 else lowered)
         self._counted_at = now
 
