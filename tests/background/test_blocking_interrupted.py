@@ -153,7 +153,8 @@ def test_an_opening_hook_runs_in_the_context_of_the_put(
     asking = _Asking()
     names = [f"stream-{number}" for number in range(40)]
     kinesis = FakeTransport(FakeKinesis(dict.fromkeys(names, 1), enforce_limits=False))
-    with BlockingProducer(Config(fairness=fairness), transport=kinesis, hooks=[asking]) as orders:
+    config = Config(fairness=fairness, record_max_buffered_time_ms=5)
+    with BlockingProducer(config, transport=kinesis, hooks=[asking]) as orders:
         for name in names:
             assert orders.put_nowait(name, partition_key="k", data=b"x").result(30).successful
         asking.clear()

@@ -36,7 +36,7 @@ END_SECONDS = 40.0
 # A server is there within 3 seconds on a machine that does nothing else.
 START_SECONDS = 90.0
 
-GUNICORN = ("gunicorn", "--no-control-socket", "--graceful-timeout", "10", "--bind", "127.0.0.1:{port}")
+GUNICORN = ("gunicorn", "--no-control-socket", "--graceful-timeout", "{grace}", "--bind", "127.0.0.1:{port}")
 SERVERS = {
     "uvicorn": ("uvicorn", "--port", "{port}", "ending_app:app"),
     "uvicorn --workers 2": ("uvicorn", "--port", "{port}", "--workers", "2", "ending_app:app"),
@@ -119,12 +119,14 @@ def run_server(end: ServerEnd, senders: str, kinesis: ThreadedLocalKinesis, outp
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-    command = [part.format(port=port) for part in SERVERS[end.server]]
     more = variables(kinesis, senders, LIFESPAN="1" if end.has_lifespan else "0")
+    grace_seconds = 30
     if end.server == "gunicorn UvicornWorker" and end.ending == signal.SIGINT:
         # gunicorn sends SIGQUIT, which this worker ignores, and kills it after the graceful timeout. Until then the
         # senders go on.
         more |= {"LINGER_MS": "100", "OTEL_BSP_SCHEDULE_DELAY": "1000"}
+        grace_seconds = 10
+    command = [part.format(port=port, grace=grace_seconds) for part in SERVERS[end.server]]
     with running(command, output, more) as server:
         wait_until(lambda: answers(port, "GET", "/"), server.said, seconds=START_SECONDS)
         for number in range(REQUESTS):

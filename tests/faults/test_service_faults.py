@@ -41,7 +41,7 @@ async def test_a_stream_whose_shards_cannot_be_listed_degrades_alone_and_says_so
         service.faults.add(effect, When(operation="ListShards", stream=STREAM))
         facts: list[Fact] = []
         # Long enough for the other stream's answers on the busiest machine.
-        options = config(service.endpoint_url, request_timeout_ms=1_000, connect_timeout_ms=1_000)
+        options = config(service.endpoint_url, request_timeout_ms=2_500, connect_timeout_ms=2_500)
         async with Producer(options, hooks=[facts.append]) as producer:
             degraded, whole = Books(producer), Books(producer, OTHER)
             whole.put_nowait()

@@ -94,7 +94,7 @@ def test_spooled_records_are_delivered_when_the_outage_is_over(make, kinesis, lo
 def test_undelivered_records_stay_in_the_spool_for_the_next_handler(make, kinesis, logger, capsys, tmp_path):
     config = Config(spool=SpoolOptions(path=tmp_path / "logs.spool"))
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
-    first = make(config=config, close_timeout=5)
+    first = make(config=config, close_timeout=2)
     logger.addHandler(first)
     for number in range(50):
         logger.info("line %d", number)

@@ -15,7 +15,6 @@ The end of the stream means that the other process is gone. A line that a kill c
 """
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -72,32 +71,49 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel:
-    """One end of the connection. Messages contain no newline."""
+    """One end of the connection. Messages contain no newline.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        # `send` returns when the kernel has the whole message, so that a process may exit after it.
-        writer.transport.set_write_buffer_limits(0)
+    It writes through a descriptor of its own. A failed write means that the other process is gone; the transport that
+    reads must stay open, because the last messages of that process may still be in the socket.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sending: socket) -> None:
+        self._reader, self._writer, self._sending = reader, writer, sending
+        self._unsent = bytearray()
+        self._send_unsent_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def over(cls, end: socket) -> Self:
         """Return a channel over one end of a socket pair, and own it."""
-        return cls(*await asyncio.open_unix_connection(sock=end, limit=_MAX_MESSAGE_BYTES))
+        sending = end.dup()
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=_MAX_MESSAGE_BYTES), sending)
 
     def post(self, message: bytes) -> None:
         """Send a short message without waiting; do nothing if the other process is gone."""
-        if not self._writer.is_closing():
-            self._writer.write(message + b"\n")
+        line = message + b"\n"
+        if not self._unsent:
+            try:
+                line = line[self._sending.send(line) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return
+            if line:
+                self._send_unsent_task = asyncio.create_task(self._send_unsent())
+        self._unsent += line
 
     async def send(self, message: bytes) -> None:
-        """Send a message; do nothing if the other process is gone. Cancellation does not cut a message short."""
+        """Send a message; do nothing if the other process is gone. Cancellation does not cut a message short.
+
+        It returns when the kernel has the whole message, so a process may exit after it.
+        """
         self.post(message)
-        with contextlib.suppress(OSError):
-            await self._writer.drain()
+        if self._send_unsent_task is not None:
+            await asyncio.shield(self._send_unsent_task)
 
     def offer(self, message: bytes) -> None:
         """Send a message without waiting, unless the other process has not taken the last ones: it may hang."""
-        if not self._writer.transport.get_write_buffer_size():
+        if not self._unsent:
             self.post(message)
 
     async def receive(self) -> bytes | None:
@@ -110,7 +126,19 @@ class Channel:
 
     def close(self) -> None:
         """Close this end."""
+        if self._send_unsent_task is not None:
+            self._send_unsent_task.cancel()
         self._writer.close()
+        self._sending.close()
+
+    async def _send_unsent(self) -> None:
+        try:
+            while self._unsent:
+                line = bytes(self._unsent)
+                await asyncio.get_running_loop().sock_sendall(self._sending, line)
+                del self._unsent[: len(line)]
+        except OSError:
+            self._unsent.clear()
 
 
 class StopRequests:

@@ -176,7 +176,7 @@ async def test_a_connection_that_awaits_its_answer_is_not_closed_for_new_ones(
     monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast)
     tenant = Tenant(id="a", default_ack="delivered")
     directory = CallableTenants(lambda _: tenant, unknown=tenant) if verifies else OpenTenants(tenant)
-    gateway = gateway_of(kinesis(latency_seconds=1.0), directory, max_connections=20)
+    gateway = gateway_of(kinesis(latency_seconds=0.6), directory, max_connections=20)
     async with served(gateway) as running, contextlib.AsyncExitStack() as stack:
         host, _, port = running.url.rpartition("/")[2].partition(":")
 
@@ -188,7 +188,7 @@ async def test_a_connection_that_awaits_its_answer_is_not_closed_for_new_ones(
         waiting = [await connected() for _ in range(18)]
         for _, writer in waiting:
             writer.write(post(f"content-length: {len(ONE)}") + ONE)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         new = [await connected() for _ in range(30)]
         said = await asyncio.wait_for(asyncio.gather(*[reader.read() for reader, _ in waiting]), 10)
         assert [each[:12] for each in said] == [b"HTTP/1.1 200"] * len(waiting)

@@ -290,7 +290,7 @@ def test_a_record_answered_with_an_error_is_not_kept_so_that_a_retry_does_not_du
     tenant = Tenant(id="ada", default_ack=default_ack)
     paths = {"spool": tmp_path / "spool.db"}
     with running_gateway(
-        key_directory(AccessKey("ADA", SECRET, tenant)), {STREAM: 1}, record_ttl_ms=1_500, **paths
+        key_directory(AccessKey("ADA", SECRET, tenant)), {STREAM: 1}, record_ttl_ms=700, **paths
     ) as running:
         ada = client_for(running.url)
         outage = running.kinesis.call(lambda fake, _: fake.faults.add(RecordError()))

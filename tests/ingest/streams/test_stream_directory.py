@@ -25,12 +25,18 @@ from kpl_integrations.ingest.streams.stream_directory import (
     ask_arn,
 )
 from kpl_integrations.ingest.tenants import Tenant
+from tests.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 
 OWN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
 FOREIGN = "arn:aws:kinesis:us-east-1:111111111111:stream/orders"
 ELSEWHERE = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders"
+
+
+@pytest.fixture
+def anyio_backend(virtual_time_backend: Backend) -> Backend:
+    return virtual_time_backend
 
 
 class Scene:

@@ -111,7 +111,7 @@ async def test_a_tenant_with_endless_calls_does_not_delay_others():
                 answered[tenant] += 1
             except RequestRefused as refusal:
                 refused[tenant, refusal.code] += 1
-                await anyio.sleep(0.01)
+                await anyio.sleep(0.05)
 
     async with anyio.create_task_group() as tasks:
         for tenant in ("noisy", "loud"):

@@ -67,6 +67,18 @@ async def test_a_message_that_the_end_of_the_other_process_cut_short_is_dropped(
     await closed(channel)
 
 
+async def test_the_last_messages_of_a_process_arrive_after_a_failed_write():
+    here, there = socket.socketpair()
+    channel = await Channel.over(here)
+    there.sendall(b"ready\nreport 1 {}\n")
+    there.close()
+    channel.post(b"report 2")
+    channel.post(b"report 3")
+    with anyio.fail_after(_SECONDS):
+        assert [await channel.receive() for _ in range(3)] == [b"ready", b"report 1 {}", None]
+    await closed(channel)
+
+
 async def test_a_cancelled_send_still_sends_the_whole_message():
     here, there = socket.socketpair()
     one = await Channel.over(here)
