@@ -16,8 +16,8 @@ from hypothesis import given, strategies as st
 from kpl_core import ConfigError, CoordinationOptions
 from kpl_core.coordination import MemoryStore
 from kpl_integrations.dynamodb_limits import SessionLimiter
-from kpl_integrations.dynamodb_limits.distributed_rate import RepeatingTask, RepeatingThread, Repetition
 from kpl_integrations.dynamodb_limits.leased_rate import leased_worker
+from kpl_integrations.dynamodb_limits.repetition import RepeatingTask, RepeatingThread, Repetition
 from kpl_integrations.dynamodb_limits.session_limiter import PostpaidBucket
 
 KEY = {"id": {"S": "1"}}
