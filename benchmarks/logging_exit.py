@@ -48,16 +48,16 @@ def _watchtower(url: str) -> logging.Handler:
 HANDLERS: Final = {"KinesisHandler": _kinesis_handler, "watchtower": _watchtower}
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
-def _settled_bytes() -> int:
+def settled_bytes() -> int:
     """Return the resident size once it has not changed for a second, when the client's modules are loaded."""
-    last, now = 0, _resident_bytes()
+    last, now = 0, resident_bytes()
     while abs(now - last) > SETTLED_BYTES:
         time.sleep(1)
-        last, now = now, _resident_bytes()
+        last, now = now, resident_bytes()
     return now
 
 
@@ -74,12 +74,12 @@ def program(name: str, url: str) -> None:
     logger.propagate = False
     logger.addHandler(handler)
     logger.info("%09d %s", 0, "warm")
-    before = highest = _settled_bytes()
+    before = highest = settled_bytes()
     for number in range(1, RECORDS):
         logger.info("%09d %s", number, TEXT)
         if not number % 10_000:
-            highest = max(highest, _resident_bytes())
-    print(f"{max(highest, _resident_bytes()) - before} {time.time()}", flush=True)
+            highest = max(highest, resident_bytes())
+    print(f"{max(highest, resident_bytes()) - before} {time.time()}", flush=True)
 
 
 @contextmanager

@@ -42,6 +42,11 @@ Arguments = TypeVarTuple("Arguments")
 Addresses = list[Any]
 
 
+def never() -> float:
+    """Return the instant of a wait that is not extended."""
+    return -math.inf
+
+
 class SenderEnded(Exception):  # noqa: N818 - reads as a sentence where it is caught
     """The sender's loop ended before it answered."""
 
@@ -242,11 +247,11 @@ class BackgroundSender:
 
         return self._begin(future, run)(math.inf)
 
-    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Callable[[float], T]:
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Callable[..., T]:
         """Start a coroutine in the loop. Return a function that waits for its result, up to a number of seconds.
 
-        That function raises what the coroutine raises, `SenderEnded` if the loop ends before, and `SenderStuck` if
-        there is no result in time.
+        Its second argument may extend the wait (see `put_queued`). It raises what the coroutine raises, `SenderEnded`
+        if the loop ends before, and `SenderStuck` if there is no result in time.
 
         Raises:
             SenderEnded: the loop has ended.
@@ -319,7 +324,7 @@ class BackgroundSender:
         self.has_ended = self._is_over = True
         self.is_open = False
 
-    def _begin(self, future: "Future[T]", begin: Callable[[], None]) -> Callable[[float], T]:
+    def _begin(self, future: "Future[T]", begin: Callable[[], None]) -> Callable[..., T]:
         if self.is_current:
             message = (
                 "this call waits for the producer's thread and was made in it, by a hook or a callback; "
@@ -344,11 +349,13 @@ class BackgroundSender:
                 self._pending.pop(future, None)
                 raise SenderEnded from error
 
-        def wait(timeout: float) -> T:
+        def wait(timeout: float, extended: Callable[[], float] = never) -> T:
             with answered:
-                if not answered.wait_for(future.done, min(timeout, threading.TIMEOUT_MAX)):
-                    self._pending.pop(future, None)
-                    raise SenderStuck
+                while not answered.wait_for(future.done, min(timeout, threading.TIMEOUT_MAX)):
+                    timeout = extended() - monotonic()
+                    if timeout <= 0:
+                        self._pending.pop(future, None)
+                        raise SenderStuck
             return future.result()
 
         return wait
@@ -385,14 +392,17 @@ class BackgroundSender:
         assert self.producer is not None  # noqa: S101 - open
         return self.producer
 
-    async def put_queued(self, timeout: float | None) -> bool:
-        """Put everything that is queued now; return False if `timeout` seconds were not enough."""
+    async def put_queued(self, timeout: float | None, extended: Callable[[], float] = never) -> bool:
+        """Put everything that is queued now; return False if `timeout` seconds were not enough.
+
+        `extended` returns the instant on the monotonic clock until which it may go on even then.
+        """
         deadline = math.inf if timeout is None else monotonic() + timeout
         producer = await self.opened()
         are_drained = [source.watch_drained() for source in self._sources]
         self._drain()
         while not all(is_drained() for is_drained in are_drained):
-            left = deadline - monotonic()
+            left = max(deadline, extended()) - monotonic()
             if left <= 0:
                 return False
             # What the producer has batched leaves now, which makes room.
@@ -401,12 +411,16 @@ class BackgroundSender:
             self._drain()
         return True
 
-    async def flush_in_loop(self, timeout: float | None) -> ProducerReport:
-        """Wait up to `timeout` seconds (None: forever) until everything queued before has its result."""
+    async def flush_in_loop(self, timeout: float | None, extended: Callable[[], float] = never) -> ProducerReport:
+        """Wait up to `timeout` seconds (None: forever) until everything queued before has its result.
+
+        `extended` may allow more time (see `put_queued`).
+        """
         producer = await self.opened()
         deadline = math.inf if timeout is None else monotonic() + timeout
-        is_put = await self.put_queued(timeout)
-        report = await producer.flush(None if timeout is None else max(0.0, deadline - monotonic()))
+        is_put = await self.put_queued(timeout, extended)
+        left = None if timeout is None else max(0.0, deadline - monotonic(), extended() - monotonic())
+        report = await producer.flush(left)
         return msgspec.structs.replace(report, complete=report.complete and is_put)
 
     def _run(self) -> None:

@@ -381,6 +381,13 @@ class Producer:
         """Return where every accepted user record is now."""
         return self._life.report()
 
+    def last_failure(self, stream: str) -> str | None:
+        """Return code and message of the latest request to a stream, if it failed, else None.
+
+        A message of the service may quote the request; show its first line only.
+        """
+        return self._life.own_streams().last_failure(stream)
+
     @property
     def buffer_limit(self) -> BufferLimit:
         """Return the bound on outstanding records, with its counts."""

@@ -35,8 +35,9 @@ class TroubleLog:
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
-        # Requests that failed as a whole, one after the other.
+        # Requests that failed as a whole, one after the other, and the last of them.
         self._failures = 0
+        self.failure: RequestFailure | None = None
         # Since when they fail, if that was logged.
         self._failed_since: float | None = None
         # The time from which the next line of each kind may come.
@@ -47,14 +48,14 @@ class TroubleLog:
     def answered(self, answer: PutRecordsAnswer, now: float) -> None:
         """Note how a request ended."""
         if not isinstance(answer, RequestFailure):
-            self._failures = 0
+            self._failures, self.failure = 0, None
             if self._failed_since is not None:
                 _logger.info(
                     "requests to stream %r are answered again, after %.1f s", self._stream, now - self._failed_since
                 )
                 self._failed_since = None
             return
-        self._failures += 1
+        self._failures, self.failure = self._failures + 1, answer
         if self._failures < FAILURES_IN_A_ROW or self._failed_since is not None or now < self._outages_from:
             return
         self._failed_since = now

@@ -241,6 +241,12 @@ class StreamSet:
             runner.pipeline.on_opening(self._opening_context())
         _logger.error("hook %r failed and gets no more facts", hook, exc_info=error)
 
+    def last_failure(self, stream: str) -> str | None:
+        """Return code and message of the latest request to a stream, if it failed, else None."""
+        runner = self._runners.get(stream)
+        failure = None if runner is None else runner.trouble.failure
+        return None if failure is None else f"{failure.code}: {failure.message}"
+
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""
         return {stream: runner.pipeline.statistics() for stream, runner in self._runners.items()}

@@ -53,6 +53,7 @@ from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.peer_stats import PeerStats, take_part
+from kpl_integrations.ingest.workers.shared_quotas import shared_quotas, sharing_of
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 
 _log: Final = logging.getLogger(__name__)
@@ -86,8 +87,9 @@ class IngestGateway:
         self.settings = settings
         self.directory = directory
         self._config = settings.producer_config(TenantFairness(directory)) if config is None else config
-        if supervisor is not None and self._config.coordination is None:
-            self._config = dataclasses.replace(self._config, coordination=supervisor.identity.shard_sharing())
+        self._sharing = sharing_of(settings, None if supervisor is None else supervisor.identity)
+        if self._sharing is not None and self._config.coordination is None:
+            self._config = dataclasses.replace(self._config, coordination=self._sharing.shards)
         self._supervisor = supervisor
         self._peer_stats: PeerStats | None = None
         self._transport = transport
@@ -120,8 +122,17 @@ class IngestGateway:
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
             own = SingleProcessStats(opened, metrics)
+            if self._sharing is not None:
+                shared = shared_quotas(
+                    self._sharing.quotas,
+                    opened.accounts,
+                    region=self.settings.region,
+                    clock=opened.admission.now,
+                    chance=self._chance,
+                )
+                await stack.enter_async_context(shared)
             if self._supervisor is not None:
-                taking_part = take_part(self._supervisor, opened, own, chance=self._chance)
+                taking_part = take_part(self._supervisor, opened, own)
                 self._peer_stats = await stack.enter_async_context(taking_part)
             self._add_routes(opened, own if self._peer_stats is None else self._peer_stats)
             reloading = await stack.enter_async_context(anyio.create_task_group())

@@ -14,6 +14,7 @@ from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.validation import Bound, require_number
 from kpl_integrations.ingest.decoding import DecodeLimits
 from kpl_integrations.ingest.tenants import Ack
+from kpl_integrations.ingest.tenants.tenants_file import SecretReference
 
 _PREFIX: Final = "KPL_INGEST_"
 
@@ -46,6 +47,11 @@ class IngestSettings(BaseSettings):
 
     # Processes of `kpl serve`. A gateway inside an application always has one.
     workers: Annotated[int, Bound(1, 64, "processes", whole=True)] = 1
+    # The URL of the store in which several gateways share tenants' rates and shards' limits, or a file that contains
+    # it; and how many processes of all these gateways may ever run at the same time.
+    coordination: SecretStr | None = None
+    coordination_file: Path | None = None
+    coordination_workers: Annotated[int, Bound(1, 1_000_000, "processes", whole=True)] = 64
 
     # Bounds of a request. A PutRecords request may have 10 MiB of data, which is 13.4 MiB of base64.
     max_body_bytes: Annotated[int, Bound(1_024, 1 << 30, "bytes", whole=True)] = 16 * MIB
@@ -106,10 +112,23 @@ class IngestSettings(BaseSettings):
                 f"raise max_reading_bytes or lower max_body_bytes"
             )
             raise ValueError(message)
+        if self.coordination is not None and self.coordination_file is not None:
+            message = "coordination and coordination_file are both set; give one of them"
+            raise ValueError(message)
         if self.default_ack == "spooled" and self.spool is None:
             message = "default_ack is 'spooled', but there is no spool; give its path"
             raise ValueError(message)
         return self
+
+    def coordination_url(self) -> str | None:
+        """Return the URL of the store that several gateways share, which may contain a password.
+
+        Raises:
+            ConfigError: the file is empty, cannot be read, or lets other users read it.
+        """
+        if self.coordination_file is not None:
+            return SecretReference("the URL of the coordination store", None, self.coordination_file).read({})
+        return None if self.coordination is None else self.coordination.get_secret_value()
 
     def decode_limits(self) -> DecodeLimits:
         """Return the decoders' bounds of one request."""

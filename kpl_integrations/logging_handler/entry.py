@@ -14,7 +14,7 @@ import msgspec
 from kpl_core import ConfigError, RecordResult
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.records.user_record import Tier
-from kpl_integrations.logging_handler.formatter import JsonFormatter, current_trace
+from kpl_integrations.logging_handler.formatter import LargeLine, current_trace
 
 # What CPython keeps beside the bytes of an entry: two object headers and a slot in the deque.
 ENTRY_BYTES: Final = 96
@@ -41,9 +41,10 @@ class LetterAndStub(msgspec.Struct, frozen=True, gc=False):
     stub: bytes
 
 
-# The formatted record. With a tuple the partition key is chosen (None: at random), or the record is too large: then
-# its data is the tuple of its pieces, or a `LetterAndStub`.
-Entry = bytes | tuple[str | None, bytes | tuple[bytes, ...] | LetterAndStub]
+# The data of one log record, encoded. One that is too large becomes its pieces, or a letter and a stub.
+Encoded = bytes | tuple[bytes, ...] | LetterAndStub
+# The formatted record, with its partition key if one was chosen.
+Entry = bytes | LargeLine | tuple[str | None, Encoded | LargeLine]
 
 
 class LogPiece(NamedTuple):
@@ -83,13 +84,13 @@ class SplitRecord:
 
 def entry_size(entry: Entry) -> int:
     """Return how many bytes an entry takes of the queue."""
-    if isinstance(entry, bytes):
+    if not isinstance(entry, tuple):
         return len(entry) + ENTRY_BYTES
     key, data = entry
     if isinstance(data, LetterAndStub):
-        pieces: tuple[bytes, ...] = (data.whole, data.stub)
+        pieces: tuple[bytes | LargeLine, ...] = (data.whole, data.stub)
     else:
-        pieces = (data,) if isinstance(data, bytes) else data
+        pieces = data if isinstance(data, tuple) else (data,)
     return sum(len(piece) + ENTRY_BYTES for piece in pieces) + (0 if key is None else len(key))
 
 
@@ -145,39 +146,36 @@ def _text(value: object) -> str | None:
 # Oversize records
 
 
-def oversize_data(
-    record: logging.LogRecord, whole: bytes, text: str, formatter: JsonFormatter, *, rule: Oversize, max_bytes: int
-) -> bytes | tuple[bytes, ...] | LetterAndStub:
-    """Return what is queued for a record whose formatted form is `whole`, by the option `oversize`.
+def encode_large(line: LargeLine, *, rule: Oversize, max_bytes: int) -> Encoded:
+    """Encode a line; treat one of more than `max_bytes` by the option `oversize`.
 
-    "truncate" gives JSON with the beginning of `text`, `"truncated": true` and `"original_bytes"`. "dlq" gives the
-    same as a stub beside the whole. "split" gives JSON objects whose messages together are `text`.
+    "truncate" gives JSON with the beginning of its message, `"truncated": true` and `"original_bytes"`. "dlq" gives the
+    same as a stub beside the whole. "split" gives JSON objects whose messages together are the message.
     """
-    # An escape of a lone surrogate would lengthen the text later.
-    text = text.encode(errors="backslashreplace").decode()
+    whole = line.encode()
+    if len(whole) <= max_bytes:
+        return whole
     if rule == "split":
-        return _split(record, text, formatter, max_bytes)
+        return _split(line, max_bytes)
     marks: dict[str, object] = {"truncated": True, "original_bytes": len(whole)}
     if rule == "truncate":
-        return _truncated(record, text, formatter, marks, max_bytes)
+        return _truncated(line, marks, max_bytes)
     mark = secrets.token_hex(8)
-    return LetterAndStub(mark, whole, _truncated(record, text, formatter, {**marks, "dead_letter": mark}, max_bytes))
+    return LetterAndStub(mark, whole, _truncated(line, {**marks, "dead_letter": mark}, max_bytes))
 
 
-def _truncated(
-    record: logging.LogRecord, text: str, formatter: JsonFormatter, marks: dict[str, object], max_bytes: int
-) -> bytes:
-    shell = len(formatter.encode_message(record, "", marks))
-    if shell + _LONGEST_ESCAPE <= max_bytes:
-        return formatter.encode_message(record, _fitting(text, max_bytes - shell), marks)
-    shell = len(formatter.encode_bare(record, "", marks))
-    return formatter.encode_bare(record, _fitting(text, max_bytes - shell), marks)
+def _truncated(line: LargeLine, marks: dict[str, object], max_bytes: int) -> bytes:
+    shell = len(line.encode_part("", marks))
+    is_bare = shell + _LONGEST_ESCAPE > max_bytes
+    if is_bare:
+        shell = len(line.encode_part("", marks, bare=True))
+    return line.encode_part(_fitting(line.message, max_bytes - shell), marks, bare=is_bare)
 
 
-def _split(record: logging.LogRecord, text: str, formatter: JsonFormatter, max_bytes: int) -> tuple[bytes, ...]:
-    split_id = secrets.token_hex(8)
+def _split(line: LargeLine, max_bytes: int) -> tuple[bytes, ...]:
+    split_id, text = secrets.token_hex(8), line.message
     # As long as the longest mark can be.
-    shell = len(formatter.encode_bare(record, "", {"split": {"id": split_id, "index": 10**9, "count": 10**9}}))
+    shell = len(line.encode_part("", {"split": {"id": split_id, "index": 10**9, "count": 10**9}}, bare=True))
     pieces: list[str] = []
     start = 0
     while start < len(text):
@@ -185,24 +183,21 @@ def _split(record: logging.LogRecord, text: str, formatter: JsonFormatter, max_b
         pieces.append(piece)
         start += len(piece)
     return tuple(
-        formatter.encode_bare(record, piece, {"split": {"id": split_id, "index": index, "count": len(pieces)}})
+        line.encode_part(piece, {"split": {"id": split_id, "index": index, "count": len(pieces)}}, bare=True)
         for index, piece in enumerate(pieces)
     )
 
 
 def _fitting(text: str, max_bytes: int) -> str:
     """Return the longest beginning of `text` that fits `max_bytes` of JSON; at least one character."""
-    low, high = 1, min(len(text), max(1, max_bytes))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _json_bytes(text[:middle]) <= max_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low]
-
-
-def _json_bytes(text: str) -> int:
-    escaped = sum(text.count(character) for character in '"\\')
-    control = sum(character < " " for character in text) if not text.isprintable() else 0
-    return len(text.encode()) + escaped + (_LONGEST_ESCAPE - 1) * control
+    encoded = msgspec.json.encode(text[: max(1, max_bytes)])[1:-1]
+    if len(encoded) > max_bytes:
+        encoded = encoded[: max(0, max_bytes)]
+        start = encoded.rfind(b"\\", max(0, len(encoded) - _LONGEST_ESCAPE + 1))
+        run = 0 if start < 0 else start + 1 - len(encoded[: start + 1].rstrip(b"\\"))
+        # The last of an odd number of backslashes begins an escape, of two bytes or of six. It must be complete.
+        if run % 2 and len(encoded) - start < (_LONGEST_ESCAPE if encoded[start + 1 : start + 2] == b"u" else 2):
+            encoded = encoded[:start]
+    # A character that was cut is left out.
+    fitting: str = msgspec.json.decode(f'"{encoded.decode(errors="ignore")}"')
+    return fitting or text[:1]

@@ -8,6 +8,7 @@ The fields of `extra=` are added. A value that JSON cannot represent becomes its
 """
 
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from time import gmtime, strftime
@@ -34,6 +35,8 @@ _SEVERITY_NUMBERS: Final = (
     (logging.DEBUG, 5),
 )
 _SEVERITY_TRACE: Final = 1
+# A longer message is encoded in the sender's thread.
+_LARGE_CHARACTERS: Final = 64 * 1024
 
 
 # What stands for a container inside itself, as in Python's own `repr`, and for everything beyond the bounds.
@@ -125,6 +128,57 @@ class _JsonCopy:
             self._inside.discard(id(value))
 
 
+def _encode_safe(fields: Fields) -> bytes:
+    try:
+        return _encode(fields)
+    except Exception:  # noqa: BLE001 - a lone surrogate, a cycle, a failing object: no reason to lose the line
+        return _encode(json_safe(fields))
+
+
+def _frozen(value: object) -> object:
+    """Return `value` in a form that no other thread can change."""
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.Raw(_encode(value))
+    except Exception:  # noqa: BLE001 - as `_encode_safe`
+        return json_safe(value)
+
+
+class LargeLine:
+    """The line of a log record, not yet encoded, because a large message takes milliseconds.
+
+    Its length is the memory that it takes. `fields` has all fields of the line. `bare` has those that every line has:
+    without the extra fields and the traceback, which may be what is too large.
+    """
+
+    def __init__(self, fields: Fields, bare: Fields, add_extra: Callable[[Fields, Fields], None], size: int) -> None:
+        self._fields, self._bare, self._add_extra, self._size = fields, bare, add_extra, size
+        # What another formatter made of the record.
+        self.whole: bytes | None = None
+        self._message_name = "Body" if "Body" in bare else "message"
+
+    def __len__(self) -> int:
+        return self._size + len(self.whole or b"")
+
+    @property
+    def message(self) -> str:
+        """Return the message, without lone surrogates."""
+        return _text_of(self._bare[self._message_name])
+
+    def encode(self) -> bytes:
+        """Return the JSON object of the whole line."""
+        return _encode_safe(self._fields) if self.whole is None else self.whole
+
+    def encode_part(self, message: str, marks: Fields, *, bare: bool = False) -> bytes:
+        """Return the JSON object with another message and further fields."""
+        fields = {**(self._bare if bare else self._fields), self._message_name: message}
+        for name in marks:
+            fields.pop(name, None)
+        self._add_extra(fields, marks)
+        return _encode_safe(fields)
+
+
 class JsonFormatter(logging.Formatter):
     """Formats as JSON. `encode` returns bytes, `format` the same as text.
 
@@ -148,55 +202,68 @@ class JsonFormatter(logging.Formatter):
 
     def encode(self, record: logging.LogRecord) -> bytes:
         """Return the JSON object; raises what formatting the message raises."""
+        line = self.line(record)
+        return line if isinstance(line, bytes) else line.encode()
+
+    def line(self, record: logging.LogRecord) -> "bytes | LargeLine":
+        """Return the JSON object, or a line to encode later if the message is large; raises as `encode`."""
         message = record.msg
         if message.__class__ is not str:
-            return self._encode_structured(record)
+            return self._structured_line(record)
         if record.args:
             message = message % record.args
-        if len(record.__dict__) != _STANDARD_COUNT or record.exc_info or record.stack_info or self._static_fields:
-            return self.encode_message(record, message, {})
+        if (
+            len(record.__dict__) != _STANDARD_COUNT
+            or record.exc_info
+            or record.stack_info
+            or self._static_fields
+            or len(message) > _LARGE_CHARACTERS
+        ):
+            return self._line(record, message, {})
         # Most lines: only the fields that every line has.
         fields = self._make(record, message)
         trace = current_trace()
         if trace is not None:
             self._add_trace(fields, trace)
-        try:
-            return _encode(fields)
-        except Exception:  # noqa: BLE001 - as below
-            return _encode(json_safe(fields))
+        return _encode_safe(fields)
 
-    def _encode_structured(self, record: logging.LogRecord) -> bytes:
-        """Encode a record whose message is an object. A mapping, as structlog passes it, becomes fields."""
+    def _structured_line(self, record: logging.LogRecord) -> "bytes | LargeLine":
+        """Return the line of a record whose message is an object. A mapping, as structlog passes it, becomes fields."""
         extra: Fields = {}
         message: object = record.msg
         if isinstance(message, dict) and not record.args:
             extra = dict(message)
             message = extra.pop("event", None) or extra.pop("message", "")
         text = str(message)
-        return self.encode_message(record, text % record.args if record.args else text, extra)
+        return self._line(record, text % record.args if record.args else text, extra)
 
-    def encode_message(self, record: logging.LogRecord, message: str, extra: Fields) -> bytes:
-        """Return the JSON object of `record` with another message and further fields."""
+    def _line(self, record: logging.LogRecord, message: str, extra: Fields) -> "bytes | LargeLine":
+        if len(message) > _LARGE_CHARACTERS:
+            return self.large_line(record, message, extra)
+        return _encode_safe(self._fields(record, message, self._extra(record, extra)))
+
+    def large_line(self, record: logging.LogRecord, message: str, extra: Fields | None = None) -> "LargeLine":
+        """Return the line of a record with another message and further fields, to encode in any thread."""
+        extra = {name: _frozen(value) for name, value in self._extra(record, extra or {}).items()}
+        # `getsizeof` reports a wrong size for `Raw`.
+        sizes = [len(each) if isinstance(each, msgspec.Raw) else sys.getsizeof(each) for each in extra.values()]
+        size = sys.getsizeof(message) + sum(sizes)
+        return LargeLine(self._fields(record, message, extra), self._make(record, message), self._add_extra, size)
+
+    def _fields(self, record: logging.LogRecord, message: str, extra: Fields) -> Fields:
         fields = self._make(record, message)
         trace = current_trace()
         if trace is not None:
             self._add_trace(fields, trace)
-        extra = {**self._static_fields, **self._error_fields(record), **_extra_of(record), **extra}
         if extra:
             self._add_extra(fields, extra)
-        try:
-            return _encode(fields)
-        except Exception:  # noqa: BLE001 - a lone surrogate, a cycle, a failing object: no reason to lose the line
-            return _encode(json_safe(fields))
+        return fields
+
+    def _extra(self, record: logging.LogRecord, extra: Fields) -> Fields:
+        return {**self._static_fields, **self._error_fields(record), **_extra_of(record), **extra}
 
     def _add_trace(self, fields: Fields, trace: tuple[str, str]) -> None:
         fields[self._trace_names[0]], fields[self._trace_names[1]] = trace
-
-    def encode_bare(self, record: logging.LogRecord, message: str, extra: Fields) -> bytes:
-        """Return the same without the record's own extra fields and traceback, which may be what is too large."""
-        fields = self._make(record, message)
-        self._add_extra(fields, extra)
-        return _encode(json_safe(fields))
 
     def _error_fields(self, record: logging.LogRecord) -> Fields:
         kind, text, stack = self._error_names
@@ -223,7 +290,7 @@ def _add_fields(fields: Fields, extra: Fields) -> None:
 
 
 def _add_attributes(fields: Fields, extra: Fields) -> None:
-    fields["Attributes"].update(extra)
+    fields["Attributes"] = {**fields["Attributes"], **extra}
 
 
 def _plain(record: logging.LogRecord, message: str) -> Fields:

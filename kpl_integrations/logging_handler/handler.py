@@ -14,18 +14,20 @@ raises nothing.
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, Unpack
 
 from kpl_core import BlockingProducer, Config, KplError, Producer
-from kpl_core.background.process_end import ProcessListener, flush_on_sigterm, keep_for_parent, listen
+from kpl_core.background.process_end import FLUSH_SHARE, ProcessListener, flush_on_sigterm, keep_for_parent, listen
 from kpl_core.background.sender import SenderEnded, SenderStuck, import_early
 from kpl_core.transport.transport import KinesisTransport
-from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, entry_size, key_chooser, key_of, oversize_data
-from kpl_integrations.logging_handler.formatter import JsonFormatter
+from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, encode_large, entry_size, key_chooser, key_of
+from kpl_integrations.logging_handler.formatter import JsonFormatter, LargeLine
 from kpl_integrations.logging_handler.level_queue import (
     CLOSED,
     FORMAT_ERROR,
@@ -37,7 +39,8 @@ from kpl_integrations.logging_handler.level_queue import (
     SenderQueue,
 )
 from kpl_integrations.logging_handler.options import LogOptions, LogSettings, producer_config, without_room
-from kpl_integrations.logging_handler.sender import SENDER_THREADS, SPILL_SHARE, LogSender, write_to_stderr
+from kpl_integrations.logging_handler.progress import write_to_stderr
+from kpl_integrations.logging_handler.sender import SENDER_THREADS, SPILL_SHARE, LogSender
 
 _NOTICE_LOGGER: Final = "kpl_integrations.logging_handler"
 # The longest partition key: 256 characters of 4 bytes.
@@ -76,9 +79,10 @@ class KinesisHandler(logging.Handler, ProcessListener):
                 keep on disk what is logged faster than it can be sent.
             oversize: "truncate" or "split" a record that is too large; "dlq" keeps the whole as a dead letter.
             spool_path: a file on a local disk for what cannot be delivered in time; delivered later.
-            max_queue_records, max_queue_bytes: bounds of the queue.
+            max_queue_bytes: bound of the queue; max_queue_records: a second bound, None for none.
             max_sending_bytes: the bound of what is being sent.
-            close_timeout: seconds that `close`, and so the exit of the process, may take.
+            close_timeout: seconds that `close`, and so the exit of the process, may take. None: they end 5 seconds
+                after the last delivery, and at most 1 second for each MiB of max_queue_bytes later.
             notice_seconds: seconds between notices in the stream of how many records were dropped.
             flush_on_sigterm: flush before SIGTERM ends the process, and call the handler that was set for it.
 
@@ -100,7 +104,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         super().__init__(level)
         settings = self._settings = LogSettings(**options)
         self.stream = stream
-        self.close_timeout = settings.close_timeout
+        self.close_timeout = settings.patience_seconds
         # The instant on the monotonic clock at which the exit must be over, once it has begun; 0 before.
         self._exit_deadline = 0.0
         self._config = producer_config(settings, config, is_shared=producer is not None)
@@ -112,6 +116,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         self._choose_key = key_chooser(settings.partition_key)
         self._block_seconds = settings.block_seconds
         self._max_data_bytes = self._config.for_stream(stream).known_max_record_size - _KEY_BYTES
+        self._encode_large = partial(encode_large, rule=settings.oversize, max_bytes=self._max_data_bytes)
         self._json = JsonFormatter(settings.json_format)
         # Without a formatter, basicConfig would set its own.
         self.setFormatter(self._json)
@@ -128,7 +133,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._queue = LevelQueue(
-            max_records=self._settings.max_queue_records,
+            max_records=self._settings.max_queue_records or sys.maxsize,
             max_bytes=self._settings.max_queue_bytes,
             rule=OVERFLOW_RULES[self._settings.overflow_rule],
         )
@@ -147,10 +152,14 @@ class KinesisHandler(logging.Handler, ProcessListener):
     def setFormatter(self, fmt: logging.Formatter | None) -> None:  # noqa: N802 - logging's name
         """Use another formatter; None selects the handler's own."""
         super().setFormatter(fmt)
-        if fmt is None or isinstance(fmt, JsonFormatter):
-            self._encode = (fmt or self._json).encode
+        self._line: Callable[[logging.LogRecord], bytes | LargeLine]
+        if fmt is None:
+            self._line = self._json.line
+        elif isinstance(fmt, JsonFormatter):
+            # A subclass may encode in another way.
+            self._line = fmt.line if type(fmt).encode is JsonFormatter.encode else fmt.encode
         else:
-            self._encode = lambda record: fmt.format(record).encode(errors="backslashreplace")
+            self._line = lambda record: fmt.format(record).encode(errors="backslashreplace")
 
     # Per log record
 
@@ -171,7 +180,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         if (record.thread or threading.get_ident()) in SENDER_THREADS and _is_of_this_process(record):
             return
         try:
-            data = self._encode(record)
+            data = self._line(record)
             entry: Entry = data
             size = len(data) + ENTRY_BYTES
             if self._choose_key is not None or size > self._max_data_bytes:
@@ -196,15 +205,20 @@ class KinesisHandler(logging.Handler, ProcessListener):
             if sender.is_idle:
                 sender.wake()
 
-    def _entry_of(self, record: logging.LogRecord, data: bytes) -> Entry:
+    def _entry_of(self, record: logging.LogRecord, data: bytes | LargeLine) -> Entry:
         """Return what is queued for a record that is too large or has a chosen partition key."""
         key = None if self._choose_key is None else key_of(self._choose_key, record)
-        if len(data) <= self._max_data_bytes:
-            return data if key is None else (key, data)
-        formatter = self.formatter if isinstance(self.formatter, JsonFormatter) else self._json
-        text = record.getMessage() if formatter is self.formatter else data.decode()
-        rule, max_bytes = self._settings.oversize, self._max_data_bytes
-        return key, oversize_data(record, data, text, formatter, rule=rule, max_bytes=max_bytes)
+        if isinstance(data, bytes) and len(data) > self._max_data_bytes:
+            formatter = self.formatter
+            if isinstance(formatter, JsonFormatter):
+                line = formatter.large_line(record, record.getMessage())
+            else:
+                line = self._json.large_line(record, data.decode())
+            line.whole, data = data, line
+        if isinstance(data, LargeLine) and len(data) + ENTRY_BYTES > self._settings.max_queue_bytes:
+            # The queue takes it only if it becomes shorter.
+            return key, self._encode_large(data)
+        return data if key is None else (key, data)
 
     def _wait_for_room(self, size: int, sender: LogSender) -> None:
         """With the lock held: wait as long as `block(...)` allows."""
@@ -229,7 +243,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         try:
             sender = LogSender(
                 self.stream,
-                SenderQueue(self._queue, self._lock, self._room),
+                SenderQueue(self._queue, self._lock, self._room, self._encode_large),
                 self._settings,
                 shared=self._shared,
                 make_producer=self._make_producer,
@@ -273,14 +287,15 @@ class KinesisHandler(logging.Handler, ProcessListener):
             }
         )
         try:
-            return self._encode(notice)
+            line = self._line(notice)
         except Exception:  # noqa: BLE001 - a formatter may need fields that only the application's records have
-            return self._json.encode(notice)
+            line = self._json.line(notice)
+        return line if isinstance(line, bytes) else line.encode()
 
     # Waiting and ending
 
     def flush(self) -> None:
-        """Wait until what was emitted has arrived or failed, for `close_timeout` seconds at most.
+        """Wait until what was emitted has arrived or failed, as long as `close_timeout` allows.
 
         Inside `dictConfig`, whose lock the sender's libraries may need, it waits for nothing.
         """
@@ -304,7 +319,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         return wait
 
     def close(self) -> None:
-        """Deliver what is there within `close_timeout` seconds, and report on stderr what was lost; once.
+        """Deliver what is there as long as `close_timeout` allows, and report on stderr what was lost; once.
 
         Inside `dictConfig` it returns at once. The sender goes on for as long, and the exit of the process waits.
         """
@@ -338,7 +353,9 @@ class KinesisHandler(logging.Handler, ProcessListener):
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
         """Limit everything that follows to the rest of `close_timeout`; `logging.shutdown` flushes and closes."""
         now = time.monotonic()
-        within = max(0.0, self.close_timeout * _EXIT_SHARE - spent)
+        within = self.close_timeout * _EXIT_SHARE
+        # A flush that took longer did so because records were delivered.
+        within -= min(spent, within * FLUSH_SHARE) if self._settings.extra_seconds else min(spent, within)
         self._exit_deadline = now + within
         sender = self._sender
         if sender is None or sender.is_finished:

@@ -7,6 +7,7 @@ It reads no clock and takes no lock: its owner holds one.
 """
 
 import logging
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -15,7 +16,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kpl_integrations.logging_handler.entry import Entry, entry_size
+from kpl_integrations.logging_handler.entry import Encoded, Entry, entry_size
+from kpl_integrations.logging_handler.formatter import LargeLine
 
 # Why a record did not arrive, beside the error codes of the producer (Expired, Shutdown, Unknown, ...).
 FULL: Final = "Full"
@@ -176,13 +178,17 @@ class LevelQueue:
         self.free_bytes += size
         self.free_records += 1
 
-    def take(self, count: int) -> list[tuple[bool, Entry]]:
-        """Remove and return up to `count` entries, the highest class first, each with True if it is of the highest."""
+    def take(self, count: int, max_bytes: float = math.inf) -> list[tuple[bool, Entry]]:
+        """Remove and return up to `count` entries, the highest class first, each with True if it is of the highest.
+
+        It stops after the entry that reaches `max_bytes`.
+        """
         taken: list[tuple[bool, Entry]] = []
+        stop_at = self.free_bytes + max_bytes
         for each in reversed(self._classes):
             is_highest = each.rank == len(self._classes) - 1
             before = len(taken)
-            while each.entries and len(taken) < count:
+            while each.entries and len(taken) < count and self.free_bytes < stop_at:
                 entry = each.entries.popleft()
                 self._release(entry, each)
                 taken.append((is_highest, entry))
@@ -197,3 +203,5 @@ class SenderQueue(NamedTuple):
     records: LevelQueue
     lock: "threading.RLock"
     room: threading.Condition
+    # Encodes an entry that the caller left to the sender.
+    encode_large: Callable[[LargeLine], Encoded]

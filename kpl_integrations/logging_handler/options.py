@@ -7,7 +7,7 @@ from typing import Final, Literal, TypedDict, get_args
 import msgspec
 
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
-from kpl_core.options.kinesis_limits import MIB
+from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB
 from kpl_core.options.validation import ABOVE_ZERO, require_bounds, require_choice
 from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
 from kpl_integrations.logging_handler.formatter import JsonFormat
@@ -19,7 +19,13 @@ WithoutRoom = Literal["wait", "spool", "dlq"]
 _BLOCK: Final = re.compile(r"block\((\d+(?:\.\d+)?)\)")
 _OVERFLOWS: Final = ("drop_oldest", "drop_newest", "drop_lowest_level", "spool", "dlq")
 # A configuration file may give text, and a wait for a thread needs a finite bound.
-_POSITIVE: Final = ("max_queue_records", "max_queue_bytes", "max_sending_bytes", "close_timeout", "notice_seconds")
+_OPTIONAL: Final = ABOVE_ZERO._replace(optional=True)
+_BOUNDS: Final = {
+    **dict.fromkeys(("max_queue_bytes", "max_sending_bytes", "notice_seconds"), ABOVE_ZERO),
+    **dict.fromkeys(("max_queue_records", "close_timeout"), _OPTIONAL),
+}
+# How long a flush or a close waits without a delivery, unless `close_timeout` is set.
+_PATIENCE_SECONDS: Final = 5.0
 # A log record seldom has fewer bytes, so the bytes are the effective bound.
 _LEAST_RECORD_BYTES: Final = 100
 
@@ -34,10 +40,10 @@ class LogOptions(TypedDict, total=False):
     overflow: str
     oversize: Oversize
     spool_path: str | None
-    max_queue_records: int
+    max_queue_records: int | None
     max_queue_bytes: int
     max_sending_bytes: int
-    close_timeout: float
+    close_timeout: float | None
     notice_seconds: float
     flush_on_sigterm: bool
 
@@ -56,19 +62,29 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     overflow: str = "drop_oldest"
     oversize: Oversize = "truncate"
     spool_path: str | None = None
-    max_queue_records: int = 50_000
-    max_queue_bytes: int = 5 * MIB
+    max_queue_records: int | None = None
+    max_queue_bytes: int = 64 * MIB
     max_sending_bytes: int = 2 * MIB
-    close_timeout: float = 5.0
+    close_timeout: float | None = None
     notice_seconds: float = 10.0
     flush_on_sigterm: bool = False
 
     def __post_init__(self) -> None:
         """Check every option that nothing else checks."""
-        require_bounds(self, dict.fromkeys(_POSITIVE, ABOVE_ZERO))
+        require_bounds(self, _BOUNDS)
         require_choice("oversize", self.oversize, get_args(Oversize))
         if not self.block_seconds:
             require_choice("overflow", self.overflow, _OVERFLOWS, also="'block(<seconds>)'")
+
+    @property
+    def patience_seconds(self) -> float:
+        """Return how many seconds a flush or close may take; longer only while records are delivered."""
+        return _PATIENCE_SECONDS if self.close_timeout is None else self.close_timeout
+
+    @property
+    def extra_seconds(self) -> float:
+        """Return how much longer it may take while records are delivered: the time of a full queue for one shard."""
+        return 0.0 if self.close_timeout is not None else self.max_queue_bytes / BYTES_PER_SECOND_PER_SHARD
 
     @property
     def overflow_rule(self) -> str:

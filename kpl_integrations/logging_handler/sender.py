@@ -8,7 +8,6 @@ those threads nothing. It never touches a logger, because a thread that closes a
 import asyncio
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -18,9 +17,11 @@ from typing import Final
 
 from kpl_core import BlockingProducer, BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
 from kpl_core.background.sender import BackgroundSender
+from kpl_core.options.kinesis_limits import MIB
 from kpl_core.producer.delivery import call_when_finished
 from kpl_core.records.user_record import Tier
 from kpl_integrations.logging_handler.entry import Entry, LetterAndStub, LogPiece, SplitRecord, random_keys
+from kpl_integrations.logging_handler.formatter import LargeLine
 from kpl_integrations.logging_handler.level_queue import (
     NOT_KEPT,
     SENDER_FAILED,
@@ -29,12 +30,15 @@ from kpl_integrations.logging_handler.level_queue import (
     SenderQueue,
 )
 from kpl_integrations.logging_handler.options import LogSettings, WithoutRoom
+from kpl_integrations.logging_handler.progress import LOOK_SECONDS, TimeExtension, TroubleReport, write_to_stderr
 
 # The identities of the threads that send. No handler takes what is logged in them: it would never end.
 SENDER_THREADS: Final[set[int]] = set()
 
 _ignore: Final[Callable[[object], None]] = lambda _result: None  # noqa: E731 - one line
+# How much leaves the queue at once: what the producer has no room for waits outside of the queue's bounds.
 _CHUNK_RECORDS: Final = 500
+_CHUNK_BYTES: Final = MIB
 _POLL_SECONDS: Final = 0.02
 _EMPTY_POLLS_BEFORE_IDLE: Final = 5
 # The shares of the time to close after which the rest of the queue goes to disk, where that is configured, and after
@@ -73,6 +77,7 @@ class LogSender:
         ended: Callable[["LogSender"], None],
     ) -> None:
         self._stream, self._queue, self._room = stream, queue.records, queue.room
+        self._encode_large = queue.encode_large
         self._make_producer, self._make_notice, self._ended = make_producer, make_notice, ended
         self._without_room: WithoutRoom = without_room
         self._spills_when_crowded = settings.overflow in {"spool", "dlq"}
@@ -91,6 +96,7 @@ class LogSender:
         self._empty_polls = 0
         self._deadline = self._spill_at = math.inf
         self._linger_until = 0.0
+        self._extension = TimeExtension(settings.extra_seconds if without_room == "wait" else 0.0)
         # What the files of an earlier run held when the producer opened.
         self._found = 0
         self._delivered = self._kept = self._kept_letters = self._pending_letters = 0
@@ -99,6 +105,7 @@ class LogSender:
         self._reported: Counter[str] = Counter()
         self._notice_seconds = settings.notice_seconds
         self._notice_at = time.monotonic() + settings.notice_seconds
+        self._trouble = TroubleReport(stream, time.monotonic())
         self._finished = threading.Event()
         self.is_idle = False
         self.is_closing = False
@@ -134,8 +141,16 @@ class LogSender:
         self._background.run_soon(self._poll)
 
     def begin_flush(self, timeout: float) -> Callable[[float], bool]:
-        """Start a flush of up to `timeout` seconds; return and raise as `BackgroundSender.begin`."""
-        return self._background.begin(lambda: self._flush(timeout))
+        """Start a flush of up to `timeout` seconds; return and raise as `BackgroundSender.begin`.
+
+        It goes on while records are delivered, if `close_timeout` is not set.
+        """
+        self._extension.begin(timeout, time.monotonic())
+        wait = self._background.begin(lambda: self._flush(timeout))
+        return lambda timeout: wait(timeout, self._extended)
+
+    def _extended(self) -> float:
+        return self._extension.until(self._delivered, time.monotonic())
 
     def spill_from(self, instant: float) -> None:
         """Keep what finds no room on disk, if that is configured, from `instant` on the monotonic clock."""
@@ -149,6 +164,7 @@ class LogSender:
         now = time.monotonic()
         within = max(0.0, timeout - min(_JOIN_GRACE_SECONDS, 0.1 * timeout))
         self._deadline = now + within
+        self._extension.begin(within, now)
         self._spill_at = min(self._spill_at, now + SPILL_SHARE * within)
         self._linger_until = now + (_LINGER_SECONDS if linger else 0.0)
         self._background.run_soon(self._begin_close_in_loop)
@@ -158,10 +174,14 @@ class LogSender:
         return (lambda: None) if self._is_shared else self._background.pause(timeout)
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end; return True if it came."""
-        if not self._is_shared:
-            return self._background.join(timeout)
-        return self.is_current or self._finished.wait(timeout)
+        """Wait for the end; return True if it came. While records are delivered it waits longer, as `begin_flush`."""
+        while timeout >= 0:
+            if self._background.join(timeout) if not self._is_shared else self._finished.wait(timeout):
+                return True
+            if self.is_current:
+                return self._is_shared
+            timeout = self._extended() - time.monotonic()
+        return False
 
     def counts(self) -> LogCounts:
         """Return where every record that was emitted is."""
@@ -183,6 +203,7 @@ class LogSender:
     @contextlib.asynccontextmanager
     async def _open_producer(self) -> AsyncIterator[Producer]:
         """Open the producer; if another process has its files, open one without them."""
+        self._poll()
         async with contextlib.AsyncExitStack() as stack:
             try:
                 producer = await stack.enter_async_context(self._make_producer(True))  # noqa: FBT003
@@ -240,29 +261,39 @@ class LogSender:
 
     def _poll(self) -> None:
         """Look at the queue, and decide when to look again."""
-        producer = self._background.producer
-        if self.is_finished or producer is None:
+        if self.is_finished:
             return
         if self._timer is not None:
             self._timer.cancel()
-        delay = _POLL_SECONDS
+        producer, delay = self._background.producer, _POLL_SECONDS
         try:
-            self._report_drops_in_time(producer)
-            taken = self.drain(producer)
-            if taken or self._pieces or self.is_closing:
-                self._empty_polls = 0
-                if taken == _CHUNK_RECORDS and not self._pieces:
-                    delay = 0.0
-            else:
-                self._empty_polls += 1
-                if self._empty_polls > _EMPTY_POLLS_BEFORE_IDLE:
-                    with self._room:
-                        self.is_idle = not len(self._queue)
-                        if self.is_idle:
-                            # A record that fails later is reported in time too, even if nothing is logged meanwhile.
-                            delay = self._notice_seconds
+            if not self.is_closing:
+                self._trouble.look(self.counts, self._dropped, producer, time.monotonic())
+            if producer is not None:
+                delay = self._drain_and_rest(producer)
         finally:
             self._timer = asyncio.get_running_loop().call_later(delay, self._poll)
+
+    def _drain_and_rest(self, producer: Producer) -> float:
+        """Drain the queue; return how many seconds later to look again."""
+        now = time.monotonic()
+        if now >= self._notice_at:
+            self._notice_at = now + self._notice_seconds
+            self._notice_at = self._notice_at if self._report_drops(producer) else now
+        taken = self.drain(producer)
+        if taken or self._pieces or self.is_closing:
+            self._empty_polls = 0
+            return 0.0 if taken == _CHUNK_RECORDS and not self._pieces else _POLL_SECONDS
+        self._empty_polls += 1
+        if self._empty_polls > _EMPTY_POLLS_BEFORE_IDLE:
+            with self._room:
+                self.is_idle = not len(self._queue)
+                if self.is_idle:
+                    # A record that fails later is reported in time too, even if nothing is logged meanwhile.
+                    return (
+                        min(LOOK_SECONDS, self._notice_seconds) if self._trouble.has_unsettled else self._notice_seconds
+                    )
+        return _POLL_SECONDS
 
     def drain(self, producer: Producer) -> int:
         """Put what was taken before, then up to 500 more, as far as there is room; return how many those were."""
@@ -271,7 +302,7 @@ class LogSender:
         if self._pieces or self.is_finished:
             return 0
         with self._room:
-            taken = self._queue.take(_CHUNK_RECORDS)
+            taken = self._queue.take(_CHUNK_RECORDS, _CHUNK_BYTES)
             if taken:
                 self._room.notify_all()
         keys, finished, waits = self._keys, self._record_finished, self._without_room == "wait"
@@ -293,8 +324,10 @@ class LogSender:
 
     def _add_pieces(self, producer: Producer, entry: Entry, tier: Tier) -> None:
         """Divide an entry into the user records to put."""
-        key, data = (None, entry) if isinstance(entry, bytes) else entry
+        key, data = entry if isinstance(entry, tuple) else (None, entry)
         key = next(self._keys) if key is None else key
+        if isinstance(data, LargeLine):
+            data = self._encode_large(data)
         if isinstance(data, bytes):
             self._pieces.append(LogPiece(key, data, tier, self._record_finished, self.count))
         elif isinstance(data, LetterAndStub):
@@ -387,13 +420,6 @@ class LogSender:
         if has_failed:
             self.count(NOT_KEPT)
 
-    def _report_drops_in_time(self, producer: Producer) -> None:
-        now = time.monotonic()
-        if now >= self._notice_at:
-            self._notice_at = now + self._notice_seconds
-            if not self._report_drops(producer):
-                self._notice_at = now
-
     def _report_drops(self, producer: Producer) -> bool:
         """Put a notice of what was dropped since the last one; return False if there is no room for it."""
         with self._room:
@@ -436,7 +462,7 @@ class LogSender:
 
     async def _flush(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
-        is_complete = (await self._background.flush_in_loop(timeout)).complete
+        is_complete = (await self._background.flush_in_loop(timeout, self._extended)).complete
         while self._pending_letters and time.monotonic() < deadline:  # noqa: ASYNC110 - the spool's thread counts them
             await asyncio.sleep(_POLL_SECONDS / 4)
         return is_complete
@@ -448,7 +474,8 @@ class LogSender:
         try:
             producer = await self._background.opened()
             await asyncio.sleep(self._linger_until - time.monotonic())
-            await self._background.put_queued(self._time_left(_QUEUE_SHARE))
+            await self._background.put_queued(self._time_left(_QUEUE_SHARE), self._extended)
+            self._deadline = max(self._deadline, self._extended())
             self._give_up(SHUTDOWN)
             await producer.flush(self._time_left(_FLUSH_SHARE))
             # What is given up now is still reported in the stream, by a notice in the last request.
@@ -471,9 +498,3 @@ class LogSender:
 
     def _time_left(self, share: float) -> float:
         return max(0.0, self._deadline - time.monotonic()) * share
-
-
-def write_to_stderr(stream: str, text: str) -> None:
-    """Write a line about a handler to stderr, for what cannot be logged."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"KinesisHandler for stream {stream!r}: {text}\n")

@@ -1,6 +1,7 @@
 import pytest
 
 from kpl_core import Config, ConfigError, CoordinationOptions
+from kpl_core.coordination.stores import part_of_store
 from kpl_core.options.coordination_options import WorkerTier
 from kpl_core.options.stage_rules import shard_rules
 from kpl_core.records.user_record import Tier
@@ -47,3 +48,23 @@ def test_in_shadow_mode_the_whole_limit_is_used():
 
 def test_workers_have_the_tiers_that_user_records_have():
     assert WorkerTier == Tier
+
+
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        ("file:///run/kpl", "file:///run/kpl/quotas"),
+        ("file:///run/kpl/?shared=true", "file:///run/kpl/quotas?shared=true"),
+        ("s3://bucket/prefix/?region=eu-west-1", "s3://bucket/prefix/quotas?region=eu-west-1"),
+        ("s3://bucket", "s3://bucket/quotas"),
+        ("dynamodb://table/group?region=eu-west-1", "dynamodb://table/group-quotas?region=eu-west-1"),
+        ("dynamodb://table", "dynamodb://table/default-quotas"),
+        ("redis://u:p@host:6379/0", "redis://u:p@host:6379/0?group=default-quotas"),
+        ("rediss://host/1?group=a&ssl_cert_reqs=none", "rediss://host/1?group=a-quotas&ssl_cert_reqs=none"),
+        ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2&group=default-quotas"),
+        ("memory://name", "memory://name-quotas"),
+    ],
+)
+def test_each_purpose_has_a_part_of_the_store(url: str, part: str) -> None:
+    assert part_of_store(url, "quotas") == part
+    assert part_of_store(url, "shards") != part

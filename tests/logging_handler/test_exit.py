@@ -30,16 +30,18 @@ def number_of(text: str) -> int:
 @pytest.mark.parametrize("endpoint", [black_hole, refusing])
 def test_with_a_dead_endpoint_memory_and_exit_are_bounded_and_the_loss_is_exact(endpoint):
     with endpoint() as url:
-        ended = run("logging_handler/programs/log_and_exit.py", url, "60000", "2")
+        ended = run("logging_handler/programs/log_and_exit.py", url, "250000", "2")
     assert ended.returncode == 0, ended.stderr
     said = dict(pair.split("=") for pair in ended.stdout.split())
-    assert int(said["growth_bytes"]) < 20 * MIB
+    # The queue of 64 MiB is full, as the loss of records behind its bound shows.
+    assert "Evicted" in ended.stderr
+    assert int(said["growth_bytes"]) < 128 * MIB
     # The handler's own part, 1.6 s, and what a machine with eight times as much to do as it can adds to its steps.
     # `benchmarks/logging_exit.py` measures it, and the interpreter's part, to the hundredth.
     assert float(said["handlers_ended_at"]) - float(said["ends_at"]) < 2 + 2
     ((lost, emitted, reasons),) = LOSS.findall(ended.stderr)
-    assert (lost, emitted) == ("60,000", "60,000")
-    assert sum(number_of(reason.split()[0]) for reason in reasons.split(", ")) == 60_000
+    assert (lost, emitted) == ("250,000", "250,000")
+    assert sum(number_of(reason.split()[0]) for reason in reasons.split(", ")) == 250_000
 
 
 @pytest.mark.parametrize("means", ["fork", "spawn", "os.fork"])

@@ -1,5 +1,6 @@
 import json
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -10,7 +11,8 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 
 from kpl_core import ConfigError
 from kpl_integrations.logging_handler import JsonFormatter
-from kpl_integrations.logging_handler.entry import oversize_data
+from kpl_integrations.logging_handler.entry import encode_large
+from kpl_integrations.logging_handler.formatter import LargeLine
 
 
 def record(message="hello %s", *args, level=logging.INFO, **attributes):
@@ -198,7 +200,9 @@ def test_static_fields_are_in_every_line_and_give_way_to_the_lines_own():
 
 @given(st.text(min_size=1, max_size=3_000), st.sampled_from(["plain", "ecs", "otel"]))
 def test_a_truncated_record_fits_and_is_marked(text, json_format):
-    data = oversize_data(record(), bytes(9_999), text, JsonFormatter(json_format), rule="truncate", max_bytes=700)
+    line = JsonFormatter(json_format).large_line(record(), text)
+    line.whole = bytes(9_999)
+    data = encode_large(line, rule="truncate", max_bytes=700)
     assert isinstance(data, bytes)
     fields = json.loads(data)
     marks = fields["Attributes"] if json_format == "otel" else fields
@@ -209,9 +213,8 @@ def test_a_truncated_record_fits_and_is_marked(text, json_format):
 
 
 def test_extra_fields_that_are_too_large_are_removed():
-    data = oversize_data(
-        record("hello", blob="x" * 5_000), bytes(5_100), "hello", JsonFormatter(), rule="truncate", max_bytes=700
-    )
+    line = JsonFormatter().large_line(record("hello", blob="x" * 5_000), "hello")
+    data = encode_large(line, rule="truncate", max_bytes=700)
     assert isinstance(data, bytes)
     assert len(data) <= 700
     assert json.loads(data)["message"] == "hello"
@@ -219,7 +222,9 @@ def test_extra_fields_that_are_too_large_are_removed():
 
 @given(st.text(min_size=1, max_size=3_000), st.sampled_from(["plain", "ecs", "otel"]))
 def test_the_pieces_of_a_split_record_fit_and_make_the_whole(text, json_format):
-    pieces = oversize_data(record(), b"", text, JsonFormatter(json_format), rule="split", max_bytes=700)
+    line = JsonFormatter(json_format).large_line(record(), text)
+    line.whole = bytes(701)
+    pieces = encode_large(line, rule="split", max_bytes=700)
     assert isinstance(pieces, tuple)
     assert all(len(piece) <= 700 for piece in pieces)
     fields = [json.loads(piece) for piece in pieces]
@@ -228,3 +233,49 @@ def test_the_pieces_of_a_split_record_fit_and_make_the_whole(text, json_format):
     assert "".join(each[key] for each in fields) == text.encode(errors="backslashreplace").decode()
     assert [(mark["index"], mark["count"]) for mark in marks] == [(n, len(pieces)) for n in range(len(pieces))]
     assert len({mark["id"] for mark in marks}) == 1
+
+
+@pytest.mark.parametrize("json_format", ["plain", "ecs", "otel"])
+@pytest.mark.parametrize("text", ["x" * 70_000, "line\n" * 20_000, 'a"b\\' * 20_000, "\ud800" + "ä€😀" * 30_000])
+def test_a_large_line_is_encoded_later_to_the_same_bytes(json_format, text):
+    formatter = JsonFormatter(json_format, static_fields={"service": "orders"})
+    mutable, circle = {"tags": ["new"]}, list[object]()
+    made = record(text, **mutable, number=7, circle=circle)
+    circle.append(circle)
+    line = formatter.line(made)
+    assert isinstance(line, LargeLine)
+    expected = formatter.encode(made)
+    mutable["tags"].append("changed later")
+    made.msg = made.levelname = "changed later"
+    assert line.encode() == expected
+    fields = json.loads(expected)
+    assert (fields["Body"] if json_format == "otel" else fields["message"]) == text.encode(
+        errors="backslashreplace"
+    ).decode()
+    assert sys.getsizeof(text) <= len(line) <= sys.getsizeof(text) + 1_000
+
+
+def test_a_structured_message_becomes_a_large_line_with_its_fields():
+    line = JsonFormatter().line(record({"event": "x" * 70_000, "order": 7}))
+    assert isinstance(line, LargeLine)
+    fields = json.loads(line.encode())
+    assert (len(fields["message"]), fields["order"]) == (70_000, 7)
+
+
+TEXTS = st.text(st.sampled_from('ab"\\\n\x00\x1fä€😀u'), min_size=1, max_size=40)
+
+
+@given(TEXTS, st.integers(1, 60))
+def test_a_truncated_message_is_the_longest_that_fits(text, free_bytes):
+    line = JsonFormatter().large_line(record(), text)
+    marks = {"truncated": True, "original_bytes": 9_999}
+    line.whole = bytes(9_999)
+    shell = len(line.encode_part("", marks))
+    data = encode_large(line, rule="truncate", max_bytes=shell + 5 + free_bytes)
+    assert isinstance(data, bytes)
+    kept = json.loads(data)["message"]
+    fitting = [text[:end] for end in range(1, len(text) + 1) if len(line.encode_part(text[:end], marks)) <= len(data)]
+    assert len(data) <= shell + 5 + free_bytes
+    assert kept == fitting[-1]
+    if kept != text:
+        assert len(line.encode_part(text[: len(kept) + 1], marks)) > shell + 5 + free_bytes

@@ -17,7 +17,7 @@ from pythonjsonlogger.json import JsonFormatter as PythonJsonFormatter
 from kpl_core import BlockingProducer, Config, ConfigError
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
-from kpl_integrations.logging_handler import KinesisHandler
+from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
 from kpl_integrations.logging_handler.sender import SENDER_THREADS
 from tests.logging_handler.log_stream import log_records, user_records
 from tests.programs.running_program import wait_until
@@ -391,3 +391,19 @@ def test_a_shared_producer_and_its_handler_do_not_deadlock_under_load(logger):
         counts = handler.counts()
         assert (counts.emitted, counts.delivered, counts.buffered) == (200, 200, 0)
         assert producer.close().delivered == 400
+
+
+def test_a_formatter_that_encodes_in_its_own_way_is_used(make, kinesis, logger):
+    class Upper(JsonFormatter):
+        def encode(self, record: logging.LogRecord) -> bytes:
+            return super().encode(record).upper()
+
+    handler = make()
+    handler.setFormatter(Upper())
+    logger.addHandler(handler)
+    logger.info("hello")
+    logger.info("x" * 1_500_000)
+    handler.close()
+    first, large = (record.data for record in user_records(kinesis))
+    assert b'"MESSAGE":"HELLO"' in first
+    assert json.loads(large)["truncated"]

@@ -13,16 +13,16 @@ To add a store: one file here with a store and its `open_store`, and a row of `S
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kpl_core.coordination.store import CoordinationStore, StoreAddress
+from kpl_core.coordination.store import DEFAULT_GROUP, CoordinationStore, StoreAddress
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import STORE_MODULES
 
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "part_of_store"]
 
 
 async def open_store(
@@ -58,3 +58,22 @@ async def open_store(
         StoreAddress(parts, dict(parse_qsl(parts.query)), session, client_options or {})
     )
     return store
+
+
+def part_of_store(url: str, purpose: str) -> str:
+    """Return the URL of a store of its own for one purpose, beside those for others.
+
+    It is a folder below the path (`file`, `s3`), or another group with the purpose at its end.
+    """
+    parts = urlsplit(url)
+    query, host, path = dict(parse_qsl(parts.query, keep_blank_values=True)), parts.netloc, parts.path.rstrip("/")
+    match parts.scheme:
+        case "file" | "s3":
+            path += f"/{purpose}"
+        case "dynamodb":
+            path = f"{path or f'/{DEFAULT_GROUP}'}-{purpose}"
+        case "memory":
+            host += f"-{purpose}"
+        case _:
+            path, query["group"] = parts.path, f"{query.get('group', DEFAULT_GROUP)}-{purpose}"
+    return f"{parts.scheme}://{host}{path}{'?' if query else ''}{urlencode(query)}"

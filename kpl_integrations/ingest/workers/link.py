@@ -24,13 +24,8 @@ from typing import Final, Self
 import anyio
 import msgspec
 
-from kpl_core import CoordinationOptions
-
 # A report has about 200 bytes for each tenant. Larger lines are a mistake.
 _MAX_MESSAGE_BYTES: Final = 1 << 28
-# A store in a local folder answers in well under a millisecond, so short intervals are cheap.
-_SHARD_INTERVAL_SECONDS: Final = 1.0
-_QUOTA_INTERVAL_SECONDS: Final = 0.5
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,26 +43,10 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     takes_requests: bool = True
 
-    def store_folder(self, purpose: str) -> Path:
-        """Return the folder of one coordination store: "quotas" or "shards"."""
-        return Path(self.folder) / purpose
-
-    def shard_sharing(self) -> CoordinationOptions:
-        """Return how the workers' producers divide the shards' limits."""
-        return self._sharing("shards", _SHARD_INTERVAL_SECONDS)
-
-    def quota_sharing(self) -> CoordinationOptions:
-        """Return how the workers divide their tenants' rates."""
-        return self._sharing("quotas", _QUOTA_INTERVAL_SECONDS)
-
-    def _sharing(self, purpose: str, interval_seconds: float) -> CoordinationOptions:
-        return CoordinationOptions(
-            store=self.store_folder(purpose).as_uri(),
-            max_workers=self.count,
-            interval_seconds=interval_seconds,
-            # A replacement has the dead worker's id, so it takes over its leases at once.
-            worker_id=f"worker-{self.worker}",
-        )
+    @property
+    def name(self) -> str:
+        """Return its name in stores, which no other run uses. A replacement takes over the dead worker's leases."""
+        return f"{Path(self.folder).name}-{self.worker}"
 
 
 class Channel:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final
 
 import anyio
@@ -22,7 +22,6 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.stats import GatewayStats, GatewayTotals
 from kpl_integrations.ingest.workers.link import SupervisorLink
-from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
 from kpl_integrations.ingest.workers.totals import WorkerTotals, decode_totals, encode
 
 REPORT_SECONDS: Final = 0.5
@@ -105,22 +104,13 @@ class PeerStats:
 
 
 @contextlib.asynccontextmanager
-async def take_part(
-    link: SupervisorLink, opened: OpenGateway, own: GatewayStats, *, chance: Callable[[], float]
-) -> AsyncIterator[PeerStats]:
-    """Report this worker's counts and share its tenants' rates while the block runs."""
-    from kpl_core.coordination.stores.file import FileStore  # noqa: PLC0415 - fcntl is not everywhere
-
-    store = FileStore(link.identity.store_folder("quotas"))
-    quotas = SharedQuotas(store, link.identity, clock=opened.admission.now, chance=chance)
+async def take_part(link: SupervisorLink, opened: OpenGateway, own: GatewayStats) -> AsyncIterator[PeerStats]:
+    """Report this worker's counts while the block runs."""
     stats = PeerStats(own, link, inherited=opened.producer.report().accepted)
-
-    async with quotas.taking_part() as share_quotas, anyio.create_task_group() as tasks:
-        opened.accounts.opened = quotas.opened
+    async with anyio.create_task_group() as tasks:
         await stats.report()
         await link.first_sum()
         link.send_report = stats.report
-        tasks.start_soon(share_quotas)
         tasks.start_soon(stats.run)
         try:
             yield stats

@@ -1,26 +1,69 @@
-"""Tenants' rates across the workers: each worker has a lease on the part of a rate that its own clients use.
+"""Tenants' rates across processes: each process has a lease on the part of a rate that its own clients use.
 
-A tenant is a resource, and the leases are those of `kpl_core.coordination`, in a folder of this run. All workers
-together admit at most a tenant's burst and its rate, whichever worker its requests reach. When a tenant moves to
-another worker, its rate follows within about a second. Only tenants that sent something lately have leases.
+The processes are the workers of one gateway, or all processes of several gateways with `KPL_INGEST_COORDINATION`. A
+tenant is a resource, and the leases are those of `kpl_core.coordination`. All processes together admit at most a
+tenant's burst and its rate, whichever its requests reach. When a tenant moves to another process, its rate follows
+within two intervals. Only tenants that sent something lately have leases.
 """
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+import anyio
 import msgspec
 
+from kpl_core import CoordinationOptions
 from kpl_core.coordination import CoordinationStore, Usage
+from kpl_core.coordination.stores import open_store, part_of_store
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount, TenantAccounts
+from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.tenants import TenantQuota
 from kpl_integrations.ingest.workers.link import WorkerIdentity
 
 # Longer than the leaseholder's own bound, so that the lease is released before the tenant is forgotten here.
 IDLE_INTERVALS: Final = 8.0
+# Between two sync rounds for the shards and for the quotas. A local store or Redis answers within milliseconds, so
+# short intervals are cheap; AWS charges for each call.
+_QUICK_SECONDS: Final = (1.0, 0.5)
+_CHARGED_SECONDS: Final = (5.0, 5.0)
+_CHARGED: Final = frozenset({"s3", "dynamodb"})
 Pair = tuple[float, float]
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """How processes divide limits: those of `shards`, and the tenants' `quotas`."""
+
+    shards: CoordinationOptions
+    quotas: CoordinationOptions
+
+
+def sharing_of(settings: IngestSettings, identity: WorkerIdentity | None) -> Sharing | None:
+    """Return how this process shares limits with others; None if it is alone.
+
+    Raises:
+        ConfigError: the URL of the store cannot be read, or is of no known kind.
+    """
+    url, max_workers = settings.coordination_url(), settings.coordination_workers
+    if url is None:
+        if identity is None:
+            return None
+        url, max_workers = Path(identity.folder).as_uri(), identity.count
+    seconds = _CHARGED_SECONDS if urlsplit(url).scheme in _CHARGED else _QUICK_SECONDS
+    shards, quotas = (
+        CoordinationOptions(
+            store=part_of_store(url, purpose),
+            max_workers=max_workers,
+            interval_seconds=interval_seconds,
+            worker_id=None if identity is None else identity.name,
+        )
+        for purpose, interval_seconds in zip(("shards", "quotas"), seconds, strict=True)
+    )
+    return Sharing(shards, quotas)
 
 
 class _ActiveTenant(msgspec.Struct):
@@ -38,19 +81,18 @@ class _ActiveTenant(msgspec.Struct):
 
 
 class SharedQuotas:
-    """Keeps the quotas of one worker within its leases. `clock` is the same as the admission's."""
+    """Keeps the quotas of one process within its leases. `clock` is the same as the admission's."""
 
     def __init__(
         self,
         store: CoordinationStore,
-        identity: WorkerIdentity,
+        options: CoordinationOptions,
         *,
         clock: Callable[[], float],
         chance: Callable[[], float],
     ) -> None:
-        options = identity.quota_sharing()
         self._clock = clock
-        self._count = identity.count
+        self._max_workers = options.max_workers
         self._idle_seconds = IDLE_INTERVALS * options.interval_seconds
         self._active: dict[str, _ActiveTenant] = {}
         # Reported as idle in the last interval; the leaseholder releases their leases meanwhile.
@@ -77,7 +119,7 @@ class SharedQuotas:
         known = self._active.get(tenant.id)
         if known is not None and known.limit != limit:
             # The lease is a part of the old rates.
-            share = (limit[0] / self._count, limit[1] / self._count)
+            share = (limit[0] / self._max_workers, limit[1] / self._max_workers)
         else:
             share = _at_most(self._worker.share(tenant.id, limit), limit)
         quota.set_rates(*share, self._clock())
@@ -114,6 +156,34 @@ class SharedQuotas:
             each = self._active.get(tenant_id)
             if each is not None:
                 each.quota.set_rates(*_at_most(share, each.limit), now)
+
+
+@contextlib.asynccontextmanager
+async def shared_quotas(
+    options: CoordinationOptions,
+    accounts: TenantAccounts,
+    *,
+    region: str | None,
+    clock: Callable[[], float],
+    chance: Callable[[], float],
+) -> AsyncIterator[None]:
+    """Keep the rates of these accounts within this process' leases while the block runs.
+
+    Raises:
+        ConfigError: the store's URL is incomplete, or a package is not installed.
+    """
+    store = await open_store(options.store, client_options={} if region is None else {"region_name": region})
+    try:
+        quotas = SharedQuotas(store, options, clock=clock, chance=chance)
+        async with quotas.taking_part() as share_quotas, anyio.create_task_group() as tasks:
+            accounts.opened = quotas.opened
+            tasks.start_soon(share_quotas)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+    finally:
+        await store.aclose()
 
 
 def _at_most(share: Pair, limit: Pair) -> Pair:

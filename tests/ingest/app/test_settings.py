@@ -9,6 +9,8 @@ from kpl_core import ConfigError
 from kpl_core.options.validation import Bound
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.settings import IngestSettings, unknown_variables
+from kpl_integrations.ingest.workers.link import WorkerIdentity
+from kpl_integrations.ingest.workers.shared_quotas import sharing_of
 
 
 def test_arguments_have_precedence_over_the_environment(monkeypatch):
@@ -26,6 +28,7 @@ def test_arguments_have_precedence_over_the_environment(monkeypatch):
         ({"tls_key": Path("key.pem")}, "belong together"),
         ({"default_ack": "spooled"}, "there is no spool"),
         ({"unknown": 1}, "unknown"),
+        ({"coordination": "redis://:secret-thing@h", "coordination_file": "url"}, "both set; give one of them"),
         ({"max_depth": "secret-thing"}, "max_depth"),
     ],
 )
@@ -115,3 +118,37 @@ def test_a_spool_stores_dead_letters_too_and_writes_ahead(tmp_path: Path):
     assert config.dead_letters is not None
     assert config.dead_letters.path is None
     assert load_settings().producer_config().dead_letters is None
+
+
+def test_the_url_of_the_coordination_store_comes_from_a_private_file_and_is_never_shown(tmp_path):
+    file = tmp_path / "url"
+    file.write_text("redis://:secret-thing@host/0?group=a\n")
+    file.chmod(0o600)
+    settings = load_settings(coordination_file=file, coordination_workers=6)
+    sharing = sharing_of(settings, None)
+    assert sharing is not None
+    assert sharing.quotas.store == "redis://:secret-thing@host/0?group=a-quotas"
+    assert (sharing.shards.max_workers, sharing.shards.interval_seconds) == (6, 1.0)
+    direct = load_settings(coordination="redis://:secret-thing@host/0?group=a")
+    assert sharing_of(direct, None) == sharing_of(load_settings(coordination_file=file), None)
+    assert "secret-thing" not in f"{settings!r}{direct!r}{sharing!r}"
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="lets other users read it"):
+        sharing_of(settings, None)
+    with pytest.raises(ConfigError, match="not a URL of a known kind") as refused:
+        sharing_of(load_settings(coordination="http://secret-thing"), None)
+    assert "secret-thing" not in str(refused.value)
+
+
+def test_workers_share_the_store_of_their_gateways_and_have_names_that_no_other_run_uses():
+    identities = [WorkerIdentity(worker=1, count=2, folder=f"/run/kpl-serve-{run}") for run in ("a", "b")]
+    alone = list(filter(None, [sharing_of(load_settings(), each) for each in identities]))
+    s3 = load_settings(coordination="s3://bucket/kpl/")
+    together = list(filter(None, [sharing_of(s3, each) for each in identities]))
+    assert [each.shards.store for each in alone] == [f"file:///run/kpl-serve-{run}/shards" for run in ("a", "b")]
+    assert [each.quotas.max_workers for each in alone] == [2, 2]
+    assert {each.quotas.store for each in together} == {"s3://bucket/kpl/quotas"}
+    assert [each.quotas.worker_id for each in together] == ["kpl-serve-a-1", "kpl-serve-b-1"]
+    # Each call to S3 costs money.
+    assert {(each.quotas.max_workers, each.quotas.interval_seconds) for each in together} == {(64, 5.0)}
+    assert sharing_of(load_settings(), None) is None

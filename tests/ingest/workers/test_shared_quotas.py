@@ -7,10 +7,11 @@ import anyio
 import pytest
 
 from kpl_core.coordination import MemoryStore
+from kpl_integrations.ingest import IngestSettings
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts
 from kpl_integrations.ingest.tenants import Tenant
 from kpl_integrations.ingest.workers.link import WorkerIdentity
-from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas
+from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas, sharing_of
 from tests.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +32,9 @@ class Worker:
 
     def __init__(self, store: MemoryStore, number: int, count: int) -> None:
         identity = WorkerIdentity(worker=number, count=count, folder="/nowhere")
-        self.quotas = SharedQuotas(store, identity, clock=anyio.current_time, chance=lambda: 0.5)
+        sharing = sharing_of(IngestSettings(), identity)
+        assert sharing is not None
+        self.quotas = SharedQuotas(store, sharing.quotas, clock=anyio.current_time, chance=lambda: 0.5)
         self.accounts = TenantAccounts(
             clock=anyio.current_time, chance=lambda: 0.5, idempotency_keys=1, idempotency_seconds=1.0
         )

@@ -1,0 +1,115 @@
+"""Watches whether log records arrive: it extends a close while they do, and reports on stderr when they do not.
+
+The stream cannot carry such a report, because it is what is broken. It goes to stderr itself, as that of
+`logging.lastResort` does: a logger could lead back to the handler.
+"""
+
+import contextlib
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kpl_core import Producer
+from kpl_core.options.validation import without_passwords
+from kpl_integrations.logging_handler.level_queue import LogCounts
+
+# How long records may wait while none is delivered.
+_STALLED_SECONDS: Final = 4.0
+_QUIET_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 0.5
+_CAUSE_CHARACTERS: Final = 300
+# An endpoint may quote the request, with its signature and session token. Only these have so many characters in a row.
+_SECRET: Final = re.compile(r"[A-Za-z0-9+/=]{40,}")
+
+
+class TimeExtension:
+    """How long a flush or close may go on beyond its time, up to `extra_seconds`: while records are delivered."""
+
+    def __init__(self, extra_seconds: float) -> None:
+        self._extra_seconds = extra_seconds
+        self._timeout, self._latest_end = 0.0, -math.inf
+        self._progress_at, self._delivered = -math.inf, 0
+
+    def begin(self, timeout: float, now: float) -> None:
+        """Start a flush or close of `timeout` seconds."""
+        self._timeout = timeout
+        self._latest_end = now + timeout + self._extra_seconds if self._extra_seconds else -math.inf
+
+    def until(self, delivered: int, now: float) -> float:
+        """Return the instant at which it ends if nothing is delivered after the first `delivered` records."""
+        if delivered != self._delivered:
+            self._delivered, self._progress_at = delivered, now
+        return min(self._progress_at + self._timeout, self._latest_end)
+
+
+class TroubleReport:
+    """Reports lost records at once, and a stream without deliveries after 4 seconds; then once a minute at most.
+
+    Instants are seconds on the monotonic clock.
+    """
+
+    def __init__(self, stream: str, now: float) -> None:
+        self._stream = stream
+        self._settled = 0
+        # The time of the opening, the latest delivery or the latest look at which nothing waited.
+        self._progress_at = now
+        self._lost = 0
+        self._was_open = False
+        self._look_at = self._quiet_until = -math.inf
+        # True if some records had no result at the latest look.
+        self.has_unsettled = False
+
+    def look(
+        self, counts: Callable[[], LogCounts], lost: Mapping[str, int], producer: Producer | None, now: float
+    ) -> None:
+        """Look, twice a second at most, and write the report that is due.
+
+        Args:
+            counts: returns where every log record is.
+            lost: of the dropped ones, those that had left the queue, by error code.
+            producer: the producer, None before it is open.
+            now: the present instant.
+        """
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        failure = None if producer is None else producer.last_failure(self._stream)
+        if producer is not None and not self._was_open:
+            # From here on records can leave. To make a client takes seconds on a busy machine.
+            self._was_open, self._progress_at = True, now
+        report = self._due(counts(), sum(lost.values()), failure, now)
+        if report is not None:
+            write_to_stderr(self._stream, report)
+
+    def _due(self, counts: LogCounts, lost: int, failure: str | None, now: float) -> str | None:
+        settled, self.has_unsettled = counts.delivered + counts.kept, counts.buffered > 0
+        if settled != self._settled or not self.has_unsettled:
+            self._settled, self._progress_at = settled, now
+        is_stalled = now - self._progress_at >= _STALLED_SECONDS
+        if now < self._quiet_until or not (is_stalled or lost > self._lost):
+            return None
+        self._quiet_until, self._lost = now + _QUIET_SECONDS, lost
+        if failure is not None:
+            cause = f" ({_cause_of(failure)})"
+        else:
+            cause = f" (nothing was delivered for {now - self._progress_at:.0f} s)" if is_stalled else ""
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
+        return (
+            f"log records {'do not arrive' if cause else 'are lost'}{cause}: of {counts.emitted:,} records "
+            f"{counts.delivered:,} are delivered, {counts.buffered:,} wait, {counts.kept:,} are kept on disk, "
+            f"{counts.dropped_total:,} are lost{f' ({reasons})' if reasons else ''}; reported once a minute at most"
+        )
+
+
+def _cause_of(failure: str) -> str:
+    # The further lines of a signature error quote the request.
+    return _SECRET.sub("***", without_passwords(failure.partition("\n")[0]))[:_CAUSE_CHARACTERS]
+
+
+def write_to_stderr(stream: str, text: str) -> None:
+    """Write a line about a handler to stderr, for what cannot be logged."""
+    # An application may replace stderr. Its mistake must not stop the sender.
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"KinesisHandler for stream {stream!r}: {text}\n")
