@@ -1,11 +1,16 @@
-"""Simulate a fleet of workers with one limit in virtual time, with our leases or the algorithm of AWS's example.
+"""Simulate a fleet of workers with four limits in virtual time, with our leases or the algorithm of AWS's example.
 
-All decisions are made by the real code (leaseholder, sync round, lease table, token bucket, the
-proportional arithmetic). Only time, traffic and crashes are simulated. A sync round takes no time.
+All decisions are made by the real code (leaseholder, sync round, lease table, token bucket, adaptive rate, the
+proportional arithmetic). Only time, traffic, throttling and crashes are simulated. A sync round takes no time.
+
+Each worker uses four resources, as a producer uses several shards. The load of a case goes to the first. The second
+gets a few units when a worker starts and is idle afterwards, the third is idle from the start. The fourth has a small
+load all the time, so that a worker gives up the first when that is idle.
 """
 
+import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from kpl_core.coordination.demand import Usage
@@ -13,13 +18,20 @@ from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.proportional import initial_limit, scaled_limit
 from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
+from kpl_core.pipeline.shard_limiter import AdaptiveRate
 from kpl_core.pipeline.token_bucket import TokenBucket
 
-__all__ = ["BURST_SECONDS", "Fleet", "Leased", "Scaled", "SimulatedStore"]
+__all__ = ["BURST_SECONDS", "RESOURCE", "Fleet", "Leased", "Scaled", "SimulatedStore"]
 
 STEP_SECONDS = 0.02
 BURST_SECONDS = 0.1
-RESOURCE = "orders/shard-0"
+RESOURCE, BRIEF, IDLE, STEADY = (f"orders/shard-{number}" for number in range(4))
+# The load of the second resource, units a second, and for how long after the start of its worker; that of the fourth.
+BRIEF_RATE = 50.0
+BRIEF_SECONDS = 2.0
+STEADY_RATE = 5.0
+# The burst of a simulated service, in seconds of the limit.
+SERVICE_BURST_SECONDS = 0.25
 # The longest backlog of a caller, in seconds of its offered rate. The rest is shed.
 BACKLOG_SECONDS = 2.0
 
@@ -67,18 +79,21 @@ class SimulatedStore(MemoryStore):
 class Algorithm(Protocol):
     """One worker's part in keeping the limit."""
 
-    def tick(self, usage: Usage, now: float) -> None:
+    def tick(self, usages: Mapping[str, Usage], now: float) -> None:
         """Read the store, and run a sync round if it is due."""
 
     def next_tick(self, now: float) -> float:
         """Return the time of the next tick."""
 
-    def rate(self) -> float:
-        """Return what this worker may use now, units a second."""
+    def early_tick(self, now: float) -> float:
+        """Return the time of the next tick if units wait."""
+
+    def rate(self, resource: str) -> float:
+        """Return what this worker may use of a resource now, units a second."""
 
 
 class Leased:
-    """Our policy, `leases`."""
+    """Our policy, `leases`. With `is_cut_off` this worker cannot reach the store."""
 
     def __init__(
         self, index: int, fleet: "Fleet", *, max_workers: int, interval: float = 5.0, weight: float = 1.0, tier: int = 1
@@ -86,6 +101,7 @@ class Leased:
         self._fleet = fleet
         self._interval = interval
         self.name = f"worker-{index}"
+        self.is_cut_off = False
         self.holder = Leaseholder(
             HolderRules(
                 worker_id=self.name, interval_seconds=interval, max_workers=max_workers, weight=weight, tier=tier
@@ -101,15 +117,20 @@ class Leased:
         self._usual = 0.0
         self._limit = (fleet.limit, fleet.limit)
 
-    def tick(self, usage: Usage, now: float) -> None:
+    def tick(self, usages: Mapping[str, Usage], now: float) -> None:
         """Read the store, and run a sync round if it is due."""
-        self.holder.measure({RESOURCE: usage}, now)
+        self.holder.measure(usages, now)
         if self.holder.sync_due(now, usual_seconds=self._usual):
             self._usual = self._interval * self._fleet.chance.uniform(0.9, 1.1)
+            store = self._fleet.store
+            was_down = store.is_down
+            store.is_down = was_down or self.is_cut_off
             try:
                 finished(self.sync_round.sync(self._fleet.clock, self._fleet.clock))
             except StoreFailed:
-                self._usual *= 0.3
+                self._usual *= 0.6
+            finally:
+                store.is_down = was_down
 
     def next_tick(self, now: float) -> float:
         """Return the time of the next tick."""
@@ -117,9 +138,13 @@ class Leased:
             now + self._interval / 5, max(now + STEP_SECONDS, self.holder.next_sync_at(usual_seconds=self._usual))
         )
 
-    def rate(self) -> float:
-        """Return what this worker may use now, units a second."""
-        return self.holder.share(RESOURCE, self._limit)[0]
+    def early_tick(self, now: float) -> float:
+        """Return the time of the next tick if units wait."""
+        return self.holder.early_measure_at(now)
+
+    def rate(self, resource: str) -> float:
+        """Return what this worker may use of a resource now, units a second."""
+        return self.holder.share(resource, self._limit)[0]
 
 
 class Scaled:
@@ -143,10 +168,11 @@ class Scaled:
         self._last: tuple[float, float] | None = None
         self._sync_at = fleet.now + interval * fleet.chance.uniform(0.9, 1.1)
 
-    def tick(self, usage: Usage, now: float) -> None:
+    def tick(self, usages: Mapping[str, Usage], now: float) -> None:
         """Report, sum up if the aggregator is alive, and scale."""
         if now < self._sync_at or self._fleet.store.is_down:
             return
+        usage = usages[RESOURCE]
         self._sync_at = now + self._interval * self._fleet.chance.uniform(0.9, 1.1)
         rate = 0.0 if self._last is None else (usage.sent - self._last[1]) / (now - self._last[0])
         self._last = (now, usage.sent)
@@ -167,34 +193,108 @@ class Scaled:
         """Return the time of the next tick."""
         return now + self._interval / 20
 
-    def rate(self) -> float:
-        """Return what this worker may use now, units a second."""
-        return self._limit
+    def early_tick(self, now: float) -> float:  # noqa: ARG002 - as above
+        """Return the time of the next tick if units wait: no earlier one."""
+        return math.inf
+
+    def rate(self, resource: str) -> float:
+        """Return what this worker may use of the first resource; the example has one only, so the others are free."""
+        return self._limit if resource == RESOURCE else self._fleet.limit
+
+
+class _Flow:
+    """What one worker offers to one resource, and its token bucket."""
+
+    def __init__(self, offered: Callable[[float], float], until: float, rate: float, now: float) -> None:
+        self.offered = offered
+        # Nothing is offered after this instant.
+        self.until = until
+        self.rate = rate
+        self.bucket = TokenBucket([(rate, rate * BURST_SECONDS)], now=now)
+        self.adaptive = AdaptiveRate(now)
+        self.backlog = self.arrived = 0.0
+        self.sent = self.throttled = 0
+
+    def usage(self, limit: float) -> Usage:
+        waiting = self.backlog if self.backlog >= 1.0 else 0.0
+        counts = (self.arrived, self.arrived), (waiting, waiting)
+        return Usage((limit, limit), *counts, float(self.sent), float(self.throttled))
+
+    def use_rate(self, rate: float, now: float) -> None:
+        if rate != self.rate:
+            self.rate = rate
+            self.bucket.set_rate(0, rate * self.adaptive.fraction, now, capacity=rate * BURST_SECONDS)
+
+    def send(self, now: float) -> int:
+        """Send what arrived, as the bucket allows; return how many units."""
+        offered = self.offered(now) if now <= self.until else 0.0
+        arriving = offered * STEP_SECONDS
+        self.arrived += arriving
+        self.backlog = min(self.backlog + arriving, max(1.0, offered * BACKLOG_SECONDS))
+        if self.backlog < 1.0:
+            return 0
+        count = int(min(self.backlog, self.bucket.tokens(now)[0]))
+        if count >= 1:
+            self.bucket.charge((count,), now)
+        else:
+            count = int(self.bucket.try_take((1.0,), now))
+        self.backlog -= count
+        self.sent += count
+        return count
+
+    def answered(self, sent: int, throttled: int, now: float) -> None:
+        self.throttled += throttled
+        self.backlog += throttled
+        if self.adaptive.answered(sent=sent, throttled=throttled, now=now):
+            self.bucket.set_rate(0, self.rate * self.adaptive.fraction, now)
+
+
+def _brief(_: float) -> float:
+    return BRIEF_RATE
 
 
 class _Worker:
     def __init__(self, algorithm: Any, offered: Callable[[float], float], now: float, first_tick: float) -> None:  # noqa: ANN401
         self.algorithm = algorithm
-        self.offered = offered
-        self.rate = algorithm.rate()
-        self.bucket = TokenBucket([(self.rate, self.rate * BURST_SECONDS)], now=now)
-        self.backlog = 0.0
-        self.arrived = 0.0
-        self.sent = 0
+        loads = {
+            RESOURCE: (offered, math.inf),
+            BRIEF: (_brief, now + BRIEF_SECONDS),
+            IDLE: (_brief, now),
+        }
+        self.flows = {resource: _Flow(*load, algorithm.rate(resource), now) for resource, load in loads.items()}
         self.next_tick = first_tick
+        self.early_tick = math.inf
         self.is_alive = True
+
+    @property
+    def rate(self) -> float:
+        """What it may use of the first resource, units a second."""
+        return self.flows[RESOURCE].rate
+
+    @property
+    def sent(self) -> int:
+        """The units sent to the first resource."""
+        return self.flows[RESOURCE].sent
 
 
 class Fleet:
-    """Workers come and go; `sent` is the number of units sent in each step, `by_worker` of each worker."""
+    """Workers come and go; `sent` is the number of units sent to the first resource in each step.
 
-    def __init__(self, limit: float, *, seed: int = 1) -> None:
+    Args:
+        limit: of each resource, units a second.
+        seed: of the random times.
+        throttles: whether the service refuses what is above the limit of the first resource; `throttled` counts that.
+    """
+
+    def __init__(self, limit: float, *, seed: int = 1, throttles: bool = False) -> None:
         self.limit = limit
         self.now = 0.0
         self.chance = random.Random(seed)
         self.store = SimulatedStore(self.clock)
         self.workers: list[_Worker] = []
         self.sent: list[int] = []
+        self.throttled: list[int] = []
+        self.service = TokenBucket([(limit, limit * SERVICE_BURST_SECONDS)], now=0.0) if throttles else None
         self.consumptions: dict[str, tuple[float, float]] = {}
         self.consumption: float | None = None
         self.summed_at = -1e9
@@ -229,35 +329,37 @@ class Fleet:
         """Advance the time."""
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now = round(self.now + STEP_SECONDS, 6)
-            total = 0
-            for worker in self.workers:
+            self.sent.append(0)
+            self.throttled.append(0)
+            # In turn, because a service that throttles serves the first of a step.
+            first = len(self.sent) % max(1, len(self.workers))
+            for worker in self.workers[first:] + self.workers[:first]:
                 if worker.is_alive:
-                    total += self._step(worker)
-            self.sent.append(total)
+                    self._step(worker)
 
-    def _step(self, worker: _Worker) -> int:
+    def _step(self, worker: _Worker) -> None:
         now = self.now
-        offered = worker.offered(now)
-        arriving = offered * STEP_SECONDS
-        worker.arrived += arriving
-        worker.backlog = min(worker.backlog + arriving, max(1.0, offered * BACKLOG_SECONDS))
-        if now >= worker.next_tick:
-            waiting = worker.backlog if worker.backlog >= 1.0 else 0.0
-            usage = Usage(
-                (self.limit, self.limit), (worker.arrived, worker.arrived), (waiting, waiting), float(worker.sent), 0.0
-            )
-            worker.algorithm.tick(usage, now)
+        is_waiting = now >= worker.early_tick and any(flow.backlog >= 1.0 for flow in worker.flows.values())
+        if is_waiting or now >= worker.next_tick:
+            usages = {name: flow.usage(self.limit) for name, flow in worker.flows.items()}
+            steady = STEADY_RATE * now
+            usages[STEADY] = Usage((self.limit, self.limit), (steady, steady))
+            worker.algorithm.tick(usages, now)
             worker.next_tick = worker.algorithm.next_tick(now)
-            rate = worker.algorithm.rate()
-            if rate != worker.rate:
-                worker.rate = rate
-                worker.bucket.set_rate(0, rate, now, capacity=rate * BURST_SECONDS)
-        sent = 0
-        while worker.backlog >= 1.0 and worker.bucket.try_take((1.0,), now):
-            worker.backlog -= 1.0
-            sent += 1
-        worker.sent += sent
-        return sent
+            worker.early_tick = worker.algorithm.early_tick(now)
+            for resource, flow in worker.flows.items():
+                flow.use_rate(worker.algorithm.rate(resource), now)
+        for resource, flow in worker.flows.items():
+            if flow.backlog < 1.0 and now > flow.until:
+                continue
+            count = flow.send(now)
+            if count and resource == RESOURCE:
+                self.sent[-1] += count
+                if self.service is not None:
+                    accepted = int(max(0.0, min(count, self.service.tokens(now)[0])))
+                    self.service.charge((accepted,), now)
+                    flow.answered(count, count - accepted, now)
+                    self.throttled[-1] += count - accepted
 
     def shares(self, *, start: float = 0.0, end: float | None = None, window: float = 1.0) -> list[float]:
         """Return the units sent in each window between two instants, as a share of the limit."""

@@ -23,6 +23,10 @@ from kpl_core.errors import (
 from kpl_core.hooks import Fact, Hook, RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
 from kpl_core.options.config import Config, StreamConfig
 from kpl_core.options.coordination_options import CoordinationOptions
+from kpl_core.options.kinesis_limits import (
+    BYTES_PER_SECOND_PER_SHARD as BYTES_PER_SEC_PER_SHARD,
+    RECORDS_PER_SECOND_PER_SHARD as RECORDS_PER_SEC_PER_SHARD,
+)
 from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_core.pipeline import lane
@@ -40,7 +44,9 @@ from kpl_core.transport.transport import KinesisTransport
 COMPILED: Final = not lane.__file__.endswith(".py")
 
 __all__ = [
+    "BYTES_PER_SEC_PER_SHARD",
     "COMPILED",
+    "RECORDS_PER_SEC_PER_SHARD",
     "Attempt",
     "BlockingDelivery",
     "BlockingProducer",

@@ -41,7 +41,9 @@ class DemandMeter:
 
     def __init__(self, interval_seconds: float, usage: Usage, now: float) -> None:
         self._interval = interval_seconds
-        self._samples: deque[tuple[float, Pair]] = deque([(now, (0.0, 0.0))])
+        # What left before counts for nothing; what waits counts as if it arrived now.
+        left = usage.offered[0] - usage.waiting[0], usage.offered[1] - usage.waiting[1]
+        self._samples: deque[tuple[float, Pair]] = deque([(now, left)])
         self.usage = usage
         self.demand: Pair = usage.waiting
         self.idle_since = now

@@ -12,8 +12,10 @@ is ever computed: following the last summary is safe for any length of time.
 
 A worker counts while its report is younger than two intervals. After a gap in which no summary could be computed, all
 reports are old, so all old members keep their grants for a while. A step of the store's clock is handled in the same
-way. If the store loses its latest writes (a failover to a stale replica), the workers' reports prevail: a reported
-holding counts if it is more than the table's grant.
+way. When the first workers claim a resource, others may be using it as newcomers: for the same while no grant is above
+a newcomer's share. The plan of a resource that no worker claims any more is kept for ten minutes, so that this is rare.
+If the store loses its latest writes (a failover to a stale replica), the workers' reports prevail: a reported holding
+counts if it is more than the table's grant.
 
 The available part of a limit is estimated from throttled records. All workers together keep the limit, so throttling
 means that a writer outside the fleet exists. As in `AdaptiveRate` of `kpl_core.pipeline.shard_limiter`, but for the
@@ -24,7 +26,7 @@ whole fleet: decrease by 15 % an interval while more than 1 % is throttled, else
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import Final
 
@@ -56,7 +58,8 @@ def next_estimate(estimate: float, *, sent: float, throttled: float, intervals: 
 
 # A worker without a report for this long is gone, and its leases have expired.
 LIFETIME_INTERVALS: Final = 2.0
-# No grant is raised for this long after the start of a sequence, because other workers may be about to report.
+# No grant is raised for this long after the start of a sequence, because other workers may be about to report. The same
+# goes for the start of a resource.
 WARM_UP_INTERVALS: Final = 1.3
 # If no summary followed for this long, no worker could reach the store. At most LIFETIME_INTERVALS minus the 1.1
 # between two reports; otherwise the first worker to return would take all others for dead.
@@ -151,18 +154,36 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
                 member = summary.members[worker_id] = FleetMember(silent.reported_at, silent.weight, silent.tier, {})
                 _add_silent(claimants, member, silent, previous)
 
-    intervals = 0.0 if previous is None else (at - previous.computed_at) / interval
-    for resource, among in claimants.items():
-        plan = None if previous is None else previous.resources.get(resource)
-        before = 1.0 if plan is None else plan.estimate
-        estimate = next_estimate(before, sent=among.sent, throttled=among.throttled, intervals=intervals)
-        summary.resources[resource], grants, settled = _divide(among, estimate, max_workers, is_warm=is_warm)
-        for member, grant in zip(among.members, grants, strict=True):
-            member.grants[resource] = grant
-        summary.settled = summary.settled and settled
+    _divide_all(summary, claimants, previous, rules, max_workers)
     summary.member_count = len(summary.members)
     summary.max_workers = max_workers
     return summary
+
+
+def _divide_all(
+    summary: Summary,
+    claimants: Mapping[str, _Claimants],
+    previous: Summary | None,
+    rules: TableRules,
+    max_workers: int,
+) -> None:
+    """Divide every resource into `summary`, which has the members and no grants, and keep the plans of unused ones."""
+    at, is_warm = summary.computed_at, summary.settled
+    plans = {} if previous is None else previous.resources
+    intervals = 0.0 if previous is None else (at - previous.computed_at) / rules.interval_seconds
+    for resource, among in claimants.items():
+        known = plans.get(resource)
+        before, claimed_at = (1.0, at) if known is None else (known.estimate, known.began_at)
+        estimate = next_estimate(before, sent=among.sent, throttled=among.throttled, intervals=intervals)
+        is_known = is_warm and abs(at - claimed_at) >= WARM_UP_INTERVALS * rules.interval_seconds
+        plan, grants, settled = _divide(among, estimate, max_workers, is_warm=is_known)
+        summary.resources[resource] = msgspec.structs.replace(plan, began_at=claimed_at, used_at=at)
+        for member, grant in zip(among.members, grants, strict=True):
+            member.grants[resource] = grant
+        summary.settled = summary.settled and settled
+    for resource, plan in plans.items():
+        if resource not in claimants and abs(at - plan.used_at) <= FORGOTTEN_INTERVALS * rules.interval_seconds:
+            summary.resources[resource] = _unused(plan, max_workers, is_warm=is_warm)
 
 
 def is_claimed(head: Summary, interval_seconds: float, *, at: float) -> bool:
@@ -215,6 +236,7 @@ def _divide(
     absent = max(0, max_workers - len(weights))
     columns: list[tuple[list[float], list[float]]] = []
     newcomer: list[float] = []
+    unassigned: list[float] = []
     settled = True
     for reported, demands, ceilings in zip(among.limits, among.demands, among.ceilings, strict=True):
         limit = reported * estimate
@@ -228,12 +250,16 @@ def _divide(
         granted, highest, deviation = _grant_unreserved(targets, ceilings, planned)
         columns.append((granted, highest))
         settled = settled and deviation <= SETTLED * limit
-        newcomer.append(_newcomer(reported, limit - sum(highest), absent, max_workers))
+        unassigned.append(max(0.0, planned - sum(highest)))
+        newcomer.append(_newcomer(limit, limit - sum(highest), absent, max_workers, is_warm=is_warm))
     (share0, most0), (share1, most1) = columns
     pairs = zip(zip(share0, share1, strict=True), zip(most0, most1, strict=True), strict=True)
     grants = list(starmap(Grant, pairs))
     fair = _fair(weights, tiers, (share0, share1), [limit * estimate for limit in among.limits])
-    return ResourcePlan(among.limits, (newcomer[0], newcomer[1]), estimate, fair), grants, settled
+    plan = ResourcePlan(
+        among.limits, (newcomer[0], newcomer[1]), estimate, fair, unassigned=(unassigned[0], unassigned[1])
+    )
+    return plan, grants, settled
 
 
 def _grant_unreserved(
@@ -252,10 +278,22 @@ def _grant_unreserved(
     return granted, highest, falls + wanted * (1.0 - fraction)
 
 
-def _newcomer(limit: float, unreserved: float, absent: int, max_workers: int) -> float:
+def _newcomer(limit: float, unreserved: float, absent: int, max_workers: int, *, is_warm: bool) -> float:
     """Return what each worker without a grant may use. The sum of these is within the unreserved part of the limit."""
     share = limit / max_workers
+    if is_warm:
+        # Only what no summary assigns: a worker may use this for as long as it has not read the next summary.
+        return share * (RESERVE if absent else RESERVE / 4)
     return min(share, max(unreserved / max(1, absent), share * RESERVE / 4))
+
+
+def _unused(plan: ResourcePlan, max_workers: int, *, is_warm: bool) -> ResourcePlan:
+    """Return the plan of a resource that no worker claims now."""
+    first, second = (
+        _newcomer(limit * plan.estimate, limit * plan.estimate, max_workers, max_workers, is_warm=is_warm)
+        for limit in plan.limit
+    )
+    return msgspec.structs.replace(plan, newcomer=(first, second), fair={}, unassigned=plan.limit)
 
 
 def _fair(

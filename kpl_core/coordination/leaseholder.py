@@ -4,7 +4,8 @@
                however many start while the store is down, together they add at most a sixth.
     newcomer   a store has answered: limit / max_workers, or the summary's reserve for newcomers
     leased     the summary's grant
-    expired    the summary is older than a lease: the last share, never more, for as long as it takes
+    expired    the summary is older than a lease: the last share, never more, for as long as it takes; less while units
+               are throttled, because others may have the store and have divided this share again
 
 If the summary no longer contains this worker, its leases were revoked because it did not report for too long.
 """
@@ -16,25 +17,43 @@ from typing import Final, Literal
 import msgspec
 
 from kpl_core.coordination.demand import DemandMeter, Usage
-from kpl_core.coordination.lease_table import FORGOTTEN_INTERVALS, LIFETIME_INTERVALS, is_claimed
+from kpl_core.coordination.lease_table import (
+    FORGOTTEN_INTERVALS,
+    LIFETIME_INTERVALS,
+    RESERVE,
+    is_claimed,
+    next_estimate,
+)
 from kpl_core.coordination.store_objects import Claim, Pair, ResourcePlan, Summary, SummaryPart, WorkerReport
 from kpl_core.options.coordination_options import ALONE_SHARE
 
 LeaseState = Literal["alone", "newcomer", "leased", "expired"]
 
-# A resource without any offered load for this long is given up.
+# A resource without any offered load for this long is given up until more is offered.
 IDLE_INTERVALS: Final = 6.0
-# In intervals. A worker that is entitled to more than it has syncs more often. Reading is cheaper than writing, so each
+# In intervals. A worker that may get more than it has syncs more often, at first after FIRST_QUICK_SPACING, then after
+# twice as long each time, up to WANTS_MORE_SPACING. Reading is cheaper than writing, so each
 # worker reads the summary twice per report, and a summary is computed as often as it is read. So reports are at most
 # 1.1 intervals apart and summaries 0.55, which `lease_table.GAP_INTERVALS` relies on.
-WANTS_MORE_SPACING: Final = 0.2
+FIRST_QUICK_SPACING: Final = 0.02
+WANTS_MORE_SPACING: Final = 0.08
+UNSETTLED_SPACING: Final = 0.08
+# In so many quick syncs the summary may not yet count the new demand. More summaries would come before the workers
+# have confirmed the last one, and so free nothing.
+NEWS_SYNCS: Final = 2
 READ_SPACING: Final = 0.5
 COMPUTE_SPACING: Final = 0.4
 REPORT_SPACING: Final = 0.7
+# In intervals. How often a share without a store is lowered or raised.
+BACKOFF_INTERVALS: Final = 0.98
+# It is raised more slowly than those of the workers with the store, which raise theirs at the same time.
+RECOVERY: Final = 0.3
 # After this many quick syncs without success a worker returns to the normal interval.
 MAX_QUICK_SYNCS: Final = 15
 WANTS_MORE_ABOVE: Final = 1.1
 ENTITLED_BELOW: Final = 0.9
+# A resource has unassigned capacity if it is more than this share of the limit.
+WORTH_A_SYNC: Final = 0.02
 
 
 class HolderRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +72,13 @@ class Leaseholder:
     def __init__(self, rules: HolderRules) -> None:
         self.rules = rules
         self._meters: dict[str, DemandMeter] = {}
+        # Of the resources that it claims: those with a meter, except the ones that it gave up.
         self._shares: dict[str, Pair] = {}
+        # What it may use of those that it gave up: what every plan reserves for a newcomer.
+        self._given_up: dict[str, Pair] = {}
+        # What throttling leaves of each share while the lease is expired, and since when throttling is counted.
+        self._backoff: dict[str, float] = {}
+        self._counted_at = math.inf
         self._granted: set[str] = set()
         self._plans: Mapping[str, ResourcePlan] = {}
         self._is_current = False
@@ -65,13 +90,20 @@ class Leaseholder:
         self._synced_at = -math.inf
         self._reported_at = -math.inf
         self._quick_syncs = 0
+        # True if a summary lowered a share: other workers wait for this worker's report, and for the next summary.
+        self._must_confirm = self._is_lowered = False
 
     # Shares
 
     def share(self, resource: str, limit: Pair) -> Pair:
         """Return the rates this worker may use of a resource, known or new."""
         known = self._shares.get(resource)
-        return self._newcomer(resource, limit) if known is None else known
+        if known is not None:
+            factor = self._backoff.get(resource, 1.0)
+            return known if factor == 1.0 else (known[0] * factor, known[1] * factor)
+        newcomer = self._newcomer(resource, limit)
+        last = self._given_up.get(resource, newcomer)
+        return min(newcomer[0], last[0]), min(newcomer[1], last[1])
 
     def _newcomer(self, resource: str, limit: Pair) -> Pair:
         plan = self._plans.get(resource) if self._is_current else None
@@ -94,29 +126,55 @@ class Leaseholder:
 
     def measure(self, usages: Mapping[str, Usage], now: float) -> None:
         """Record the measured usage of each resource."""
+        for resource in self._meters.keys() - usages.keys():
+            self._give_up(resource)
+            del self._meters[resource]
+            self._given_up.pop(resource, None)
+        idle_before = now - IDLE_INTERVALS * self.rules.interval_seconds
         for resource, usage in usages.items():
             meter = self._meters.get(resource)
             if meter is None:
                 meter = self._meters[resource] = DemandMeter(self.rules.interval_seconds, usage, now)
-                self._shares[resource] = self._newcomer(resource, usage.limit)
             meter.measure(usage, now)
-        idle_before = now - IDLE_INTERVALS * self.rules.interval_seconds
-        for resource, meter in list(self._meters.items()):
-            if resource not in usages or (meter.idle_since < idle_before and len(self._meters) > 1):
-                # From now on it is a newcomer there, before the other workers see that its lease is free.
-                self._meters.pop(resource)
-                self._shares.pop(resource, None)
-                self._granted.discard(resource)
+            if meter.idle_since >= idle_before or not self._shares:
+                self._shares[resource] = self.share(resource, usage.limit)
+                self._given_up.pop(resource, None)
+            elif len(self._shares) > 1:
+                self._give_up(resource)
+        if self.state(now) == "expired":
+            self._back_off(now)
+
+    def _back_off(self, now: float) -> None:
+        """Lower the shares that were throttled in the last interval, and raise the others up to the last share."""
+        intervals = (now - self._counted_at) / self.rules.interval_seconds
+        if 0.0 <= intervals < BACKOFF_INTERVALS:
+            return
+        for resource in self._shares:
+            sent, throttled = self._meters[resource].take_counts()
+            if intervals > 0.0:
+                factor = self._backoff.get(resource, 1.0)
+                change = next_estimate(factor, sent=sent, throttled=throttled, intervals=intervals) - factor
+                # By the throttled share at most, because the workers with the store lower theirs too.
+                lowered = max(change, -factor * throttled / max(1.0, sent))
+                self._backoff[resource] = factor + (change * RECOVERY if change > 0.0 else lowered)
+        self._counted_at = now
+
+    def _give_up(self, resource: str) -> None:
+        """Stop claiming a resource. It is a newcomer there before the other workers see that its lease is free."""
+        if resource in self._shares:
+            share, limit = self._shares.pop(resource), self._meters[resource].usage.limit
+            reserve = RESERVE / self.rules.max_workers
+            self._given_up[resource] = min(share[0], limit[0] * reserve), min(share[1], limit[1] * reserve)
+        self._granted.discard(resource)
 
     def report(self, now: float, *, at: float, leaving: bool = False) -> WorkerReport:
         """Return this worker's report."""
         claims = {}
-        for resource, meter in self._meters.items():
-            sent, throttled = meter.take_counts()
-            claims[resource] = Claim(meter.demand, self._shares[resource], meter.usage.limit, sent, throttled)
-        if self.wants_more:
-            self._quick_syncs += 1
+        for resource, share in self._shares.items():
+            meter = self._meters[resource]
+            claims[resource] = Claim(meter.demand, share, meter.usage.limit, *meter.take_counts())
         self._reported_at = now
+        self._must_confirm = False
         return WorkerReport(
             worker_id=self.rules.worker_id,
             written_at=at,
@@ -150,59 +208,77 @@ class Leaseholder:
         elif self._is_current or self.rules.worker_id in members:
             self._generation, self._token = head.generation, head.token
             self._renewed_at = now - age
+        self._backoff.clear()
+        self._counted_at = math.inf
         member = members.get(self.rules.worker_id)
-        for resource, meter in self._meters.items():
+        was_lowered = False
+        for resource, last in self._shares.items():
             grant = None if member is None else member.grants.get(resource)
             if grant is not None:
+                was_lowered = was_lowered or grant.share[0] < last[0] or grant.share[1] < last[1]
                 self._shares[resource] = grant.share
                 self._granted.add(resource)
             elif resource in self._granted and not self._is_current:
                 continue
             else:
-                share = self._newcomer(resource, meter.usage.limit)
+                share = self._newcomer(resource, self._meters[resource].usage.limit)
                 if resource in self._granted:
-                    last = self._shares[resource]
                     share = (min(share[0], last[0]), min(share[1], last[1]))
                     self._granted.discard(resource)
                 self._shares[resource] = share
+        self._is_lowered = self._unsettled and (was_lowered or self._is_lowered)
+        self._must_confirm = self._unsettled and (was_lowered or self._must_confirm)
         if not self.wants_more:
             self._quick_syncs = 0
 
     # When to sync
 
+    def early_measure_at(self, now: float) -> float:
+        """Return when to measure again if units wait before the next regular measurement, `math.inf` if useless."""
+        waiting = [resource for resource, meter in self._meters.items() if meter.usage.waiting != (0.0, 0.0)]
+        may_gain = any(self._may_gain(resource, dimension) for resource in waiting for dimension in (0, 1))
+        return now + FIRST_QUICK_SPACING * self.rules.interval_seconds if may_gain or not waiting else math.inf
+
+    def _may_gain(self, resource: str, dimension: int) -> bool:
+        """Return True if this worker has less than it may claim, or if capacity is unassigned."""
+        plan, share = self._plans.get(resource), self._shares.get(resource)
+        if plan is None or share is None:
+            return True
+        fair = plan.fair.get(self.rules.tier, (0.0, 0.0))
+        return (
+            share[dimension] < ENTITLED_BELOW * self.rules.weight * fair[dimension]
+            or plan.unassigned[dimension] > WORTH_A_SYNC * plan.limit[dimension]
+        )
+
     @property
     def wants_more(self) -> bool:
-        """True if it wants more than it has and is entitled to it, or if it has no lease for a resource."""
-        weight, tier = self.rules.weight, self.rules.tier
-        for resource, meter in self._meters.items():
+        """True if it wants more than it has and may get it, or if it has no lease for a resource."""
+        for resource, share in self._shares.items():
             if resource not in self._granted:
                 return True
-            share = self._shares[resource]
-            plan = self._plans.get(resource)
-            fair = plan.fair.get(tier) if plan is not None else None
+            demand = self._meters[resource].demand
             for dimension in (0, 1):
-                if fair is not None and (
-                    meter.demand[dimension] > WANTS_MORE_ABOVE * share[dimension]
-                    and share[dimension] < ENTITLED_BELOW * weight * fair[dimension]
-                ):
+                if demand[dimension] > WANTS_MORE_ABOVE * share[dimension] and self._may_gain(resource, dimension):
                     return True
         return False
 
     def sync_started(self, now: float) -> None:
         """Note that a sync has started; it may still fail."""
         self._synced_at = now
+        if self.wants_more:
+            self._quick_syncs += 1
 
     def sync_due(self, now: float, *, usual_seconds: float) -> bool:
         """Return True if a sync is due. `usual_seconds` is this round's interval with jitter."""
-        if now >= self.next_sync_at(usual_seconds=usual_seconds):
-            return True
-        is_patient = self._quick_syncs >= MAX_QUICK_SYNCS
-        quick_seconds = WANTS_MORE_SPACING * self.rules.interval_seconds * 0.999
-        return now - self._synced_at >= quick_seconds and not is_patient and self.wants_more
+        return now >= self.next_sync_at(usual_seconds=usual_seconds)
 
     def next_sync_at(self, *, usual_seconds: float) -> float:
         """Return when the next sync is due at the latest."""
-        return self._synced_at + READ_SPACING * usual_seconds
+        spacing = READ_SPACING * usual_seconds
+        if self._must_confirm or (self._quick_syncs < MAX_QUICK_SYNCS and self.wants_more):
+            share = min(WANTS_MORE_SPACING, FIRST_QUICK_SPACING * 2.0**self._quick_syncs)
+            spacing = min(spacing, share * self.rules.interval_seconds * 0.999)
+        return self._synced_at + spacing
 
     def wants_to_report(self, now: float) -> bool:
         """Return True if this worker should report now: its report is getting old, or other workers wait for it."""
@@ -219,5 +295,11 @@ class Leaseholder:
         age = at - head.computed_at
         if head.dedicated:
             return abs(age) > LIFETIME_INTERVALS * interval
-        is_urgent = not head.settled or self.wants_more
-        return age < -interval or age >= interval * (WANTS_MORE_SPACING if is_urgent else COMPUTE_SPACING) * 0.999
+        if self._is_lowered or 0 < self._quick_syncs <= NEWS_SYNCS:
+            self._is_lowered = False
+            spacing = FIRST_QUICK_SPACING
+        elif self.wants_more or not head.settled:
+            spacing = UNSETTLED_SPACING
+        else:
+            spacing = COMPUTE_SPACING
+        return age < -interval or age >= interval * spacing * 0.999

@@ -6,7 +6,9 @@ two points, because demand is measured and changes between two measurements:
 
 - Every worker keeps 4 % of its fair share (the trickle), so that an idle worker can start at once and its new demand is
   measured.
-- What is left when all wants are met is divided too, so that a worker's demand can grow.
+- Of what is left when all wants are met, a part is divided among all workers and a part among those whose demand is
+  above the trickle, so that demand can grow. The rest stays unassigned: a worker with a burst gets it at once, and need
+  not wait until other workers have given it up.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,9 @@ from typing import Final
 TRICKLE: Final = 0.04
 # A want is the measured rate times this factor, to allow for changes between two measurements.
 HEADROOM: Final = 1.25
+# The parts of the unused capacity that all workers share, and that workers share whose demand is above the trickle.
+SPARE_OF_ALL: Final = 0.15
+SPARE_OF_BUSY: Final = 0.6
 
 
 def water_level(wants: Sequence[float], weights: Sequence[float], limit: float) -> float:
@@ -54,7 +59,7 @@ def _level_of_equal_weights(wants: Sequence[float], weight: float, limit: float)
 def shares(
     limit: float, demands: Sequence[float], weights: Sequence[float], tiers: Sequence[int] | None = None
 ) -> list[float]:
-    """Divide `limit` among workers with these demands. The shares add up to the limit, except for rounding.
+    """Divide `limit` among workers with these demands. If they want less, a part of the limit stays unassigned.
 
     Args:
         limit: units a second.
@@ -82,8 +87,13 @@ def shares(
             for index, share in zip(members, of_tier, strict=True):
                 filled[index] = share
     # Divided by weight among all workers: the trickle, and what is left.
-    alike = trickle + left / total_weight
-    return [share + alike * weight for share, weight in zip(filled, weights, strict=True)]
+    alike = trickle + left * SPARE_OF_ALL / total_weight
+    busy_weight = sum([weight for want, weight in zip(wants, weights, strict=True) if want > 0.0])
+    busy = alike + (left * SPARE_OF_BUSY / busy_weight if busy_weight > 0.0 else 0.0)
+    return [
+        share + (busy if want > 0.0 else alike) * weight
+        for share, want, weight in zip(filled, wants, weights, strict=True)
+    ]
 
 
 def _fill(left: float, wants: Sequence[float], weights: Sequence[float]) -> tuple[Sequence[float], float]:

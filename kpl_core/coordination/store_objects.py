@@ -144,12 +144,18 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
         newcomer: what a worker without a grant may use until it has one.
         estimate: the share of the limit that is available to this fleet.
         fair: what a unit of weight may claim, by tier.
+        unassigned: what a worker may get at once, because no other worker has to give it up.
+        began_at: when the first worker claimed the resource.
+        used_at: when a worker last claimed it.
     """
 
     limit: Pair
     newcomer: Pair
     estimate: float
     fair: dict[int, Pair]
+    unassigned: Pair = (0.0, 0.0)
+    began_at: float = 0.0
+    used_at: float = 0.0
 
 
 class Summary(msgspec.Struct, kw_only=True):

@@ -96,6 +96,8 @@ class CoordinationWorker:
         self._problems: dict[str, _Problem] = {}
         self._object_problems: dict[str, str] = {}
         self._usual_seconds = 0.0
+        self._woken = anyio.Event()
+        self._early_at = math.inf
 
     def _policy(self, store: CoordinationStore) -> tuple[_Holder, _SyncRound]:
         options = self._options
@@ -129,9 +131,18 @@ class CoordinationWorker:
         while True:
             await self.step()
             now = self._clock()
+            self._woken = anyio.Event()
+            self._early_at = self._holder.early_measure_at(now)
             measure_at = now + MEASURE_SHARE * self._options.interval_seconds
             next_sync_at = self._holder.next_sync_at(usual_seconds=self._usual_seconds)
-            await anyio.sleep(max(0.001, min(measure_at, next_sync_at) - now))
+            with anyio.move_on_after(max(0.001, min(measure_at, next_sync_at) - now)):
+                await self._woken.wait()
+                await anyio.sleep(max(0.0, self._early_at - self._clock()))
+
+    def units_wait(self) -> None:
+        """Measure again soon, if that can help: units wait for tokens. Callable at any time, as often as they do."""
+        if self._early_at < math.inf:
+            self._woken.set()
 
     async def step(self) -> None:
         """Measure once, sync if it is due, and apply the shares."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kpl_core.errors import ConfigError
-from kpl_core.options.validation import ABOVE_ZERO, require_number
+from kpl_core.options.validation import ABOVE_ZERO, require, require_number
 
 _STEPS: Final = 60
 
@@ -25,11 +25,12 @@ class RejectionMonitor:
         raise_above: the share of rejections that starts the signal, 0 up to 1.
         clear_below: the share at which the signal ends; half of `raise_above` by default.
         window_seconds: the length of the sliding window.
+        min_requests: with fewer requests in the window there is no backpressure: one rejection of two says nothing.
         on_change: called with True when backpressure begins and False when it ends.
 
     Raises:
-        ConfigError: the shares are not 0 <= clear_below <= raise_above < 1, or the window is not a finite number
-            above 0.
+        ConfigError: the shares are not 0 <= clear_below <= raise_above < 1, the window is not a finite number above 0,
+            or `min_requests` is below 1.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class RejectionMonitor:
         raise_above: float = 0.05,
         clear_below: float | None = None,
         window_seconds: float = 60.0,
+        min_requests: int = 20,
         on_change: Callable[[bool], object] = lambda _is_raised: None,
     ) -> None:
         lower = raise_above / 2 if clear_below is None else clear_below
@@ -48,6 +50,8 @@ class RejectionMonitor:
             )
             raise ConfigError(message)
         require_number("window_seconds", window_seconds, ABOVE_ZERO)
+        require(min_requests >= 1, "min_requests", min_requests, "at least 1")
+        self._min_requests = min_requests
         self._raise_above = raise_above
         self._clear_below = lower
         self._step_seconds = window_seconds / _STEPS
@@ -98,7 +102,7 @@ class RejectionMonitor:
 
     def _judge(self) -> bool:
         threshold = self._clear_below if self._is_raised else self._raise_above
-        is_raised = self._rejections > threshold * self._decisions
+        is_raised = self._decisions >= self._min_requests and self._rejections > threshold * self._decisions
         if is_raised != self._is_raised:
             self._is_raised = is_raised
             self._on_change(is_raised)

@@ -66,6 +66,7 @@ class CoordinationDriver:
             clock=streams.clock,
             chance=chance,
         )
+        streams.on_waiting = self._worker.units_wait
         return self._worker.run
 
     async def finish(self) -> None:

@@ -54,6 +54,8 @@ class StreamSet:
         self._chance = chance
         self._hooks = tuple(hooks)
         self._progress = progress
+        # Called after a poll that leaves records waiting for tokens; set by the coordination.
+        self.on_waiting: Callable[[], None] | None = None
         self._in_flight = InFlightRequests[StreamRunner](config.max_in_flight_requests)
         self._runners: dict[str, StreamRunner] = {}
         # Streams that changed since the hooks got their facts, and since the disk got its records.
@@ -207,6 +209,8 @@ class StreamSet:
         if self._hooks:
             self._with_facts.add(stream)
         self._with_work.add(stream)
+        if self.on_waiting is not None and self._runners[stream].pipeline.limiter.wakeups:
+            self.on_waiting()
         self._progress()
 
     def tell_hooks(self) -> None:

@@ -1,28 +1,27 @@
-"""Many processes that share a read and a write rate: workers report to S3, an aggregator sums up, workers rescale.
+"""Many processes that share a read and a write rate, through objects in S3.
 
     DistributedRateWorker(session, bucket, prefix, aggregate_max_read_rate=10_000, aggregate_max_write_rate=5_000)
     client = session.client("dynamodb")     # shares the rates with all workers on the same bucket and prefix
 
-Arithmetic, S3 objects and defaults are those of AWS's example ("Distributed Coordination", AWS Database Blog), so
-its workers can follow this aggregator, and these workers its aggregator. Known behaviour of the arithmetic is
-described in `kpl_core.coordination.proportional`.
+The workers divide the rates by leases, as producers do, and need no aggregator. With `policy="proportional"`
+arithmetic, S3 objects and defaults are those of AWS's example ("Distributed Coordination", AWS Database Blog), so its
+workers can follow this aggregator, and these workers its aggregator. `kpl_core.coordination.proportional` describes
+the known weaknesses of that arithmetic. We differ in two points: a summary that is older than three intervals counts
+as missing, and the units of refused calls count as consumed.
 """
 
-import asyncio
 import logging
 import random
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
+from kpl_core.coordination import CoordinationStore
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.proportional import (
     WHOLE,
@@ -33,107 +32,17 @@ from kpl_core.coordination.proportional import (
     summed,
 )
 from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
+from kpl_core.coordination.worker import CoordinationWorker
+from kpl_core.options.coordination_options import SHARED_BURST_SECONDS, CoordinationOptions, CoordinationPolicy
+from kpl_integrations.dynamodb_limits.leased_rate import LeaseThread, ThreadedS3Client, leased_worker
+from kpl_integrations.dynamodb_limits.repetition import RepeatingTask, RepeatingThread, Repetition
 from kpl_integrations.dynamodb_limits.session_limiter import SessionLimiter
 
 _logger = logging.getLogger(__name__)
 _READ_FAILURES: Final = (BotoCoreError, ClientError, OSError)
+# An older summary counts as missing.
+STALE_INTERVALS: Final = 3.0
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
-
-
-@dataclass
-class Repetition:
-    """How a background step is repeated.
-
-    A failed step is repeated after the pause, after any exception: a worker that stopped would keep its limits
-    without a bound and without notice. Only the first failure of a series is reported.
-
-    Args:
-        name: name of the thread or the task.
-        pause: returns the seconds until the next step.
-        pauses_first: whether to pause before the first step.
-        on_failure: called with the first failure of a series.
-    """
-
-    name: str
-    pause: Callable[[], float]
-    pauses_first: bool
-    on_failure: Callable[[Exception], None]
-    has_failed: bool = False
-
-    @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Run one step in the block, and report its failure, unless the step before failed too."""
-        try:
-            yield
-            self.has_failed = False
-        except Exception as error:  # noqa: BLE001 - reported
-            if not self.has_failed:
-                self.on_failure(error)
-            self.has_failed = True
-
-
-class RepeatingThread:
-    """Repeats a step in a daemon thread."""
-
-    def __init__(self, step: Callable[[], object], repetition: Repetition) -> None:
-        self._step = step
-        self._repetition = repetition
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread if it does not run; works again after `stop`."""
-        if self._thread is None:
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name=self._repetition.name, daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread after its current step. A worker keeps its limits."""
-        self._stopping.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-
-    def _run(self) -> None:
-        repetition = self._repetition
-        if repetition.pauses_first and self._stopping.wait(repetition.pause()):
-            return
-        while True:
-            with repetition.reporting():
-                self._step()
-            if self._stopping.wait(repetition.pause()):
-                return
-
-
-class RepeatingTask:
-    """Repeats a step in a task of the running loop."""
-
-    def __init__(self, step: Callable[[], Awaitable[object]], repetition: Repetition) -> None:
-        self._step = step
-        self._repetition = repetition
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start the task if it does not run; works again after `stop`."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._repetition.name)
-
-    async def stop(self) -> None:
-        """Cancel the task. A worker keeps its limits."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def _run(self) -> None:
-        repetition = self._repetition
-        if repetition.pauses_first:
-            await asyncio.sleep(repetition.pause())
-        while True:
-            with repetition.reporting():
-                await self._step()
-            await asyncio.sleep(repetition.pause())
 
 
 class _Aggregation:
@@ -264,13 +173,25 @@ class _ScaledLimiter:
         sync_interval: float = 5,
         worker_id: str | None = None,
         summary_key: str = "summary.json",
-        burst_seconds: float = 1.0,
+        burst_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
+        policy: CoordinationPolicy = "leases",
+        max_workers: int = 64,
+        store: CoordinationStore | None = None,
     ) -> None:
         self.worker_id = worker_id or str(uuid4())
-        self._object_name = f"worker-{self.worker_id}.json"
+        self._coordination = CoordinationOptions(
+            # The store is opened here, and the URL is shown in messages only.
+            store="s3://",
+            policy=policy,
+            max_workers=max_workers,
+            interval_seconds=sync_interval,
+            worker_id=self.worker_id,
+        )
+        self._lease_store = store
+        self._object_name = f"{'report' if policy == 'leases' else 'worker'}-{self.worker_id}.json"
         self._aggregate = (float(aggregate_max_read_rate), float(aggregate_max_write_rate))
         self._sync_interval = sync_interval
         self._summary_key = summary_key
@@ -288,21 +209,39 @@ class _ScaledLimiter:
         self._limits = ScaledLimits(
             self.worker_id, interval_seconds=sync_interval, worker_max=worker_max, initial=initial
         )
+        self._worker_max = worker_max
+        if burst_seconds is None:
+            burst_seconds = SHARED_BURST_SECONDS if policy == "leases" else 1.0
         self.limiter = SessionLimiter(
             read_rate=initial[0], write_rate=initial[1], burst_seconds=burst_seconds, clock=clock
         )
 
+    def _leased(self, store: CoordinationStore) -> CoordinationWorker:
+        return leased_worker(
+            self.limiter,
+            self._lease_store or store,
+            self._coordination,
+            total=self._aggregate,
+            worker_max=self._worker_max,
+            clock=self._clock,
+            wall_clock=self._wall_clock,
+            chance=self._chance,
+        )
+
     def _report(self) -> bytes:
         now = self._clock()
-        read, write = self.limiter.totals()
-        self._limits.measure({WHOLE: Usage(self._aggregate, (read, write))}, now)
+        units, waiting = self.limiter.demand()
+        self._limits.measure({WHOLE: Usage(self._aggregate, units, waiting)}, now)
         return as_json(self._limits.consumption(now, at=self._wall_clock()))
 
     def _apply_summary(self, body: bytes) -> None:
         try:
-            summary = msgspec.json.decode(body, type=ConsumptionSummary)
+            summary = msgspec.json.decode(body, type=ConsumptionSummary, strict=False)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             _logger.warning("cannot parse %s (%s); keeping the current limits", self._summary_key, error)
+            return
+        if abs(self._wall_clock() - summary.timestamp) > STALE_INTERVALS * self._sync_interval:
+            # Its aggregator has stopped. Applied again and again, it would change the limits without end.
             return
         self._limits.apply(summary, self._clock(), at=self._wall_clock())
         self.limiter.set_rates(*self._limits.share(WHOLE, self._aggregate))
@@ -327,7 +266,8 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
         options: aggregate_max_read_rate (100,000), aggregate_max_write_rate (50,000),
             worker_max_read_rate (1,500), worker_max_write_rate (500), worker_initial_read_rate and
             worker_initial_write_rate (None: derived), sync_interval (5), worker_id (None: a UUID),
-            summary_key ("summary.json"), burst_seconds (1).
+            summary_key ("summary.json"), burst_seconds (0.1; "proportional": 1), policy ("leases"), and for leases
+            max_workers (64, as `CoordinationOptions.max_workers`) and store (None: objects in the bucket).
     """
 
     def __init__(
@@ -344,12 +284,39 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
         self._client = session.client("s3")
         self._bucket = bucket
         self._prefix = _with_slash(prefix)
+        self._lease_thread: LeaseThread | None = None
+        if self._coordination.policy == "leases":
+            store = S3Store(ThreadedS3Client(self._client), bucket, self._prefix)
+            self._lease_thread = LeaseThread(self._leased(store), self.limiter)
         self.limiter.attach(session)
         if autostart:
             self.start()
 
+    def start(self) -> None:
+        """Start the thread if it does not run; works again after `stop`."""
+        if self._lease_thread is not None:
+            self._lease_thread.start()
+        else:
+            super().start()
+
+    def stop(self) -> None:
+        """End the thread. A worker keeps its limits; with leases, the other workers may use its share from now on."""
+        if self._lease_thread is not None:
+            self._lease_thread.stop()
+        else:
+            super().stop()
+
+    def cleanup(self) -> None:
+        """Stop, and delete this worker's own object, so that nobody counts it any more.
+
+        Raises:
+            BotoCoreError, ClientError: S3 failed.
+        """
+        self.stop()
+        self._client.delete_object(Bucket=self._bucket, Key=self._prefix + self._object_name)
+
     def sync_once(self) -> None:
-        """Write this worker's report, read the summary, and rescale the limits.
+        """Write this worker's report, read the summary, and rescale the limits. Policy "proportional" only.
 
         Raises:
             BotoCoreError, ClientError: S3 failed; the limits stay as they are.
@@ -390,12 +357,35 @@ class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
         _ScaledLimiter.__init__(self, **options)
         RepeatingTask.__init__(self, self.sync_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
         self._store = S3Store(client, bucket, _with_slash(prefix))
+        self._lease_worker = self._leased(self._store) if self._coordination.policy == "leases" else None
         self.limiter.attach(session)
         if autostart:
             self.start()
 
+    async def _run(self) -> None:
+        if self._lease_worker is None:
+            await super()._run()
+            return
+        self.limiter.on_waiting = self._lease_worker.units_wait
+        await self._lease_worker.run()
+
+    async def stop(self) -> None:
+        """Cancel the task. A worker keeps its limits; with leases, the other workers may use its share from now on."""
+        await super().stop()
+        if self._lease_worker is not None:
+            await self._lease_worker.leave()
+
+    async def cleanup(self) -> None:
+        """Stop, and delete this worker's own object, so that nobody counts it any more.
+
+        Raises:
+            StoreFailed: S3 failed.
+        """
+        await self.stop()
+        await self._store.delete(self._object_name)
+
     async def sync_once(self) -> None:
-        """Write this worker's report, read the summary, and rescale the limits.
+        """Write this worker's report, read the summary, and rescale the limits. Policy "proportional" only.
 
         Raises:
             StoreFailed: S3 failed; the limits stay as they are.
@@ -413,7 +403,7 @@ def _with_slash(prefix: str) -> str:
 
 def _decoded(key: str, body: bytes) -> Consumption | None:
     try:
-        return msgspec.json.decode(body, type=Consumption)
+        return msgspec.json.decode(body, type=Consumption, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         _logger.debug("%s is not a worker's report: %s", key, error)
         return None

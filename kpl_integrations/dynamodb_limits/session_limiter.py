@@ -12,7 +12,7 @@ Boto3, Part 1", AWS Database Blog.)
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from kpl_core.options.validation import ABOVE_ZERO, require_number
@@ -28,6 +28,13 @@ _THROTTLED: Final = frozenset({"ProvisionedThroughputExceededException", "Thrott
 # Weight of the newest cost in the estimate for the next call of the same operation.
 _NEWEST_WEIGHT: Final = 0.3
 _CONTEXT: Final = "kpl_reserved_units"
+# A waiting call looks again after this long, because its rate may have changed.
+_LONGEST_SLEEP_SECONDS: Final = 0.2
+_ROUNDING_SECONDS: Final = 1e-9
+
+
+def _ignore() -> None:
+    pass
 
 
 class SessionLimiter:
@@ -59,6 +66,10 @@ class SessionLimiter:
             PostpaidBucket(write_rate, burst_seconds=burst_seconds, now=now),
         )
         self._estimates: dict[str, float] = {}
+        # Called when a call waits for units, in the thread of the call.
+        self.on_waiting: Callable[[], None] = _ignore
+        # Calls that were answered, and refused by the table.
+        self.call_count = self.refused_count = 0
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -80,6 +91,13 @@ class SessionLimiter:
         """Return the read and write units consumed so far."""
         return self._buckets[_READ].total, self._buckets[_WRITE].total
 
+    def demand(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the read and write units that calls, refused ones too, have asked for, and those that wait now."""
+        with self._lock:
+            now = self._clock()
+            (reads, reads_wait), (writes, writes_wait) = (bucket.demand(now) for bucket in self._buckets)
+        return (reads, writes), (reads_wait, writes_wait)
+
     def attach(self, session: Any) -> None:  # noqa: ANN401 - three libraries' sessions and clients
         """Limit every DynamoDB client that `session` creates from now on. Also accepts a single client."""
         events, is_async = _events_of(session)
@@ -95,29 +113,34 @@ class SessionLimiter:
             params["ReturnConsumedCapacity"] = "TOTAL"
 
     def _wait_in_thread(self, model: Any, context: dict[str, Any], **_: object) -> None:  # noqa: ANN401
-        wait = self._reserve(model.name, context)
-        if wait > 0.0:
+        for wait in self._waits(model.name, context):
             self._sleep(wait)
 
     async def _wait_on_loop(self, model: Any, context: dict[str, Any], **_: object) -> None:  # noqa: ANN401
-        wait = self._reserve(model.name, context)
-        if wait <= 0.0:
-            return
         try:
-            await asyncio.sleep(wait)
+            for wait in self._waits(model.name, context):
+                await asyncio.sleep(wait)
         except asyncio.CancelledError:
             # The call was not made, so it cost nothing.
             self._settle(model.name, context, (0.0, 0.0))
             raise
 
-    def _reserve(self, operation: str, context: dict[str, Any]) -> float:
+    def _waits(self, operation: str, context: dict[str, Any]) -> Iterator[float]:
+        """Reserve the estimated units; yield the seconds to sleep until they are there, at any rate set meanwhile."""
         kind = _KIND_OF.get(operation)
         if kind is None:
-            return 0.0
+            return
+        bucket = self._buckets[kind]
         with self._lock:
             estimate = self._estimates.get(operation, 1.0)
             context[_CONTEXT] = estimate
-            return self._buckets[kind].reserve(estimate, self._clock())
+            wait = bucket.reserve(estimate, self._clock())
+            ready_at = bucket.refilled + wait * bucket.rate
+        while wait > 0.0:
+            self.on_waiting()
+            yield min(wait, _LONGEST_SLEEP_SECONDS)
+            with self._lock:
+                wait = bucket.wait_for(ready_at, self._clock())
 
     def _answered(self, parsed: Mapping[str, Any], model: Any, context: dict[str, Any], **_: object) -> None:  # noqa: ANN401
         kind = _KIND_OF.get(model.name)
@@ -126,13 +149,18 @@ class SessionLimiter:
             return
         units = _consumed(parsed.get("ConsumedCapacity"), kind)
         if units is None:
-            was_throttled = parsed.get("Error", {}).get("Code") in _THROTTLED
-            spent = 0.0 if was_throttled else estimate
+            was_refused = parsed.get("Error", {}).get("Code") in _THROTTLED
+            if was_refused:
+                with self._lock:
+                    self.refused_count += 1
+                    self._buckets[kind].refused += estimate
+            spent = 0.0 if was_refused else estimate
             units = (spent, 0.0) if kind == _READ else (0.0, spent)
+        self.call_count += 1
         self._settle(model.name, context, units)
 
     def _failed(self, context: dict[str, Any] | None = None, **_: object) -> None:
-        # Without an answer the call may have been executed, so the estimate stays taken.
+        # Without an answer the call may have been executed, so the estimate stays taken, as if it were refused.
         if context and _CONTEXT in context:
             del context[_CONTEXT]
 
@@ -185,7 +213,7 @@ class PostpaidBucket:
     a second and holds at most `rate * burst_seconds`. Pure.
     """
 
-    __slots__ = ("_burst_seconds", "_level", "_seen_at", "rate", "total")
+    __slots__ = ("_burst_seconds", "_level", "_reserved", "_seen_at", "rate", "refilled", "refused", "total")
 
     def __init__(self, rate: float, *, burst_seconds: float, now: float) -> None:
         require_number("rate", rate, ABOVE_ZERO)
@@ -194,8 +222,10 @@ class PostpaidBucket:
         self._burst_seconds = burst_seconds
         self._level = rate * burst_seconds
         self._seen_at = now
-        # All consumed tokens.
-        self.total = 0.0
+        # All consumed tokens, those of refused calls, and those reserved for calls without an answer.
+        self.total = self.refused = self._reserved = 0.0
+        # All tokens that time has brought; a call waits for its own count of these.
+        self.refilled = 0.0
 
     def reserve(self, estimate: float, now: float) -> float:
         """Take the estimated tokens and return the seconds to wait before the call; later calls wait behind it."""
@@ -204,12 +234,25 @@ class PostpaidBucket:
         needed = min(estimate, self.rate * self._burst_seconds)
         wait = max(0.0, (needed - self._level) / self.rate)
         self._level -= estimate
+        self._reserved += estimate
         return wait
+
+    def wait_for(self, refilled: float, now: float) -> float:
+        """Return the seconds until the bucket has refilled so many tokens in total."""
+        self._refill(now)
+        wait = (refilled - self.refilled) / self.rate
+        return wait if wait > _ROUNDING_SECONDS else 0.0
+
+    def demand(self, now: float) -> tuple[float, float]:
+        """Return the tokens asked for so far, and those that calls wait for now."""
+        self._refill(now)
+        return self.total + self.refused + self._reserved, min(max(0.0, -self._level), self._reserved)
 
     def settle(self, estimate: float, actual: float, now: float) -> None:
         """Replace an estimate by the actual cost of the call."""
         self._refill(now)
         self._level += estimate - actual
+        self._reserved = max(0.0, self._reserved - estimate)
         self.total += actual
 
     def set_rate(self, rate: float, now: float) -> None:
@@ -225,5 +268,7 @@ class PostpaidBucket:
 
     def _refill(self, now: float) -> None:
         if now > self._seen_at:
-            self._level = min(self.rate * self._burst_seconds, self._level + (now - self._seen_at) * self.rate)
+            refilled = (now - self._seen_at) * self.rate
+            self.refilled += refilled
+            self._level = min(self.rate * self._burst_seconds, self._level + refilled)
             self._seen_at = now

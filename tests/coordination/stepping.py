@@ -8,7 +8,8 @@ from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
 
-RESOURCE = "orders/shard-0"
+# A worker has load for the first two at times, and never for the third.
+RESOURCES = RESOURCE, OTHER, IDLE = "orders/shard-0", "orders/shard-1", "orders/shard-2"
 LIMIT = (1000.0, 1_000_000.0)
 
 
@@ -61,8 +62,8 @@ class SteppedWorker:
     def __init__(self, name: str, store: MemoryStore, clock: Callable[[], float], *, max_workers: int) -> None:
         self.name = name
         self._clock = clock
-        self.demand = 0.0
-        self._offered = 0.0
+        self.demand = self.other_demand = 0.0
+        self._offered = dict.fromkeys(RESOURCES, 0.0)
         self._looked_at = clock()
         self.holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=max_workers))
         self.complaints: list[str] = []
@@ -77,10 +78,11 @@ class SteppedWorker:
 
     def measure(self) -> None:
         now = self._clock()
-        self._offered += self.demand * (now - self._looked_at)
+        self._offered[RESOURCE] += self.demand * (now - self._looked_at)
+        self._offered[OTHER] += self.other_demand * (now - self._looked_at)
         self._looked_at = now
-        counted = (self._offered, self._offered * 1000)
-        self.holder.measure({RESOURCE: Usage(LIMIT, counted)}, now)
+        usages = {resource: Usage(LIMIT, (count, count * 1000)) for resource, count in self._offered.items()}
+        self.holder.measure(usages, now)
 
     def step(self, *, measures: bool = True) -> bool:
         """Continue to the next store call; return True when the sync has finished."""
@@ -103,5 +105,5 @@ class SteppedWorker:
         while not self.step(measures=measures):
             pass
 
-    def share(self, dimension: int = 0) -> float:
-        return self.holder.share(RESOURCE, LIMIT)[dimension]
+    def share(self, dimension: int = 0, resource: str = RESOURCE) -> float:
+        return self.holder.share(resource, LIMIT)[dimension]

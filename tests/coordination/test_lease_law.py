@@ -6,19 +6,20 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from kpl_core.coordination.lease_sync import SUMMARY_NAME
-from tests.coordination.stepping import LIMIT, SteppedWorker, SteppingStore
+from tests.coordination.stepping import LIMIT, RESOURCE, RESOURCES, SteppedWorker, SteppingStore
 
 MAX_WORKERS = 8
 INTERVAL = 5.0
 EPOCH = 1_800_000_000.0
 
 indices = st.integers(0, MAX_WORKERS - 1)
-# The wait; the new demand of some workers; the workers that sync at once; the workers whose sync advances by so many
-# calls; what happens to the store: it goes down or comes back, its clock steps by so many seconds, or it loses what was
-# written in the last round. (After a step of ten minutes a summary is of yesterday, and ignored.)
+# The wait; the new demand of some workers for the first or the other resource; the workers that sync at once; the
+# workers whose sync advances by so many calls; what happens to the store: it goes down or comes back, its clock steps
+# by so many seconds, or it loses what was written in the last round. (After a step of ten minutes a summary is of
+# yesterday, and ignored.)
 rounds = st.tuples(
     st.floats(0.1, 2.0),
-    st.dictionaries(indices, st.sampled_from([0.0, 50.0, 5000.0]), max_size=2),
+    st.dictionaries(st.tuples(indices, st.booleans()), st.sampled_from([0.0, 50.0, 5000.0]), max_size=2),
     st.lists(indices, max_size=3),
     st.lists(st.tuples(indices, st.integers(1, 4)), max_size=3),
     st.sampled_from([*[None] * 20, "breaks", "breaks", "forgets", 400.0, -400.0, 7.0, -7.0, -3.0]),
@@ -45,8 +46,13 @@ class Fleet:
                     worker.sync()
             self.wait(1.0)
 
-    def total(self, dimension: int = 0) -> float:
-        return sum(worker.share(dimension) for worker in self.workers)
+    def total(self, dimension: int = 0, resource: str = RESOURCE) -> float:
+        return sum(worker.share(dimension, resource) for worker in self.workers)
+
+    def assert_within_the_limits(self) -> None:
+        for resource in RESOURCES:
+            assert self.total(0, resource) <= LIMIT[0] * (1 + 1e-9), resource
+            assert self.total(1, resource) <= LIMIT[1] * (1 + 1e-9), resource
 
     def wait(self, seconds: float) -> None:
         """Let time pass; every worker reports within its lifetime unless the store is down."""
@@ -61,14 +67,17 @@ class Fleet:
     def do(
         self,
         seconds: float,
-        demands: dict[int, float],
+        demands: dict[tuple[int, bool], float],
         meeting: list[int],
         stepping: list[tuple[int, int]],
         befalling: str | float | None,
     ) -> None:
         before = self.store.remembered()
-        for index, demand in demands.items():
-            self.worker(index).demand = demand
+        for (index, is_other), demand in demands.items():
+            if is_other:
+                self.worker(index).other_demand = demand
+            else:
+                self.worker(index).demand = demand
         self.wait(seconds)
         for index in meeting:
             self.worker(index).sync()
@@ -114,8 +123,7 @@ def test_the_sum_of_all_shares_is_within_the_limit_in_any_order(count, is_cold, 
         fleet.settle()
     for action in actions:
         fleet.do(*action)
-        assert fleet.total(0) <= LIMIT[0] * (1 + 1e-9)
-        assert fleet.total(1) <= LIMIT[1] * (1 + 1e-9)
+        fleet.assert_within_the_limits()
 
 
 @given(st.integers(1, MAX_WORKERS), st.lists(rounds, max_size=20))

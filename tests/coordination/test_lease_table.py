@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from benchmarks.coordination_fleet import finished
@@ -134,6 +135,42 @@ def test_more_workers_than_max_workers_still_keep_the_limit():
     summary = grown(throttled=0.0, workers=9)
     assert total(summary) == pytest.approx(1_000.0)
     assert summary.resources[RESOURCE].newcomer[0] < 10.0
+
+
+def test_the_first_claim_of_a_resource_gets_a_newcomers_share_until_all_workers_know():
+    """The others may be using it as newcomers."""
+    summary = grown(throttled=0.0)
+    claim = Claim((5_000.0, 5e6), (0.0, 0.0), LIMIT)
+    for seconds, most in ((0.0, 250.0), (2.5, 250.0), (5.0, 250.0), (7.5, 970.0)):
+        at = summary.computed_at + (2.5 if seconds else 0.0)
+        reports = {name: report(name, summary.generation, at) for name in summary.members}
+        known = reports["w0"].claims
+        reports["w0"] = msgspec.structs.replace(reports["w0"], claims={**known, "new": claim}, token=summary.token)
+        summary = next_summary(summary, reports.values(), RULES, at=at)
+        assert summary.members["w0"].grants["new"].share[0] == pytest.approx(most)
+
+
+def test_the_plan_of_an_unused_resource_is_kept_for_ten_minutes():
+    """So the next worker with a claim gets nearly all of it at once."""
+    summary = grown(throttled=0.0)
+
+    def idle(at: float) -> list[WorkerReport]:
+        return [
+            WorkerReport(worker_id="w0", written_at=at, generation=summary.generation, claims={}, max_workers=4),
+        ]
+
+    for _ in range(12):
+        at = summary.computed_at + 2.5
+        summary = next_summary(summary, idle(at), RULES, at=at)
+    plan = summary.resources[RESOURCE]
+    assert plan.newcomer == pytest.approx((10.0, 1e4))
+    assert plan.unassigned == LIMIT
+    at = summary.computed_at + 2.5
+    claimed = next_summary(summary, [report("w0", summary.generation, at)], RULES, at=at)
+    assert claimed.members["w0"].grants[RESOURCE].share[0] == pytest.approx(970.0)
+    late = plan.used_at + 601.0
+    summary = next_summary(msgspec.structs.replace(summary, computed_at=late - 2.5), idle(late), RULES, at=late)
+    assert RESOURCE not in summary.resources
 
 
 def test_the_smallest_configured_limit_holds_for_all():

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.coordination.max_min_share import HEADROOM, TRICKLE, fair_level, shares, water_level
+from kpl_core.coordination.max_min_share import HEADROOM, SPARE_OF_ALL, TRICKLE, fair_level, shares, water_level
 
 rates = st.floats(min_value=0, max_value=1e6)
 weights = st.floats(min_value=0.01, max_value=100)
@@ -37,9 +37,13 @@ def test_the_water_level_agrees_with_the_oracle(drawn, limit):
 
 
 @given(workers, limits)
-def test_the_shares_add_up_to_the_limit(drawn, limit):
-    granted = shares(limit, [want for want, _ in drawn], [weight for _, weight in drawn])
-    assert sum(granted) == pytest.approx(limit, rel=1e-9)
+def test_the_shares_add_up_to_the_limit_if_it_is_wanted(drawn, limit):
+    wants, heavy = [want for want, _ in drawn], [weight for _, weight in drawn]
+    granted = shares(limit, wants, heavy)
+    unused = max(0.0, limit - sum(want * HEADROOM for want in wants))
+    assert limit - (1 - SPARE_OF_ALL) * unused - 1e-9 * limit <= sum(granted) <= limit * (1 + 1e-9)
+    if sum(wants) >= limit:
+        assert sum(granted) == pytest.approx(limit, rel=1e-9)
     assert min(granted) > 0
 
 
@@ -75,7 +79,17 @@ def test_an_infinite_demand_is_allowed():
 
 
 def test_a_small_demand_has_headroom():
-    assert shares(1000.0, [100.0, 100.0], [1.0, 1.0]) == pytest.approx([500.0, 500.0])
+    # The wants, 125 each, and three quarters of the other 750.
+    assert shares(1000.0, [100.0, 100.0], [1.0, 1.0]) == pytest.approx([406.25, 406.25])
+
+
+def test_of_a_limit_that_nobody_wants_most_stays_unassigned():
+    # A worker with a burst gets that at once. The trickle, 40, and 15 % of the other 960 are divided.
+    assert shares(1000.0, [0.0, 0.0], [1.0, 1.0]) == pytest.approx([92.0, 92.0])
+
+
+def test_a_demand_within_the_trickle_counts_as_none():
+    assert shares(1000.0, [1.0, 0.0], [1.0, 1.0]) == pytest.approx([92.0, 92.0])
 
 
 def test_a_higher_tier_is_served_first_and_a_lower_one_keeps_a_trickle():

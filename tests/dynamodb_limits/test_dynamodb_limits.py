@@ -13,9 +13,11 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from hypothesis import given, strategies as st
 
-from kpl_core import ConfigError
+from kpl_core import ConfigError, CoordinationOptions
+from kpl_core.coordination import MemoryStore
 from kpl_integrations.dynamodb_limits import SessionLimiter
-from kpl_integrations.dynamodb_limits.distributed_rate import RepeatingTask, RepeatingThread, Repetition
+from kpl_integrations.dynamodb_limits.leased_rate import leased_worker
+from kpl_integrations.dynamodb_limits.repetition import RepeatingTask, RepeatingThread, Repetition
 from kpl_integrations.dynamodb_limits.session_limiter import PostpaidBucket
 
 KEY = {"id": {"S": "1"}}
@@ -248,3 +250,62 @@ def test_a_task_continues_after_failures_and_can_be_restarted():
         return len(reported)
 
     assert asyncio.run(scene()) == 1
+
+
+def test_the_units_of_refused_calls_are_demand():
+    """Otherwise a table that refuses most calls looks like a fleet that wants little."""
+    limiter = limited(Clock())
+    client = client_of(limiter, Table(status=400, error="ThrottlingException"))
+    for _ in range(3):
+        with pytest.raises(ClientError):
+            client.put_item(TableName="t", Item=KEY)
+    assert limiter.totals() == (0.0, 0.0)
+    assert limiter.demand() == ((0.0, 3.0), (0.0, 0.0))
+    assert (limiter.call_count, limiter.refused_count) == (3, 3)
+
+
+def test_a_waiting_call_follows_a_rate_that_is_raised_meanwhile():
+    clock = Clock()
+    limiter = SessionLimiter(read_rate=1.0, write_rate=0.01, burst_seconds=0.1, clock=clock, sleep=clock.sleep)
+    limiter.on_waiting = lambda: limiter.set_rates(1.0, 10.0)
+    client = client_of(limiter, Table(1.0))
+    client.put_item(TableName="t", Item=KEY)
+    # At a hundredth of a unit a second this call would wait for more than a minute.
+    client.put_item(TableName="t", Item=KEY)
+    assert clock.now < 1.0
+
+
+def test_limiters_divide_the_rates_by_leases_and_a_busy_one_gets_what_idle_ones_leave():
+    clock = Clock()
+    store = MemoryStore(lambda: 1e9 + clock.now)
+    limiters = [
+        SessionLimiter(read_rate=1.0, write_rate=1.0, burst_seconds=0.1, clock=clock, sleep=clock.sleep)
+        for _ in range(4)
+    ]
+    workers = [
+        leased_worker(
+            limiter,
+            store,
+            CoordinationOptions(store="memory://unused", max_workers=4, worker_id=f"w{index}"),
+            total=(100.0, 50.0),
+            worker_max=(100.0, 50.0),
+            clock=clock,
+            wall_clock=lambda: 1e9 + clock.now,
+            chance=lambda: 0.5,
+        )
+        for index, limiter in enumerate(limiters)
+    ]
+    client = client_of(limiters[0], Table(1.0))
+    for second in range(40):
+        while clock.now < second:
+            # Each call waits for its units, in virtual time.
+            client.put_item(TableName="t", Item=KEY)
+
+        async def step() -> None:
+            for worker in workers:
+                await worker.step()
+
+        asyncio.run(step())
+        assert sum(limiter.rates[1] for limiter in limiters) <= 50.0 * 1.001
+    assert limiters[0].rates[1] >= 0.9 * 50.0
+    assert min(limiter.rates[1] for limiter in limiters[1:]) > 0.0

@@ -86,6 +86,7 @@ def test_twenty_boto3_workers_stay_within_the_shared_capacity(moto: Emulator, ta
                 "job",
                 aggregate_max_write_rate=AGGREGATE_WRITES,
                 worker_max_write_rate=AGGREGATE_WRITES / 2,
+                policy="proportional",
                 sync_interval=SYNC_SECONDS,
                 worker_id=str(index),
                 burst_seconds=0.5,
@@ -114,7 +115,7 @@ def test_twenty_boto3_workers_stay_within_the_shared_capacity(moto: Emulator, ta
 
 def test_the_objects_are_those_of_the_example(moto: Emulator, table: str, bucket: str) -> None:
     session = Session(moto)
-    worker = DistributedRateWorker(session, bucket, "job", autostart=False, worker_id="one")
+    worker = DistributedRateWorker(session, bucket, "job", autostart=False, worker_id="one", policy="proportional")
     assert worker.limiter.rates == (1_500.0, 500.0)
     aggregator = DistributedRateAggregator(session, bucket, "job/", autostart=False)
     s3 = session.client("s3")
@@ -134,7 +135,7 @@ def test_the_objects_are_those_of_the_example(moto: Emulator, table: str, bucket
     summary = aggregator.aggregate_once()
     assert summary.active_workers == 31
     assert summary.aggregated_read_rate == pytest.approx(300.0)
-    assert summary.aggregated_write_rate > 0
+    assert (summary.aggregated_write_rate or 0.0) > 0
     stored = msgspec.json.decode(s3.get_object(Bucket=bucket, Key="job/summary.json")["Body"].read())
     assert set(stored) == {
         "timestamp",
@@ -143,11 +144,24 @@ def test_the_objects_are_those_of_the_example(moto: Emulator, table: str, bucket
         "active_workers",
         "aggregation_time_utc",
     }
+    # Numbers as text, and null, as other writers of these objects leave them.
+    s3.put_object(
+        Bucket=bucket,
+        Key="job/worker-text.json",
+        Body=b'{"timestamp": "%.1f", "read_rate": "7.5", "write_rate": null}' % time.time(),
+    )
+    assert aggregator.aggregate_once().aggregated_read_rate == pytest.approx(307.5)
+    stale = ConsumptionSummary(timestamp=time.time() - 16, aggregated_read_rate=200_000.0)
+    s3.put_object(Bucket=bucket, Key="job/summary.json", Body=msgspec.json.encode(stale))
+    worker.sync_once()
+    assert worker.limiter.rates == (1_500.0, 500.0)
     too_much = ConsumptionSummary(timestamp=time.time(), aggregated_read_rate=200_000.0, aggregated_write_rate=0.0)
     s3.put_object(Bucket=bucket, Key="job/summary.json", Body=msgspec.json.encode(too_much))
     worker.sync_once()
     # 0.6 * 1,500 + 0.4 * 750; if nothing was written at all: scale 1.
     assert worker.limiter.rates == pytest.approx((1_200.0, 500.0))
+    worker.cleanup()
+    assert "Contents" not in s3.list_objects_v2(Bucket=bucket, Prefix="job/worker-one.json")
 
 
 @pytest.mark.anyio
@@ -156,7 +170,9 @@ async def test_aiobotocore_clients_stay_within_the_shared_capacity(moto: Emulato
     options = {"region_name": "us-east-1", "endpoint_url": moto.endpoint_url}
     async with session.create_client("s3", **options) as s3:
         aggregator = AsyncDistributedRateAggregator(s3, bucket, "job", interval=0.2)
-        worker = AsyncDistributedRateWorker(session, s3, bucket, "job", sync_interval=0.2, aggregate_max_write_rate=50)
+        worker = AsyncDistributedRateWorker(
+            session, s3, bucket, "job", sync_interval=0.2, aggregate_max_write_rate=50, policy="proportional"
+        )
         async with session.create_client("dynamodb", **options) as client:
             numbers = itertools.count()
 
@@ -176,6 +192,46 @@ async def test_aiobotocore_clients_stay_within_the_shared_capacity(moto: Emulato
     assert summary.active_workers == 1
     # Up to one second's worth may have been kept for a burst, and comes on top.
     assert written <= 50 * (seconds + 1) * 1.3
+
+
+def test_boto3_workers_share_the_capacity_by_leases_in_the_bucket_without_an_aggregator(
+    moto: Emulator, table: str, bucket: str
+) -> None:
+    stopping = threading.Event()
+    workers, threads = [], []
+    with ExitStack() as running:
+        for index in range(4):
+            session = Session(moto)
+            worker = DistributedRateWorker(
+                session,
+                bucket,
+                "job",
+                aggregate_max_write_rate=AGGREGATE_WRITES,
+                sync_interval=2.0,
+                worker_id=str(index),
+                max_workers=4,
+            )
+            running.callback(worker.cleanup)
+            workers.append(worker)
+            threads.append(threading.Thread(target=press, args=(session.client("dynamodb"), table, stopping)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            running.callback(thread.join)
+        running.callback(stopping.set)
+        deadline = time.monotonic() + 60
+        while sum(worker.limiter.rates[1] for worker in workers) < 0.9 * AGGREGATE_WRITES:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        before, began = sum(worker.limiter.totals()[1] for worker in workers), time.monotonic()
+        time.sleep(5.0)
+        rate = (sum(worker.limiter.totals()[1] for worker in workers) - before) / (time.monotonic() - began)
+        names = [each["Key"] for each in Session(moto).client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
+        assert sum(worker.limiter.rates[1] for worker in workers) <= 1.01 * AGGREGATE_WRITES
+    assert rate <= 1.1 * AGGREGATE_WRITES
+    assert sorted(names) == ["job/leases.json", *(f"job/report-{index}.json" for index in range(4))]
+    left = Session(moto).client("s3").list_objects_v2(Bucket=bucket)["Contents"]
+    assert [each["Key"] for each in left] == ["job/leases.json"]
 
 
 def test_capacity_of_every_kind_of_call_is_read_from_moto(moto: Emulator, table: str) -> None:

@@ -11,10 +11,49 @@ from kpl_core.limits import AdaptiveRefill, TokenBucketLimiter
 BASE = 100.0
 
 
-def refill(**references: float) -> tuple[TokenBucketLimiter, AdaptiveRefill]:
+WINDOW = 10.0
+
+
+class ByWindow:
+    """Gives one report to each window. The first window gets its report twice, because a report must end it."""
+
+    def __init__(self, adaptive: AdaptiveRefill) -> None:
+        self._adaptive = adaptive
+        self._now = 0.0
+
+    def update(self, latency_seconds: float, refused: float, dead_letter_depth: float) -> float:
+        if self._now == 0.0:
+            self._adaptive.update(latency_seconds, refused, dead_letter_depth, self._now)
+        self._now += WINDOW
+        return self._adaptive.update(latency_seconds, refused, dead_letter_depth, self._now)
+
+    @property
+    def pressure(self) -> float:
+        return self._adaptive.pressure
+
+    @property
+    def refused_share(self) -> float:
+        return self._adaptive.refused_share
+
+
+def refill(**references: float) -> tuple[TokenBucketLimiter, ByWindow]:
     limiter = TokenBucketLimiter(1_000, BASE)
     given_references = {"target_latency_seconds": 0.2, "allowed_refused_share": 0.05, "dead_letter_capacity": 1_000}
-    return limiter, AdaptiveRefill(limiter, **(given_references | references))
+    return limiter, ByWindow(AdaptiveRefill(limiter, window_seconds=WINDOW, **(given_references | references)))
+
+
+@pytest.mark.parametrize("refused_every", [50, 100, 200])
+def test_refusals_fed_one_by_one_count_as_the_share_of_a_window(refused_every):
+    limiter = TokenBucketLimiter(1_000, BASE)
+    adaptive = AdaptiveRefill(limiter, target_latency_seconds=0.2, allowed_refused_share=0.01)
+    # A hundred answers a second, at half of the target's latency.
+    rates = [adaptive.update(0.1, number % refused_every == 0, 0, number / 100) for number in range(1, 20_000)]
+    # The pressure is the share of refusals divided by 1 %: 2, 1 and 1/2.
+    goal = BASE * (1.0 + 0.2 * (1.0 - 100 / refused_every))
+    assert min(rates[2_000:]) >= min(goal, 110.0) - 1.0
+    assert rates[-1] == pytest.approx(goal, abs=1.0)
+    # One change in a window of ten seconds.
+    assert len(set(rates)) <= 20
 
 
 def test_without_pressure_the_rate_is_the_base_rate():
@@ -116,11 +155,13 @@ def test_one_answer_of_a_minute_affects_the_rate_only_briefly():
     assert [adaptive.update(0.2, False, 0) for _ in range(10)][-1] >= 97.0
 
 
-@pytest.mark.parametrize("name", ["target_latency_seconds", "allowed_refused_share", "dead_letter_capacity"])
+@pytest.mark.parametrize(
+    "name", ["target_latency_seconds", "allowed_refused_share", "dead_letter_capacity", "window_seconds"]
+)
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
 def test_references_must_be_finite_and_positive(name, bad):
     with pytest.raises(ValueError, match=f"{name} is"):
-        refill(**{name: bad})
+        AdaptiveRefill(TokenBucketLimiter(1_000, BASE), **({"target_latency_seconds": 0.2} | {name: bad}))
 
 
 @pytest.mark.parametrize("report", [(-1, 0, 0), (math.nan, 0, 0), (0, 1.5, 0), (0, -0.1, 0), (0, 0, math.inf)])

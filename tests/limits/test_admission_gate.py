@@ -197,7 +197,11 @@ def test_normal_work_is_normal_again_after_the_overload():
 def test_the_monitor_is_called_for_every_new_work_and_may_call_the_gate():
     seen: list[int] = []
     storm = Storm(
-        monitor=(monitor := RejectionMonitor(on_change=lambda _: seen.append(storm.gate.statistics()["queued"])))
+        monitor=(
+            monitor := RejectionMonitor(
+                min_requests=1, on_change=lambda _: seen.append(storm.gate.statistics()["queued"])
+            )
+        )
     )
     storm.empty()
     storm.gate.submit(work())
@@ -214,7 +218,7 @@ def test_evicted_work_is_returned_even_if_the_callback_of_the_monitor_raises():
     def raises(_is_raised: bool) -> None:
         raise ZeroDivisionError
 
-    storm = Storm(max_waiting=1, monitor=RejectionMonitor(raise_above=0.6, on_change=raises))
+    storm = Storm(max_waiting=1, monitor=RejectionMonitor(raise_above=0.6, min_requests=1, on_change=raises))
     storm.gate.submit(work("granted"))
     storm.empty()
     assert storm.gate.submit(work("evicted", "bulk")) == "queued"

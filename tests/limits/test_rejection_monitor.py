@@ -54,7 +54,7 @@ def test_between_the_thresholds_nothing_changes():
 
 def test_decisions_older_than_a_minute_do_not_count():
     monitor = RejectionMonitor()
-    for _ in range(10):
+    for _ in range(20):
         monitor.record(False, 100.0)
     assert monitor.has_backpressure(159.9)
 
@@ -64,7 +64,7 @@ def test_decisions_older_than_a_minute_do_not_count():
 
 def test_the_signal_ends_with_time_and_calls_the_callback():
     told: list[bool] = []
-    monitor = RejectionMonitor(on_change=told.append)
+    monitor = RejectionMonitor(on_change=told.append, min_requests=1)
     monitor.record(False, 0.0)
 
     assert monitor.is_ready(1_000.0)
@@ -107,6 +107,31 @@ def test_the_window_covers_sixty_to_sixty_one_seconds(decisions):
 def test_thresholds_must_be_in_order(raise_above, clear_below):
     with pytest.raises(ConfigError, match="raise_above is"):
         RejectionMonitor(raise_above=raise_above, clear_below=clear_below)
+
+
+def test_one_rejection_in_an_idle_minute_is_not_backpressure():
+    monitor = RejectionMonitor()
+    assert not monitor.record(False, 0.0)
+    assert monitor.is_ready(0.0)
+    assert monitor.rejected_share(0.0) == 1.0
+    for _ in range(18):
+        assert not monitor.record(False, 1.0)
+    # The twentieth request of the minute.
+    assert monitor.record(False, 1.0)
+
+
+def test_the_signal_ends_when_the_requests_are_too_few():
+    monitor = RejectionMonitor(min_requests=5)
+    for second in range(5):
+        monitor.record(False, float(second))
+    assert monitor.has_backpressure(4.0)
+    assert monitor.is_ready(62.0)
+
+
+def test_the_minimum_of_requests_is_at_least_one():
+    assert RejectionMonitor(min_requests=1).record(False, 0.0)
+    with pytest.raises(ConfigError, match="min_requests is 0"):
+        RejectionMonitor(min_requests=0)
 
 
 @pytest.mark.parametrize("window_seconds", [0, -1, math.nan, math.inf])
