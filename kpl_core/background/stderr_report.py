@@ -5,16 +5,21 @@ request whose successor is answered before the line is due is not reported: that
 closed.
 """
 
+import re
 import sys
 import threading
 from collections import Counter
 from time import monotonic
 from typing import Final
 
+from kpl_core.options.validation import without_passwords
+
 _FIRST_SECONDS: Final = 3.0
 _QUIET_SECONDS: Final = 60.0
 # A cause may be a whole answer of the service.
 _CAUSE_CHARACTERS: Final = 300
+# An endpoint may quote the request, with its signature and session token. Only these have so many characters in a row.
+_SECRET: Final = re.compile(r"[A-Za-z0-9+/=]{40,}")
 
 
 class StderrReport:
@@ -35,7 +40,7 @@ class StderrReport:
     def request_failed(self, cause: str) -> None:
         """Count a request that failed as a whole and may be tried again."""
         with self._lock:
-            self._requests[cause] += 1
+            self._requests[shown_cause(cause)] += 1
             self._start_timer()
 
     def request_answered(self) -> None:
@@ -47,7 +52,7 @@ class StderrReport:
     def lost(self, cause: str, count: int) -> None:
         """Count what was lost for good."""
         with self._lock:
-            self._lost[cause] += count
+            self._lost[shown_cause(cause)] += count
             self._start_timer()
 
     def write(self) -> None:
@@ -66,8 +71,7 @@ class StderrReport:
         try:
             sys.stderr.write(f"{self._subject}: {'; '.join(failed)} (reported once a minute at most)\n")
             sys.stderr.flush()
-        except (OSError, ValueError, AttributeError):
-            # stderr is closed or missing, so nothing can be reported.
+        except Exception:  # noqa: BLE001 - stderr is closed or missing, or the application's own
             return
 
     def _start_timer(self) -> None:
@@ -83,5 +87,11 @@ class StderrReport:
                 self.write()
 
 
+def shown_cause(failure: str) -> str:
+    """Return the first line of a failure without secrets, at most 300 characters."""
+    # The further lines of a signature error quote the request.
+    return _SECRET.sub("***", without_passwords(failure.partition("\n")[0]))[:_CAUSE_CHARACTERS]
+
+
 def _listed(causes: Counter[str]) -> str:
-    return ", ".join(f"{count:,} x {cause[:_CAUSE_CHARACTERS]}" for cause, count in causes.most_common(3))
+    return ", ".join(f"{count:,} x {cause}" for cause, count in causes.most_common(3))

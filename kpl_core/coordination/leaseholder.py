@@ -92,6 +92,7 @@ class Leaseholder:
         self._quick_syncs = 0
         # True if a summary lowered a share: other workers wait for this worker's report, and for the next summary.
         self._must_confirm = self._is_lowered = False
+        self._confirm_syncs = 0
 
     # Shares
 
@@ -228,6 +229,7 @@ class Leaseholder:
                 self._shares[resource] = share
         self._is_lowered = self._unsettled and (was_lowered or self._is_lowered)
         self._must_confirm = self._unsettled and (was_lowered or self._must_confirm)
+        self._confirm_syncs = 0
         if not self.wants_more:
             self._quick_syncs = 0
 
@@ -267,6 +269,7 @@ class Leaseholder:
         self._synced_at = now
         if self.wants_more:
             self._quick_syncs += 1
+        self._confirm_syncs += self._must_confirm
 
     def sync_due(self, now: float, *, usual_seconds: float) -> bool:
         """Return True if a sync is due. `usual_seconds` is this round's interval with jitter."""
@@ -275,8 +278,10 @@ class Leaseholder:
     def next_sync_at(self, *, usual_seconds: float) -> float:
         """Return when the next sync is due at the latest."""
         spacing = READ_SPACING * usual_seconds
-        if self._must_confirm or (self._quick_syncs < MAX_QUICK_SYNCS and self.wants_more):
-            share = min(WANTS_MORE_SPACING, FIRST_QUICK_SPACING * 2.0**self._quick_syncs)
+        # Both are bounded, because the syncs may fail for hours.
+        must_confirm = self._must_confirm and self._confirm_syncs < MAX_QUICK_SYNCS
+        if must_confirm or (self._quick_syncs < MAX_QUICK_SYNCS and self.wants_more):
+            share = min(WANTS_MORE_SPACING, FIRST_QUICK_SPACING * 2.0 ** min(self._quick_syncs, MAX_QUICK_SYNCS))
             spacing = min(spacing, share * self.rules.interval_seconds * 0.999)
         return self._synced_at + spacing
 

@@ -5,6 +5,8 @@ a part of both rates. See `kpl_core.coordination.lease_table`.
 """
 
 import asyncio
+import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -70,22 +72,29 @@ class LeaseThread:
         self._worker = worker
         self._limiter = limiter
         self._thread: threading.Thread | None = None
+        self._process_id = os.getpid()
 
     def start(self) -> None:
         """Start the thread if it does not run; works again after `stop`."""
         if self._thread is None:
             running = threading.Event()
+            self._process_id = os.getpid()
             self._thread = threading.Thread(
                 target=anyio.run, args=(self._run, running), name="kpl-rate-worker", daemon=True
             )
             self._thread.start()
-            running.wait()
+            while not running.wait(0.1):
+                if not self._thread.is_alive():
+                    message = "the thread that shares the rates could not start its event loop; the log says why"
+                    raise RuntimeError(message)
 
     def stop(self) -> None:
         """End the thread, and give the leases back. The limiter keeps its rates."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            # The loop may have ended by an error.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopping.set)
             thread.join()
 
     async def _run(self, running: threading.Event) -> None:
@@ -100,6 +109,9 @@ class LeaseThread:
         await self._worker.leave()
 
     def _call_waits(self) -> None:
+        if self._process_id != os.getpid():
+            # A fork has no such thread.
+            return
         try:
             self._loop.call_soon_threadsafe(self._worker.units_wait)
         except RuntimeError:

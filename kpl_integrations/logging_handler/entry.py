@@ -178,7 +178,7 @@ def _split(line: LargeLine, max_bytes: int) -> tuple[bytes, ...]:
     shell = len(line.encode_part("", {"split": {"id": split_id, "index": 10**9, "count": 10**9}}, bare=True))
     pieces: list[str] = []
     start = 0
-    while start < len(text):
+    while start < len(text) or not pieces:
         piece = _fitting(text[start : start + max_bytes], max_bytes - shell)
         pieces.append(piece)
         start += len(piece)

@@ -6,22 +6,18 @@ The stream cannot carry such a report, because it is what is broken. It goes to 
 
 import contextlib
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from kpl_core import Producer
-from kpl_core.options.validation import without_passwords
+from kpl_core.background.stderr_report import shown_cause
 from kpl_integrations.logging_handler.level_queue import LogCounts
 
 # How long records may wait while none is delivered.
 _STALLED_SECONDS: Final = 4.0
 _QUIET_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.5
-_CAUSE_CHARACTERS: Final = 300
-# An endpoint may quote the request, with its signature and session token. Only these have so many characters in a row.
-_SECRET: Final = re.compile(r"[A-Za-z0-9+/=]{40,}")
 
 
 class TimeExtension:
@@ -92,7 +88,7 @@ class TroubleReport:
             return None
         self._quiet_until, self._lost = now + _QUIET_SECONDS, lost
         if failure is not None:
-            cause = f" ({_cause_of(failure)})"
+            cause = f" ({shown_cause(failure)})"
         else:
             cause = f" (nothing was delivered for {now - self._progress_at:.0f} s)" if is_stalled else ""
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
@@ -101,11 +97,6 @@ class TroubleReport:
             f"{counts.delivered:,} are delivered, {counts.buffered:,} wait, {counts.kept:,} are kept on disk, "
             f"{counts.dropped_total:,} are lost{f' ({reasons})' if reasons else ''}; reported once a minute at most"
         )
-
-
-def _cause_of(failure: str) -> str:
-    # The further lines of a signature error quote the request.
-    return _SECRET.sub("***", without_passwords(failure.partition("\n")[0]))[:_CAUSE_CHARACTERS]
 
 
 def write_to_stderr(stream: str, text: str) -> None:

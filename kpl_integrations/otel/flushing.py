@@ -5,6 +5,7 @@ The SDK's `force_flush` ignores its timeout, and returns True even if data were 
 """
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -32,6 +33,11 @@ _PROVIDERS: Final[dict[Signal, Callable[[], object]]] = {
     "logs": get_logger_provider,
     "metrics": get_meter_provider,
 }
+_VARIABLES: Final[dict[Signal, str]] = {
+    "traces": "OTEL_PYTHON_TRACER_PROVIDER",
+    "logs": "OTEL_PYTHON_LOGGER_PROVIDER",
+    "metrics": "OTEL_PYTHON_METER_PROVIDER",
+}
 
 
 class _GlobalProviders(ProcessListener):
@@ -49,7 +55,9 @@ class _GlobalProviders(ProcessListener):
     def add(self, exporter: "SignalExporter") -> None:
         """Flush this exporter too, for as long as it is referenced."""
         self._exporters.add(exporter)
-        self.confirm_flushes(exporter.signal)
+        # With this variable, reading the provider before it is set would set an empty one. The first export reads it.
+        if _VARIABLES[exporter.signal] not in os.environ:
+            self.confirm_flushes(exporter.signal)
 
     def confirm_flushes(self, signal: Signal) -> None:
         """Let the global provider's `force_flush` wait for all exporters of `signal`, once it is set."""

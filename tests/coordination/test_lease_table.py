@@ -232,3 +232,12 @@ def test_a_summary_costs_one_listing_and_one_write_per_part():
     # One listing of the reports per summary; two writes of the head, and the parts.
     assert few.calls == {"read": 1, "write": 2, "read_all": 1}
     assert many.calls == {"read": 1, "write": 4, "read_all": 2}
+
+
+def test_a_store_that_fails_for_hours_ends_no_worker_and_is_not_asked_without_pause() -> None:
+    holder = Leaseholder(HolderRules(worker_id="a", interval_seconds=5.0, max_workers=8))
+    holder.measure({"shard": Usage((1_000.0, 1e6), (0.0, 0.0))}, 0.0)
+    holder._must_confirm = True  # noqa: SLF001 - a share was lowered just before the store failed
+    for attempt in range(2_000):
+        holder.sync_started(float(attempt))
+    assert holder.next_sync_at(usual_seconds=5.0) - 1_999.0 >= 1.0

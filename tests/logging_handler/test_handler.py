@@ -408,3 +408,12 @@ def test_a_formatter_that_encodes_in_its_own_way_is_used(make, kinesis, logger):
     small, large = sorted((record.data for record in user_records(kinesis)), key=len)
     assert b'"MESSAGE":"HELLO"' in small
     assert json.loads(large)["truncated"]
+
+
+def test_an_oversize_record_without_a_message_is_delivered_and_counted(make, kinesis, logger):
+    handler = make(oversize="split")
+    logger.addHandler(handler)
+    logger.error("", extra={"blob": "x" * 3_000_000})
+    handler.close()
+    counts = handler.counts()
+    assert (counts.delivered, counts.buffered, counts.dropped_total) == (1, 0, 0)

@@ -125,3 +125,14 @@ def test_a_closed_stderr_is_no_error(monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     report.lost("TooLarge", 1)
     report.write()
+
+
+def test_causes_are_shown_without_secrets_and_further_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    report = StderrReport("spans", "spans")
+    token = "FwoGZXIvYXdzEXAMPLE" * 3
+    report.request_failed(f"IncompleteSignature: 'Credential={token}'\nAuthorization: secret\n")
+    report.lost("http://user:password@proxy failed", 2)
+    report.write()
+    said = capsys.readouterr().err
+    assert "IncompleteSignature: '***'" in said
+    assert not [each for each in (token, "secret", "password") if each in said]
