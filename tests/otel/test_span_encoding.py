@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
@@ -53,6 +53,9 @@ spans = st.builds(
 )
 
 
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)  # texts above 1 KiB take another way
 @given(st.lists(spans, max_size=8))
 def test_the_message_is_that_of_the_sdk(drawn):
     encode = SpanEncoder()
