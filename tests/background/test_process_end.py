@@ -141,6 +141,7 @@ def answers(port: int, method: str, path: str) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", PROGRAM_ENDS)
 def test_a_program_delivers_what_it_put_however_it_ends(how: str) -> None:
     with local_kinesis() as kinesis:

@@ -21,6 +21,8 @@ from kpl_integrations.cli import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started
 
+# Most tests start a program.
+pytestmark = pytest.mark.long
 STREAM = "orders"
 
 

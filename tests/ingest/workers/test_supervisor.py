@@ -25,7 +25,8 @@ DIES = ("/bin/sh", "-c", "read instructions; echo ready >&0; exit 3")
 FAKE_WORKER = (sys.executable, "-m", "tests.ingest.workers.fake_worker")
 # Python processes start slowly while other tests run.
 _SECONDS = 60
-pytestmark = pytest.mark.timeout(180)
+# Each test starts several processes.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the workers share one socket")
 
 
