@@ -34,7 +34,7 @@ class Rival:
         tools: The programs that build and run it.
         build: The command that builds it, run in a copy of its sources.
         run: The command that runs it, from the folder of its build.
-        scale: Its number of records, as a share of ours.
+        most_records: The maximum number of records, so that a trial takes a few seconds.
         options: The options of `benchmarks.peer_programs.native_rival`.
         note: A remark for the reader of its figures.
     """
@@ -45,7 +45,7 @@ class Rival:
     tools: tuple[str, ...]
     build: tuple[str, ...]
     run: tuple[str, ...]
-    scale: float = 1.0
+    most_records: int = sys.maxsize
     options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
 
@@ -72,7 +72,7 @@ KPL = Rival(
     tools=("java", "mvn"),
     build=("mvn", "-q", "-B", "compile", "dependency:copy-dependencies", "-DoutputDirectory=lib"),
     run=("java", "-cp", "target/classes:lib/*", "benchmark.KplProducer"),
-    scale=0.2,
+    most_records=150_000,
     options={"warm_up_rounds": 100},  # the JVM needs about 200,000 records
     note="CPU and memory of the JVM and its child together; RateLimit raised, 100 ms buffered, 40,000 outstanding",
 )

@@ -175,7 +175,7 @@ def _of_rival(rival: Rival, workload: Workload) -> Row:
     return Row(
         "over_tls",
         rival.name,
-        replace(workload, record_count=int(workload.record_count * rival.scale)),
+        replace(workload, record_count=min(workload.record_count, rival.most_records)),
         "benchmarks.peer_programs.native_rival",
         options=rival.options | {"rival": rival.environment},
         environment=rival.environment,

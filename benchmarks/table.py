@@ -312,7 +312,7 @@ def shares_of_cores(results: Results) -> tuple[float, float] | None:
     answers = [
         answer.figures
         for row in results.rows
-        if row.kind in {"peers", "workloads"}
+        if row.kind in {"peers", "over_tls", "workloads"}
         for answer in results.of(row)
         if "sink_cpu_seconds" in answer.figures
     ]
