@@ -6,7 +6,6 @@ capacity (a spool, dead letters, fair shares of flows), it is made in the loop a
 gives the guarantees of `Producer`, at the cost of a wake-up for each put.
 """
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -192,7 +191,9 @@ class BlockingProducer(ProcessListener):
             if self._sender.is_current:
                 return self._put_in_the_loop(stream, record)
             self._require_open()
-            return self._handed_over([self._wait_for(lambda: self._put_in_time(stream, record, timeout))])[0]
+            return self._handed_over(
+                [self._wait_for(lambda: self._producer.threads.put_within(stream, record, timeout))]
+            )[0]
         return self._put(stream, record, wait_until=math.inf if timeout is None else monotonic() + timeout)
 
     def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> list[BlockingDelivery]:
@@ -216,16 +217,6 @@ class BlockingProducer(ProcessListener):
         except SenderEnded as ended:
             raise self._closed() from ended
         return self._handed_over([delivery])[0]
-
-    async def _put_in_time(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
-        """Put within `timeout`, which bounds the wait for room. The wait for the spool's disk comes after it."""
-        try:
-            async with asyncio.timeout(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-                delivery = await self._producer.put_unacknowledged(stream, record)
-        except TimeoutError:
-            raise self._full() from None
-        await self._producer.acknowledged([delivery])
-        return delivery
 
     def _handed_over(self, deliveries: Sequence[Delivery]) -> list[BlockingDelivery]:
         handles = [BlockingDelivery(self._changed) for _ in deliveries]
