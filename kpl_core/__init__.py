@@ -5,7 +5,8 @@ async with Producer(Config(region="us-east-1")) as producer:
     result = await delivery
 """
 
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from kpl_core.background.blocking import BlockingProducer
 from kpl_core.background.blocking_delivery import BlockingDelivery
@@ -36,9 +37,17 @@ from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
 from kpl_core.records.aggregated_record import decode, encode
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
+from kpl_core.records.received_record import DuplicateFilter, ReceivedRecord, user_records
 from kpl_core.records.record_result import Attempt, RecordResult
+from kpl_core.records.topic import BoundTopic, Compressed, Topic, decompressed, trace_context_of
 from kpl_core.records.user_record import UserRecord
 from kpl_core.transport.transport import KinesisTransport
+
+T = TypeVar("T")
+
+# A topic bound to a `Producer`, and to a `BlockingProducer`.
+TopicProducer = BoundTopic[T, Delivery, Coroutine[Any, Any, Delivery], Coroutine[Any, Any, list[Delivery]]]
+BlockingTopicProducer = BoundTopic[T, BlockingDelivery, BlockingDelivery, list[BlockingDelivery]]
 
 # Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
 COMPILED: Final = not lane.__file__.endswith(".py")
@@ -50,13 +59,17 @@ __all__ = [
     "Attempt",
     "BlockingDelivery",
     "BlockingProducer",
+    "BlockingTopicProducer",
+    "BoundTopic",
     "BreakerPolicy",
     "BufferFull",
+    "Compressed",
     "Config",
     "ConfigError",
     "CoordinationOptions",
     "DeadLetterOptions",
     "Delivery",
+    "DuplicateFilter",
     "Fact",
     "FairnessPolicy",
     "Hook",
@@ -72,6 +85,7 @@ __all__ = [
     "PutRecordsEntry",
     "PutRecordsRequest",
     "RateLimitPolicy",
+    "ReceivedRecord",
     "RecordResult",
     "RecordsFinished",
     "RequestCompleted",
@@ -83,8 +97,13 @@ __all__ = [
     "SpoolOptions",
     "StreamConfig",
     "TierPolicy",
+    "Topic",
+    "TopicProducer",
     "UserRecord",
     "WrongEventLoop",
     "decode",
+    "decompressed",
     "encode",
+    "trace_context_of",
+    "user_records",
 ]
