@@ -28,7 +28,7 @@ from kpl_core.background.process_end import (
     listen,
 )
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
-from kpl_core.errors import BufferFull, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
+from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import run_soon
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
 from kpl_core.options.config import Config
@@ -56,6 +56,10 @@ _STUCK_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 5.0
 
 T = TypeVar("T")
+
+# The producer of `BlockingProducer.shared`, by process.
+_shared: "dict[int, BlockingProducer]" = {}
+_shared_lock = threading.Lock()
 
 
 class _QueuedPut(msgspec.Struct, frozen=True):
@@ -123,6 +127,28 @@ class BlockingProducer(ProcessListener):
         self._was_entered = False
         self._flush_on_sigterm = flush_on_sigterm
         self._report: ProducerReport | None = None
+
+    @classmethod
+    def shared(cls, config: Config | None = None) -> "BlockingProducer":
+        """Return the open producer of this process; the first call opens it, and a forked child opens its own.
+
+        It is for web workers and task queues, where no block surrounds the requests. It delivers at the end of the
+        process, and after a `close` the next call opens another.
+
+        Raises:
+            ConfigError: it was opened with another config.
+        """
+        config = Config() if config is None else config
+        with _shared_lock:
+            producer = _shared.get(pid := os.getpid())
+            if producer is None or not producer.is_open:
+                # Only of this process: after a fork, the parent's is not ours.
+                _shared.clear()
+                producer = _shared[pid] = cls(config).__enter__()
+            elif producer._config != config:  # noqa: SLF001 - our own
+                message = "the shared producer is open with another config; give the same one to every call"
+                raise ConfigError(message)
+            return producer
 
     def __enter__(self) -> Self:
         """Start the thread, and wait until the producer takes user records."""

@@ -1,8 +1,13 @@
 """Records whose schemas are in the Glue Schema Registry, read back by the registry's own deserializer."""
 
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
+import boto3
 import pytest
 from aws_schema_registry import KafkaDeserializer, SchemaRegistryClient, ValidationError
 from aws_schema_registry.avro import AvroSchema
@@ -94,3 +99,17 @@ def test_a_value_that_does_not_fit_the_schema_is_rejected() -> None:
     encoder = GlueEncoder(SchemaRegistryClient(GlueStub()), JSON, "order")
     with pytest.raises(ValidationError, match="must be smaller than or equal to 100"):
         encoder(OrderStruct("c-1", 101))
+
+
+def test_the_program_on_the_page_encodes_by_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "topics.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    glue = GlueStub()
+    monkeypatch.setattr(boto3, "client", lambda name: {"glue": glue}[name])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "order.avsc").write_text(str(AVRO))
+    names: dict[str, Any] = {"__name__": "page"}
+    monkeypatch.setitem(sys.modules, "page", ModuleType("page"))
+    exec(compile(code, "topics.md", "exec"), names)  # noqa: S102 - our own documentation
+    record = names["orders"].record(names["Order"](**ORDER))
+    assert KafkaDeserializer(SchemaRegistryClient(glue)).deserialize("orders", record.data).data == ORDER
