@@ -6,10 +6,9 @@ async with Producer(Config(region="us-east-1")) as producer:
 """
 
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kpl_core.background.blocking import BlockingProducer
-from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.errors import (
     BufferFull,
     ConfigError,
@@ -43,11 +42,14 @@ from kpl_core.records.topic import BoundTopic, Compressed, Topic, decompressed, 
 from kpl_core.records.user_record import UserRecord
 from kpl_core.transport.transport import KinesisTransport
 
+if TYPE_CHECKING:
+    from kpl_core.background.blocking import BlockingProducer
+    from kpl_core.background.blocking_delivery import BlockingDelivery
+
 T = TypeVar("T")
 
-# A topic bound to a `Producer`, and to a `BlockingProducer`.
+# A topic bound to a `Producer`.
 TopicProducer = BoundTopic[T, Delivery, Coroutine[Any, Any, Delivery], Coroutine[Any, Any, list[Delivery]]]
-BlockingTopicProducer = BoundTopic[T, BlockingDelivery, BlockingDelivery, list[BlockingDelivery]]
 
 # Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
 COMPILED: Final = not lane.__file__.endswith(".py")
@@ -59,7 +61,6 @@ __all__ = [
     "Attempt",
     "BlockingDelivery",
     "BlockingProducer",
-    "BlockingTopicProducer",
     "BoundTopic",
     "BreakerPolicy",
     "BufferFull",
@@ -107,3 +108,24 @@ __all__ = [
     "trace_context_of",
     "user_records",
 ]
+
+
+# Imported at the first use, so that a program without threads of its own, such as a Lambda function, starts sooner.
+_BLOCKING: Final = {
+    "BlockingDelivery": "kpl_core.background.blocking_delivery",
+    "BlockingProducer": "kpl_core.background.blocking",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _BLOCKING.get(name)
+    if module is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ A trace context travels inside the data, because a Kinesis record has no headers
 `tracestate` (W3C Trace Context; the names are those of CloudEvents) of the JSON object or MessagePack map.
 """
 
-import gzip
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -29,6 +29,7 @@ CompressionCodec = Literal["gzip", "zstd"]
 TraceContext = Mapping[str, str]
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP_WBITS: Final = 31
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
@@ -45,7 +46,7 @@ class Compressed(NamedTuple):
         require_choice("codec", self.codec, ("gzip", "zstd"))
         if self.codec == "gzip":
             level = 6 if self.level is None else self.level
-            return lambda data: gzip.compress(data, level, mtime=0)
+            return lambda data: zlib.compress(data, level, _GZIP_WBITS)
         compress = import_module("zstandard").compress
         level = 3 if self.level is None else self.level
         return lambda data: compress(data, level)
@@ -54,7 +55,7 @@ class Compressed(NamedTuple):
 def decompressed(data: bytes) -> bytes:
     """Return the data of a record that `Compressed` made; other data as it is."""
     if data.startswith(_GZIP_MAGIC):
-        return gzip.decompress(data)
+        return zlib.decompress(data, _GZIP_WBITS)
     if data.startswith(_ZSTD_MAGIC):
         plain: bytes = import_module("zstandard").decompress(data)
         return plain
