@@ -128,7 +128,10 @@ class ThreadPuts:
 
     @staticmethod
     def _closed() -> ProducerClosed:
-        return ProducerClosed("this producer is closed or its event loop has ended; put while the application runs")
+        return ProducerClosed(
+            "this producer is closed, its event loop has ended, or it runs on trio, where threads cannot put; "
+            "put while the application runs"
+        )
 
     # In the loop
 
