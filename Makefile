@@ -152,7 +152,7 @@ compiled: $(READY_TO_DEV)
 	@rm -rf build/compiled
 	@.ci/compile $(BIN)/python build/compiled
 	$(call on_the_wheel,build/compiled/*.whl,$(CORE_TESTS) tests/ingest)
-	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; assert COMPILED, "nothing was compiled"'
+	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; from kpl_core.pipeline import _open_record; assert COMPILED, "nothing was compiled"'
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)
 
