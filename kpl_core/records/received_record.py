@@ -63,7 +63,7 @@ class DuplicateFilter:
 
     Args:
         window_seconds: two records are duplicates if they arrived at Kinesis within this time.
-        max_records: how many records it remembers; each takes about 150 bytes.
+        max_records: how many records it remembers; each takes about 180 bytes.
         key: returns what duplicates have in common; by default keys and data. Give the id of the record if equal
             records may be different ones.
 
