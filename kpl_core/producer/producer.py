@@ -6,6 +6,7 @@ The pipelines below decide about records. The driver adds the clock, the tasks, 
 import contextlib
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -23,6 +24,7 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_with
+from kpl_core.producer.group_put import GroupPut
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted
 from kpl_core.producer.report import ProducerReport
 from kpl_core.records.hash_key import hash_key_digest
@@ -186,9 +188,23 @@ class Producer:
         of `put_together_nowait`, which raises the same.
         """
         pipeline = self._fair_pipeline(stream)
-        pipeline.put_pairs_together(pairs, self._clock(), flow)
+        pipeline.put_pairs_together(pairs, self._clock(), GroupTerms(flow))
         if pipeline.attention:
             self._wake(stream)
+
+    def begin_group(
+        self,
+        stream: str,
+        records: Sequence[UserRecord] | Sequence[tuple[str, bytes]],
+        *,
+        flow: str | None = None,
+        tier: Tier = "normal",
+        aggregate: bool = True,
+        keep: bool = True,
+    ) -> GroupPut:
+        """Take room for all records now, or raise as `put_together_nowait`. The caller puts the returned group."""
+        terms = GroupTerms(flow, tier, aggregate, keep)
+        return GroupPut(self._fair_pipeline(stream), records, terms, self._clock, partial(self._wake, stream))
 
     def _fair_pipeline(self, stream: str) -> StreamPipeline:
         pipeline = self._life.pipeline(stream)

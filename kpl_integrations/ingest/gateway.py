@@ -38,6 +38,7 @@ from kpl_integrations.ingest.http.answers import (
     send_refusal,
 )
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
+from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.request_head import HostNames, RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
@@ -163,6 +164,7 @@ class IngestGateway:
             anonymous_room=SharedRoom(self.settings.max_reading_bytes - verified_bytes),
             addresses=AddressBudgets(),
             read_body=read_body_eagerly if self.plain_receive else read_body,
+            large_bodies=LargeBodies(self.settings.body_seconds),
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),
             login_attempts=LoginAttempts(clock()),
@@ -202,6 +204,7 @@ class IngestGateway:
         self.drain()
         self.admission.state = "closed"
         self.opened.closing.set()
+        self.opened.large_bodies.finish()
         if self.report is None:
             with self._closing_scope:
                 await self.producer.close(timeout=self.settings.close_seconds)

@@ -61,6 +61,9 @@ class IngestSettings(BaseSettings):
     max_records: Annotated[int, Bound(1, 1_000_000, "records in a request", whole=True)] = 10_000
     max_depth: Annotated[int, Bound(1, 500, "levels of JSON", whole=True)] = 64
     max_record_bytes: Annotated[int, Bound(8_192, 10 * MIB, "bytes", whole=True)] = MIB
+    # The text of one record in a large body, and of a body that cannot be cut into records; at least twice
+    # max_record_bytes. Decoding it blocks the gateway for about 5 ms.
+    max_uncut_bytes: Annotated[int, Bound(65_536, 1 << 30, "bytes", whole=True)] = 2 * MIB
 
     # Tenants and keys.
     tenants: Path | None = None
@@ -133,7 +136,10 @@ class IngestSettings(BaseSettings):
     def decode_limits(self) -> DecodeLimits:
         """Return the decoders' bounds of one request."""
         return DecodeLimits(
-            max_records=self.max_records, max_record_bytes=self.max_record_bytes, max_depth=self.max_depth
+            max_records=self.max_records,
+            max_record_bytes=self.max_record_bytes,
+            max_depth=self.max_depth,
+            max_uncut_bytes=max(self.max_uncut_bytes, 2 * self.max_record_bytes),
         )
 
     def producer_config(self, fairness: FairnessPolicy | None = None) -> Config:

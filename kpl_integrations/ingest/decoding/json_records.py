@@ -23,6 +23,7 @@ import pybase64
 
 from kpl_core import UserRecord
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.records.aggregated_record import MAGIC
 from kpl_integrations.ingest.decoding.decoded import (
     Decoded,
     DecodeLimits,
@@ -57,6 +58,14 @@ class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     partition_key: Annotated[str, msgspec.Meta(min_length=1, max_length=PARTITION_KEY_CHARACTERS)]
     data: str
+
+
+class PairRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Any record without an explicit hash key; its data is checked later."""
+
+    partition_key: Annotated[str, msgspec.Meta(min_length=1, max_length=PARTITION_KEY_CHARACTERS)] | None = None
+    data: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
+    data_base64: str | None = None
 
 
 class WireRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -101,8 +110,16 @@ class _PlainEnvelope(msgspec.Struct, forbid_unknown_fields=True):
     records: list[PlainRecord]
 
 
+class _PairEnvelope(msgspec.Struct, forbid_unknown_fields=True):
+    """Many records without explicit hash keys."""
+
+    records: list[PairRecord]
+
+
 _PLAIN_RECORD: Final = msgspec.json.Decoder(PlainRecord)
 _PLAIN_ENVELOPE: Final = msgspec.json.Decoder(_PlainEnvelope)
+_PAIR_RECORD: Final = msgspec.json.Decoder(PairRecord)
+_PAIR_ENVELOPE: Final = msgspec.json.Decoder(_PairEnvelope)
 _RECORD: Final = msgspec.json.Decoder(WireRecord)
 _BODY: Final = msgspec.json.Decoder(_Body)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
@@ -112,22 +129,78 @@ _HEAD_BYTES: Final = 32
 _LINE: Final = re.compile(rb"[^ \t\r\n][^\n]*")
 
 
-def plain_json(body: bytes) -> list[PlainRecord] | None:
-    """Return the records of a JSON body if each is only a key and a text, else None: then call `json_body`."""
+def pairs_of_json(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> list[tuple[str, bytes]] | None:
+    """Return keys and data of a JSON body, or None if a record needs `json_body`."""
+    # Guess which of the two forms it is. A wrong guess costs only time.
+    is_envelope = _RECORDS in body[:_HEAD_BYTES]
     try:
-        # Guess which of the two forms it is. A wrong guess costs only time.
-        is_envelope = _RECORDS in body[:_HEAD_BYTES]
-        return _PLAIN_ENVELOPE.decode(body).records if is_envelope else [_PLAIN_RECORD.decode(body)]
+        return _plain_pairs(_PLAIN_ENVELOPE.decode(body).records if is_envelope else [_PLAIN_RECORD.decode(body)])
+    except MALFORMED:
+        pass
+    try:
+        pairs = _PAIR_ENVELOPE.decode(body).records if is_envelope else [_PAIR_RECORD.decode(body)]
+        _require_utf_8(body)
     except MALFORMED:
         return None
+    return _pairs(pairs, limits, keys)
 
 
-def plain_ndjson(body: bytes) -> list[PlainRecord] | None:
-    """Return the records of NDJSON if each is only a key and a text, else None: then call `ndjson_body`."""
+def pairs_of_ndjson(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> list[tuple[str, bytes]] | None:
+    """Return keys and data of NDJSON, or None if a record needs `ndjson_body`."""
     try:
-        return _PLAIN_RECORD.decode_lines(body)
+        return _plain_pairs(_PLAIN_RECORD.decode_lines(body))
+    except MALFORMED:
+        pass
+    try:
+        pairs = _PAIR_RECORD.decode_lines(body)
+        _require_utf_8(body)
     except MALFORMED:
         return None
+    return _pairs(pairs, limits, keys)
+
+
+def _plain_pairs(plain_records: list[PlainRecord]) -> list[tuple[str, bytes]]:
+    """Return plain records as pairs of partition key and data; about 0.1 us each."""
+    return [(plain.partition_key, plain.data.encode()) for plain in plain_records]
+
+
+def _require_utf_8(body: bytes) -> None:
+    """Raise one of `MALFORMED` if a byte is not UTF-8: msgspec does not look at data that stays JSON."""
+    if not body.isascii():
+        body.decode()
+
+
+def _pairs(records: list[PairRecord], limits: DecodeLimits, keys: NeighbourKeys) -> list[tuple[str, bytes]] | None:
+    """Return keys and data of records, or None if one is invalid or in a rare form."""
+    pairs: list[tuple[str | None, bytes]] = []
+    depth, has_all_keys = limits.max_depth, True
+    for record in records:
+        data, encoded = bytes(record.data), record.data_base64
+        if (not data) is (encoded is None):
+            return None
+        if encoded is not None:
+            data = _from_base64(encoded)
+        elif data[0] == _QUOTE:
+            data = data[1:-1] if b"\\" not in data else _STRING.decode(data).encode()
+        elif data[0] != _BRACE or data.count(b"{") + data.count(b"[") > depth:
+            return None
+        if data.startswith(MAGIC):
+            return None
+        key = record.partition_key
+        if key is None:
+            has_all_keys = False
+        pairs.append((key, data))
+    if has_all_keys:
+        return pairs  # type: ignore[return-value] # none of the keys is None
+    return [(keys.deal() if key is None else key, data) for key, data in pairs]
+
+
+def _from_base64(encoded: str) -> bytes:
+    """Return the decoded bytes. Bytes that are not base64 are returned as ones that need `json_body`."""
+    try:
+        return pybase64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return MAGIC
 
 
 def json_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
@@ -266,11 +339,6 @@ def _user_records(
         else:
             records.append(made)
     return records, problems
-
-
-def plain_pairs(plain_records: list[PlainRecord]) -> list[tuple[str, bytes]]:
-    """Return plain records as pairs of partition key and data; about 0.1 us each."""
-    return [(plain.partition_key, plain.data.encode()) for plain in plain_records]
 
 
 def _user_record(
