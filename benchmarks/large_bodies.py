@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import gzip
 import importlib
 import json
@@ -179,6 +180,11 @@ class Gateway(NamedTuple):
 def exchange(connection: socket.socket, request: bytes) -> int:
     """Send a request, read its answer, and return the status."""
     connection.sendall(request)
+    return answered(connection)
+
+
+def answered(connection: socket.socket) -> int:
+    """Read an answer and return its status."""
     received = b""
     while b"\r\n\r\n" not in received:
         piece = connection.recv(65_536)
@@ -225,9 +231,11 @@ def _send_all(address: tuple[str, int], large: Large, request: bytes, bodies: in
 
 
 @contextlib.contextmanager
-def running_gateway(packages: Path, cpu: int | None) -> Iterator[Gateway]:
+def running_gateway(packages: Path, cpu: int | None, shards: int = 100) -> Iterator[Gateway]:
     """Run a gateway with the packages of this folder."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--serve", *(() if cpu is None else ("--cpu", str(cpu)))]
+    command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(shards)]
+    if cpu is not None:
+        command += ["--cpu", str(cpu)]
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     with subprocess.Popen(
         command, cwd=packages, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -241,7 +249,8 @@ def running_gateway(packages: Path, cpu: int | None) -> Iterator[Gateway]:
             process.wait(20)
 
 
-async def _serve() -> None:
+async def _serve(shards: int) -> None:
+    from benchmarks.ingest_server import TenantFairness  # type: ignore[attr-defined]  # noqa: PLC0415 - of old packages too
     from benchmarks.instant_transport import InstantTransport  # noqa: PLC0415 - only this process serves
     from kpl_integrations.ingest import IngestGateway, load_settings  # noqa: PLC0415
     from kpl_integrations.ingest.serving import GatewayServer, bound_socket  # noqa: PLC0415
@@ -257,7 +266,11 @@ async def _serve() -> None:
         tenants=list(tenants.values()),
         access_keys=keys,
     )
-    gateway = IngestGateway(load_settings(port=0, **_SETTINGS), directory, transport=InstantTransport(100))
+    settings = load_settings(port=0, **_SETTINGS)
+    # Not limited by the rate of a shard.
+    unlimited: Any = dict.fromkeys(("rate_limit_records_per_sec_per_shard", "rate_limit_bytes_per_sec_per_shard"), 1e12)
+    config = dataclasses.replace(settings.producer_config(TenantFairness(directory)), **unlimited)
+    gateway = IngestGateway(settings, directory, transport=InstantTransport(shards), config=config)
     with bound_socket("127.0.0.1", 0) as listening:
         server = GatewayServer(gateway, listening)
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), server.stop, signal.SIGINT)
@@ -273,14 +286,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bodies", type=int, default=3, help="large bodies of a connection in a round")
     parser.add_argument("--senders", type=int, default=1, help="connections that send large bodies")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--cpu", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         import uvloop  # noqa: PLC0415 - only this process serves
 
         pin_to(options.cpu)
-        uvloop.run(_serve())
+        uvloop.run(_serve(options.serve))
         return 0
     (gateway_cpu, client_cpu), placement = cores()
     pin_to(client_cpu)

@@ -17,6 +17,7 @@ from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane, Placed
 from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
+from kpl_core.records.hash_key import hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
 from kpl_core.records.user_record import (
@@ -194,11 +195,12 @@ class FairIntake:
         routes, find = self._router.routes, self._router.find
         places: list[GroupPlace] = []
         for record in records:
-            if record.explicit_hash_key is not None:
-                places.append(self._place(record, "normal", aggregate=True))
-                continue
             key = record.partition_key
-            lane, key_entry, key_bytes = routes.get(key) or find(key)
+            if record.explicit_hash_key is None:
+                lane, key_entry, key_bytes = routes.get(key) or find(key)
+            else:
+                digest = hash_key_to_digest(parse_explicit_hash_key(record.explicit_hash_key))
+                lane, key_entry, key_bytes = self._router.find_explicit(key, digest)
             size = len(record.data) + key_bytes
             if size > most:
                 require_size(key_bytes, len(record.data), max_record_bytes=most)

@@ -204,10 +204,10 @@ class AggregatingLane:
         its own `deadline`; the record that it joins takes the earlier deadline.
         """
         limit = self._rules.size_limit
-        size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+        size, head = self._grown(partition_key, key_entry, data, explicit_hash_key)
         if self._arrivals and size > limit:
             self.close()
-            size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+            size, head = self._grown(partition_key, key_entry, data, explicit_hash_key)
         if not self._arrivals:
             self._open(arrived_at, explicit_hash_key)
         if detached is not None:
@@ -216,10 +216,9 @@ class AggregatingLane:
         index = self._key_indices.setdefault(partition_key, len(self._key_indices))
         if index == len(self._key_entries):
             self._key_entries.append(key_entry)
-        explicit_index = None
         if explicit_hash_key is not None:
-            explicit_index = self._explicit_indices.setdefault(explicit_hash_key, len(self._explicit_indices))
-        self._pieces += (record_head(index, explicit_index, len(data)), data)
+            self._explicit_indices.setdefault(explicit_hash_key, len(self._explicit_indices))
+        self._pieces += (head, data)
         self._user_bytes += user_bytes
         delivery = self._delivery(self._outcome, len(self._arrivals))
         self._arrivals.append(arrived_at)
@@ -237,7 +236,7 @@ class AggregatingLane:
         """Return when `earlier` arrived, if a user record added now would join its aggregated record; else None."""
         if earlier.follow() is not self._outcome:
             return None
-        if self._size_with(partition_key, key_entry, data, explicit_hash_key) > self._rules.size_limit:
+        if self._grown(partition_key, key_entry, data, explicit_hash_key)[0] > self._rules.size_limit:
             return None
         return self._arrivals[earlier.index]
 
@@ -247,8 +246,10 @@ class AggregatingLane:
             self.deadline = now
             self._output.deadlines.schedule(self, now)
 
-    def _size_with(self, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None) -> int:
-        """Return the exact size the open aggregated record would have with this user record in it."""
+    def _grown(
+        self, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
+    ) -> tuple[int, bytes]:
+        """Return the exact size of the open record with this user record in it, and the user record's head."""
         size = self._size
         index = self._key_indices.get(partition_key)
         if index is None:
@@ -260,7 +261,8 @@ class AggregatingLane:
             if explicit_index is None:
                 explicit_index = len(self._explicit_indices)
                 size += len(explicit_hash_key_entry(explicit_hash_key))
-        return size + len(record_head(index, explicit_index, len(data))) + len(data)
+        head = record_head(index, explicit_index, len(data))
+        return size + len(head) + len(data), head
 
     def _open(self, arrived_at: float, explicit_hash_key: str | None) -> None:
         output = self._output

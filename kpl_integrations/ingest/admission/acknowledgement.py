@@ -17,7 +17,7 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
 
 INVALID_RECORD: Final = "InvalidRecord"
-_RESULTS_PER_SLICE: Final = 1_000
+_RESULTS_PER_SLICE: Final = 250
 
 
 class RecordAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -147,7 +147,7 @@ async def answer_delivered(
 
 
 async def results_of(deliveries: Sequence[Delivery]) -> list[RecordResult]:
-    """Wait for the result of each record. The event loop can do other work after every 1,000 of them."""
+    """Wait for the result of each record. The event loop can do other work after every 250 of them."""
     results: list[RecordResult] = []
     for start in range(0, len(deliveries), _RESULTS_PER_SLICE):
         if start:

@@ -112,7 +112,8 @@ async def test_a_gateway_that_closes_puts_the_rest_of_a_group():
         group = gateway.producer.begin_group(STREAM, pairs, flow="local")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(gateway.opened.large_bodies.put, group)
-            await anyio.lowlevel.checkpoint()
+            while gateway.producer.report().accepted == 1:
+                await anyio.lowlevel.checkpoint()
             await gateway.close()
     assert gateway.report is not None
     assert gateway.report.delivered == COUNT + 1
