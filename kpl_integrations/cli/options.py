@@ -1,5 +1,6 @@
 """Common to all commands: options, help texts, and running a command to its exit status."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -90,7 +91,8 @@ def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: objec
     """
     try:
         options = {"use_uvloop": is_server and find_spec("uvloop") is not None}
-        with show_logs("kpl_core", logging.INFO if is_server else logging.WARNING):
+        # A server shows logs in the form of its settings.
+        with contextlib.nullcontext() if is_server else show_logs("kpl_core", logging.WARNING):
             status = anyio.run(command, *arguments, backend_options=options)
     except CommandFailure as failure:
         print_failure(failure)

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -42,6 +42,11 @@ class IngestSettings(BaseSettings):
     body_seconds: Annotated[float, Bound(0, _HOUR, "seconds", above=True)] = 30.0
     keep_alive_seconds: Annotated[int, Bound(1, _HOUR, "seconds", whole=True)] = 75
     max_connections: Annotated[int, Bound(1, 1_000_000, "", whole=True)] = 10_000
+    # The origins of web pages that may call the gateway from a browser, with commas; "*" allows every page.
+    cors_origins: str | None = None
+    # The share of the requests that the access log names, and the form of all log lines of `kpl serve`.
+    access_log: Annotated[float, Bound(0, 1, "of the requests")] = 0.0
+    log_format: Literal["text", "json"] = "text"
     # Answer complete requests inside uvicorn's protocol, if the installed uvicorn is supported.
     fast_path: bool = True
 
