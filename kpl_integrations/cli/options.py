@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -24,14 +25,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Region = Annotated[
     str | None, typer.Option(help="AWS region; the default is that of any AWS client.", show_default=False)
 ]
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL")
 EndpointUrl = Annotated[
     str | None,
     typer.Option(
-        envvar=["AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL"],
+        envvar=list(_ENDPOINT_VARIABLES),
         help="URL of Kinesis, such as http://127.0.0.1:4567 for `kpl local`.",
         show_default=False,
     ),
 ]
+
+
+def endpoint_of_environment() -> str | None:
+    """Return the URL of Kinesis that the environment names, as for `EndpointUrl`."""
+    return next((url for name in _ENDPOINT_VARIABLES if (url := os.environ.get(name))), None)
 
 
 class InputFormat(StrEnum):

@@ -13,6 +13,7 @@ import msgspec
 from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.local import local_kinesis, port_failure, streams_of
+from kpl_integrations.cli.options import endpoint_of_environment
 from kpl_integrations.cli.serve.worker import (
     LOGGED,
     Instructions,
@@ -82,7 +83,12 @@ class Serve:
             # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
             # through the developer's browser, so it answers only to loopback names.
             given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
+        elif endpoint := endpoint_of_environment():
+            given.setdefault("endpoint_url", endpoint)
         settings = load_settings(**given)
+        if self._local and "endpoint_url" not in given:
+            # Another Kinesis that the environment names is not local.
+            settings = settings.model_copy(update={"endpoint_url": None})
         for name, level in LOGGED:
             logs.enter_context(show_logs(name, level, log_format_of(settings)))
         for variable in unknown_variables():
