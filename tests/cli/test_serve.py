@@ -73,7 +73,7 @@ def test_a_local_gateway_answers_only_to_loopback_names_and_those_of_allow_host(
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("--port", "0"), 2, "no credentials are configured"),
+        (("--port", "0"), 2, "no tenants are configured"),
         (("--local", "--port", "0", "--stream", "a:none"), 2, "write NAME or NAME:SHARDS"),
         (("--local", "--port", "0", "--tls-key", "key.pem"), 2, "belong together"),
         (

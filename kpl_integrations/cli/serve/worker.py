@@ -78,8 +78,8 @@ def tenant_directory(settings: IngestSettings, *, local: bool, first_stream: str
         return FileTenants(settings.tenants, default_ack=settings.default_ack)
     if not local:
         message = (
-            "no credentials are configured; name a file of tenants with --tenants (make keys with `kpl keys`), "
-            "or try it on this machine with --local"
+            "no tenants are configured, so no client could send records; name a file of tenants with --tenants (make "
+            "keys with `kpl keys`), or try it on this machine with --local"
         )
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
     if not is_this_machine(settings.host):
