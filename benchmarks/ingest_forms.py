@@ -43,10 +43,9 @@ def body(form: str, first: int = 0) -> bytes:
         },
     }
     made = members.get(form, lambda _: {"data": TEXT})
-    key: Callable[[int], dict[str, str]] = (
-        (lambda _: {}) if form == "no keys" else (lambda number: {"partition_key": f"customer-{number}"})
-    )
-    return b"\n".join(json.dumps({**key(number), **made(number)}).encode() for number in range(RECORDS_PER_REQUEST))
+    numbers = range(RECORDS_PER_REQUEST)
+    keys = [{} if form == "no keys" else {"partition_key": f"customer-{number}"} for number in numbers]
+    return b"\n".join(json.dumps({**keys[number], **made(number)}).encode() for number in numbers)
 
 
 def bulk_requests() -> dict[str, list[bytes]]:
@@ -95,10 +94,10 @@ def measured(pid: int, port: int, forms: dict[str, list[bytes]], rounds: int, co
                     taken[form].append(seconds)
             time.sleep(0.2)
     first = next(iter(taken.values()))
-    for form, seconds in taken.items():
-        ratio = median(each / beside for each, beside in zip(seconds, first, strict=True))
+    for form, times in taken.items():
+        ratio = median(each / beside for each, beside in zip(times, first, strict=True))
         goal = GOALS.get(form, CHANGING_GOAL if form in {"traceparent", "tenants"} else 1.0)
-        print(f"| {form} | {1e6 * median(seconds):,.1f} | {ratio:.2f} | {goal:.2f} |", flush=True)
+        print(f"| {form} | {1e6 * median(times):,.1f} | {ratio:.2f} | {goal:.2f} |", flush=True)
 
 
 def main() -> int:

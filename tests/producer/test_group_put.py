@@ -70,5 +70,5 @@ async def test_a_record_that_is_too_large_refuses_the_group(are_pairs):
         most = producer.max_record_bytes(STREAM)
         put = [*pairs(3), ("k", bytes(most))] if are_pairs else [*records(3), UserRecord("k", bytes(most))]
         with pytest.raises(InvalidUserRecord, match=r"partition_key and data have 1,048,577 bytes"):
-            producer.begin_group(STREAM, put, flow="t")  # type: ignore[arg-type] # of one type
+            producer.begin_group(STREAM, put, flow="t")
         assert producer.buffer_limit.outstanding_records == 0
