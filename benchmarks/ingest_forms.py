@@ -35,6 +35,7 @@ CHANGING_GOAL: Final = 1.3
 def body(form: str, first: int = 0) -> bytes:
     """Return NDJSON of 100 records in one of the forms."""
     members: dict[str, Callable[[int], dict[str, Any]]] = {
+        "text": lambda _: {"data": TEXT},
         "object": lambda _: {"data": {"order": 42, "text": TEXT[:170]}},
         "base64": lambda _: {"data_base64": base64.b64encode(TEXT.encode()).decode()},
         "hash key": lambda number: {
@@ -42,7 +43,7 @@ def body(form: str, first: int = 0) -> bytes:
             "explicit_hash_key": str((first + number) * 0x9E3779B97F4A7C15F39CC060),
         },
     }
-    made = members.get(form, lambda _: {"data": TEXT})
+    made = members.get(form, members["text"])
     numbers = range(RECORDS_PER_REQUEST)
     keys = [{} if form == "no keys" else {"partition_key": f"customer-{number}"} for number in numbers]
     return b"\n".join(json.dumps({**keys[number], **made(number)}).encode() for number in numbers)
