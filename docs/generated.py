@@ -13,10 +13,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from kpl_core import Config, CoordinationOptions, FairnessPolicy, RateLimitPolicy, StreamConfig
+from kpl_core.options.environment import variable_of
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.openapi import openapi_document
+from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.metrics.catalogue import METRICS
 
 __all__ = ["GENERATED", "on_page_markdown"]
@@ -76,6 +78,23 @@ def options() -> str:
     return "\n\n".join(parts)
 
 
+def environment() -> str:
+    """Return the table of the variables that `Config.from_env` reads."""
+    hints = typing.get_type_hints(Config)
+    found = ((name, variable_of(name, hints[name])) for name in inspect.signature(Config).parameters)
+    rows = ((f"`{variable[0]}`", variable[1], f"`{name}`") for name, variable in found if variable is not None)
+    return _table(("variable", "value", "option"), rows)
+
+
+def settings() -> str:
+    """Return the table of the gateway's settings."""
+    rows = (
+        (f"`KPL_INGEST_{name.upper()}`", f"`{_type_name(field.annotation)}`", f"`{field.default!r}`")
+        for name, field in IngestSettings.model_fields.items()
+    )
+    return _table(("variable", "type", "default"), rows)
+
+
 def metrics() -> str:
     """Return the table of all metrics."""
     rows = (
@@ -133,6 +152,8 @@ def routes() -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
+    "environment": environment,
+    "settings": settings,
     "options": options,
     "metrics": metrics,
     "commands": commands,

@@ -32,6 +32,7 @@ from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, Spool
 from kpl_core.pipeline import lane
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.delivery import Delivery
+from kpl_core.producer.group_put import GroupPut
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
 from kpl_core.records.aggregated_record import decode, encode
@@ -73,6 +74,7 @@ __all__ = [
     "DuplicateFilter",
     "Fact",
     "FairnessPolicy",
+    "GroupPut",
     "Hook",
     "InvalidUserRecord",
     "KinesisTransport",

@@ -18,6 +18,7 @@ from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.open_record import Placed
 from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
+from kpl_core.records.hash_key import hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
 from kpl_core.records.user_record import (
@@ -167,7 +168,7 @@ class FairIntake:
 
     def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
         """Check the records, take room for all of them, and return where each is put."""
-        flow, tier, aggregate, _ = terms
+        flow, tier, aggregate, _, has_room = terms
         require_notes(flow, None)
         if tier == "normal" and aggregate:
             places = self._places_by_key(records)
@@ -176,12 +177,14 @@ class FairIntake:
         size_bytes = 0
         for place in places:
             size_bytes += place[3]
-        self._reserve(size_bytes, len(places), flow, tier)
+        if not has_room:
+            self.reserve(size_bytes, len(places), flow, tier)
         if not aggregate:
             self._lone_flows.add(flow)
         return places
 
-    def _reserve(self, size_bytes: int, records: int, flow: str | None, tier: Tier) -> None:
+    def reserve(self, size_bytes: int, records: int, flow: str | None, tier: Tier) -> None:
+        """Take room for so many records of a flow together; raises BufferFull, and then nothing was taken."""
         self._waiting.require_share(flow, size_bytes, records=records, tier=tier)
         self._buffer_limit.reserve(size_bytes=size_bytes, records=records, tier=tier)
         if self._lone_flows:
@@ -193,11 +196,12 @@ class FairIntake:
         routes, find = self._router.routes, self._router.find
         places: list[GroupPlace] = []
         for record in records:
-            if record.explicit_hash_key is not None:
-                places.append(self._place(record, "normal", aggregate=True))
-                continue
             key = record.partition_key
-            lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
+            if record.explicit_hash_key is None:
+                lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
+            else:
+                digest = hash_key_to_digest(parse_explicit_hash_key(record.explicit_hash_key))
+                lane, key_entry, key_bytes, _ = self._router.find_explicit(key, digest)
             size = len(record.data) + key_bytes
             if size > most:
                 require_size(key_bytes, len(record.data), max_record_bytes=most)
@@ -247,7 +251,7 @@ class FairIntake:
         self.enqueue(shard_id, detached)
         return self._delivery(detached.outcome, 0)
 
-    def admit_pairs(self, pairs: Sequence[Any], flow: str | None) -> dict[Lane, list[Placed]]:
+    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, list[Placed]]:
         """Check pairs of key and data, take room for all of them, and return what goes into which lane, in order."""
         runs: dict[Lane, list[Placed]] = {}
         routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
@@ -264,7 +268,8 @@ class FairIntake:
             if run is None:
                 runs[lane] = run = []
             run.append((key, key_entry, data, size))
-        self._reserve(size_bytes, len(pairs), flow, "normal")
+        if not terms.has_room:
+            self.reserve(size_bytes, len(pairs), terms.flow, "normal")
         return runs
 
     def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:

@@ -6,11 +6,13 @@ states the value, the bound and what to do.
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self, get_args, get_type_hints
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import CoordinationOptions
+from kpl_core.options.environment import options_from
 from kpl_core.options.kinesis_limits import (
     BYTES_PER_SECOND_PER_SHARD,
     DEFAULT_MAX_RECORD_BYTES,
@@ -215,6 +217,18 @@ class Config:
             "collection_max_size": 5 * MIB,
         }
         return cls(**{**preset, **options})
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] | None = None, **options: Any) -> Self:  # noqa: ANN401 - as above
+        """Return the options that environment variables set, such as `KPL_REGION`; `options` have precedence.
+
+        docs/configuration.md has the table. A variable that is empty counts as not set.
+
+        Raises:
+            ConfigError: a value is invalid; the message names the variable or the option.
+        """
+        found = options_from(os.environ if environment is None else environment, get_type_hints(cls))
+        return cls(**{**found, **options})
 
     @property
     def known_max_record_size(self) -> int:

@@ -133,18 +133,16 @@ class AggregatingLane:
         """
         limit = self._rules.size_limit
         record = self.open_record
-        size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+        size, head = self._grown(partition_key, key_entry, data, explicit_hash_key)
         if record.arrivals and size > limit:
             self.close()
-            size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
+            size, head = self._grown(partition_key, key_entry, data, explicit_hash_key)
         if not record.arrivals:
             self._open(arrived_at, explicit_hash_key)
         if detached is not None:
             self._rejoin(detached, deadline)
-        explicit_index = None
         if explicit_hash_key is not None:
-            explicit_index = self._explicit_indices.setdefault(explicit_hash_key, len(self._explicit_indices))
-        head = record_head(self._key_index(partition_key), explicit_index, len(data))
+            self._explicit_indices.setdefault(explicit_hash_key, len(self._explicit_indices))
         delivery = record.add(partition_key, key_entry, head, data, user_bytes, arrived_at)
         record.size = size
         left = math.inf if self._rules.count_limit is None else self._rules.count_limit - len(record.arrivals)
@@ -155,17 +153,13 @@ class AggregatingLane:
             record.limit = limit if left == math.inf else SHUT
         return delivery
 
-    def _key_index(self, partition_key: str) -> int:
-        index = self.open_record.key_index(partition_key)
-        return self.open_record.key_count if index is None else index
-
     def arrival_with(
         self, earlier: ResultHandle, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
     ) -> float | None:
         """Return when `earlier` arrived, if a user record added now would join its aggregated record; else None."""
         if earlier.follow() is not self.open_record.outcome:
             return None
-        if self._size_with(partition_key, key_entry, data, explicit_hash_key) > self._rules.size_limit:
+        if self._grown(partition_key, key_entry, data, explicit_hash_key)[0] > self._rules.size_limit:
             return None
         return self.open_record.arrivals[earlier.index]
 
@@ -175,8 +169,10 @@ class AggregatingLane:
             self.deadline = now
             self._output.deadlines.schedule(self, now)
 
-    def _size_with(self, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None) -> int:
-        """Return the exact size the open aggregated record would have with this user record in it."""
+    def _grown(
+        self, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
+    ) -> tuple[int, bytes]:
+        """Return the exact size of the open record with this user record in it, and the user record's head."""
         record = self.open_record
         size = record.size
         index = record.key_index(partition_key)
@@ -189,7 +185,8 @@ class AggregatingLane:
             if explicit_index is None:
                 explicit_index = len(self._explicit_indices)
                 size += len(explicit_hash_key_entry(explicit_hash_key))
-        return size + len(record_head(index, explicit_index, len(data))) + len(data)
+        head = record_head(index, explicit_index, len(data))
+        return size + len(head) + len(data), head
 
     def _open(self, arrived_at: float, explicit_hash_key: str | None) -> None:
         output = self._output

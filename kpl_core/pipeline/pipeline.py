@@ -261,17 +261,17 @@ class StreamPipeline:
                 self._attend(now)
         return deliveries
 
-    def put_pairs_together(self, pairs: Sequence[Any], now: float, flow: str | None) -> None:
+    def put_pairs_together(self, pairs: Sequence[Any], now: float, terms: GroupTerms) -> None:
         """Accept pairs of partition key and data as `put_together`, without deliveries and at half the cost."""
         fair = self.fair
         assert fair is not None  # noqa: S101 - the producer checked
         if self.ledger.is_durable:
             # A durable store needs the flow of each.
-            self.put_together([UserRecord(key, as_bytes(data)) for key, data in pairs], now, GroupTerms(flow))
+            self.put_together([UserRecord(key, as_bytes(data)) for key, data in pairs], now, terms)
             return
-        runs = fair.admit_pairs(pairs, flow)
+        runs = fair.admit_pairs(pairs, terms)
         while runs:
-            fair.enter_runs(runs, now, flow)
+            fair.enter_runs(runs, now, terms.flow)
             if self._output.has_closed:
                 self._attend(now)
 

@@ -93,6 +93,18 @@ class Router(Generic[L]):
             self._turn_generation()
         return route
 
+    def find_explicit(self, partition_key: str, digest: bytes) -> Route[L]:
+        """Return the route of a user record with an explicit hash key, as 16 bytes. It is not remembered."""
+        key = encode_partition_key(partition_key)
+        ends = self._shard_map.gapless_ends
+        position = bisect_left(ends, digest)
+        lane = self._lanes.get(position) if ends else None
+        if lane is None:
+            lane = self._lane_of(self._shard_map.predict(digest))
+            if ends:
+                self._lanes[position] = lane
+        return lane, lane.entry(key, digest), len(key), lane.open_record
+
     def _turn_generation(self) -> None:
         lookups = self._lookups()
         seen = lookups - self._lookups_at_start

@@ -101,12 +101,14 @@ class GroupTerms(NamedTuple):
 
     The flow and the tier hold for all records; their own do not count. Without `aggregate` each travels in a Kinesis
     record of its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail.
+    With `has_room` the room for them is taken already (`FairQueueing.reserve`).
     """
 
     flow: str | None
     tier: Tier = "normal"
     aggregate: bool = True
     keep: bool = True
+    has_room: bool = False
 
 
 # Where a record of a group is put: its lane, the lane's entry for its key, and the bytes of key and data.
@@ -125,6 +127,9 @@ class FairQueueing(Protocol):
     def enqueue(self, shard_id: str | None, detached: DetachedUserRecord) -> None:
         """Let a user record wait for its turn."""
 
+    def reserve(self, size_bytes: int, records: int, flow: str | None, tier: Tier) -> None:
+        """Take room for so many records of a flow together; raises BufferFull, and then nothing was taken."""
+
     def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
         """Check the records, take room for all of them, and return where each is put."""
 
@@ -133,7 +138,7 @@ class FairQueueing(Protocol):
     ) -> None:
         """Put the records behind those that have a delivery, until a lane has closed a record."""
 
-    def admit_pairs(self, pairs: Sequence[Any], flow: str | None) -> dict[Lane, list[Placed]]:
+    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, list[Placed]]:
         """Check pairs of key and data, take room for all of them, and return what goes into which lane."""
 
     def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:

@@ -19,10 +19,10 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from kpl_core.errors import ResultPending, WrongEventLoop
+from kpl_core.errors import NotSpooled, ResultPending, WrongEventLoop
 from kpl_core.event_loop import run_soon
 from kpl_core.records.outcome import Outcome, ResultHandle, Waiter
-from kpl_core.records.record_result import RecordResult
+from kpl_core.records.record_result import NOT_SPOOLED, RecordResult
 
 # Without the lock, two threads that find no list of waiters would each make one, and one of the two would be lost.
 _waiting: Final = threading.Lock()
@@ -233,3 +233,19 @@ class _ResultCallback(msgspec.Struct, eq=False):
         # Some user records have moved to other outcomes, or have attempts of their own.
         for delivery in self.deliveries:
             call_when_finished(delivery, self.finished)
+
+
+async def wait_for_spool(delivery: Delivery) -> None:
+    """Wait until the write-ahead spool has what was put.
+
+    Raises:
+        NotSpooled: it did not take the user record.
+    """
+    first = delivery.outcome
+    while not first.settled and first.moved is None:
+        answered = anyio.Event()
+        wait_with(first, answered)
+        await answered.wait()
+    result = delivery.peek()
+    if result is not None and result.error_code == NOT_SPOOLED:
+        raise NotSpooled(result.error_message)

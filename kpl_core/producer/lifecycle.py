@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from asyncio import _get_running_loop
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -18,6 +18,8 @@ import anyio.lowlevel
 import msgspec
 from anyio.abc import TaskStatus
 
+from kpl_core.durability.breaker_gate import WHOLE_STREAM
+from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
 from kpl_core.errors import ConfigError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import running_clock, running_loop
 from kpl_core.hooks import Hook, require_hooks
@@ -380,3 +382,13 @@ def require_timeout(timeout: float | None) -> None:
     if math.isnan(timeout) or timeout < 0:
         message = f"timeout is {timeout!r} s; it must be 0 or more, or None for as long as it takes"
         raise ValueError(message)
+
+
+def unready_because(state: str, breakers: Mapping[tuple[str, str], CircuitBreaker]) -> list[str]:
+    """Return the reasons, each a sentence, to send traffic elsewhere."""
+    reasons = [] if state == "open" else [f"the producer is {state}"]
+    for (stream, shard_id), breaker in breakers.items():
+        # One shard in trouble is no reason to send the traffic of the others away.
+        if shard_id == WHOLE_STREAM and breaker.known_state is BreakerState.OPEN:
+            reasons.append(f"the circuit breaker of stream {stream} is open")
+    return reasons

@@ -3,15 +3,15 @@
 import contextlib
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import anyio
 import anyio.lowlevel
 
-from kpl_core.durability.breaker_gate import WHOLE_STREAM
-from kpl_core.durability.circuit_breaker import BreakerState, CircuitBreaker
-from kpl_core.errors import BufferFull, ConfigError, NotSpooled
+from kpl_core.durability.circuit_breaker import CircuitBreaker
+from kpl_core.errors import BufferFull, ConfigError
 from kpl_core.hooks import Hook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
@@ -19,12 +19,12 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
-from kpl_core.producer.delivery import Delivery, wait_with
-from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted
+from kpl_core.producer.delivery import Delivery, wait_for_spool
+from kpl_core.producer.group_put import GroupPut
+from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.thread_puts import ThreadPuts
 from kpl_core.records.hash_key import hash_key_digest
-from kpl_core.records.record_result import NOT_SPOOLED
 from kpl_core.records.user_record import (
     BytesLike,
     PutOptions,
@@ -189,9 +189,23 @@ class Producer:
         of `put_together_nowait`, which raises the same.
         """
         pipeline = self._fair_pipeline(stream)
-        pipeline.put_pairs_together(pairs, self._clock(), flow)
+        pipeline.put_pairs_together(pairs, self._clock(), GroupTerms(flow))
         if pipeline.attention:
             self._wake(stream)
+
+    def begin_group(
+        self,
+        stream: str,
+        records: Sequence[UserRecord] | Sequence[tuple[str, bytes]],
+        *,
+        flow: str | None = None,
+        tier: Tier = "normal",
+        aggregate: bool = True,
+        keep: bool = True,
+    ) -> GroupPut:
+        """Take room for all records now, or raise as `put_together_nowait`. The caller puts the returned group."""
+        terms = GroupTerms(flow, tier, aggregate, keep)
+        return GroupPut(self._fair_pipeline(stream), records, terms, self._clock, partial(self._wake, stream))
 
     def _fair_pipeline(self, stream: str) -> StreamPipeline:
         pipeline = self._life.pipeline(stream)
@@ -210,7 +224,7 @@ class Producer:
         """
         if self._writes_ahead:
             for delivery in deliveries:
-                await self._acknowledged(delivery)
+                await wait_for_spool(delivery)
 
     async def put(
         self,
@@ -252,12 +266,12 @@ class Producer:
                 pass
             else:
                 if self._writes_ahead:
-                    await self._acknowledged(delivery)
+                    await wait_for_spool(delivery)
                 return delivery
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
         delivery = await self._put_in_turn(stream, record)
         if self._writes_ahead:
-            await self._acknowledged(delivery)
+            await wait_for_spool(delivery)
         return delivery
 
     def put_blocking(
@@ -300,18 +314,6 @@ class Producer:
 
     def _has_room(self, partition_key: str, data: BytesLike, tier: Tier) -> bool:
         return self._buffer_limit.has_room(size_bytes=len(partition_key) + len(data), tier=tier)
-
-    @staticmethod
-    async def _acknowledged(delivery: Delivery) -> None:
-        """Wait until the spool has what was put."""
-        first = delivery.outcome
-        while not first.settled and first.moved is None:
-            answered = anyio.Event()
-            wait_with(first, answered)
-            await answered.wait()
-        result = delivery.peek()
-        if result is not None and result.error_code == NOT_SPOOLED:
-            raise NotSpooled(result.error_message)
 
     async def _put_in_turn(self, stream: str, record: UserRecord) -> Delivery:
         # Check first: a put must not wait for room only to be refused.
@@ -365,7 +367,7 @@ class Producer:
             position += 1
         if self._writes_ahead:
             for delivery in deliveries[-len(chunk) :]:
-                await self._acknowledged(delivery)
+                await wait_for_spool(delivery)
 
     def make_room(self) -> None:
         """Send batches that are not full now if all outstanding records are in them.
@@ -471,13 +473,7 @@ class Producer:
 
     def unready(self) -> list[str]:
         """Return the reasons, each a sentence, to send traffic elsewhere; an empty list: this producer is ready."""
-        state = self._life.state
-        reasons = [] if state == "open" else [f"the producer is {state}"]
-        for (stream, shard_id), breaker in self.breakers().items():
-            # One shard in trouble is no reason to send the traffic of the others away.
-            if shard_id == WHOLE_STREAM and breaker.known_state is BreakerState.OPEN:
-                reasons.append(f"the circuit breaker of stream {stream} is open")
-        return reasons
+        return unready_because(self._life.state, self.breakers())
 
     @property
     def coordination(self) -> "CoordinationDriver | None":

@@ -33,10 +33,13 @@ ENVELOPE_BYTES: Final = len(MAGIC) + DIGEST_BYTES
 _LENGTH_DELIMITED: Final = 2
 _VARINT_CONTINUES: Final = 0x80
 _VARINT_MAX_SHIFT: Final = 63
+_SHORT_VARINTS: Final[list[bytes]] = [bytes([number]) for number in range(_VARINT_CONTINUES)]
 
 
 def varint(number: int) -> bytes:
     """Return `number` (>= 0) as a protobuf varint."""
+    if number < _VARINT_CONTINUES:
+        return _SHORT_VARINTS[number]
     encoded = bytearray()
     while number >= _VARINT_CONTINUES:
         encoded.append(number & 0x7F | _VARINT_CONTINUES)

@@ -64,9 +64,10 @@ def encode_partition_key(partition_key: str) -> bytes:
         message = f"partition_key must be a str of 1 to 256 characters, not {type(partition_key).__name__}"
         raise TypeError(message)
     if not 1 <= len(partition_key) <= PARTITION_KEY_CHARACTERS:
+        advice = "shorten it or use a hash of it" if partition_key else "give a random key if the order does not matter"
         message = (
             f"partition_key has {len(partition_key)} characters; Kinesis accepts 1 to {PARTITION_KEY_CHARACTERS}, "
-            f"so shorten it or use a hash of it"
+            f"so {advice}"
         )
         raise InvalidUserRecord(message)
     try:

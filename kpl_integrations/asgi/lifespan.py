@@ -29,7 +29,16 @@ from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.validation import Bound, require_bounds, require_choice
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
-from kpl_integrations.asgi.protocol import HEALTH_KEY, STATE_KEY, ASGIApp, Message, Receive, Scope, Send
+from kpl_integrations.asgi.protocol import (
+    HEALTH_KEY,
+    STATE_KEY,
+    ASGIApp,
+    Message,
+    MissingProducer,
+    Receive,
+    Scope,
+    Send,
+)
 
 _logger = logging.getLogger("kpl_integrations.asgi")
 
@@ -114,7 +123,7 @@ class KinesisLifespan:
             hooks: hooks of the producer.
             transport: creates the transport that replaces the network.
 
-    `report` is the final report of the last producer, None before there is one.
+    `report` is the final report of the last producer, None before there is one. `producer` is the open one.
 
     Raises:
         ConfigError: an option is out of its bounds.
@@ -127,7 +136,20 @@ class KinesisLifespan:
     def __init__(self, config: Config | None = None, **options: Unpack[LifespanOptions]) -> None:
         self.config = Config() if config is None else config
         self.report: ProducerReport | None = None
+        self._producer: Producer | None = None
         self._settings = LifespanSettings(**options)
+
+    @property
+    def producer(self) -> Producer:
+        """The open producer: for the inner lifespan, start-up jobs and tasks that serve no request.
+
+        Raises:
+            MissingProducer: the lifespan has not started, or has ended.
+        """
+        if self._producer is None:
+            message = "the lifespan's producer is not open; use it inside the lifespan, after its start"
+            raise MissingProducer(message)
+        return self._producer
 
     @asynccontextmanager
     async def __call__(self, app: object) -> AsyncIterator[dict[str, Any]]:
@@ -159,9 +181,11 @@ class KinesisLifespan:
             if settings.patience_seconds is not None:
                 await _check_streams(transport, settings.streams, patience_seconds=settings.patience_seconds)
             health = ProducerHealth(producer, checks=settings.checks)
+            self._producer = producer
             try:
                 yield {STATE_KEY: producer, HEALTH_KEY: health}
             finally:
+                self._producer = None
                 health.is_draining = True
                 self.report = await producer.close(timeout=settings.close_seconds)
                 # Expired and permanently rejected records count as complete, but they are lost.

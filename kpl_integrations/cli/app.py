@@ -38,6 +38,14 @@ AllowedHosts = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="A Host name to answer to besides loopback names; may be repeated."),
 ]
+# Without its environment variables, which --local ignores.
+ServedEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of Kinesis.  \\[default: AWS_ENDPOINT_URL_KINESIS, but with --local a Kinesis inside this process]",
+        show_default=False,
+    ),
+]
 DrainDelay = Annotated[
     float | None,
     typer.Option(
@@ -142,7 +150,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain in PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     drain_delay_seconds: DrainDelay = None,
-    endpoint_url: EndpointUrl = None,
+    endpoint_url: ServedEndpoint = None,
     region: Region = None,
 ) -> None:
     """Accept records over HTTP and send them to Kinesis: aggregated, fair between tenants, acknowledged.

@@ -26,7 +26,8 @@ In another terminal:
   kpl tail {stream} --from-start
 
   aws kinesis list-streams --endpoint-url {url}
-  aws kinesis put-record --endpoint-url {url} --stream-name {stream} --partition-key 42 --data aGVsbG8=
+  printf hello | aws kinesis put-record --endpoint-url {url} --stream-name {stream} \\
+         --partition-key 42 --data fileb:///dev/stdin
 
 In Python:
   import asyncio

@@ -1,6 +1,8 @@
 """Common to all commands: options, help texts, and running a command to its exit status."""
 
+import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -23,14 +25,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Region = Annotated[
     str | None, typer.Option(help="AWS region; the default is that of any AWS client.", show_default=False)
 ]
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL")
 EndpointUrl = Annotated[
     str | None,
     typer.Option(
-        envvar=["AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL"],
+        envvar=list(_ENDPOINT_VARIABLES),
         help="URL of Kinesis, such as http://127.0.0.1:4567 for `kpl local`.",
         show_default=False,
     ),
 ]
+
+
+def endpoint_of_environment() -> str | None:
+    """Return the URL of Kinesis that the environment names, as for `EndpointUrl`."""
+    return next((url for name in _ENDPOINT_VARIABLES if (url := os.environ.get(name))), None)
 
 
 class InputFormat(StrEnum):
@@ -90,7 +98,8 @@ def run(command: Callable[..., Coroutine[Any, Any, ExitCode]], *arguments: objec
     """
     try:
         options = {"use_uvloop": is_server and find_spec("uvloop") is not None}
-        with show_logs("kpl_core", logging.INFO if is_server else logging.WARNING):
+        # A server shows logs in the form of its settings.
+        with contextlib.nullcontext() if is_server else show_logs("kpl_core", logging.WARNING):
             status = anyio.run(command, *arguments, backend_options=options)
     except CommandFailure as failure:
         print_failure(failure)

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -107,19 +108,44 @@ def print_failure(failure: CommandFailure) -> None:
         console.print(str(failure), soft_wrap=True)
 
 
+class LogFormat(NamedTuple):
+    """How log lines are printed: with an instant (UTC), as JSON, after a prefix; `worker` is a field of JSON."""
+
+    has_time: bool = False
+    is_json: bool = False
+    worker: int | None = None
+
+    def line(self, record: logging.LogRecord) -> str:
+        """Return one line."""
+        instant = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+        level, message = record.levelname.lower(), record.getMessage()
+        if record.exc_info and record.exc_info[0] is not None:
+            message += f": {record.exc_info[0].__name__}: {record.exc_info[1]}"
+        if self.is_json:
+            worker = {} if self.worker is None else {"worker": self.worker}
+            fields = {"time": instant, "level": level, "logger": record.name, **worker, "message": message}
+            return msgspec.json.encode(fields | getattr(record, "fields", {})).decode()
+        prefix = "" if self.worker is None else f"worker {self.worker}: "
+        return f"{instant + ' ' if self.has_time else ''}{level}: {prefix}{message}"
+
+
 class _NoteHandler(logging.Handler):
-    prefix = ""
+    log_format = LogFormat()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line on stderr."""
-        note(f"{record.levelname.lower()}: {self.prefix}{record.getMessage()}")
+        if self.log_format.is_json:
+            with suppress(OSError):  # as `note`
+                sys.stderr.write(self.log_format.line(record) + "\n")
+        else:
+            note(self.log_format.line(record))
 
 
 @contextmanager
-def show_logs(logger_name: str, level: int, prefix: str = "") -> Iterator[None]:
+def show_logs(logger_name: str, level: int, log_format: LogFormat | None = None) -> Iterator[None]:
     """Print a logger's records on stderr inside the block, such as the producer's warnings."""
     logger, handler = logging.getLogger(logger_name), _NoteHandler(level)
-    handler.prefix = prefix
+    handler.log_format = log_format or handler.log_format
     before = logger.level
     logger.addHandler(handler)
     if logger.getEffectiveLevel() > level:

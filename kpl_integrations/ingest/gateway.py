@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -29,6 +30,7 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, Ten
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
 from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head
+from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.http.answers import (
     Headers,
     Tally,
@@ -38,6 +40,8 @@ from kpl_integrations.ingest.http.answers import (
     send_refusal,
 )
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
+from kpl_integrations.ingest.http.cors import CrossOrigin
+from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.request_head import HostNames, RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
@@ -102,6 +106,8 @@ class IngestGateway:
         # The other protocols and the dashboard, by method and path; filled when the gateway opens.
         self.routes: dict[tuple[str, str], Route] = {}
         self._hosts = None if settings.allowed_hosts is None else HostNames(settings.allowed_hosts.split(","))
+        self._cors = None if settings.cors_origins is None else CrossOrigin(settings.cors_origins.split(","))
+        self._access_log = AccessLog(settings.access_log) if settings.access_log else None
         self._entered = False
 
     # Lifecycle
@@ -163,6 +169,7 @@ class IngestGateway:
             anonymous_room=SharedRoom(self.settings.max_reading_bytes - verified_bytes),
             addresses=AddressBudgets(),
             read_body=read_body_eagerly if self.plain_receive else read_body,
+            large_bodies=LargeBodies(self.settings.body_seconds),
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),
             login_attempts=LoginAttempts(clock()),
@@ -202,6 +209,7 @@ class IngestGateway:
         self.drain()
         self.admission.state = "closed"
         self.opened.closing.set()
+        self.opened.large_bodies.finish()
         if self.report is None:
             with self._closing_scope:
                 await self.producer.close(timeout=self.settings.close_seconds)
@@ -252,39 +260,48 @@ class IngestGateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or run the lifespan."""
         kind = scope["type"]
-        if kind == "http":
-            if self._hosts is not None and not self._hosts.allow(scope["headers"]):
-                await send_refusal(send, Refused(Refusal.HOST, _OTHER_HOST), self.tally)
-                return
-            path: str = scope["path"] or "/"
-            root: str = scope.get("root_path", "")
-            if root:
-                # The path relative to the prefix; the root may lack its slash.
-                under = path.removeprefix(root.rstrip("/"))
-                if under[:1] in {"", "/"}:
-                    path = under or "/"
-            if path.startswith(PREFIX) and path.endswith(SUFFIX) and scope["method"] == "POST":
-                try:
-                    (status, body), account = await self._records.answer(
-                        scope, receive, path[len(PREFIX) : -len(SUFFIX)]
-                    )
-                except Refused as refused:
-                    await send_refusal(send, refused, self.tally)
-                    return
-                except ClientGone:
-                    return
-                self.tally.answers[status] += 1
-                headers = [*json_headers(body), *quota_headers(account, self.admission.now())]
-                await send_answer(send, status, headers, body)
-            else:
-                await self._answer_other(scope, receive, send, path)
-        elif kind == "lifespan":
+        if kind == "lifespan":
             await self._lifespan(receive, send)
-        else:
+        elif kind != "http":
             await send({"type": "websocket.close", "code": 1000})
+        else:
+            if self._access_log is not None:
+                send = self._access_log.watch(scope, send)
+            if self._cors is not None:
+                if await self._cors.answer_preflight(scope, send):
+                    return
+                send = self._cors.allowing(scope, send)
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._hosts is not None and not self._hosts.allow(scope["headers"]):
+            await send_refusal(send, Refused(Refusal.HOST, _OTHER_HOST), self.tally)
+            return
+        path: str = scope["path"] or "/"
+        root: str = scope.get("root_path", "")
+        if root:
+            # The path relative to the prefix; the root may lack its slash.
+            under = path.removeprefix(root.rstrip("/"))
+            if under[:1] in {"", "/"}:
+                path = under or "/"
+        if not (path.startswith(PREFIX) and path.endswith(SUFFIX) and scope["method"] == "POST"):
+            await self._answer_other(scope, receive, send, path)
+            return
+        try:
+            (status, body), account = await self._records.answer(scope, receive, path[len(PREFIX) : -len(SUFFIX)])
+        except Refused as refused:
+            await send_refusal(send, refused, self.tally)
+            return
+        except ClientGone:
+            return
+        self.tally.answers[status] += 1
+        headers = [*json_headers(body), *quota_headers(account, self.admission.now())]
+        await send_answer(send, status, headers, body)
 
     def sync_head(self, target: bytes, headers: Headers) -> RecordsHead | None:
-        """Return the parsed head of a POST; see `SyncAnswerer`."""
+        """Return the parsed head of a POST; see `SyncAnswerer`. Answers to web pages have further header fields."""
+        if self._cors is not None and self._cors.allowed(headers) is not None:
+            return None
         return sync_head(target, headers) if self._hosts is None or self._hosts.allow(headers) else None
 
     def is_verified(self, head: RecordsHead) -> bool:
@@ -293,7 +310,13 @@ class IngestGateway:
 
     def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
         """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""
-        return sync_answer(self._records, self.tally, head, body, client)
+        if self._access_log is None:
+            return sync_answer(self._records, self.tally, head, body, client)
+        answer = partial(sync_answer, self._records, self.tally, head, body, client)
+        answered: SyncAnswer | None = self._access_log.answered(
+            client, f"{PREFIX}{head.stream}{SUFFIX}", len(body), answer
+        )
+        return answered
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -42,6 +42,11 @@ class IngestSettings(BaseSettings):
     body_seconds: Annotated[float, Bound(0, _HOUR, "seconds", above=True)] = 30.0
     keep_alive_seconds: Annotated[int, Bound(1, _HOUR, "seconds", whole=True)] = 75
     max_connections: Annotated[int, Bound(1, 1_000_000, "", whole=True)] = 10_000
+    # The origins of web pages that may call the gateway from a browser, with commas; "*" allows every page.
+    cors_origins: str | None = None
+    # The share of the requests that the access log names, and the form of all log lines of `kpl serve`.
+    access_log: Annotated[float, Bound(0, 1, "of the requests")] = 0.0
+    log_format: Literal["text", "json"] = "text"
     # Answer complete requests inside uvicorn's protocol, if the installed uvicorn is supported.
     fast_path: bool = True
 
@@ -61,6 +66,9 @@ class IngestSettings(BaseSettings):
     max_records: Annotated[int, Bound(1, 1_000_000, "records in a request", whole=True)] = 10_000
     max_depth: Annotated[int, Bound(1, 500, "levels of JSON", whole=True)] = 64
     max_record_bytes: Annotated[int, Bound(8_192, 10 * MIB, "bytes", whole=True)] = MIB
+    # The text of one record in a large body, and of a body that cannot be cut into records; at least twice
+    # max_record_bytes. Decoding it blocks the gateway for about 5 ms.
+    max_uncut_bytes: Annotated[int, Bound(65_536, 1 << 30, "bytes", whole=True)] = 2 * MIB
 
     # Tenants and keys.
     tenants: Path | None = None
@@ -133,7 +141,10 @@ class IngestSettings(BaseSettings):
     def decode_limits(self) -> DecodeLimits:
         """Return the decoders' bounds of one request."""
         return DecodeLimits(
-            max_records=self.max_records, max_record_bytes=self.max_record_bytes, max_depth=self.max_depth
+            max_records=self.max_records,
+            max_record_bytes=self.max_record_bytes,
+            max_depth=self.max_depth,
+            max_uncut_bytes=max(self.max_uncut_bytes, 2 * self.max_record_bytes),
         )
 
     def producer_config(self, fairness: FairnessPolicy | None = None) -> Config:

@@ -69,13 +69,17 @@ _Key = TypeVar("_Key", bound=SigningKey)
 
 
 class SignedRequest(NamedTuple):
-    """A request as received: `path` and `query` as on the wire, `headers` in order with names in lower case."""
+    """A request as received: `path` and `query` as on the wire, `headers` in order with names in lower case.
+
+    `body_hash` is the SHA-256 of the body in hexadecimal, if it is known already.
+    """
 
     method: str
     path: str
     query: str
     headers: Iterable[tuple[str, str]]
     body: bytes
+    body_hash: str | None = None
 
 
 class Credential(NamedTuple):
@@ -218,7 +222,7 @@ def _canonical_request(request: SignedRequest, credential: Credential, headers: 
             *lines,
             "",
             ";".join(credential.signed_headers),
-            sha256(request.body).hexdigest(),
+            request.body_hash or sha256(request.body).hexdigest(),
         ]
     )
 

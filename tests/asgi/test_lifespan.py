@@ -2,6 +2,7 @@ import contextlib
 import logging
 import pickle
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import httpx2
@@ -381,3 +382,23 @@ async def test_undelivered_records_are_in_the_report(kinesis_double: KinesisDoub
             state["kinesis"].put_nowait("orders", partition_key="1", data=b"x")
     assert lifespan.report is not None
     assert (lifespan.report.accepted, lifespan.report.failed_total, lifespan.report.complete) == (1, 1, False)
+
+
+def test_the_producer_is_reachable_in_the_inner_lifespan(kinesis_double: KinesisDouble) -> None:
+    found: list[Any] = []
+
+    @contextlib.asynccontextmanager
+    async def inner(_: object) -> AsyncIterator[None]:
+        found.append(await kinesis.producer.put("orders", partition_key="job", data=b"at the start"))
+        yield
+        found.append(kinesis.producer.report().accepted)
+
+    kinesis = KinesisLifespan(lifespan=inner)
+    with pytest.raises(MissingProducer, match="not open"):
+        _ = kinesis.producer
+    with TestClient(Starlette(lifespan=kinesis)):
+        pass
+    assert found[1] == 1
+    assert found[0].peek().successful
+    with pytest.raises(MissingProducer):
+        _ = kinesis.producer

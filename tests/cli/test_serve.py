@@ -73,7 +73,7 @@ def test_a_local_gateway_answers_only_to_loopback_names_and_those_of_allow_host(
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("--port", "0"), 2, "no credentials are configured"),
+        (("--port", "0"), 2, "no tenants are configured"),
         (("--local", "--port", "0", "--stream", "a:none"), 2, "write NAME or NAME:SHARDS"),
         (("--local", "--port", "0", "--tls-key", "key.pem"), 2, "belong together"),
         (
@@ -102,3 +102,29 @@ def test_tenants_of_a_file_are_asked_for_their_keys(tmp_path: Path, kpl):
         assert httpx.post(url, json=ONE, headers={"authorization": f"Bearer {key}"}).status_code == 202
         assert serve.end(signal.SIGINT) == 0
         assert key not in serve.stderr.read()
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL", "KPL_INGEST_ENDPOINT_URL"])
+def test_a_local_gateway_uses_no_kinesis_of_the_environment(variable, monkeypatch):
+    """The README exports the endpoint of `kpl local` before it starts `kpl serve --local`."""
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    with started("serve", "--local", "--port", "0") as serve:
+        url = url_of(serve.stdout.readline())
+        assert "127.0.0.1:9;" not in serve.stdout.readline()
+        answer = httpx.post(f"{url}/v1/streams/demo/records?ack=delivered", json=ONE, timeout=20)
+        assert (answer.status_code, answer.json()["delivered"]) == (200, 1)
+        assert serve.end(signal.SIGINT) == 0
+
+
+def test_log_lines_are_json_if_the_settings_say_so(monkeypatch):
+    monkeypatch.setenv("KPL_INGEST_LOG_FORMAT", "json")
+    monkeypatch.setenv("KPL_INGEST_ACCESS_LOG", "1")
+    with started("serve", "--local", "--port", "0") as serve:
+        url = url_of(serve.stdout.readline())
+        assert httpx.post(f"{url}/v1/streams/demo/records", json=ONE, timeout=20).status_code == 202
+        assert serve.end(signal.SIGINT) == 0
+        lines = [json.loads(line) for line in serve.stderr.read().splitlines() if line.startswith("{")]
+    (request,) = [line for line in lines if line["logger"] == "kpl_integrations.ingest.access"]
+    assert (request["status"], request["level"]) == (202, "info")
+    assert request["time"].endswith("Z")
+    assert any("gateway closed" in line["message"] for line in lines)

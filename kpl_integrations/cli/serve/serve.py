@@ -1,7 +1,6 @@
 """`kpl serve`: the ingest gateway, for a try with a local Kinesis, or in production with one or several processes."""
 
 import contextlib
-import logging
 import socket
 import sys
 import tempfile
@@ -14,10 +13,13 @@ import msgspec
 from kpl_core import ProducerReport
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.local import local_kinesis, port_failure, streams_of
+from kpl_integrations.cli.options import endpoint_of_environment
 from kpl_integrations.cli.serve.worker import (
+    LOGGED,
     Instructions,
     connect,
     known_failures,
+    log_format_of,
     tenant_directory,
 )
 from kpl_integrations.cli.terminal import note, show_logs
@@ -70,18 +72,25 @@ class Serve:
         """Serve until a signal; status 0 if every accepted record was delivered or is kept in a file."""
         self._streams = streams_of(self._stream_texts)
         self._first_stream = next(iter(self._streams))
-        with known_failures(), show_logs("kpl_integrations", logging.INFO), show_logs("uvicorn.error", logging.ERROR):
-            report = await self._run()
+        with known_failures(), contextlib.ExitStack() as logs:
+            report = await self._run(logs)
         note(f"stopped; {report}")
         return ExitCode.NOT_ALL_ARRIVED if report.failed_total else ExitCode.DONE
 
-    async def _run(self) -> ProducerReport:
+    async def _run(self, logs: contextlib.ExitStack) -> ProducerReport:
         given = {name: value for name, value in self._given.items() if value is not None}
         if self._local:
             # A developer presses Ctrl-C, and no load balancer has to notice. Any web page could reach the gateway
             # through the developer's browser, so it answers only to loopback names.
             given = {"drain_delay_seconds": 0.0, "allowed_hosts": "localhost", **given}
+        elif endpoint := endpoint_of_environment():
+            given.setdefault("endpoint_url", endpoint)
         settings = load_settings(**given)
+        if self._local and "endpoint_url" not in given:
+            # Another Kinesis that the environment names is not local.
+            settings = settings.model_copy(update={"endpoint_url": None})
+        for name, level in LOGGED:
+            logs.enter_context(show_logs(name, level, log_format_of(settings)))
         for variable in unknown_variables():
             note(f"warning: {variable} is set, and the gateway has no such setting; is it misspelt?")
         if settings.tls_certificate is not None and settings.tls_key is not None:

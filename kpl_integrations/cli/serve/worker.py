@@ -25,7 +25,7 @@ from kpl_core.durability.spool import SpoolError
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
-from kpl_integrations.cli.terminal import print_failure, show_logs
+from kpl_integrations.cli.terminal import LogFormat, print_failure, show_logs
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
@@ -34,7 +34,7 @@ from kpl_integrations.ingest.workers.spool_files import has_more, settings_of_wo
 
 _INPUT: Final = 0
 _POLL_SECONDS: Final = 0.25
-_LOGGED: Final = (("kpl_integrations", logging.INFO), ("kpl_core", logging.INFO), ("uvicorn.error", logging.ERROR))
+LOGGED: Final = (("kpl_integrations", logging.INFO), ("kpl_core", logging.INFO), ("uvicorn.error", logging.ERROR))
 
 
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +49,11 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     local: bool
     first_stream: str
     embedded_url: str | None
+
+
+def log_format_of(settings: IngestSettings, worker: int | None = None) -> LogFormat:
+    """Return how the log lines of this gateway are printed."""
+    return LogFormat(has_time=True, is_json=settings.log_format == "json", worker=worker)
 
 
 @contextlib.contextmanager
@@ -73,8 +78,8 @@ def tenant_directory(settings: IngestSettings, *, local: bool, first_stream: str
         return FileTenants(settings.tenants, default_ack=settings.default_ack)
     if not local:
         message = (
-            "no credentials are configured; name a file of tenants with --tenants (make keys with `kpl keys`), "
-            "or try it on this machine with --local"
+            "no tenants are configured, so no client could send records; name a file of tenants with --tenants (make "
+            "keys with `kpl keys`), or try it on this machine with --local"
         )
         raise CommandFailure(message, exit_code=ExitCode.WRONG_USAGE)
     if not is_this_machine(settings.host):
@@ -112,8 +117,9 @@ async def _run() -> None:
         if first is not None:
             with known_failures(), contextlib.ExitStack() as logs:
                 instructions = msgspec.json.decode(first, type=Instructions)
-                for name, level in _LOGGED:
-                    logs.enter_context(show_logs(name, level, f"worker {instructions.identity.worker}: "))
+                shown = log_format_of(load_settings(**instructions.given), instructions.identity.worker)
+                for name, level in LOGGED:
+                    logs.enter_context(show_logs(name, level, shown))
                 await _serve(instructions, channel)
     except CommandFailure as failure:
         print_failure(failure)

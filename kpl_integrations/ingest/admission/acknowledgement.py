@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Final, Literal, NamedTuple
 
+import anyio.lowlevel
 import msgspec
 
 from kpl_core import Delivery, NotSpooled, Producer, RecordResult
@@ -16,6 +17,7 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
 
 INVALID_RECORD: Final = "InvalidRecord"
+_RESULTS_PER_SLICE: Final = 250
 
 
 class RecordAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -121,8 +123,12 @@ async def answer_delivered(
     Raises:
         Refused: no record was delivered, and none is kept.
     """
-    results = [await delivery for delivery in deliveries]
-    answers = [_record_answer(result) for result in results]
+    results = await results_of(deliveries)
+    answers: list[RecordAnswer] = []
+    for start in range(0, len(results), _RESULTS_PER_SLICE):
+        if start:
+            await anyio.lowlevel.checkpoint()
+        answers += [_record_answer(result) for result in results[start : start + _RESULTS_PER_SLICE]]
     delivered = sum(result.successful for result in results)
     if not delivered and all(result.kept is None for result in results):
         raise _nothing_delivered(results, answers)
@@ -138,6 +144,16 @@ async def answer_delivered(
         rejected=_rejected(problems),
     )
     return Acknowledged(200, _encode(body))
+
+
+async def results_of(deliveries: Sequence[Delivery]) -> list[RecordResult]:
+    """Wait for the result of each record. The event loop can do other work after every 250 of them."""
+    results: list[RecordResult] = []
+    for start in range(0, len(deliveries), _RESULTS_PER_SLICE):
+        if start:
+            await anyio.lowlevel.checkpoint()
+        results += [await delivery for delivery in deliveries[start : start + _RESULTS_PER_SLICE]]
+    return results
 
 
 def _record_answer(result: RecordResult) -> RecordAnswer:

@@ -7,9 +7,10 @@ disconnects, or a cancelled task, changes nothing.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal, TypeVar
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
 
-from kpl_core import BufferFull, Delivery, Fact, InvalidUserRecord, Producer, ProducerClosed, UserRecord
+from kpl_core import BufferFull, Delivery, Fact, GroupPut, InvalidUserRecord, Producer, ProducerClosed, UserRecord
 from kpl_core.hooks import BreakerChanged
 from kpl_integrations.ingest.admission.refusals import (
     DrainRate,
@@ -29,6 +30,7 @@ SHEDDING_STEPS: Final = ((0.85, 0.5), (0.6, 1.0))
 _SHEDDER_INTERVAL_SECONDS: Final = 0.25
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class LoadShedder:
@@ -143,22 +145,15 @@ class Admission:
         Raises:
             Refused: the request is rejected.
         """
-        now = self._clock()
-        self._require_admission(account, stream, records, _bytes_of_records, now, keep=keep)
-        tenant = account.tenant
-        try:
-            deliveries = self._producer.put_together_nowait(
-                stream,
-                records,
-                flow=account.flow,
-                tier=tenant.tier,
-                aggregate=aggregate and tenant.aggregation,
-                keep=keep,
+        tenant, tier = account.tenant, account.tenant.tier
+        aggregate = aggregate and tenant.aggregation
+
+        def put() -> list[Delivery]:
+            return self._producer.put_together_nowait(
+                stream, records, flow=account.flow, tier=tier, aggregate=aggregate, keep=keep
             )
-        except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
-            raise self._not_put(account, len(records), _bytes_of_records(records), error, now) from error
-        account.count_accepted(len(records), now)
-        return deliveries
+
+        return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep)
 
     def put_pairs(self, account: TenantAccount, stream: str, pairs: Sequence[tuple[str, bytes]]) -> None:
         """Put pairs of partition key and data like `put_records`, without deliveries.
@@ -168,13 +163,61 @@ class Admission:
         Raises:
             Refused: the request is rejected.
         """
-        now = self._clock()
-        self._require_admission(account, stream, pairs, _bytes_of_pairs, now)
-        try:
+
+        def put() -> None:
             self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+
+        self._admitted(put, account, stream, pairs, _bytes_of_pairs)
+
+    def begin_group(
+        self,
+        account: TenantAccount,
+        stream: str,
+        records: Sequence[UserRecord] | Sequence[tuple[str, bytes]],
+        *,
+        aggregate: bool = True,
+        keep: bool = True,
+    ) -> GroupPut:
+        """Take room for all records, or for none, with the checks of `put_records`. The caller puts the group.
+
+        The records are pairs of partition key and data only as in `put_pairs`.
+
+        Raises:
+            Refused: the request is rejected.
+        """
+        tenant = account.tenant
+        bytes_of: Any = _bytes_of_pairs if type(records[0]) is tuple else _bytes_of_records
+        aggregate = aggregate and tenant.aggregation
+        begin = partial(
+            self._producer.begin_group,
+            stream,
+            records,
+            flow=account.flow,
+            tier=tenant.tier,
+            aggregate=aggregate,
+            keep=keep,
+        )
+        return self._admitted(begin, account, stream, records, bytes_of, keep=keep)
+
+    def _admitted(
+        self,
+        put: Callable[[], R],
+        account: TenantAccount,
+        stream: str,
+        records: Sequence[T],
+        bytes_of: Callable[[Sequence[T]], int],
+        *,
+        keep: bool = True,
+    ) -> R:
+        """Make all checks, put the records, and count them."""
+        now = self._clock()
+        self._require_admission(account, stream, records, bytes_of, now, keep=keep)
+        try:
+            result = put()
         except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
-            raise self._not_put(account, len(pairs), _bytes_of_pairs(pairs), error, now) from error
-        account.count_accepted(len(pairs), now)
+            raise self._not_put(account, len(records), bytes_of(records), error, now) from error
+        account.count_accepted(len(records), now)
+        return result
 
     def _require_admission(
         self,

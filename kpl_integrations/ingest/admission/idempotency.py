@@ -48,13 +48,13 @@ def parse_key(value: bytes) -> str:
     return text
 
 
-def fingerprint(*parts: bytes) -> bytes:
-    """Return a digest that differs between different requests."""
+def begin_fingerprint(*parts: bytes) -> "hashlib.blake2b":
+    """Return the hash of a request's parts, which differs between different requests. The caller adds the body."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
-    return digest.digest()
+    return digest
 
 
 class IdempotencyWindow:

@@ -2,8 +2,9 @@
 
 from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal, RecordProblem
 from kpl_integrations.ingest.decoding.inflate import inflate
-from kpl_integrations.ingest.decoding.otlp_body import otlp_records
+from kpl_integrations.ingest.decoding.otlp_body import otlp_in_steps, otlp_records
 from kpl_integrations.ingest.decoding.request_body import CONTENT_TYPES, decode, decode_plain
+from kpl_integrations.ingest.decoding.steps import decode_in_steps, pieces_of
 
 __all__ = [
     "CONTENT_TYPES",
@@ -12,7 +13,10 @@ __all__ = [
     "Decoded",
     "RecordProblem",
     "decode",
+    "decode_in_steps",
     "decode_plain",
     "inflate",
+    "otlp_in_steps",
     "otlp_records",
+    "pieces_of",
 ]

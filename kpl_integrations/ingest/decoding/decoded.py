@@ -19,12 +19,14 @@ class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one request.
 
     `max_record_bytes` bounds the partition key (as UTF-8) and the data of one record together, as Kinesis
-    does. `max_depth` bounds how deep JSON objects and arrays are nested.
+    does. `max_depth` bounds how deep JSON objects and arrays are nested. `max_uncut_bytes` bounds the text of one
+    record, and of a body that cannot be cut into records, if the body is decoded in steps.
     """
 
     max_records: int = 10_000
     max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES
     max_depth: int = 64
+    max_uncut_bytes: int = 2 * DEFAULT_MAX_RECORD_BYTES
 
 
 class RecordProblem(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +41,7 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     """The valid user records of a request, in request order, and the problems of the others.
 
     Each record passes `kpl_core.records.user_record.check_user_record` within the limits. The caller adds flow
-    and tier.
+    and tier. The records of a large body may be `pairs` of partition key and data; then `records` is empty.
 
     `holds_aggregates` is True if the client is a KPL producer and sent aggregated records. These must not be
     aggregated again: consumers de-aggregate only once. `inflated_bytes` is the size of a decompressed body.
@@ -49,6 +51,20 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     problems: list[RecordProblem]
     holds_aggregates: bool = False
     inflated_bytes: int = 0
+    pairs: list[tuple[str, bytes]] | None = None
+
+    def with_records(self) -> "Decoded":
+        """Return the same without pairs."""
+        if self.pairs is None:
+            return self
+        records = [UserRecord(key, data) for key, data in self.pairs]
+        return msgspec.structs.replace(self, records=records, pairs=None)
+
+    def with_more(self, others: "Decoded", count: int) -> "Decoded":
+        """Add the records and problems of the part of a body that follows `count` records; return the whole."""
+        self.records.extend(others.records)
+        self.problems.extend([RecordProblem(each.index + count, each.field, each.detail) for each in others.problems])
+        return msgspec.structs.replace(self, holds_aggregates=self.holds_aggregates or others.holds_aggregates)
 
     def positions(self) -> list[int]:
         """Return the request index of each of `records`."""

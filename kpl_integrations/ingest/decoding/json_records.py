@@ -14,15 +14,16 @@ All records are decoded in one call. If that fails, each record is decoded alone
 
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import pybase64
 
 from kpl_core import UserRecord
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.records.aggregated_record import MAGIC
 from kpl_integrations.ingest.decoding.decoded import (
     Decoded,
     DecodeLimits,
@@ -45,18 +46,52 @@ from kpl_integrations.ingest.decoding.json_text import (
 
 # For OpenAPI. Some numbers of 39 digits are below 2**128 too; this pattern leaves them out.
 HASH_KEY_PATTERN: Final = "^(0|[1-9][0-9]{0,37})$"
+Pairs = list[tuple[str, bytes]]
+
 _UTF8_BYTES_PER_CHARACTER: Final = 4
 _STRING: Final = msgspec.json.Decoder(str)
+_SHORT_HASH_KEY: Final = 38
 _QUOTE: Final = ord('"')
 _BRACE: Final = ord("{")
 _KEY_SCHEMA: Final = {"minLength": 1, "maxLength": PARTITION_KEY_CHARACTERS}
 
 
-class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=PARTITION_KEY_CHARACTERS)]
+
+
+class TextRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """The most frequent form: a key and a text. msgspec checks both."""
 
-    partition_key: Annotated[str, msgspec.Meta(min_length=1, max_length=PARTITION_KEY_CHARACTERS)]
+    partition_key: _Key
     data: str
+
+
+class KeylessRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A text without a key."""
+
+    data: str
+
+
+class JsonRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A key, and JSON that stays JSON."""
+
+    partition_key: _Key
+    data: msgspec.Raw
+
+
+class Base64Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A key and bytes."""
+
+    partition_key: _Key
+    data_base64: bytes
+
+
+class PairRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Any record without an explicit hash key."""
+
+    partition_key: _Key | None = None
+    data: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
+    data_base64: bytes | None = None
 
 
 class WireRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -95,14 +130,6 @@ class _CountedEnvelope(msgspec.Struct):
     records: list[SkippedObject]
 
 
-class _PlainEnvelope(msgspec.Struct, forbid_unknown_fields=True):
-    """Many plain records."""
-
-    records: list[PlainRecord]
-
-
-_PLAIN_RECORD: Final = msgspec.json.Decoder(PlainRecord)
-_PLAIN_ENVELOPE: Final = msgspec.json.Decoder(_PlainEnvelope)
 _RECORD: Final = msgspec.json.Decoder(WireRecord)
 _BODY: Final = msgspec.json.Decoder(_Body)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
@@ -112,22 +139,110 @@ _HEAD_BYTES: Final = 32
 _LINE: Final = re.compile(rb"[^ \t\r\n][^\n]*")
 
 
-def plain_json(body: bytes) -> list[PlainRecord] | None:
-    """Return the records of a JSON body if each is only a key and a text, else None: then call `json_body`."""
-    try:
-        # Guess which of the two forms it is. A wrong guess costs only time.
-        is_envelope = _RECORDS in body[:_HEAD_BYTES]
-        return _PLAIN_ENVELOPE.decode(body).records if is_envelope else [_PLAIN_RECORD.decode(body)]
-    except MALFORMED:
-        return None
+def pairs_of_json(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+    """Return keys and data of a JSON body, or None if a record needs `json_body`."""
+    # Guess which of the two forms it is. A wrong guess costs only time.
+    is_envelope = _RECORDS in body[:_HEAD_BYTES]
+    for form in _FORMS:
+        try:
+            records = form.in_envelope.decode(body).records if is_envelope else [form.alone.decode(body)]
+        except MALFORMED:
+            continue
+        return form.pairs(records, body, limits, keys)
+    return None
 
 
-def plain_ndjson(body: bytes) -> list[PlainRecord] | None:
-    """Return the records of NDJSON if each is only a key and a text, else None: then call `ndjson_body`."""
-    try:
-        return _PLAIN_RECORD.decode_lines(body)
-    except MALFORMED:
+def pairs_of_ndjson(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+    """Return keys and data of NDJSON, or None if a record needs `ndjson_body`."""
+    for form in _FORMS:
+        try:
+            records = form.alone.decode_lines(body)
+        except MALFORMED:
+            continue
+        return form.pairs(records, body, limits, keys)
+    return None
+
+
+def _text_pairs(records: list[TextRecord], *_: object) -> Pairs:
+    return [(each.partition_key, each.data.encode()) for each in records]
+
+
+def _keyless_pairs(records: list[KeylessRecord], _body: bytes, _limits: DecodeLimits, keys: NeighbourKeys) -> Pairs:
+    deal = keys.deal
+    return [(deal(), each.data.encode()) for each in records]
+
+
+def _base64_pairs(records: list[Base64Record], *_: object) -> Pairs | None:
+    pairs = [(each.partition_key, each.data_base64) for each in records]
+    return None if _has_aggregates(pairs) else pairs
+
+
+def _json_pairs(records: list[JsonRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+    pairs = [(each.partition_key, bytes(each.data)) for each in records]
+    are_objects = {data[0] for _, data in pairs} <= {_BRACE}
+    # The brackets that one object can have: each record and its object have one of their own.
+    most = body.count(b"{") + body.count(b"[") - 2 * len(pairs) + 1
+    if most > limits.max_depth:
+        most = max([data.count(b"{") + data.count(b"[") for _, data in pairs], default=0)
+    if not are_objects or most > limits.max_depth:
+        return _any_pairs([PairRecord(each.partition_key, each.data) for each in records], body, limits, keys)
+    return pairs if _is_utf_8(body) else None
+
+
+def _any_pairs(records: list[PairRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+    if not _is_utf_8(body):
         return None
+    pairs: list[tuple[str | None, bytes]] = []
+    depth = limits.max_depth
+    for record in records:
+        data = bytes(record.data)
+        if (not data) is (record.data_base64 is None):
+            return None
+        if record.data_base64 is not None:
+            data = record.data_base64
+        elif data[0] == _QUOTE:
+            data = _STRING.decode(data).encode()
+        elif data[0] != _BRACE or data.count(b"{") + data.count(b"[") > depth:
+            return None
+        pairs.append((record.partition_key, data))
+    if _has_aggregates(pairs):
+        return None
+    return [(keys.deal() if key is None else key, data) for key, data in pairs]
+
+
+def _has_aggregates(pairs: Sequence[tuple[str | None, bytes]]) -> bool:
+    """Return True if data is an aggregated record, which must not be aggregated again."""
+    return MAGIC in {data[:4] for _, data in pairs}
+
+
+def _is_utf_8(body: bytes) -> bool:
+    """Return True if all bytes are UTF-8: msgspec does not look at data that stays JSON."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+class _Form:
+    """An ordinary form of records: its decoders, and how they become pairs; None if `_user_record` must look at it."""
+
+    def __init__(self, record_type: Any, pairs: Callable[..., Pairs | None]) -> None:  # noqa: ANN401 - a struct
+        envelope = msgspec.defstruct("Envelope", [("records", list[record_type])], forbid_unknown_fields=True)
+        self.alone: msgspec.json.Decoder[Any] = msgspec.json.Decoder(record_type)
+        self.in_envelope: msgspec.json.Decoder[Any] = msgspec.json.Decoder(envelope)
+        self.pairs = pairs
+
+
+# The most frequent form first. A decoder of another form fails at the first record.
+_FORMS: Final = (
+    _Form(TextRecord, _text_pairs),
+    _Form(JsonRecord, _json_pairs),
+    _Form(KeylessRecord, _keyless_pairs),
+    _Form(Base64Record, _base64_pairs),
+    _Form(PairRecord, _any_pairs),
+)
 
 
 def json_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
@@ -249,16 +364,16 @@ def _user_records(
             key
             and raw
             and wire.data_base64 is None
-            and wire.explicit_hash_key is None
+            and (wire.explicit_hash_key is None or _is_short_hash_key(wire.explicit_hash_key))
             and len(key) <= PARTITION_KEY_CHARACTERS
             and len(key) * _UTF8_BYTES_PER_CHARACTER + len(raw) <= most
         ):
             if raw[0] == _QUOTE:
                 if b"\\" not in raw:
-                    records.append(UserRecord(key, raw[1:-1]))
+                    records.append(UserRecord(key, raw[1:-1], wire.explicit_hash_key))
                     continue
             elif raw[0] == _BRACE and raw.count(b"{") + raw.count(b"[") <= limits.max_depth:
-                records.append(UserRecord(key, raw))
+                records.append(UserRecord(key, raw, wire.explicit_hash_key))
                 continue
         made = _user_record(wire, raw, index, limits, keys)
         if isinstance(made, RecordProblem):
@@ -268,9 +383,9 @@ def _user_records(
     return records, problems
 
 
-def plain_pairs(plain_records: list[PlainRecord]) -> list[tuple[str, bytes]]:
-    """Return plain records as pairs of partition key and data; about 0.1 us each."""
-    return [(plain.partition_key, plain.data.encode()) for plain in plain_records]
+def _is_short_hash_key(text: str) -> bool:
+    """Return True for a canonical decimal that is below 2**128 because of its length."""
+    return 0 < len(text) <= _SHORT_HASH_KEY and text.isascii() and text.isdigit() and (text[0] != "0" or text == "0")
 
 
 def _user_record(

@@ -7,7 +7,9 @@ specification 1.x, "OTLP/HTTP".)
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -25,6 +27,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     printable,
     require_text,
 )
+from kpl_integrations.ingest.decoding.steps import STEP_RECORDS, ArrayRuns, elements_in_steps, gathered, uncut
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
@@ -50,14 +53,46 @@ def otlp_records(
     Raises:
         DecodeRefusal: 400 if it cannot be decoded, 413 if the data of a single resource is too large.
     """
+    whole = msgspec.structs.replace(limits, max_uncut_bytes=max(len(body), limits.max_uncut_bytes))
+    steps = otlp_in_steps(signal, media_type, iter((body,)), limits=whole, partition_key=partition_key)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            return finished.value  # type: ignore[no-any-return]
+
+
+def otlp_in_steps(
+    signal: str, media_type: str, pieces: Iterator[bytes], *, limits: DecodeLimits, partition_key: str
+) -> Generator[None, None, list[UserRecord]]:
+    """Return the records of an export request as `otlp_records` does. `pieces` is the body."""
     # Check the key first: an invalid key is an error for an empty request too.
     _checked(UserRecord(partition_key, b""), limits)
     room = limits.max_record_bytes - len(partition_key.encode())
-    parts = _protobuf_parts(body, limits) if media_type == PROTOBUF else _json_parts(signal, body, limits)
+    # The first pieces, up to one that makes the body too large for one record.
+    start: list[bytes] = []
+    noted = _noted(pieces, start, room)
+    parts = yield from (_protobuf_parts if media_type == PROTOBUF else partial(_json_parts, signal))(noted, limits)
     if not parts:
         return []
-    texts = [body] if len(body) <= room else list(_joined(parts, room, _in_envelope(signal, media_type)))
-    return [_checked(UserRecord(partition_key, text), limits) for text in texts]
+    body = b"".join(start)
+    if len(body) <= room:
+        return [_checked(UserRecord(partition_key, body), limits)]
+    records: list[UserRecord] = []
+    for text in _joined(parts, room, _in_envelope(signal, media_type)):
+        records.append(_checked(UserRecord(partition_key, text), limits))
+        yield
+    return records
+
+
+def _noted(pieces: Iterable[bytes], start: list[bytes], most_bytes: int) -> Iterator[bytes]:
+    """Return the pieces, and add the first ones to `start` until they have more than `most_bytes`."""
+    size = 0
+    for piece in pieces:
+        if size <= most_bytes:
+            start.append(piece)
+            size += len(piece)
+        yield piece
 
 
 def _checked(record: UserRecord, limits: DecodeLimits) -> UserRecord:
@@ -68,43 +103,64 @@ def _checked(record: UserRecord, limits: DecodeLimits) -> UserRecord:
     return made
 
 
-def _protobuf_parts(body: bytes, limits: DecodeLimits) -> list[bytes]:
+def _protobuf_parts(pieces: Iterable[bytes], limits: DecodeLimits) -> Generator[None, None, list[bytes]]:
     """Return the fields with resource data, each with its tag."""
     parts: list[bytes] = []
-    at = fields = 0
-    while at < len(body):
-        fields += 1
-        _require_count(fields, limits, is_whole=False)
-        start = at
-        tag, at = _varint(body, at)
-        wire_type = tag & 7
-        if wire_type == _LENGTH_DELIMITED:
-            length, at = _varint(body, at)
-            at += length
-        elif wire_type == _VARINT:
-            _, at = _varint(body, at)
-        elif wire_type in _FIXED_BYTES:
-            at += _FIXED_BYTES[wire_type]
-        else:
-            raise _no_protobuf(start)
-        if at > len(body) or tag >> 3 == 0:
-            raise _no_protobuf(start)
-        if tag >> 3 == _RESOURCE_FIELD:
-            if wire_type != _LENGTH_DELIMITED:
-                raise _no_protobuf(start)
-            parts.append(body[start:at])
+    text = b""
+    before = fields = 0
+    for piece in chain(pieces, (None,)):
+        text = text if piece is None else text + piece
+        at = 0
+        while at < len(text) and (piece is None or len(text) - at >= 2 * _LONGEST_VARINT):
+            start = at
+            tag, at = _field(text, at, before)
+            if at > len(text) and piece is not None:
+                # The rest of the field is in the next piece.
+                at = start
+                break
+            if at > len(text) or tag >> 3 == 0:
+                raise _no_protobuf(before + start)
+            if tag >> 3 == _RESOURCE_FIELD:
+                if tag & 7 != _LENGTH_DELIMITED:
+                    raise _no_protobuf(before + start)
+                parts.append(text[start:at])
+            fields += 1
+            _require_count(fields, limits, is_whole=False)
+            if not fields % STEP_RECORDS:
+                yield
+        text, before = text[at:], before + at
+        if len(text) > limits.max_uncut_bytes:
+            raise uncut(limits.max_uncut_bytes)
+        yield
     return parts
 
 
-def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """Return the varint that starts at `at`, and the position after it."""
+def _field(body: bytes, at: int, before: int) -> tuple[int, int]:
+    """Return the tag of the field that starts at `at`, and the position after the field."""
+    start = at
+    tag, at = _varint(body, at, before)
+    wire_type = tag & 7
+    if wire_type == _LENGTH_DELIMITED:
+        length, at = _varint(body, at, before)
+        at += length
+    elif wire_type == _VARINT:
+        _, at = _varint(body, at, before)
+    elif wire_type in _FIXED_BYTES:
+        at += _FIXED_BYTES[wire_type]
+    else:
+        raise _no_protobuf(before + start)
+    return tag, at
+
+
+def _varint(body: bytes, at: int, before: int) -> tuple[int, int]:
+    """Return the varint that starts at `at`, and the position after it; `before` bytes precede `body`."""
     value = shift = 0
     for position in range(at, min(at + _LONGEST_VARINT, len(body))):
         value |= (body[position] & 0x7F) << shift
         if body[position] < 0x80:  # noqa: PLR2004 - the bit that says there is more
             return value, position + 1
         shift += 7
-    raise _no_protobuf(at)
+    raise _no_protobuf(before + at)
 
 
 def _no_protobuf(at: int) -> DecodeRefusal:
@@ -112,8 +168,44 @@ def _no_protobuf(at: int) -> DecodeRefusal:
     return DecodeRefusal(400, "malformed", detail, field="$")
 
 
-def _json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
+def _json_parts(signal: str, pieces: Iterator[bytes], limits: DecodeLimits) -> Generator[None, None, list[bytes]]:
     """Return the text of each element of the request's array."""
+    name, first = RESOURCES[signal], next(pieces, b"")
+    rest = next(pieces, None)
+    head = None if rest is None else _HEADS[signal].match(first)
+    pieces = pieces if rest is None else chain((rest,), pieces)
+    if head is None:
+        body = yield from gathered(chain((first,), pieces), limits.max_uncut_bytes)
+        return _whole_json_parts(signal, body, limits)
+    parts: list[bytes] = []
+    for run in elements_in_steps(head, pieces, ArrayRuns(limits.max_uncut_bytes), _TAIL):
+        if run:
+            require_text(run)
+            try:
+                texts = _TEXTS.decode(run)
+            except MALFORMED as error:
+                raise malformed(error) from None
+            # The run is an array too, but the request is an array in an object.
+            parts += _objects(name, texts, run, len(parts), limits, limits.max_depth - 1)
+        yield
+    return parts
+
+
+def _objects(
+    name: str, texts: Sequence[msgspec.Raw], text: bytes, count: int, limits: DecodeLimits, most_depth: int
+) -> list[bytes]:
+    """Return the elements of an array with this text, which follow `count` others, if they are objects."""
+    _require_count(count + len(texts), limits)
+    if is_deeper_than(most_depth, text):
+        raise DecodeRefusal(400, "too-deep", f"the JSON is nested more than {limits.max_depth} deep; flatten it")
+    parts = [bytes(text) for text in texts]
+    for index, part in enumerate(parts, count):
+        if not part.startswith(b"{"):
+            raise DecodeRefusal(400, "malformed", f"{name}[{index}] is not an object", index=index, field=name)
+    return parts
+
+
+def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
     require_text(body)
     name = RESOURCES[signal]
     try:
@@ -126,21 +218,17 @@ def _json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
         raise DecodeRefusal(400, "malformed", detail, field="$") from None
     except MALFORMED as error:
         raise malformed(error) from None
-    _require_count(len(texts), limits)
-    if is_deeper_than(limits.max_depth, body):
-        raise DecodeRefusal(400, "too-deep", f"the JSON is nested more than {limits.max_depth} deep; flatten it")
+    parts = _objects(name, texts, body, 0, limits, limits.max_depth)
     if not resources and _NO_MEMBERS.fullmatch(body) is None:
         # Another signal, or names in another spelling. Consumers would never find this data.
         others = sorted(_MEMBERS.decode(body)) if body.count(b",") < _MOST_NAMED else ["other members"]
         detail = f"{name} is missing; the body has {printable(', '.join(others))}"
         raise DecodeRefusal(400, "malformed", detail, field=name)
-    parts = [bytes(text) for text in texts]
-    for index, part in enumerate(parts):
-        if not part.startswith(b"{"):
-            raise DecodeRefusal(400, "malformed", f"{name}[{index}] is not an object", index=index, field=name)
     return parts
 
 
+_HEADS: Final = {signal: re.compile(rb'\s*\{\s*"%b"\s*:\s*\[' % name.encode()) for signal, name in RESOURCES.items()}
+_TAIL: Final = re.compile(rb"\s*\}\s*")
 # Members of other names are skipped.
 _REQUESTS: Final = {
     signal: msgspec.json.Decoder(msgspec.defstruct("Request", [(name, msgspec.Raw, ABSENT)]))

@@ -21,12 +21,10 @@ from kpl_integrations.ingest.decoding.decoded import (
     random_partition_key,
 )
 from kpl_integrations.ingest.decoding.json_records import (
-    PlainRecord,
     json_body,
     ndjson_body,
-    plain_json,
-    plain_ndjson,
-    plain_pairs,
+    pairs_of_json,
+    pairs_of_ndjson,
     require_count,
 )
 from kpl_integrations.ingest.decoding.json_text import printable
@@ -39,9 +37,9 @@ _BY_MEDIA_TYPE: Final[dict[str, _Decoder]] = {
     "application/cloudevents+json": structured_event,
     "application/cloudevents-batch+json": batched_events,
 }
-_PLAIN: Final[dict[str, Callable[[bytes], list[PlainRecord] | None]]] = {
-    "application/json": plain_json,
-    "application/x-ndjson": plain_ndjson,
+_PLAIN: Final[dict[str, Callable[[bytes, DecodeLimits, NeighbourKeys], list[tuple[str, bytes]] | None]]] = {
+    "application/json": pairs_of_json,
+    "application/x-ndjson": pairs_of_ndjson,
 }
 _OCTET_STREAM: Final = "application/octet-stream"
 _KEY_HEADER: Final = "x-partition-key"
@@ -52,10 +50,12 @@ _UTF_8: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 CONTENT_TYPES: Final = (*_BY_MEDIA_TYPE, _OCTET_STREAM)
 
 
-def decode_plain(content_type: str, body: bytes, limits: DecodeLimits) -> list[tuple[str, bytes]] | None:
-    """Return the pairs of partition key and data of a request whose records have only these two members.
+def decode_plain(
+    content_type: str, body: bytes, limits: DecodeLimits, keys: NeighbourKeys
+) -> list[tuple[str, bytes]] | None:
+    """Return the pairs of partition key and data of a request whose records are in an ordinary form.
 
-    Returns None if a record has other members, if the request is invalid, or if it is large. Then call `decode`
+    Returns None if a record has an explicit hash key, if the request is invalid, or if it is large. Then call `decode`
     with `is_plain=False`.
 
     Raises:
@@ -65,11 +65,10 @@ def decode_plain(content_type: str, body: bytes, limits: DecodeLimits) -> list[t
     # A body within the size limit of one record cannot contain a record above it.
     if decoder is None or len(body) > limits.max_record_bytes:
         return None
-    plain = decoder(body)
-    if plain is None:
-        return None
-    require_count(len(plain), limits)
-    return plain_pairs(plain)
+    pairs = decoder(body, limits, keys)
+    if pairs is not None:
+        require_count(len(pairs), limits)
+    return pairs
 
 
 def decode(
@@ -95,19 +94,30 @@ def decode(
     # Most clients send this exact spelling, so one lookup finds it.
     if content_type in _BY_MEDIA_TYPE:
         return _decoded(content_type, body, limits, keys, is_plain=is_plain)
-    media_type, _, parameters = content_type.partition(";")
-    media_type = media_type.strip().lower()
+    media_type = media_type_of(content_type)
     if media_type == _OCTET_STREAM:
         return _octet_stream_body(body, limits, headers, keys)
-    if media_type not in _BY_MEDIA_TYPE:
-        detail = f"Content-Type is {printable(content_type)!r}; send one of {', '.join(CONTENT_TYPES)}"
-        raise DecodeRefusal(415, "unsupported-media-type", detail)
-    _require_charset(parameters)
     return _decoded(media_type, body, limits, keys, is_plain=is_plain)
 
 
+def media_type_of(content_type: str) -> str:
+    """Return the media type of a body whose records are not in the headers.
+
+    Raises:
+        DecodeRefusal: it is unknown, or the charset is.
+    """
+    media_type, _, parameters = content_type.partition(";")
+    media_type = media_type.strip().lower()
+    if media_type != _OCTET_STREAM and media_type not in _BY_MEDIA_TYPE:
+        detail = f"Content-Type is {printable(content_type)!r}; send one of {', '.join(CONTENT_TYPES)}"
+        raise DecodeRefusal(415, "unsupported-media-type", detail)
+    if media_type != _OCTET_STREAM:
+        _require_charset(parameters)
+    return media_type
+
+
 def _decoded(media_type: str, body: bytes, limits: DecodeLimits, keys: NeighbourKeys, *, is_plain: bool) -> Decoded:
-    pairs = decode_plain(media_type, body, limits) if is_plain else None
+    pairs = decode_plain(media_type, body, limits, keys) if is_plain else None
     if pairs is not None:
         return Decoded([UserRecord(key, data) for key, data in pairs], [])
     return _BY_MEDIA_TYPE[media_type](body, limits, keys)

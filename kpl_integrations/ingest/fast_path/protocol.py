@@ -8,11 +8,11 @@ Most requests of a connection repeat the head of the one before. Those are not e
 """
 
 import asyncio
-import re
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, SyncAnswerer, encoded
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
 from kpl_integrations.ingest.http.request_head import RecordsHead
@@ -26,54 +26,6 @@ _FAILED: Final = encoded(
 _INVALID: Final = "Invalid HTTP request received."
 
 
-# Every open connection may store one head.
-LONGEST_HEAD: Final = 4_096
-_MOST_DIGITS: Final = 10
-_END: Final = b"\r\n\r\n"
-_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)", re.IGNORECASE)
-
-
-class HeadCache:
-    """The bytes of a head before and after the digits of its Content-Length.
-
-    A client that keeps its connection open repeats the same target and header fields. Parsing them again costs more
-    than decoding and putting the record, and gives the same result. So a connection compares the received bytes with
-    its last head. Only the digits of Content-Length may differ.
-    """
-
-    __slots__ = ("_after", "_before", "_latest")
-
-    def __init__(self, before: bytes, after: bytes) -> None:
-        self._before = before
-        self._after = after
-        self._latest = len(before) + _MOST_DIGITS + len(after)
-
-    @classmethod
-    def of(cls, received: bytes, body_bytes: int) -> Self | None:
-        """Return the head of the one complete request in `received`, which the parser has accepted.
-
-        Returns None if other bytes follow it, if it has no Content-Length, or if it is long.
-        """
-        end = received.find(_END, 0, LONGEST_HEAD) + len(_END)
-        if end < len(_END) or len(received) - end != body_bytes:
-            return None
-        length = _CONTENT_LENGTH.search(received, 0, end)
-        return None if length is None else cls(received[: length.start(1)], received[length.end(1) : end])
-
-    def body_of(self, received: bytes) -> bytes | None:
-        """Return the body of a request with this head. None: the head differs, or the body has another length."""
-        before, after = self._before, self._after
-        if not received.startswith(before):
-            return None
-        start = len(before)
-        stop = received.find(after, start, self._latest)
-        digits = received[start:stop]
-        if stop <= start or not digits.isdigit():
-            return None
-        end = stop + len(after)
-        return received[end:] if int(digits) == len(received) - end else None
-
-
 class FastPathProtocol(BoundedProtocol):
     """One connection. A subclass sets `answerer`."""
 
@@ -83,8 +35,8 @@ class FastPathProtocol(BoundedProtocol):
         super().__init__(*args, **kwargs)
         # The pieces of the body of a held request; None: no request is held.
         self._held: list[bytes] | None = None
-        # The last head, as bytes and parsed, if its request took the fast path and no other bytes came since.
-        self._cached: tuple[HeadCache, RecordsHead] | None = None
+        # The last head, if its request took the fast path and no other bytes came since.
+        self._cached: HeadCache | None = None
         # The piece that is being parsed.
         self._received = b""
         # The time of the last answer of the fast path, and the one timer that checks it.
@@ -106,7 +58,7 @@ class FastPathProtocol(BoundedProtocol):
     def data_received(self, data: bytes) -> None:
         """Answer a request with the cached head. Otherwise feed the parser, and release an incomplete request."""
         if self._cached is not None:
-            if self._answer_cached(*self._cached, data):
+            if self._answer_cached(self._cached, data):
                 return
             self._cached = None
         self._received = data
@@ -121,14 +73,17 @@ class FastPathProtocol(BoundedProtocol):
             self.logger.warning(_INVALID)
             self.send_400_response(_INVALID)
 
-    def _answer_cached(self, cached: HeadCache, head: RecordsHead, data: bytes) -> bool:
+    def _answer_cached(self, cached: HeadCache, data: bytes) -> bool:
         """Answer a request with the cached head. Return False if the head differs or the request may have to wait."""
         if self.transport.is_closing() or not self._has_room():
             return False
+        before = cached.head
         body = cached.body_of(data)
-        answer = None if body is None else self._answer_to(head, body)
+        answer = None if body is None else self._answer_to(cached.head, body)
         if answer is None:
             return False
+        if cached.head is not before:
+            self._verify(cached.head)
         self._write(answer)
         return True
 
@@ -206,11 +161,15 @@ class FastPathProtocol(BoundedProtocol):
             super().on_message_complete()
             return
         self._held = None
+        self._verify(head)
+        if is_first_and_whole and (cached := HeadCache.of(self._received, len(body), head)) is not None:
+            self._cached = cached
+        self._write(answer)
+
+    def _verify(self, head: RecordsHead) -> None:
+        assert self.answerer is not None  # noqa: S101 - it has answered
         if self in self.unverified and self.answerer.is_verified(head):
             self.verified()
-        if is_first_and_whole and (cached := HeadCache.of(self._received, len(body))) is not None:
-            self._cached = cached, head
-        self._write(answer)
 
     def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held

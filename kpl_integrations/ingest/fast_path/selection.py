@@ -23,6 +23,7 @@ _HTTPTOOLS: Final = "uvicorn.protocols.http.httptools_impl"
 _BOUNDS_INTERNALS: Final = {
     f"{_HTTPTOOLS}:HttpToolsProtocol": (
         "_unsupported_upgrade_warning()",
+        "client",
         "connection_lost()",
         "connection_made()",
         "connections",
@@ -51,7 +52,6 @@ _FAST_PATH_INTERNALS: Final = {
     f"{_HTTPTOOLS}:STATUS_LINE": (),
     f"{_HTTPTOOLS}:HttpToolsProtocol": (
         *_BOUNDS_INTERNALS[f"{_HTTPTOOLS}:HttpToolsProtocol"],
-        "client",
         "expect_100_continue",
         "flow",
         "logger",

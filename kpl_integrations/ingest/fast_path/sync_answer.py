@@ -56,7 +56,7 @@ def sync_head(target: bytes, headers: Headers) -> RecordsHead | None:
     if place is None:
         return None
     fields = dict(headers)
-    if len(fields) != len(headers) or b"idempotency-key" in fields or b"content-length" not in fields:
+    if len(fields) != len(headers) or b"idempotency-key" in fields:
         return None
     try:
         return records_head(*place, fields)

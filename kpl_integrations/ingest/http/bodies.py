@@ -85,9 +85,9 @@ async def read_body(
                 if room is not None:
                     held = held or room.hold(reading.cancel)
                     if not held.try_take(len(piece)):
-                        raise _no_room(room.room)
+                        raise no_room(room.room)
         if held is not None and held.is_evicted:
-            raise _no_room(held.room, is_evicted=True)
+            raise no_room(held.room, is_evicted=True)
         raise _too_slow(seconds)
     except Refused as refused:
         refused.work_bytes = size
@@ -102,7 +102,8 @@ def _too_slow(seconds: float) -> Refused:
     return Refused(Refusal.SLOW_BODY, detail)
 
 
-def _no_room(room: SharedRoom, *, is_evicted: bool = False) -> Refused:
+def no_room(room: SharedRoom, *, is_evicted: bool = False) -> Refused:
+    """Return the refusal of a body whose sender may use no more room."""
     reason = (
         "another sender needed the bytes of this body, the largest of the sender that used most"
         if is_evicted

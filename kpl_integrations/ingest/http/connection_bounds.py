@@ -15,6 +15,7 @@ Trailer fields of a chunked body are bounded too and then ignored: they must not
 """
 
 import asyncio
+import logging
 import sys
 from http import HTTPStatus
 from itertools import islice
@@ -24,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kpl_integrations.ingest.http.request_head import VERIFIED, refused_head
 
+_log: Final = logging.getLogger(__name__)
 # At most this share of the connections is reserved, and at most so many.
 _RESERVED_SHARE: Final = 10
 _MOST_RESERVED: Final = 100
@@ -40,6 +42,20 @@ def _refusal(status: HTTPStatus) -> bytes:
     return f"HTTP/1.1 {status.value} {status.phrase}\r\n{fields}\r\n\r\n".encode()
 
 
+# The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, section 3.4). It understands only frames:
+# empty SETTINGS, then GOAWAY (section 6.8) with HTTP_1_1_REQUIRED and a text for its log.
+_HTTP_2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"
+_HTTP_1_1_REQUIRED: Final = 0xD
+_USE_HTTP_1: Final = (
+    b"this gateway speaks HTTP/1.1; configure the client for it (AWS SDK for JavaScript: NodeHttpHandler)"
+)
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
+
+
+_NO_HTTP_2: Final = _frame(4, b"") + _frame(7, bytes(4) + _HTTP_1_1_REQUIRED.to_bytes(4, "big") + _USE_HTTP_1)
 _TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 _TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT)
 
@@ -56,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
-        self._in_head = True
+        self._in_head = self._is_new = True
         self._head_bytes = 0
         # The same, but with all of the piece in which it began, and the size of the current piece. A socket delivers
         # up to 256 KiB at once.
@@ -118,6 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Feed the parser, then check the bounds of an unfinished head."""
         self._ends_within = self._begins_within = self._body_within = False
         self._piece_bytes = len(data)
+        if self._is_new and self._refuses_http_2(data):
+            return
         idle = self.timeout_keep_alive_task
         super().data_received(data)
         while self._stopped_at is not None:
@@ -142,6 +160,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_TOO_LARGE)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def _refuses_http_2(self, data: bytes) -> bool:
+        """Refuse a new connection whose first bytes are those of HTTP/2."""
+        self._is_new = False
+        if not data.startswith(_HTTP_2_PREFACE):
+            return False
+        _log.warning("a client speaks HTTP/2, which this gateway does not: client=%s", self.client)
+        self._refuse(_NO_HTTP_2)
+        return True
 
     def on_message_begin(self) -> None:
         """Start a head."""

@@ -114,7 +114,7 @@ class RecordsHead(msgspec.Struct, frozen=True, gc=False):
     stream: str
     options: RequestOptions
     authorization: str | None
-    # One of `PLAIN_CONTENT_TYPES` if no other field determines the format of the body, else None.
+    # One of `PLAIN_CONTENT_TYPES` if no other field determines the format of the decompressed body, else None.
     plain_type: str | None
     headers: FieldsByName
 
@@ -157,12 +157,11 @@ def records_head(stream: str, query: bytes, headers: FieldsByName) -> RecordsHea
         Refused: the query or X-Ack is invalid.
     """
     authorization = headers.get(b"authorization")
-    is_plain = b"content-encoding" not in headers and b"ce-specversion" not in headers
     return RecordsHead(
         stream,
         _options(query, headers.get(ACK_HEADER)) if query or ACK_HEADER in headers else _NO_OPTIONS,
         None if authorization is None else authorization.decode("latin-1"),
-        _PLAIN_TYPES.get(headers.get(b"content-type", b"")) if is_plain else None,
+        None if b"ce-specversion" in headers else _PLAIN_TYPES.get(headers.get(b"content-type", b"")),
         headers,
     )
 

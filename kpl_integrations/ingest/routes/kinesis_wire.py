@@ -9,9 +9,11 @@ one by one, because every client retries those.
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from hashlib import sha256
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -23,8 +25,11 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import AddressBudget
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
+from kpl_integrations.ingest.decoding.put_records_body import put_records_in_steps
+from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
+from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
 from kpl_integrations.ingest.http.request_head import header_fields, mark_verified
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream
@@ -45,6 +50,7 @@ from kpl_integrations.kinesis_protocol.sigv4 import (
     require_signature,
 )
 from kpl_integrations.kinesis_protocol.wire import (
+    JSON_CONTENT_TYPE,
     PutResult,
     Wire,
     error_body,
@@ -155,13 +161,13 @@ class KinesisWireRoute:
         try:
             account.require_readable(gateway.admission.now(), payer)
             operation = operation_of(by_name.get("x-amz-target"), _OPERATIONS)
+            if operation == "PutRecords":
+                return await self._put_records(wire, account, scope, body, payer)
             request = request_of(wire, operation, body)
             assert isinstance(request, StreamRequest)  # noqa: S101 - all operations here name a stream
-            arguments = {} if isinstance(request, PutRecord | PutRecords) else present(msgspec.to_builtins(request))
+            arguments = {} if isinstance(request, PutRecord) else present(msgspec.to_builtins(request))
             asked = request.stream() or _stream_of_token(arguments)
             stream = await self._require_stream(account, asked, operation) if asked else ""
-            if isinstance(request, PutRecords):
-                return await self._put_records(wire, account, stream, request, len(body), payer)
             if isinstance(request, PutRecord):
                 return await self._put_record(wire, account, stream, request)
         except RequestRefused as refused:
@@ -194,7 +200,9 @@ class KinesisWireRoute:
         body = b""
         try:
             body = await read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
-            return gateway.accounts.of(require_signed(body)), body
+            hashed = sha256()
+            await gateway.large_bodies.run(hash_in_steps(hashed, body))
+            return gateway.accounts.of(require_signed(hashed.hexdigest())), body
         except (Refused, RequestRefused) as refused:
             work_bytes = len(body) + getattr(refused, "work_bytes", 0)
             gateway.addresses.charge(room.sender, work_bytes, gateway.admission.now())
@@ -202,8 +210,8 @@ class KinesisWireRoute:
 
     def _claimed_key(
         self, scope: Scope, headers: list[tuple[str, str]], by_name: Mapping[str, str]
-    ) -> Callable[[bytes], Tenant]:
-        """Return a function that checks the signature with the body and returns the tenant."""
+    ) -> Callable[[str], Tenant]:
+        """Return a function that checks the signature with the hash of the body and returns the tenant."""
         directory = self._gateway.directory
         authorization = by_name.get("authorization")
         unknown = directory.unknown
@@ -217,9 +225,9 @@ class KinesisWireRoute:
         query: bytes = scope["query_string"]
         key: AccessKey = claimed
 
-        def require_signed(body: bytes) -> Tenant:
+        def require_signed(body_hash: str) -> Tenant:
             path = raw_path.decode("latin-1").partition("?")[0]
-            request = SignedRequest(scope["method"], path, query.decode("latin-1"), headers, body)
+            request = SignedRequest(scope["method"], path, query.decode("latin-1"), headers, b"", body_hash)
             return require_signature(request, credential, lambda _: key, now=time.time()).tenant
 
         return require_signed
@@ -235,8 +243,13 @@ class KinesisWireRoute:
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
 
-    def _put(
-        self, account: TenantAccount, stream: str, entries: Sequence[PutRecord | PutRecordsRequestEntry]
+    async def _put(
+        self,
+        account: TenantAccount,
+        stream: str,
+        entries: Sequence[PutRecord | PutRecordsRequestEntry],
+        *,
+        in_slices: bool = False,
     ) -> list[Delivery]:
         for entry in entries:
             if entry.explicit_hash_key is not None:
@@ -244,32 +257,40 @@ class KinesisWireRoute:
         records = [
             UserRecord(entry.partition_key or "", entry.data or b"", entry.explicit_hash_key) for entry in entries
         ]
-        aggregate = not is_aggregated(records)
-        return self._gateway.admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
+        admission, aggregate = self._gateway.admission, not is_aggregated(records)
+        if not in_slices:
+            return admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
+        group = admission.begin_group(account, stream, records, aggregate=aggregate, keep=False)
+        await self._gateway.large_bodies.put(group)
+        return group.deliveries
 
     async def _put_records(
-        self,
-        wire: Wire,
-        account: TenantAccount,
-        stream: str,
-        request: PutRecords,
-        received_bytes: int,
-        payer: AddressBudget | None,
+        self, wire: Wire, account: TenantAccount, scope: Scope, body: bytes, payer: AddressBudget | None
     ) -> bytes:
-        entries = request.records or []
+        gateway, large = self._gateway, self._gateway.large_bodies
+        is_large = len(body) > SMALL_BYTES
+        entries: Sequence[PutRecordsRequestEntry] = ()
         try:
-            deliveries = self._put(account, stream, entries)
+            async with large.turn(gateway.room_of(account, scope), len(body)) if is_large else nullcontext():
+                if is_large and wire.content_type == JSON_CONTENT_TYPE:
+                    most = gateway.settings.decode_limits().max_uncut_bytes
+                    request = await large.run(put_records_in_steps(body, most))
+                else:
+                    request = cast("PutRecords", request_of(wire, "PutRecords", body))
+                stream = await self._require_stream(account, request.stream(), "PutRecords")
+                entries = request.records or ()
+                deliveries = await self._put(account, stream, entries, in_slices=is_large)
         except Refused as refused:
             answer = WIRE_ANSWERS.get(refused.refusal)
-            if answer is None or not answer.per_record:
+            if answer is None or not answer.per_record or not entries:
                 raise
-            account.count_refused(refused, received_bytes, self._gateway.admission.now(), payer)
-            self._gateway.tally.refusals[refused.refusal] += 1
+            account.count_refused(refused, len(body), gateway.admission.now(), payer)
+            gateway.tally.refusals[refused.refusal] += 1
             return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(entries))
         return wire.encode_put_results([_put_result(delivery.peek() or await delivery) for delivery in deliveries])
 
     async def _put_record(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecord) -> bytes:
-        (delivery,) = self._put(account, stream, [request])
+        (delivery,) = await self._put(account, stream, [request])
         result = _put_result(await delivery)
         if result.error_code is not None:
             status = 400 if result.error_code == THROTTLED else 500

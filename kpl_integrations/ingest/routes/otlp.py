@@ -10,21 +10,23 @@ header field X-Partition-Key (set by OTEL_EXPORTER_OTLP_HEADERS), else a random 
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from kpl_core import Delivery, UserRecord
+from kpl_core import Delivery
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
+from kpl_integrations.ingest.admission.acknowledgement import answer_spooled, results_of
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
+from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
-from kpl_integrations.ingest.decoding import DecodeRefusal, inflate, otlp_records
+from kpl_integrations.ingest.decoding import DecodeRefusal, otlp_in_steps, otlp_records, pieces_of
 from kpl_integrations.ingest.decoding.decoded import random_partition_key
 from kpl_integrations.ingest.decoding.json_text import printable
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
+from kpl_integrations.ingest.http.large_bodies import small_body
 from kpl_integrations.ingest.http.request_head import ACK_HEADER, FieldsByName, header_fields, request_options
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.tenants import SIGNALS, Ack, Signal
@@ -86,20 +88,11 @@ class OtlpRoute:
             most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.room_of(account, scope)
             body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
             work_bytes = len(body)
-            encoding = headers.get(b"content-encoding", b"").decode("latin-1")
-            try:
-                plain = inflate(encoding, body, max_inflated_bytes=settings.max_inflated_bytes)
-                work_bytes += len(plain) if encoding else 0
-                records = otlp_records(
-                    self._signal,
-                    media_type,
-                    plain,
-                    limits=settings.decode_limits(),
-                    partition_key=_partition_key(headers),
-                )
-            except DecodeRefusal as refusal:
-                raise refused_decoding(refusal) from None
-            await self._put(account, stream, ack, records)
+            deliveries = await self._put(account, (stream, ack), media_type, headers, body, room)
+            if deliveries and ack == "spooled":
+                await answer_spooled(gateway.producer, deliveries, [])
+            elif deliveries and ack == "delivered":
+                await _require_delivered(deliveries)
         except Refused as refused:
             account.count_refused(refused, work_bytes, gateway.admission.now(), payer)
             raise
@@ -122,15 +115,41 @@ class OtlpRoute:
             stream = await gateway.streams.admit(stream, lambda _: True, tenant=account.tenant.id) or stream
         return stream, ack
 
-    async def _put(self, account: TenantAccount, stream: str, ack: Ack, records: Sequence[UserRecord]) -> None:
-        if not records:
-            return
+    async def _put(
+        self,
+        account: TenantAccount,
+        destination: tuple[str, Ack],
+        media_type: str,
+        headers: FieldsByName,
+        body: bytes,
+        room: SenderRoom,
+    ) -> Sequence[Delivery]:
+        """Put the records of a request: all or none of them; those of a large body in slices."""
+        gateway, settings, inflated = self._gateway, self._gateway.settings, [0]
+        encoding, (stream, ack) = headers.get(b"content-encoding"), destination
+        options: Any = {"limits": settings.decode_limits(), "partition_key": _partition_key(headers)}
         # A client that learns of a failed delivery sends the records again, so the gateway does not keep them.
-        deliveries = self._gateway.admission.put_records(account, stream, records, keep=ack != "delivered")
-        if ack == "spooled":
-            await answer_spooled(self._gateway.producer, deliveries, [])
-        elif ack == "delivered":
-            await _require_delivered(deliveries)
+        keep = ack != "delivered"
+        try:
+            small = small_body(encoding, body, settings.max_inflated_bytes)
+            if small is not None:
+                inflated[0] = 0 if encoding is None else len(small)
+                records = otlp_records(self._signal, media_type, small, **options)
+                return gateway.admission.put_records(account, stream, records, keep=keep) if records else ()
+            async with gateway.large_bodies.turn(room, len(body)):
+                pieces = pieces_of(encoding, body, settings.max_inflated_bytes, inflated)
+                steps = otlp_in_steps(self._signal, media_type, pieces, **options)
+                records = await gateway.large_bodies.run(steps)
+                if not records:
+                    return ()
+                group = gateway.admission.begin_group(account, stream, records, keep=keep)
+                await gateway.large_bodies.put(group)
+                return group.deliveries
+        except DecodeRefusal as refusal:
+            raise refused_decoding(refusal, inflated[0]) from None
+        except Refused as refused:
+            refused.work_bytes = inflated[0]
+            raise
 
 
 def _partition_key(headers: FieldsByName) -> str:
@@ -144,7 +163,7 @@ def _partition_key(headers: FieldsByName) -> str:
 
 
 async def _require_delivered(deliveries: Sequence[Delivery]) -> None:
-    results = [await delivery for delivery in deliveries]
+    results = await results_of(deliveries)
     failed = [result for result in results if not result.successful]
     if failed:
         detail = f"{len(failed)} of {len(results)} records were not delivered ({failed[0].error_code}); send it again"

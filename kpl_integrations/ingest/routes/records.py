@@ -4,7 +4,8 @@
 the records are put nothing has happened. After that, nothing that the client does can undo it.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -20,13 +21,23 @@ from kpl_integrations.ingest.admission.acknowledgement import (
     answer_queued,
     answer_spooled,
 )
-from kpl_integrations.ingest.admission.idempotency import StoredAnswer, fingerprint, parse_key
+from kpl_integrations.ingest.admission.idempotency import StoredAnswer, begin_fingerprint, parse_key
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
+from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
-from kpl_integrations.ingest.decoding import Decoded, DecodeRefusal, decode, decode_plain, inflate
+from kpl_integrations.ingest.decoding import (
+    Decoded,
+    DecodeRefusal,
+    decode,
+    decode_in_steps,
+    decode_plain,
+    pieces_of,
+)
+from kpl_integrations.ingest.decoding.decoded import NeighbourKeys, random_partition_key
+from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.bodies import require_length, require_size
+from kpl_integrations.ingest.http.large_bodies import small_body
 from kpl_integrations.ingest.http.request_head import (
-    PLAIN_CONTENT_TYPES,
     FieldsByName,
     RecordsHead,
     header_fields,
@@ -80,19 +91,19 @@ class RecordsRoute:
                 stream = await self._require_stream(account, stream)
             most = settings.max_body_bytes
             require_length(headers.get(b"content-length"), most)
-            body = await self._gateway.read_body(
-                receive, most_bytes=most, seconds=settings.body_seconds, room=self._gateway.room_of(account, scope)
-            )
+            room = self._gateway.room_of(account, scope)
+            body = await self._gateway.read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
             received_bytes = len(body)
             key_header = headers.get(b"idempotency-key")
+            answering = partial(self._put_and_wait, head, body, ack, account, stream, room)
             if key_header is not None:
-                parts = (stream.encode(), query, ack.encode(), *_decoding_fields(headers), body)
-                key, request = parse_key(key_header), fingerprint(*parts)
-                answering = partial(self._put_and_wait, head, body, ack, account, stream)
-                return await self._once(account, key, request, answering), account
-            if ack == "queued":
-                return self._queue(head, body, account, stream), account
-            return await self._put_and_wait(head, body, ack, account, stream), account
+                key = parse_key(key_header)
+                hashed = begin_fingerprint(stream.encode(), query, ack.encode(), *_decoding_fields(headers))
+                await self._gateway.large_bodies.run(hash_in_steps(hashed, body))
+                return await self._once(account, key, hashed.digest(), answering), account
+            if ack == "queued" and (answer := self._queue(head, body, account, stream)) is not None:
+                return answer, account
+            return await answering(), account
         except Refused as refused:
             account.count_refused(refused, received_bytes, self._admission.now(), payer)
             raise
@@ -123,7 +134,11 @@ class RecordsRoute:
                 account.require_readable(self._admission.now(), payer)
             received_bytes = len(body)
             require_size(len(body), self._settings.max_body_bytes)
-            return self._queue(head, body, account, stream), account
+            answer = self._queue(head, body, account, stream)
+            if answer is None:
+                account.requests -= 1
+                return None
+            return answer, account
         except Refused as refused:
             account.count_refused(refused, received_bytes, self._admission.now(), payer)
             raise
@@ -132,18 +147,27 @@ class RecordsRoute:
         """Return the time on the producer's clock."""
         return self._admission.now()
 
-    def _queue(self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str) -> Acknowledged:
-        """Put the records of a request with ack=queued."""
-        plain_type = head.plain_type if account.puts_pairs else None
-        if plain_type is not None:
-            try:
-                pairs = decode_plain(plain_type, body, self._limits)
-            except DecodeRefusal as refusal:
-                raise refused_decoding(refusal) from None
-            if pairs is not None:
-                self._admission.put_pairs(account, stream, pairs)
-                return answer_queued(len(pairs), ())
-        decoded = self._decoded(head.headers, body, is_plain=plain_type is None)
+    def _queue(self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str) -> Acknowledged | None:
+        """Put the records of a request with ack=queued. Return None if its body is large: nothing has happened."""
+        encoding, inflated_bytes = head.headers.get(b"content-encoding"), 0
+        is_plain = head.plain_type is not None
+        try:
+            small = small_body(encoding, body, self._settings.max_inflated_bytes)
+            if small is None:
+                return None
+            inflated_bytes = 0 if encoding is None else len(small)
+            if head.plain_type is not None and account.puts_pairs:
+                is_plain = False
+                pairs = decode_plain(head.plain_type, small, self._limits, NeighbourKeys(random_partition_key))
+                if pairs is not None:
+                    self._admission.put_pairs(account, stream, pairs)
+                    return answer_queued(len(pairs), ())
+        except DecodeRefusal as refusal:
+            raise refused_decoding(refusal, inflated_bytes) from None
+        except Refused as refused:
+            refused.work_bytes = inflated_bytes
+            raise
+        decoded = self._decoded(head, small, inflated_bytes, is_plain=is_plain)
         deliveries = self._put(decoded, head, account, stream)
         return answer_queued(len(deliveries), decoded.problems)
 
@@ -163,26 +187,53 @@ class RecordsRoute:
         return acknowledged
 
     def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> list[Delivery]:
-        try:
-            if decoded.problems and not (head.options.partial and decoded.records):
-                raise _bad_records(decoded)
+        with _charging(decoded.inflated_bytes):
+            _require_records(decoded, head)
             aggregate = not decoded.holds_aggregates
             return self._admission.put_records(account, stream, decoded.records, aggregate=aggregate)
-        except Refused as refused:
-            refused.work_bytes = decoded.inflated_bytes
-            raise
 
     async def _put_and_wait(
-        self, head: RecordsHead, body: bytes, ack: Ack, account: TenantAccount, stream: str
+        self, head: RecordsHead, body: bytes, ack: Ack, account: TenantAccount, stream: str, room: SenderRoom
     ) -> Acknowledged:
         """Put the records of a request, wait until `ack` is true, then return the answer."""
-        decoded = self._decoded(head.headers, body)
-        deliveries, problems = self._put(decoded, head, account, stream), decoded.problems
+        encoding = head.headers.get(b"content-encoding")
+        try:
+            small = small_body(encoding, body, self._settings.max_inflated_bytes)
+        except DecodeRefusal as refusal:
+            raise refused_decoding(refusal) from None
+        if small is None:
+            decoded, deliveries = await self._put_large(head, body, ack, account, stream, room)
+        else:
+            decoded = self._decoded(head, small, 0 if encoding is None else len(small))
+            deliveries = self._put(decoded, head, account, stream)
+        problems = decoded.problems
         if ack == "queued":
-            return answer_queued(len(deliveries), problems)
+            return answer_queued(len(decoded.records or decoded.pairs or ()), problems)
         if ack == "spooled":
             return await answer_spooled(self._gateway.producer, deliveries, problems)
         return await answer_delivered(deliveries, problems, decoded.positions() if problems else ())
+
+    async def _put_large(
+        self, head: RecordsHead, body: bytes, ack: Ack, account: TenantAccount, stream: str, room: SenderRoom
+    ) -> tuple[Decoded, list[Delivery]]:
+        """Put the records of a large body, in slices: all or none of them."""
+        large, encoding, inflated = self._gateway.large_bodies, head.headers.get(b"content-encoding"), [0]
+        async with large.turn(room, len(body)):
+            try:
+                pieces = pieces_of(encoding, body, self._settings.max_inflated_bytes, inflated)
+                content_type, texts = _texts_of(head)
+                steps = decode_in_steps(content_type, pieces, limits=self._limits, headers=texts)
+                decoded = await large.run(steps)
+            except DecodeRefusal as refusal:
+                raise refused_decoding(refusal, inflated[0]) from None
+            with _charging(inflated[0]):
+                _require_records(decoded, head)
+                if ack != "queued" or not account.puts_pairs:
+                    decoded = decoded.with_records()
+                records, aggregate = decoded.pairs or decoded.records, not decoded.holds_aggregates
+                group = self._admission.begin_group(account, stream, records, aggregate=aggregate)
+            await large.put(group)
+        return decoded, group.deliveries
 
     async def _require_stream(self, account: TenantAccount, stream: str) -> str:
         """Check name, permission and existence, in this order, and return the canonical name of the stream.
@@ -204,23 +255,38 @@ class RecordsRoute:
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
 
-    def _decoded(self, headers: FieldsByName, body: bytes, *, is_plain: bool = True) -> Decoded:
-        inflated_bytes = 0
+    def _decoded(self, head: RecordsHead, body: bytes, inflated_bytes: int = 0, *, is_plain: bool = True) -> Decoded:
+        """Decode a small body, which is decompressed."""
         try:
-            encoding = headers.get(b"content-encoding")
-            if encoding is not None:
-                most = self._settings.max_inflated_bytes
-                body = inflate(encoding.decode("latin-1"), body, max_inflated_bytes=most)
-                inflated_bytes = len(body)
-            content_type = headers.get(b"content-type", b"").decode("latin-1")
-            if content_type in PLAIN_CONTENT_TYPES and b"ce-specversion" not in headers:
-                decoded = decode(content_type, body, limits=self._limits, headers=_NO_HEADERS, is_plain=is_plain)
-            else:
-                texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-                decoded = decode(content_type, body, limits=self._limits, headers=texts)
+            content_type, texts = _texts_of(head)
+            decoded = decode(content_type, body, limits=self._limits, headers=texts, is_plain=is_plain)
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal, inflated_bytes) from None
         return msgspec.structs.replace(decoded, inflated_bytes=inflated_bytes) if inflated_bytes else decoded
+
+
+def _texts_of(head: RecordsHead) -> tuple[str, Mapping[str, str]]:
+    """Return the content type, and the header fields as texts unless no other field determines the format."""
+    if head.plain_type is not None:
+        return head.plain_type, _NO_HEADERS
+    texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers.items()}
+    return texts.get("content-type", ""), texts
+
+
+@contextlib.contextmanager
+def _charging(inflated_bytes: int) -> Iterator[None]:
+    """Charge the decompressed bytes of a request that is refused in the block."""
+    try:
+        yield
+    except Refused as refused:
+        refused.work_bytes = inflated_bytes
+        raise
+
+
+def _require_records(decoded: Decoded, head: RecordsHead) -> None:
+    """Refuse a request because of its invalid records, unless it may be accepted in part."""
+    if decoded.problems and not (head.options.partial and decoded.records):
+        raise _bad_records(decoded)
 
 
 def _decoding_fields(headers: FieldsByName) -> Iterable[bytes]:

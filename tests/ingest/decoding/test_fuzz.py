@@ -22,6 +22,7 @@ from kpl_integrations.ingest.decoding import (
     inflate,
     otlp_records,
 )
+from kpl_integrations.ingest.decoding.decoded import NeighbourKeys
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF, RESOURCES
 
 LIMITS = DecodeLimits(max_records=50, max_record_bytes=2048, max_depth=16)
@@ -91,9 +92,15 @@ def test_every_body_is_decoded_or_rejected():
             assert refusal.detail.isprintable()  # noqa: PT017
         else:
             # The fast decoder, if it applies, agrees with the complete one.
-            pairs = decode_plain(content_type, plain, LIMITS) if "ce-specversion" not in headers else None
+            pairs = (
+                decode_plain(content_type, plain, LIMITS, NeighbourKeys(lambda: "k"))
+                if "ce-specversion" not in headers
+                else None
+            )
             if pairs is not None:
-                thorough = decode(content_type, plain, limits=LIMITS, headers=headers, is_plain=False)
+                thorough = decode(
+                    content_type, plain, limits=LIMITS, headers=headers, new_key=lambda: "k", is_plain=False
+                )
                 assert [(record.partition_key, record.data) for record in thorough.records] == pairs
                 assert not thorough.problems
             assert sorted(decoded.positions() + [each.index for each in decoded.problems]) == list(

@@ -6,7 +6,8 @@ import httptools
 import pytest
 from hypothesis import example, given, strategies as st
 
-from kpl_integrations.ingest.fast_path.protocol import LONGEST_HEAD, HeadCache
+from kpl_integrations.ingest.fast_path.head_cache import LONGEST_HEAD, HeadCache
+from kpl_integrations.ingest.http.request_head import RecordsHead, records_head
 
 START = b"POST /v1/streams/orders/records HTTP/1.1\r\n"
 Field = tuple[bytes, bytes]
@@ -53,6 +54,13 @@ def the_only_one(received: bytes) -> tuple[bytes, list[Field], bytes] | None:
     return found.messages[0] if len(found.messages) == found.begun == 1 and not found.failed else None
 
 
+def head_of(fields: list[Field]) -> RecordsHead:
+    return records_head("orders", b"", dict(fields))
+
+
+HEAD = head_of([])
+
+
 def request(body: bytes, *fields: bytes, length: bytes | None = None, name: bytes = b"Content-Length") -> bytes:
     said = b"%d" % len(body) if length is None else length
     return START + b"".join(b"%b\r\n" % field for field in (*fields, name + b": " + said)) + b"\r\n" + body
@@ -62,7 +70,28 @@ NAMES = st.sampled_from([b"content-length", b"Content-Length", b"CONTENT-LENGTH"
 SPACES = st.sampled_from([b"", b" ", b"  ", b"\t", b" \t "])
 LENGTHS = st.sampled_from([b"0", b"1", b"2", b"10", b"02", b"+2", b"2a", b"\xb2", b"1 0", b"", b"99999999999999999999"])
 BODIES = st.sampled_from([b"", b"a", b"ab", b"0123456789", b"\r\n", b"\r\n\r\n", START, START + b"\r\n"])
-OTHERS = st.sampled_from([b"host: x", b"transfer-encoding: chunked", b"x: content-length: 1", b" content-length: 2"])
+OTHERS = st.sampled_from(
+    [
+        b"host: x",
+        b"transfer-encoding: chunked",
+        b"x: content-length: 1",
+        b"x: y",
+        b"x:",
+        b"x: \x01",
+        b"x : y",
+        b" content-length: 2",
+        b"authorization: Bearer a",
+        b"Authorization:Bearer b",
+        b"authorization:  Bearer b",
+        b"authorization: Bearer b ",
+        b"x-ack: queued",
+        b"content-type: application/json",
+        b"content-encoding: gzip",
+        b"ce-id: 1",
+    ]
+)
+# Values that the gateway reads and that a cached head must repeat.
+READ = {b"host", b"transfer-encoding", b"x-ack", b"content-type", b"content-encoding", b"ce-id"}
 
 
 @st.composite
@@ -81,7 +110,7 @@ def received(draw: st.DrawFn) -> bytes:
 def test_a_cached_head_means_what_the_parser_returns(first: bytes, second: bytes):
     known = the_only_one(first)
     # Only heads that the parser accepted are cached.
-    remembered = None if known is None else HeadCache.of(first, len(known[2]))
+    remembered = None if known is None else HeadCache.of(first, len(known[2]), head_of(known[1]))
     body = None if remembered is None else remembered.body_of(second)
     if body is None:
         return
@@ -90,9 +119,11 @@ def test_a_cached_head_means_what_the_parser_returns(first: bytes, second: bytes
     assert (target, its_body) == (known[0], body)
     assert len(fields) == len(known[1])
     assert all(
-        a == b or (a[0] == b[0] == b"content-length" and int(a[1]) == len(body))
+        a == b or (a[0] == b[0] and a[0] not in READ and (a[0] != b"content-length" or int(a[1]) == len(body)))
         for a, b in zip(fields, known[1], strict=True)
     )
+    assert remembered is not None
+    assert remembered.head.authorization == head_of(fields).authorization
 
 
 @pytest.mark.parametrize("behind", [(), (b"x: y",)])
@@ -102,7 +133,7 @@ def test_another_length_is_the_same_head(body, behind):
         length = b"content-length:  %d " % len(body)
         return START + b"".join(b"%b\r\n" % field for field in (b"host: x", length, *behind)) + b"\r\n" + body
 
-    head = HeadCache.of(asked(b"abc"), 3)
+    head = HeadCache.of(asked(b"abc"), 3, HEAD)
     assert head is not None
     assert head.body_of(asked(body)) == body
 
@@ -112,6 +143,7 @@ def test_another_length_is_the_same_head(body, behind):
     [
         request(b"abc").replace(b"orders", b"others"),
         request(b"abc", b"host: x"),
+        request(b"abc").replace(b"POST", b"PUT "),
         request(b"abc").replace(b"1.1", b"1.0"),
         request(b"abc")[:-1],
         request(b"abc") + b"d",
@@ -127,7 +159,7 @@ def test_another_length_is_the_same_head(body, behind):
     ],
 )
 def test_a_head_that_differs_in_more_than_its_length_is_not_the_cached_one(other):
-    head = HeadCache.of(request(b"ab"), 2)
+    head = HeadCache.of(request(b"ab"), 2, HEAD)
     assert head is not None
     assert head.body_of(other) is None
 
@@ -143,4 +175,37 @@ def test_a_head_that_differs_in_more_than_its_length_is_not_the_cached_one(other
     ids=["a part of the next", "two", "no length", "long"],
 )
 def test_only_a_single_complete_request_of_usual_size_is_cached(first, body_bytes):
-    assert HeadCache.of(first, body_bytes) is None
+    assert HeadCache.of(first, body_bytes, HEAD) is None
+
+
+def test_a_head_with_another_trace_or_other_credentials_is_known():
+    fields = (b"host: x", b"authorization: Bearer a", b"traceparent: 1", b"accept: */*")
+    cache = HeadCache.of(request(b"ab", *fields), 2, head_of([(b"authorization", b"Bearer a")]))
+    assert cache is not None
+    for credentials, trace, body in (
+        (b"a", b"2", b"abc"),
+        (b"b", b"33", b"x"),
+        (b"b", b"33", b""),
+        (b"a", b"1", b"ab"),
+    ):
+        changed = (b"host: x", b"authorization: Bearer " + credentials, b"traceparent: " + trace, b"accept: */*")
+        assert cache.body_of(request(body, *changed)) == body
+        assert cache.head.authorization == f"Bearer {credentials.decode()}"
+
+
+@pytest.mark.parametrize("changed", [b"host: y", b"x-ack: delivered", b"ce-id: 2", b"x-partition-key: a", b"origin: z"])
+def test_a_head_with_another_value_that_the_gateway_reads_is_parsed(changed):
+    name = changed.partition(b":")[0]
+    cache = HeadCache.of(request(b"ab", name + b": 1"), 2, HEAD)
+    assert cache is not None
+    assert cache.body_of(request(b"ab", changed)) is None
+
+
+def test_the_heads_of_many_tenants_use_little_memory():
+    cache = HeadCache.of(request(b"ab", b"authorization: a"), 2, head_of([(b"authorization", b"a")]))
+    assert cache is not None
+    for number in range(1_000):
+        assert cache.body_of(request(b"ab", b"authorization: %d" % number)) == b"ab"
+        assert cache.head.authorization == str(number)
+    assert len(cache._heads) <= 64  # noqa: SLF001 - how many heads it stores
+    assert cache.body_of(request(b"ab", b"authorization: a")) == b"ab"

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings, strategies as st
 from uvicorn.server import ServerState
 
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol, HeadCache
+from kpl_integrations.ingest.fast_path.head_cache import HeadCache
+from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.producer.scene import stored

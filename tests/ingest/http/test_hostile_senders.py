@@ -37,11 +37,14 @@ DIRECTORY = key_directory(
 )
 NOT_JSON = b"[" * 10 + b"x" * (MIB - 10)
 BOMB = gzip.compress(b"x" * (16 * MIB - 1))
+# So that a bomb is decompressed as a whole.
+UNCUT = 16 * MIB
 
 
 @contextmanager
 def gateway(**settings: Any) -> Iterator[RunningGateway]:
-    with running_gateway(DIRECTORY, {STREAM: 1}, admin_key=ADMIN, body_seconds=60, **settings) as running:
+    given = {"admin_key": ADMIN, "body_seconds": 60, "max_uncut_bytes": UNCUT, **settings}
+    with running_gateway(DIRECTORY, {STREAM: 1}, **given) as running:
         # The first request looks the stream up.
         assert post(running, "quiet") == 202
         yield running
@@ -196,7 +199,8 @@ def test_wrong_signatures_are_charged_to_their_address_only() -> None:
 @contextmanager
 def public_gateway(directory: TenantDirectory) -> Iterator[RunningGateway]:
     """Serve clients without credentials behind a proxy, so that one machine can send from two addresses."""
-    with running_gateway(directory, {STREAM: 1}, forwarded_allow_ips="127.0.0.1") as running:
+    settings: dict[str, Any] = {"forwarded_allow_ips": "127.0.0.1", "max_uncut_bytes": UNCUT}
+    with running_gateway(directory, {STREAM: 1}, **settings) as running:
         assert call(running, "POST", PATH, VALID, content_type=JSON)[0] == 202
         yield running
 

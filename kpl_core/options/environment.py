@@ -1,0 +1,82 @@
+"""Options from environment variables: `KPL_` and the option's name in capitals.
+
+Every option whose value is a word, a number or a flag has a variable. The other options are objects; of these, the
+spool, the dead letters and the coordination store have a variable for the one value that each deployment sets.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kpl_core.errors import ConfigError
+from kpl_core.options.coordination_options import CoordinationOptions
+from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
+
+PREFIX: Final = "KPL_"
+_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
+_NUMBER: Final = re.compile(r"[+-]?(\d+)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+# The options that are objects: what their variable has, and how the object is made of it.
+_OBJECTS: Final[Mapping[str, tuple[str, Any]]] = {
+    "spool": ("the path of its file", lambda text: SpoolOptions(path=Path(text))),
+    "dead_letters": ("the path of their file", lambda text: DeadLetterOptions(path=Path(text))),
+    "coordination": ("the URL of the store", lambda text: CoordinationOptions(store=text)),
+}
+_NONE: Final = {"botocore", "streams", "fairness", "breaker", "tiers"}
+
+
+def variable_of(option: str, hint: object) -> tuple[str, str] | None:
+    """Return the variable of an option and what its value is, or None for an option without one."""
+    if option in _NONE:
+        return None
+    if option in _OBJECTS:
+        return PREFIX + option.upper(), _OBJECTS[option][0]
+    shown = str(hint)
+    if shown.startswith("frozenset"):
+        return PREFIX + option.upper(), "words with commas"
+    if hint is bool:
+        return PREFIX + option.upper(), "true or false"
+    is_number = "int" in shown or "float" in shown
+    return PREFIX + option.upper(), "a number" if is_number else "a word"
+
+
+def options_from(environment: Mapping[str, str], hints: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options of these types that the environment sets. An empty variable counts as not set.
+
+    Raises:
+        ConfigError: a value has the wrong type. The message has the variable and, but for secrets, the value.
+    """
+    found: dict[str, Any] = {}
+    for option, hint in hints.items():
+        variable = variable_of(option, hint)
+        text = "" if variable is None else environment.get(variable[0], "").strip()
+        if variable is None or not text:
+            continue
+        name, kind = variable
+        if option in _OBJECTS:
+            found[option] = _OBJECTS[option][1](text)
+        elif kind == "words with commas":
+            found[option] = frozenset(word.strip() for word in text.split(",") if word.strip())
+        elif kind == "true or false":
+            found[option] = _flag(name, text)
+        elif kind == "a number":
+            found[option] = _number(name, text)
+        else:
+            found[option] = _FLAGS.get(text.lower(), text) if option == "verify_ssl" else text
+    return found
+
+
+def _flag(name: str, text: str) -> bool:
+    flag = _FLAGS.get(text.lower())
+    if flag is None:
+        message = f"{name} is {text!r}; set it to true or false"
+        raise ConfigError(message)
+    return flag
+
+
+def _number(name: str, text: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        message = f"{name} is {text!r}; set it to a number"
+        raise ConfigError(message)
+    return float(text) if match[2] or match[3] else int(text)

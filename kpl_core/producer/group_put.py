@@ -1,0 +1,79 @@
+"""Put a large group of user records in slices, so that other work of the event loop runs between them.
+
+Room for the whole group is taken first. So the group is accepted as a whole or not at all, and a later slice cannot be
+refused. The caller must call `finish`, also if it is cancelled.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.pipeline.stages import GroupTerms
+from kpl_core.producer.delivery import Delivery
+from kpl_core.records.user_record import UserRecord, require_size
+
+# What a slice has at most, if it has several records: about a millisecond of work.
+SLICE_RECORDS: Final = 250
+SLICE_BYTES: Final = 262_144
+
+
+class GroupPut:
+    """User records of one flow that have room. `step` puts the next ones, `finish` all that are left."""
+
+    __slots__ = ("_clock", "_pairs", "_pipeline", "_put_count", "_records", "_sizes", "_terms", "_wake", "deliveries")
+
+    def __init__(
+        self,
+        pipeline: StreamPipeline,
+        records: Sequence[UserRecord] | Sequence[tuple[str, bytes]],
+        terms: GroupTerms,
+        clock: Callable[[], float],
+        wake: Callable[[], object],
+    ) -> None:
+        fair = pipeline.fair
+        assert fair is not None  # noqa: S101 - the producer checked
+        self._pipeline = pipeline
+        self._pairs = bool(records) and type(records[0]) is tuple
+        self._records: Sequence[UserRecord | tuple[str, bytes]] = records
+        self._clock = clock
+        self._wake = wake
+        self._put_count = 0
+        # The deliveries so far; pairs have none.
+        self.deliveries: list[Delivery] = []
+        texts = [each if type(each) is tuple else (each.partition_key, each.data) for each in records]  # type: ignore[union-attr]
+        sizes = [len(key if key.isascii() else key.encode()) + len(data) for key, data in texts]
+        if max(sizes, default=0) > (most := pipeline.max_record_bytes):
+            key, data = texts[sizes.index(max(sizes))]
+            require_size(len(key.encode()), len(data), max_record_bytes=most)
+        fair.reserve(sum(sizes), len(records), terms.flow, terms.tier)
+        self._terms = terms._replace(has_room=True)
+        self._sizes = sizes
+
+    def step(self) -> bool:
+        """Put the next records; return True if there are more."""
+        start, size_bytes = self._put_count, 0
+        for size in self._sizes[start : start + SLICE_RECORDS]:
+            size_bytes += size
+            self._put_count += 1
+            if size_bytes >= SLICE_BYTES:
+                break
+        self._put(start)
+        return self._put_count < len(self._records)
+
+    def finish(self) -> None:
+        """Put all that are left at once."""
+        start, self._put_count = self._put_count, len(self._records)
+        self._put(start)
+
+    def _put(self, start: int) -> None:
+        """Put the records from this position on, up to those that are left."""
+        records = self._records[start : self._put_count]
+        if not records:
+            return
+        pipeline, now = self._pipeline, self._clock()
+        if self._pairs:
+            pipeline.put_pairs_together(records, now, self._terms)
+        else:
+            self.deliveries += pipeline.put_together(records, now, self._terms)  # type: ignore[arg-type]
+        if pipeline.attention:
+            self._wake()

@@ -1,0 +1,59 @@
+"""Decode a large PutRecords request in JSON in steps."""
+
+import re
+from collections.abc import Generator, Iterator
+from typing import Final
+
+import msgspec
+
+from kpl_core.options.kinesis_limits import RECORDS_PER_REQUEST
+from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
+from kpl_integrations.ingest.decoding.json_text import MALFORMED
+from kpl_integrations.ingest.decoding.steps import STEP_BYTES, ArrayRuns, elements_in_steps
+from kpl_integrations.kinesis_protocol.requests import (
+    SERIALIZATION,
+    PutRecords,
+    PutRecordsRequestEntry,
+    RequestRefused,
+    check_constraints,
+)
+
+_MEMBER: Final = rb'"(?:StreamName|StreamARN)"\s*:\s*"[^"\\]*"\s*'
+_HEAD: Final = re.compile(rb'\s*\{(?:\s*%b,)*\s*"Records"\s*:\s*\[' % _MEMBER)
+_TAIL: Final = re.compile(rb"\s*(?:,\s*%b)*\}\s*" % _MEMBER)
+_HEAD_BYTES: Final = 8_192
+_OTHERS: Final = msgspec.json.Decoder(PutRecords)
+_ENTRIES: Final = msgspec.json.Decoder(list[PutRecordsRequestEntry])
+
+
+def put_records_in_steps(body: bytes, max_uncut_bytes: int) -> Generator[None, None, PutRecords]:
+    """Return a PutRecords request whose members are only those of the API.
+
+    Raises:
+        RequestRefused: it cannot be decoded, violates the API's constraints, or cannot be cut into records.
+    """
+    head = _HEAD.match(body[:_HEAD_BYTES])
+    if head is None:
+        message = (
+            f"A request of more than {max_uncut_bytes:,} bytes may have the members StreamName, StreamARN and Records "
+            f"only; send fewer records in a request."
+        )
+        raise RequestRefused(SERIALIZATION, message)
+    runs, entries = ArrayRuns(max_uncut_bytes), list[PutRecordsRequestEntry]()
+    try:
+        for run in elements_in_steps(head, _pieces(body), runs, _TAIL):
+            # One more than allowed is enough for the violated constraint.
+            if run and len(entries) <= RECORDS_PER_REQUEST:
+                entries += _ENTRIES.decode(run)
+            yield
+        request = _OTHERS.decode(head.group() + b"]" + runs.tail)
+    except (*MALFORMED, DecodeRefusal) as error:
+        raise RequestRefused(SERIALIZATION, getattr(error, "detail", str(error))) from None
+    request.records = entries[: RECORDS_PER_REQUEST + 1]
+    check_constraints(request)
+    return request
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    for at in range(_HEAD_BYTES, len(body), STEP_BYTES):
+        yield body[at : at + STEP_BYTES]

@@ -1,0 +1,281 @@
+"""Decode a large body in steps, so that the event loop can do other work between them.
+
+A body is cut where a record ends: NDJSON at line breaks, a JSON array between its elements, an OTLP request in protobuf
+between its fields. Each run of whole records is decoded by the same decoders as a small body. A compressed body is
+never in memory as a whole. What cannot be cut, such as a single record, is bounded instead.
+
+The functions are generators. They yield after each step of about a millisecond and return their result.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Final
+
+from kpl_integrations.ingest.decoding.cloud_events import batched_events, is_binary_mode
+from kpl_integrations.ingest.decoding.decoded import (
+    Decoded,
+    DecodeLimits,
+    DecodeRefusal,
+    NeighbourKeys,
+    random_partition_key,
+)
+from kpl_integrations.ingest.decoding.inflate import inflated_pieces
+from kpl_integrations.ingest.decoding.json_records import json_body, ndjson_body, require_count
+from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.decoding.request_body import decode, decode_plain, media_type_of
+
+# A step handles at most so many bytes and, about, so many records.
+STEP_BYTES: Final = 32_768
+STEP_RECORDS: Final = 500
+_HASH_BYTES: Final = 1 << 20
+_MOST_PIECES: Final = 256
+# A string, a bracket, or the quotation mark of a string that does not end here.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
+# The change of the depth. None: the string has no end yet.
+_STEPS: Final = {b"[": 1, b"{": 1, b"]": -1, b"}": -1, b'"': None}
+_RECORDS_HEAD: Final = re.compile(rb'\s*\{\s*"records"\s*:\s*\[')
+_RECORDS_TAIL: Final = re.compile(rb"\s*\}\s*")
+_BATCH_HEAD: Final = re.compile(rb"\s*\[")
+_BATCH_TAIL: Final = re.compile(rb"\s*")
+_LINE_BREAK: Final = b"\n"
+
+
+def hash_in_steps(hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> Generator[None, None, None]:
+    """Add a body to a hash."""
+    for at in range(0, len(body), _HASH_BYTES):
+        hashed.update(memoryview(body)[at : at + _HASH_BYTES])
+        yield
+
+
+class ArrayRuns:
+    """Cuts the text of a JSON array into runs of whole elements, looking only at brackets and strings.
+
+    `is_closed` is True after the bracket that closes the array; `tail` is the text after it.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._text = b""
+        self._at = 0
+        self._depth = 0
+        self.is_closed = False
+        self.tail = b""
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Add text, and return the runs that are complete: elements with their commas, without the brackets."""
+        if self.is_closed:
+            self.tail += piece
+            return
+        text = self._text = self._text + piece
+        start = whole = count = 0
+        depth, at = self._depth, self._at
+        for token in _TOKEN.finditer(text, at):
+            step = _STEPS.get(token.group(), 0)
+            if step is None:
+                # The rest of the string is in the next piece.
+                at = token.start()
+                break
+            depth += step
+            at = token.end()
+            if depth < 0:
+                self.is_closed, self.tail = True, text[at:]
+                yield text[start : at - 1]
+                return
+            if step < 0 and not depth:
+                whole, count = at, count + 1
+                if count >= STEP_RECORDS or whole - start >= STEP_BYTES:
+                    yield text[start:whole]
+                    start, count = whole, 0
+        if whole > start:
+            yield text[start:whole]
+            start = whole
+        self._text, self._at, self._depth = text[start:], at - start, depth
+        if len(self._text) > self._most_bytes:
+            raise uncut(self._most_bytes)
+        # A step in which no element ended.
+        yield b""
+
+
+def elements_in_steps(
+    head: "re.Match[bytes]", pieces: Iterable[bytes], runs: ArrayRuns, tail: "re.Pattern[bytes]"
+) -> Iterator[bytes]:
+    """Return JSON arrays of successive elements of the array that begins after `head`, a match in the first piece.
+
+    An empty text is a step in which no element ended.
+
+    Raises:
+        DecodeRefusal: an element is too large, the array does not end, or what follows it does not match `tail`.
+    """
+    first = head.string[head.end() :]
+    is_first = True
+    for piece in _chain(first, pieces):
+        for run_text in runs.feed(piece):
+            text = run_text.lstrip(b" \t\r\n")
+            if not is_first and text:
+                if text[:1] != b",":
+                    detail = "this is not JSON: two elements of the array have no comma between them"
+                    raise DecodeRefusal(400, "malformed", detail, field="$")
+                text = text[1:]
+            is_first = is_first and not text
+            yield b"[" + text + b"]" if text else b""
+    if not runs.is_closed:
+        raise DecodeRefusal(400, "truncated", "the JSON ends too early; send all of it", field="$")
+    if tail.fullmatch(runs.tail) is None:
+        shown = printable(runs.tail[:100].decode("utf-8", "replace"))
+        detail = f"after the array comes {shown!r}; send a large body with the array as its last member"
+        raise DecodeRefusal(400, "malformed", detail, field="$")
+
+
+def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
+    for at in range(0, len(first), STEP_BYTES):
+        yield first[at : at + STEP_BYTES]
+    yield from rest
+
+
+def lines_in_steps(pieces: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
+    """Return runs of whole lines; an empty one is a step in which no line ended.
+
+    Raises:
+        DecodeRefusal: a line is too large.
+    """
+    rest = b""
+    for piece in pieces:
+        end = piece.rfind(_LINE_BREAK) + 1
+        if not end:
+            rest += piece
+            if len(rest) > most_bytes:
+                raise uncut(most_bytes)
+            yield b""
+            continue
+        yield from _fewer_lines(rest + piece[:end])
+        rest = piece[end:]
+    if rest:
+        yield rest
+
+
+def _fewer_lines(text: bytes) -> Iterator[bytes]:
+    """Cut a run of lines into runs of about `STEP_RECORDS` lines."""
+    runs = text.count(_LINE_BREAK) // STEP_RECORDS + 1
+    size, at = len(text) // runs + 1, 0
+    while at < len(text):
+        end = text.find(_LINE_BREAK, at + size) + 1 or len(text)
+        yield text[at:end]
+        at = end
+
+
+def pieces_of(
+    content_encoding: bytes | None, body: bytes, max_inflated_bytes: int, inflated: list[int]
+) -> Iterator[bytes]:
+    """Return the body in pieces of at most `STEP_BYTES`, decompressed; raises DecodeRefusal as `inflate`.
+
+    The first item of `inflated` is how many bytes were decompressed so far.
+    """
+    encoding = None if content_encoding is None else content_encoding.decode("latin-1")
+    most = len(body) if encoding is None else max_inflated_bytes
+    small: list[bytes] = []
+    small_bytes = 0
+    for piece in inflated_pieces(encoding, body, max_inflated_bytes=most):
+        if encoding is not None:
+            inflated[0] += len(piece)
+        # Decompressed pieces may be a few bytes.
+        small.append(piece)
+        small_bytes += len(piece)
+        if small_bytes >= STEP_BYTES or len(small) == _MOST_PIECES:
+            text = b"".join(small) if len(small) > 1 else piece
+            for at in range(0, len(text), STEP_BYTES):
+                yield text[at : at + STEP_BYTES]
+            small, small_bytes = [], 0
+    yield b"".join(small)
+
+
+def gathered(pieces: Iterable[bytes], most_bytes: int) -> Generator[None, None, bytes]:
+    """Return a body that cannot be cut.
+
+    Raises:
+        DecodeRefusal: it is too large.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size > most_bytes:
+            raise uncut(most_bytes)
+        yield
+    return b"".join(parts)
+
+
+def uncut(most_bytes: int) -> DecodeRefusal:
+    """Return the refusal of a record, or of a body that cannot be cut into records, that is too large."""
+    detail = (
+        f"a record, or a body that cannot be cut into records, has more than {most_bytes:,} bytes (max_uncut_bytes); "
+        f'send smaller records, as NDJSON or as {{"records": [...]}} without other members'
+    )
+    return DecodeRefusal(413, "too-large", detail)
+
+
+def decode_in_steps(
+    content_type: str,
+    pieces: Iterator[bytes],
+    *,
+    limits: DecodeLimits,
+    headers: Mapping[str, str],
+    new_key: Callable[[], str] = random_partition_key,
+) -> Generator[None, None, Decoded]:
+    """Return the records of a large body as `decode` does. `pieces` is the decompressed body.
+
+    Raises:
+        DecodeRefusal: as `decode`, or a part that cannot be cut is too large.
+    """
+    keys = NeighbourKeys(new_key)
+    media_type = "" if is_binary_mode(content_type, headers) else media_type_of(content_type)
+    most = limits.max_uncut_bytes
+    first = next(pieces, b"")
+    if media_type == "application/x-ndjson":
+        runs = lines_in_steps(_chain(first, pieces), most)
+        return (yield from _joined(runs, limits, keys, ndjson_body, media_type))
+    if media_type == "application/json" and (head := _RECORDS_HEAD.match(first)) is not None:
+        runs = elements_in_steps(head, pieces, ArrayRuns(most), _RECORDS_TAIL)
+        return (yield from _joined(runs, limits, keys, json_body, media_type, wrapped=(b'{"records":', b"}")))
+    if media_type == "application/cloudevents-batch+json" and (head := _BATCH_HEAD.match(first)) is not None:
+        runs = elements_in_steps(head, pieces, ArrayRuns(most), _BATCH_TAIL)
+        return (yield from _joined(runs, limits, keys, batched_events))
+    body = yield from gathered(_chain(first, pieces), most)
+    return decode(content_type, body, limits=limits, headers=headers, new_key=new_key)
+
+
+def _joined(
+    runs: Iterable[bytes],
+    limits: DecodeLimits,
+    keys: NeighbourKeys,
+    decoder: Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded],
+    plain_type: str = "",
+    *,
+    wrapped: tuple[bytes, bytes] = (b"", b""),
+) -> Generator[None, None, Decoded]:
+    """Decode the runs of a body and join their records. They are pairs if each run of a `plain_type` is plain."""
+    decoded = Decoded([], [], pairs=[] if plain_type else None)
+    count = 0
+    for run in runs:
+        text = wrapped[0] + run + wrapped[1] if run.strip() else b""
+        pairs = None
+        if text and decoded.pairs is not None:
+            pairs = decode_plain(plain_type, text, limits, keys)
+        if pairs is not None and decoded.pairs is not None:
+            decoded.pairs.extend(pairs)
+            count += len(pairs)
+        elif text:
+            try:
+                made = decoder(text, limits, keys)
+            except DecodeRefusal as refusal:
+                if count and refusal.code != "too-many-records":
+                    refusal.detail += f"; this is said of the part of the body that begins with records[{count}]"
+                raise
+            decoded = decoded.with_records().with_more(made, count)
+            count += len(made.records) + len({problem.index for problem in made.problems})
+        if count > limits.max_records:
+            require_count(limits.max_records + 1, limits, is_whole=False)
+        yield
+    require_count(count, limits)
+    return decoded

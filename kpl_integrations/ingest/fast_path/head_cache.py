@@ -1,0 +1,149 @@
+"""The head of a connection's last request, as bytes and parsed: most requests repeat it.
+
+A client that keeps its connection open repeats the same target and header fields. Parsing them again costs more than
+decoding and putting a record, and gives the same result. So a connection compares the received bytes with its last
+head. These parts may differ:
+
+- the digits of Content-Length;
+- the value of Authorization: a proxy sends the requests of several tenants over one connection;
+- the values of fields that neither the server nor the gateway reads, such as `traceparent` and `x-request-id`.
+"""
+
+import re
+from typing import Final, Self
+
+import msgspec
+
+from kpl_integrations.ingest.http.request_head import RecordsHead
+
+# Every open connection may store one head.
+LONGEST_HEAD: Final = 4_096
+_MOST_DIGITS: Final = 10
+_LINE: Final = b"\r\n"
+_END: Final = b"\r\n\r\n"
+_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)", re.IGNORECASE)
+_AUTHORIZATION: Final = b"authorization"
+_MOST_CREDENTIALS: Final = 64
+# Fields whose values are the same in each request that takes the cached head: those that the server or the gateway
+# reads. Names with these starts are read too.
+_READ: Final = frozenset(
+    {
+        b"access-control-request-headers",
+        b"access-control-request-method",
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"cookie",
+        b"expect",
+        b"host",
+        b"http2-settings",
+        b"idempotency-key",
+        b"keep-alive",
+        b"origin",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_READ_STARTS: Final = (b"ce-", b"x-ack", b"x-amz-", b"x-explicit-", b"x-forwarded-", b"x-partition-", b"forwarded")
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+", re.IGNORECASE)
+# What the parser accepts in every value; a line with another byte is parsed.
+_PLAIN: Final = bytes(range(0x20, 0x7F))
+
+
+class HeadCache:
+    """The bytes of a head, cut at the digits of its Content-Length, and the parsed head of the latest request."""
+
+    __slots__ = ("_after", "_before", "_changing", "_first", "_heads", "_latest", "_length_line", "_lines", "head")
+
+    def __init__(self, before: bytes, after: bytes, head: RecordsHead) -> None:
+        self.head = self._first = head
+        self._before = before
+        self._after = after
+        self._latest = len(before) + _MOST_DIGITS + len(after)
+        self._length_line = before.count(_LINE)
+        # The lines, and by number the start of those whose rest may differ; made for the first head that differs.
+        self._lines: list[bytes] = []
+        self._changing: dict[int, bytes] = {}
+        # Heads with other credentials, by their line.
+        self._heads: dict[bytes, RecordsHead] = {}
+
+    @classmethod
+    def of(cls, received: bytes, body_bytes: int, head: RecordsHead) -> Self | None:
+        """Return the head of the one complete request in `received`, which the parser has accepted.
+
+        Returns None if other bytes follow it, if it has no Content-Length, or if it is long.
+        """
+        end = received.find(_END, 0, LONGEST_HEAD) + len(_END)
+        if end < len(_END) or len(received) - end != body_bytes:
+            return None
+        length = _CONTENT_LENGTH.search(received, 0, end)
+        return None if length is None else cls(received[: length.start(1)], received[length.end(1) : end], head)
+
+    def body_of(self, received: bytes) -> bytes | None:
+        """Return the body of a request with this head. None: the head differs, or the body has another length.
+
+        `head` is then the head of this request.
+        """
+        before, after = self._before, self._after
+        if not received.startswith(before):
+            return self._body_after_similar(received)
+        start = len(before)
+        stop = received.find(after, start, self._latest)
+        digits = received[start:stop]
+        if stop <= start or not digits.isdigit():
+            return self._body_after_similar(received)
+        end = stop + len(after)
+        self.head = self._first
+        return received[end:] if int(digits) == len(received) - end else None
+
+    def _body_after_similar(self, received: bytes) -> bytes | None:
+        """Return the body of a request whose head differs only where it may, and remember the head."""
+        end = received.find(_END, 0, LONGEST_HEAD)
+        if not self._lines:
+            self._cut()
+        lines = received[: max(end, 0)].split(_LINE)
+        if len(lines) != len(self._lines):
+            return None
+        changing, length, credentials = self._changing, b"0", b""
+        for number, (line, known) in enumerate(zip(lines, self._lines, strict=True)):
+            if line == known:
+                continue
+            start = changing.get(number)
+            if start is None or not line.startswith(start) or line.translate(None, _PLAIN):
+                return None
+            if number == self._length_line:
+                length = line[len(start) :]
+            elif start[:-1].lower() == _AUTHORIZATION:
+                credentials = line
+        body = received[end + len(_END) :]
+        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) != len(body):
+            return None
+        self.head = self._head_with(credentials)
+        return body
+
+    def _head_with(self, line: bytes) -> RecordsHead:
+        """Return the parsed head with the credentials of this line; empty: with those of the first head."""
+        if not line:
+            return self._first
+        head = self._heads.get(line)
+        if head is None:
+            if len(self._heads) >= _MOST_CREDENTIALS:
+                self._heads.clear()
+            shown = line.partition(b":")[2].strip().decode("ascii")
+            head = self._heads[line] = msgspec.structs.replace(self._first, authorization=shown)
+        return head
+
+    def _cut(self) -> None:
+        """Cut the head into lines, and find those whose rest may differ."""
+        self._lines = (self._before + b"0" + self._after)[: -len(_END)].split(_LINE)
+        for number, line in enumerate(self._lines[1:], 1):
+            name, colon, _ = line.partition(b":")
+            lower = name.lower()
+            if number == self._length_line:
+                self._changing[number] = self._before.rpartition(_LINE)[2]
+            elif colon and _NAME.fullmatch(name) and lower not in _READ and not lower.startswith(_READ_STARTS):
+                self._changing[number] = name + colon

@@ -1,0 +1,74 @@
+"""The access log of the gateway: one line for a share of the requests, off by default."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from kpl_integrations.asgi.protocol import Message, Scope, Send
+from kpl_integrations.ingest.decoding.json_text import printable
+
+_log: Final = logging.getLogger("kpl_integrations.ingest.access")
+
+
+class _Request(NamedTuple):
+    client: str
+    method: str
+    target: str
+    received_bytes: int | None = None
+
+
+class AccessLog:
+    """Logs each request with the probability `share`. Client, method, target, status and milliseconds are fields."""
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._share = share
+        self._clock = clock
+        self._chance = chance
+
+    def watch(self, scope: Scope, send: Send) -> Send:
+        """Return a `send` that logs the answer to this request, if the request is chosen."""
+        if self._chance() >= self._share:
+            return send
+        began = self._clock()
+        query: bytes = scope["query_string"]
+        target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
+        request = _Request((scope.get("client") or ("",))[0], scope["method"], target)
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._write(request, message["status"], began)
+            await send(message)
+
+        return watched
+
+    def answered(self, client: str, target: str, received_bytes: int, answer: Callable[[], Any]) -> Any:  # noqa: ANN401 - the answer
+        """Return the answer of the fast path to a POST, and log it if the request is chosen and answered."""
+        if self._chance() >= self._share:
+            return answer()
+        began = self._clock()
+        answered = answer()
+        if answered is not None:
+            self._write(_Request(client, "POST", target, received_bytes), answered.status, began)
+        return answered
+
+    def _write(self, request: _Request, status: int, began: float) -> None:
+        milliseconds = round(1e3 * (self._clock() - began), 3)
+        fields: dict[str, Any] = {
+            "client": request.client,
+            "method": printable(request.method),
+            "target": printable(request.target),
+            "status": status,
+            "milliseconds": milliseconds,
+        }
+        if request.received_bytes is not None:
+            fields["received_bytes"] = request.received_bytes
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        _log.info("request %s", text, extra={"fields": fields})

@@ -1,0 +1,67 @@
+"""Cross-origin requests (Fetch standard, "CORS protocol"): which web pages may call the gateway from a browser."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from kpl_integrations.asgi.protocol import Message, Scope, Send
+from kpl_integrations.ingest.http.answers import Headers, send_answer
+
+_ANY: Final = "*"
+_METHODS: Final = b"GET, POST"
+# Authorization has to be named: "*" does not include it.
+_HEADERS: Final = (
+    b"authorization, content-type, content-encoding, idempotency-key, x-ack, x-partition-key, x-explicit-hash-key, "
+    b"x-amz-date, x-amz-target, x-amz-security-token, x-amz-content-sha256, x-amz-user-agent, amz-sdk-invocation-id, "
+    b"amz-sdk-request, traceparent, tracestate"
+)
+_EXPOSED: Final = b"retry-after, ratelimit, ratelimit-policy, x-amzn-requestid"
+_MAX_AGE_SECONDS: Final = b"3600"
+
+
+class CrossOrigin:
+    """The allowed origins; "*" allows every page. Credentials are header fields, never cookies."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origin.strip().rstrip("/").lower() for origin in origins)
+
+    def allowed(self, headers: Headers) -> bytes | None:
+        """Return the origin of a request if it is allowed, None for another one or a request without one."""
+        origin = next((value for name, value in headers if name == b"origin"), None)
+        if origin is None or not (_ANY in self._origins or origin.decode("latin-1").lower() in self._origins):
+            return None
+        return origin
+
+    async def answer_preflight(self, scope: Scope, send: Send) -> bool:
+        """Answer the question of a browser whether a page may send a request; return False for another request."""
+        names = {name for name, _ in scope["headers"]}
+        if scope["method"] != "OPTIONS" or not names >= {b"origin", b"access-control-request-method"}:
+            return False
+        headers = [(b"content-length", b"0"), (b"vary", b"origin")]
+        origin = self.allowed(scope["headers"])
+        if origin is not None:
+            headers += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-allow-methods", _METHODS),
+                (b"access-control-allow-headers", _HEADERS),
+                (b"access-control-max-age", _MAX_AGE_SECONDS),
+            ]
+        await send_answer(send, 204 if origin is not None else 403, headers, b"")
+        return True
+
+    def allowing(self, scope: Scope, send: Send) -> Send:
+        """Return a `send` that lets the page read the answer, if its origin is allowed."""
+        origin = self.allowed(scope["headers"])
+        if origin is None:
+            return send
+
+        async def allowed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [
+                    (b"access-control-allow-origin", origin),
+                    (b"access-control-expose-headers", _EXPOSED),
+                    (b"vary", b"origin"),
+                ]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        return allowed

@@ -1,0 +1,151 @@
+"""Handle large bodies in slices of a few milliseconds, one body at a time, with the event loop in between.
+
+A body is large if its records, or its decompressed size, may take longer than that. Waiting bodies stand in line by
+sender, and the senders take turns, so that one sender's large bodies delay those of others by one body at most. Small
+bodies never wait here: they are decoded between the slices.
+"""
+
+import contextlib
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Final, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from kpl_core import GroupPut
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused
+from kpl_integrations.ingest.admission.senders import SenderRoom
+from kpl_integrations.ingest.decoding import DecodeRefusal, inflate
+from kpl_integrations.ingest.http.bodies import no_room
+
+# A slice ends with the first step after this time, and a step takes about a millisecond.
+SLICE_SECONDS: Final = 0.003
+# A body up to this size is decoded at once, unless it has many records.
+SMALL_BYTES: Final = 131_072
+_FEW_RECORDS_BYTES: Final = 32_768
+_MOST_SMALL_RECORDS: Final = 1_000
+
+T = TypeVar("T")
+
+
+def small_body(content_encoding: bytes | None, body: bytes, max_inflated_bytes: int) -> bytes | None:
+    """Return a body, decompressed, if it can be decoded at once; None if it is large.
+
+    Raises:
+        DecodeRefusal: it cannot be decompressed.
+    """
+    if len(body) > SMALL_BYTES:
+        return None
+    if content_encoding is not None:
+        most = min(SMALL_BYTES, max_inflated_bytes)
+        try:
+            body = inflate(content_encoding.decode("latin-1"), body, max_inflated_bytes=most)
+        except DecodeRefusal as refusal:
+            if refusal.code == "too-large" and most < max_inflated_bytes:
+                return None
+            raise
+    return None if len(body) > _FEW_RECORDS_BYTES and body.count(b"{") > _MOST_SMALL_RECORDS else body
+
+
+class LargeBodies:
+    """The turns of large bodies."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._is_busy = False
+        self._group: GroupPut | None = None
+        self._lines: OrderedDict[str, deque[anyio.Event]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, room: SenderRoom, size_bytes: int) -> AsyncIterator[None]:
+        """Wait for a turn, and have it during the block. The body uses room of its sender meanwhile.
+
+        Raises:
+            Refused: its sender may use no more room, or the body has waited too long.
+        """
+        has_turn = False
+        with anyio.move_on_after(self._seconds) as waiting:
+            held = room.hold(waiting.cancel)
+            if not held.try_take(size_bytes):
+                raise no_room(room.room)
+            try:
+                await self._acquire(room.sender)
+                # From now on it takes a bounded time, so it keeps its room.
+                held.evict = _keep
+                has_turn = True
+            except BaseException:
+                held.release()
+                raise
+        if held.is_evicted:
+            raise no_room(room.room, is_evicted=True)
+        if not has_turn:
+            detail = f"other large bodies were decoded for {self._seconds:g} s; send this one again later"
+            raise Refused(Refusal.NO_ROOM, detail)
+        try:
+            yield
+        finally:
+            held.release()
+            self._release()
+
+    async def run(self, steps: Generator[None, None, T]) -> T:
+        """Run all steps in slices, and return their result."""
+        clock = self._clock
+        ends_at = clock() + SLICE_SECONDS
+        while True:
+            try:
+                next(steps)
+            except StopIteration as finished:
+                return finished.value  # type: ignore[no-any-return]
+            if clock() >= ends_at:
+                await anyio.lowlevel.checkpoint()
+                ends_at = clock() + SLICE_SECONDS
+
+    async def put(self, group: GroupPut) -> None:
+        """Put a group in slices; if this task is cancelled, all that are left at once."""
+        self._group = group
+        try:
+            while group.step():
+                await anyio.lowlevel.checkpoint()
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """Put what is left of a group that is being put, because the gateway closes."""
+        if self._group is not None:
+            self._group.finish()
+            self._group = None
+
+    async def _acquire(self, sender: str) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            return
+        turn = anyio.Event()
+        self._lines.setdefault(sender, deque()).append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._release()
+            else:
+                line = self._lines[sender]
+                line.remove(turn)
+                if not line:
+                    del self._lines[sender]
+            raise
+
+    def _release(self) -> None:
+        """Give the turn to the next body of the sender that has waited longest for one."""
+        if not self._lines:
+            self._is_busy = False
+            return
+        sender, line = self._lines.popitem(last=False)
+        line.popleft().set()
+        if line:
+            self._lines[sender] = line
+
+
+def _keep() -> None:
+    """Do nothing: the body is being decoded."""

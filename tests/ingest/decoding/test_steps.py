@@ -1,0 +1,234 @@
+"""Large bodies decoded in steps give what they give at once, wherever their pieces begin, and no step is long."""
+
+import gzip
+import json
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import pytest
+import zstandard
+from hypothesis import example, given, strategies as st
+
+from kpl_integrations.ingest.decoding import (
+    Decoded,
+    DecodeLimits,
+    DecodeRefusal,
+    decode,
+    decode_in_steps,
+    decode_plain,
+    otlp_in_steps,
+    otlp_records,
+    pieces_of,
+    steps as step_module,
+)
+from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
+from kpl_integrations.ingest.decoding.put_records_body import put_records_in_steps
+from kpl_integrations.ingest.decoding.steps import STEP_BYTES, STEP_RECORDS, ArrayRuns
+from kpl_integrations.kinesis_protocol.requests import PutRecords, RequestRefused
+from kpl_integrations.kinesis_protocol.wire import request_of, wire_of
+
+T = TypeVar("T")
+NDJSON, NATIVE, BATCH = "application/x-ndjson", "application/json", "application/cloudevents-batch+json"
+LIMITS = DecodeLimits(max_records=3_000, max_uncut_bytes=200_000)
+EVENT = {"specversion": "1.0", "id": "1", "source": "s", "type": "t", "partitionkey": "k"}
+
+data = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\[]{},:é', max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+record = st.fixed_dictionaries(
+    {},
+    optional={
+        "partition_key": st.text(max_size=4) | st.just("k"),
+        "data": data | st.text('a"\\[]{},:é\n', max_size=9),
+        "data_base64": st.sampled_from(["", "aGVsbG8=", "84mawg==", "no base64"]),
+        "explicit_hash_key": st.sampled_from(["0", "5", "-1"]),
+        "other": st.just(1),
+    },
+)
+
+
+def finished(steps: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def cut(body: bytes, size: int) -> Any:
+    return iter([body[at : at + size] for at in range(0, len(body), size)])
+
+
+def at_once(content_type: str, body: bytes) -> Decoded | str:
+    try:
+        return decode(content_type, body, limits=LIMITS, headers={}, new_key=lambda: "new")
+    except DecodeRefusal as refusal:
+        return refusal.code
+
+
+def in_steps(content_type: str, body: bytes, size: int) -> Decoded | str:
+    steps = decode_in_steps(content_type, cut(body, size), limits=LIMITS, headers={}, new_key=lambda: "new")
+    try:
+        decoded = finished(steps)
+    except DecodeRefusal as refusal:
+        return refusal.code
+    return decoded.with_records()
+
+
+@given(st.lists(record, max_size=6), st.integers(1, 80), st.booleans())
+@example([{"data": 1}, {"data": {"a": "}"}}], 1, True)
+def test_records_in_steps_are_those_of_the_whole_body(records, size, is_ascii):
+    texts = [json.dumps(each, ensure_ascii=is_ascii).encode() for each in records]
+    assert in_steps(NDJSON, b"\n".join(texts), size) == at_once(NDJSON, b"\n".join(texts))
+    body = b' {"records": [' + b" , ".join(texts) + b" ] } \n"
+    assert in_steps(NATIVE, body, size) == at_once(NATIVE, body)
+    if texts:
+        assert in_steps(NATIVE, texts[0], size) == at_once(NATIVE, texts[0])
+
+
+@given(st.lists(st.fixed_dictionaries({"data": data}), max_size=6), st.integers(1, 80))
+def test_events_in_steps_are_those_of_the_whole_batch(events, size):
+    body = json.dumps([EVENT | each for each in events]).encode()
+    assert in_steps(BATCH, body, size) == at_once(BATCH, body)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 60), st.booleans())
+def test_resources_in_steps_are_those_of_the_whole_export(resources, size, is_json):
+    limits = DecodeLimits(max_record_bytes=60, max_records=5)
+    if is_json:
+        media_type, field = JSON, [{"r": each.hex()} for each in resources]
+        body = json.dumps({"resourceLogs": field}).encode()
+    else:
+        media_type = PROTOBUF
+        body = b"".join(b"\x0a" + bytes([len(each)]) + each + b"\x10\x05" for each in resources)
+
+    def outcome(decoder: Any) -> object:
+        try:
+            return decoder()
+        except DecodeRefusal as refusal:
+            return refusal.status
+
+    whole = outcome(lambda: otlp_records("logs", media_type, body, limits=limits, partition_key="k"))
+    steps = otlp_in_steps("logs", media_type, cut(body, size), limits=limits, partition_key="k")
+    assert outcome(lambda: finished(steps)) == whole
+
+
+@given(st.binary(max_size=300), st.integers(1, 40))
+def test_any_bytes_are_decoded_or_refused(body, size):
+    for content_type in (NDJSON, NATIVE, BATCH):
+        in_steps(content_type, body, size)
+        in_steps(content_type, b'{"records":[' + body, size)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"records":[{"data":1},{"data":2}', "truncated"),
+        (b'{"records":[{"data":1} {"data":2}]}', "malformed"),
+        (b'{"records":[{"data":1}],"records":[{"data":2}]}', "malformed"),
+        (b'{"records":[{"data":1}]} {}', "malformed"),
+        (b'{"records":[]}', "malformed"),
+        (b'{"records":[' + b'{"data":1},' * 3_000 + b'{"data":1}]}', "too-many-records"),
+        (b'{"records":[{"data":"' + b"x" * 200_001, "too-large"),
+        (b'{"data":"' + b"x" * 200_001, "too-large"),
+    ],
+)
+def test_a_broken_body_is_refused(body, code):
+    assert in_steps(NATIVE, body, 50) == code
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory():
+    assert in_steps(NDJSON, b'{"data":"' + b"x" * 200_001, 1_000) == "too-large"
+
+
+@pytest.mark.parametrize("encoding", [None, b"gzip", b"zstd"])
+@pytest.mark.parametrize("data_bytes", [1, 2_000])
+def test_no_step_has_many_bytes_or_records(encoding, data_bytes, monkeypatch):
+    """A step is a unit of work between two chances for the event loop: here its bytes and records are counted."""
+    limits = DecodeLimits(max_records=20_000)
+    count = 4_000 if data_bytes > 1 else 20_000
+    lines = [b'{"partition_key":"k","data":"%b"}' % (b"x" * data_bytes) for _ in range(count)]
+    bodies = {NDJSON: b"\n".join(lines), NATIVE: b'{"records":[' + b",".join(lines) + b"]}"}
+    for content_type, body in bodies.items():
+        sent = body if encoding is None else (gzip.compress if encoding == b"gzip" else zstandard.compress)(body)
+        inflated = [0]
+        sizes: list[int] = []
+        decoded: list[tuple[int, int]] = []
+        pieces = pieces_of(encoding, sent, len(body), inflated)
+        steps = decode_in_steps(content_type, _counted(pieces, sizes), limits=limits, headers={})
+        plain = decode_plain
+        monkeypatch.setattr(
+            step_module,
+            "decode_plain",
+            lambda *args, plain=plain, seen=decoded: (seen.append((len(args[1]), args[1].count(b"{"))), plain(*args))[
+                1
+            ],
+        )
+        result = finished(steps)
+        monkeypatch.undo()
+        assert len(result.pairs or ()) == count
+        assert max(sizes) <= STEP_BYTES
+        assert max(size for size, _ in decoded) <= 2 * STEP_BYTES
+        assert max(records for _, records in decoded) <= STEP_RECORDS + 2
+        assert inflated == [0 if encoding is None else len(body)]
+
+
+def _counted(pieces: Any, sizes: list[int]) -> Any:
+    for piece in pieces:
+        sizes.append(len(piece))
+        yield piece
+
+
+def test_a_refusal_says_in_which_part_of_the_body_it_is():
+    body = b"\n".join([b'{"data":"x"}'] * 2_000 + [b'{"data":"\xff"}'])
+    with pytest.raises(DecodeRefusal) as raised:
+        finished(decode_in_steps(NDJSON, cut(body, 5_000), limits=LIMITS, headers={}))
+    assert "the part of the body that begins with records[" in raised.value.detail
+
+
+ENTRY = '{"PartitionKey":"k","Data":"aGVsbG8=","ExplicitHashKey":"5"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"StreamName":"s","Records":[%s,%s]}',
+        '{ "Records" : [ %s , %s ] , "StreamName" : "s" }',
+        '{"Records":[%s,%s],"StreamARN":"arn:aws:kinesis:us-east-1:111122223333:stream/s"}',
+        '{"Records":[%s,{"Data":%s}],"StreamName":"s"}',
+        '{"Records":[%s,%s],"StreamName":"s","Other":1}',
+        '{"Records":[%s,%s]}',
+        '{"Records":[%s,%s',
+    ],
+)
+def test_put_records_in_steps_is_the_whole_request(text):
+    body = (text % (ENTRY, ENTRY)).encode()
+    found: list[object] = []
+    for decoder in (
+        lambda: finished(put_records_in_steps(body, 10_000)),
+        lambda: request_of(wire_of(None), "PutRecords", body),
+    ):
+        try:
+            found.append(decoder())
+        except RequestRefused as refused:
+            found.append(refused.code)
+    # A member that the API does not have may not follow the records of a large request.
+    assert found[0] == ("SerializationException" if "Other" in text else found[1])
+
+
+def test_a_large_request_with_too_many_records_is_refused_like_a_small_one():
+    body = f'{{"StreamName":"s","Records":[{",".join([ENTRY] * 700)}]}}'.encode()
+    with pytest.raises(RequestRefused, match="length less than or equal to 500"):
+        finished(put_records_in_steps(body, 10_000))
+    assert isinstance(finished(put_records_in_steps(body.replace(ENTRY.encode() + b",", b"", 200), 10_000)), PutRecords)
+
+
+def test_an_array_is_cut_between_its_elements_only():
+    runs = ArrayRuns(1_000)
+    text = b'{"a":"]}"},{"b":[{},{}]},{"c":"\\"}"}] rest'
+    found = [run for at in range(len(text)) for run in runs.feed(text[at : at + 1])]
+    assert b"".join(found) == text[:-6]
+    assert {run for run in found if run} == {b'{"a":"]}"}', b',{"b":[{},{}]}', b',{"c":"\\"}"}'}
+    assert (runs.is_closed, runs.tail) == (True, b" rest")

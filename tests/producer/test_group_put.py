@@ -1,0 +1,74 @@
+"""A group put in slices is accepted as a whole or not at all, and every record of it arrives once."""
+
+from collections import Counter
+
+import pytest
+
+from kpl_core import BufferFull, InvalidUserRecord, Producer, UserRecord
+from kpl_core.producer.group_put import SLICE_BYTES, SLICE_RECORDS
+from tests.producer.scene import STREAM, stored, unmetered
+from tests.producer.test_put_together import fair, pairs, records
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("count", [1, SLICE_RECORDS, 3 * SLICE_RECORDS + 1])
+@pytest.mark.parametrize("is_cut_short", [True, False])
+async def test_all_records_of_a_group_arrive_once(count, is_cut_short):
+    transport = unmetered(4)
+    put = [*records(count), UserRecord("x", b"with a hash key", explicit_hash_key="12345")]
+    async with Producer(fair(), transport=transport) as producer:
+        group = producer.begin_group(STREAM, put, flow="t")
+        assert producer.buffer_limit.outstanding_records == len(put)
+        while group.step() and not is_cut_short:
+            pass
+        group.finish()
+        assert not group.step()
+        results = [await delivery for delivery in group.deliveries]
+        assert len(results) == len(put)
+        pair_group = producer.begin_group(STREAM, pairs(count), flow="t")
+        pair_group.finish()
+        assert not pair_group.deliveries
+        report = await producer.close()
+    assert report.accepted == report.delivered == len(put) + count
+    expected = Counter((each.partition_key, each.data) for each in put) + Counter(pairs(count))
+    assert Counter(stored(transport)) == expected
+
+
+async def test_a_slice_has_few_records_or_few_bytes():
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        for size in (10, 2_000, 200_000, SLICE_BYTES + 1):
+            count = min(2 * SLICE_RECORDS, 20_000_000 // size)
+            group = producer.begin_group(STREAM, records(count, size=size), flow="t")
+            before = 0
+            while True:
+                has_more = group.step()
+                taken = len(group.deliveries) - before
+                before += taken
+                assert 1 <= taken <= SLICE_RECORDS
+                assert (taken - 1) * size < SLICE_BYTES
+                if not has_more:
+                    break
+            await producer.flush()
+
+
+async def test_a_group_without_room_takes_nothing():
+    async with Producer(fair(max_outstanding_records=100), transport=unmetered(1)) as producer:
+        with pytest.raises(BufferFull):
+            producer.begin_group(STREAM, records(101), flow="t")
+        assert producer.buffer_limit.outstanding_records == 0
+        group = producer.begin_group(STREAM, records(90), flow="t")
+        # The room is taken, although no record is put yet.
+        with pytest.raises(BufferFull):
+            producer.put_together_nowait(STREAM, records(20), flow="u")
+        group.finish()
+
+
+@pytest.mark.parametrize("are_pairs", [True, False])
+async def test_a_record_that_is_too_large_refuses_the_group(are_pairs):
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        most = producer.max_record_bytes(STREAM)
+        put = [*pairs(3), ("k", bytes(most))] if are_pairs else [*records(3), UserRecord("k", bytes(most))]
+        with pytest.raises(InvalidUserRecord, match=r"partition_key and data have 1,048,577 bytes"):
+            producer.begin_group(STREAM, put, flow="t")
+        assert producer.buffer_limit.outstanding_records == 0
