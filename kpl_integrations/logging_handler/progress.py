@@ -98,7 +98,7 @@ class TroubleReport:
     def __init__(self, stream: str, now: float) -> None:
         self._stream = stream
         self._settled = 0
-        # The time of the opening, the latest delivery or the latest look at which nothing waited.
+        # The time of the opening, the latest delivery, or the look at which records began to wait.
         self._progress_at = now
         self._lost = 0
         self._was_open = False
@@ -137,8 +137,10 @@ class TroubleReport:
             )
 
     def _due(self, counts: LogCounts, lost: int, failure: str | None, now: float) -> str | None:
-        settled, self.has_unsettled = counts.delivered + counts.kept, counts.buffered > 0
-        if settled != self._settled or not self.has_unsettled:
+        settled, had_unsettled = counts.delivered + counts.kept, self.has_unsettled
+        self.has_unsettled = counts.buffered > 0
+        # The sender of an idle handler looks again only when a record comes.
+        if settled != self._settled or not (had_unsettled and self.has_unsettled):
             self._settled, self._progress_at = settled, now
         is_stalled = now - self._progress_at >= _STALLED_SECONDS
         if now < self._quiet_until or not (is_stalled or lost > self._lost):
