@@ -234,10 +234,10 @@ def main() -> int:
     placed_on, placement = cores()
     pin_to(placed_on[1])
     figures: dict[str, list[Figures]] = {row.name: [] for row in wanted}
-    with running_sink(placed_on[1]) as endpoint_url:
+    with running_sink(placed_on[1]) as sink:
         for _ in range(arguments.rounds):
             for row in wanted:
-                figures[row.name].append(measure(row, endpoint_url, placed_on))
+                figures[row.name].append(measure(row, sink.url, placed_on))
     print(f"{describe_machine()}. {placement} {arguments.rounds} interleaved rounds, load {os.getloadavg()[0]:.1f}.")
     print("| what | records / CPU-s | requests / CPU-s | of bare | records per bare request |")
     print("|---|---|---|---|---|")

@@ -166,11 +166,11 @@ def main() -> None:
         return
     (cpu, sink_cpu), placement = cores()
     figures: dict[bool, list[Figures]] = {False: [], True: []}
-    with running_sink(sink_cpu) as endpoint_url:
+    with running_sink(sink_cpu) as sink:
         for number in range(arguments.rounds):
             for through_gateway in (False, True):
                 figures[through_gateway].append(
-                    measure(endpoint_url, arguments.records, through_gateway=through_gateway, cpu=cpu)
+                    measure(sink.url, arguments.records, through_gateway=through_gateway, cpu=cpu)
                 )
             print(f"round {number + 1} of {arguments.rounds} done at {time.strftime('%H:%M:%S')}", file=sys.stderr)
     print(f"{'':28}{'records per gateway CPU-second':>32}{'records per client CPU-second':>32}")

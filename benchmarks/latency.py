@@ -46,7 +46,7 @@ async def main() -> None:
             # As a service does after start-up: collections then skip all objects created so far.
             gc.collect()
             gc.freeze()
-        call_sink(trial.endpoint_url, "/start", {})
+        call_sink(trial.control_url, "/start", {})
         figures = await run(producer, records)
     trial.add(**figures)
     trial.finish(acknowledged=figures["acknowledged"], distributions=DISTRIBUTIONS)

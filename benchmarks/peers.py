@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.reason import reason_in
 
-__all__ = ["PEERS", "Peer", "install_all", "python_of"]
+__all__ = ["ENVIRONMENTS", "PEERS", "Peer", "install_all", "python_of"]
 
 ENVIRONMENTS = Path(__file__).parent.parent / ".venv-bench"
 _STAMP = "installed-requirements.json"

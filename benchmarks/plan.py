@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.compiled import COMPILED, DIRECTORY
+from benchmarks.native_rivals import GO, KPL, Rival
 from benchmarks.peers import PEERS, Peer, python_of
 from benchmarks.sink_process import REPOSITORY
 from benchmarks.workload import Keys, Workload
 
 __all__ = ["OURS", "Kind", "Row", "full_plan", "short_plan"]
 
-Kind = Literal["peers", "workloads", "hot_path", "latency", "memory"]
+Kind = Literal["peers", "over_tls", "workloads", "hot_path", "latency", "memory"]
 
 OURS = "kpl_core"
 
@@ -56,16 +57,23 @@ class Row:
         return f"{self.kind}: {self.name}"
 
     @property
+    def is_over_tls(self) -> bool:
+        """Return True if the producer uses the sink's TLS port."""
+        return self.kind == "over_tls"
+
+    @property
     def name(self) -> str:
         """Return the row in one line."""
         return ", ".join(filter(None, (self.subject, self.setting, self.workload.title())))
 
 
 def short_plan() -> list[Row]:
-    """Return the rows that fit into five minutes: all alternatives, and the rows with a target."""
+    """Return the rows that fit into ten minutes: all alternatives, and the rows with a target."""
     rows = []
     for workload in (_work(100), _work(1024)):
         rows += _beside_the_peers(workload, [peer for peer in PEERS if "README" not in peer.name])
+    for workload in (_work(100, scale=2), _work(1024, scale=2)):
+        rows += _over_tls(workload)
     rows += [
         _ours(_work(100, keys="unique")),
         _ours(_work(100, shard_count=64)),
@@ -87,6 +95,7 @@ def full_plan() -> list[Row]:
     for size in (100, 1024):
         for keys in ("10k", "unique"):
             rows += _beside_the_peers(_work(size, keys, scale=4), PEERS, scale=4)
+            rows += _over_tls(_work(size, keys, scale=4))
             rows += [_ours(_work(size, keys, shard_count, scale=4)) for shard_count in (1, 64, 1_000)]
             rows += [_hot_path(_work(size, keys, shard_count, scale=4)) for shard_count in (1, 16, 1_000)]
         off = {"aggregation_enabled": False}
@@ -145,6 +154,33 @@ def _latency_of_aiokpl(workload: Workload) -> Row:
 def _beside_the_peers(workload: Workload, peers: Iterable[Peer], *, scale: int = 1) -> list[Row]:
     ours = replace(_ours(workload), kind="peers", note="put_many with 1,000 records a call; retries, limits, deadlines")
     return [ours, *(_of_peer(peer, workload, scale=scale) for peer in peers)]
+
+
+def _over_tls(workload: Workload) -> list[Row]:
+    """Return the rows beside the KPL, which speaks only TLS."""
+    raw_boto3 = next(peer for peer in PEERS if peer.name == "raw boto3")
+    interpreted = [
+        replace(_ours(workload, f"{api}()", api=api), kind="over_tls", note="retries, limits, deadlines")
+        for api in ("put_many", "put_nowait")
+    ]
+    compiled = [
+        replace(row, setting=f"compiled {row.setting}", directory=DIRECTORY, environment=COMPILED)
+        for row in interpreted
+    ]
+    boto3 = replace(_of_peer(raw_boto3, workload, scale=2), kind="over_tls")
+    return [*interpreted, *compiled, _of_rival(GO, workload), _of_rival(KPL, workload), boto3]
+
+
+def _of_rival(rival: Rival, workload: Workload) -> Row:
+    return Row(
+        "over_tls",
+        rival.name,
+        replace(workload, record_count=min(workload.record_count, rival.most_records)),
+        "benchmarks.peer_programs.native_rival",
+        options=rival.options | {"rival": rival.environment},
+        environment=rival.environment,
+        note=rival.note,
+    )
 
 
 def _of_peer(peer: Peer, workload: Workload, *, scale: int = 1) -> Row:

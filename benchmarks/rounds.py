@@ -17,10 +17,13 @@ from benchmarks.ledger import Verdict
 from benchmarks.machine import Cores
 from benchmarks.plan import Row
 from benchmarks.reason import reason_in
-from benchmarks.sink_process import running_sink
+from benchmarks.sink_process import RunningSink, running_sink
 from benchmarks.trial import call_sink
 
-__all__ = ["Answer", "Results", "run_rounds"]
+__all__ = ["NOT_RUN", "Answer", "Results", "run_rounds"]
+
+#: The failure of a row without its tools or packages begins with this.
+NOT_RUN = "not run: "
 
 _TRIAL_TIMEOUT_SECONDS = 180
 _VERDICT_FIELDS = tuple(Verdict().fields())
@@ -59,34 +62,38 @@ class Results:
 
 
 def run_rounds(rows: Sequence[Row], round_count: int, placed_on: Cores, not_installed: dict[str, str]) -> Results:
-    """Measure every row once a round. Rows whose environment is in `not_installed` fail with its reason."""
+    """Measure every row once a round. Rows whose environment is in `not_installed` are not run, for its reason."""
     producer_cpu, sink_cpu = placed_on
     results = Results(rows, {row.key: [] for row in rows})
     started_at = time.perf_counter()
-    with running_sink(sink_cpu) as endpoint_url:
+    with running_sink(sink_cpu, over_tls=any(row.is_over_tls for row in rows)) as sink:
         for number in range(round_count):
             for position, row in enumerate(rows, 1):
                 _progress(f"round {number + 1}/{round_count}, {position}/{len(rows)}: {row.name}")
-                if row.environment in not_installed:
-                    answer = Answer(failure=f"could not be run: {not_installed[row.environment]}")
-                else:
-                    answer = run_trial(row, endpoint_url, producer_cpu)
+                reason = not_installed.get(row.environment) or (sink.no_tls if row.is_over_tls else "")
+                answer = Answer(failure=NOT_RUN + reason) if reason else run_trial(row, sink, producer_cpu)
                 results.answers[row.key].append(answer)
     _progress("")
     results.wall_seconds = time.perf_counter() - started_at
     return results
 
 
-def run_trial(row: Row, endpoint_url: str, cpu: int | None) -> Answer:
+def run_trial(row: Row, sink: RunningSink, cpu: int | None) -> Answer:
     """Run one row once and let the sink check the records."""
-    call_sink(endpoint_url, "/open", {"workload": row.workload.fields()})
-    task = {"endpoint_url": endpoint_url, "workload": row.workload.fields(), "cpu": cpu, "options": row.options}
+    call_sink(sink.url, "/open", {"workload": row.workload.fields()})
+    task = {
+        "endpoint_url": sink.tls_url if row.is_over_tls else sink.url,
+        "control_url": sink.url,
+        "workload": row.workload.fields(),
+        "cpu": cpu,
+        "options": row.options,
+    }
     command = [str(row.python), "-m", row.program, json.dumps(task)]
     try:
         process = subprocess.run(
             command,
             cwd=row.directory,
-            env=_environment_variables(),
+            env=_environment_variables() | ({"AWS_CA_BUNDLE": sink.certificate} if row.is_over_tls else {}),
             capture_output=True,
             text=True,
             timeout=_TRIAL_TIMEOUT_SECONDS,
@@ -97,7 +104,7 @@ def run_trial(row: Row, endpoint_url: str, cpu: int | None) -> Answer:
     except subprocess.CalledProcessError as error:
         return Answer(failure=reason_in(error.stderr) or f"exit code {error.returncode}")
     answer = Answer(figures=json.loads(process.stdout.splitlines()[-1]))
-    report = call_sink(endpoint_url, "/report")
+    report = call_sink(sink.url, "/report")
     if report["requests"]:
         answer.verdict = Verdict(**{name: report.pop(name) for name in _VERDICT_FIELDS})
         answer.figures |= report

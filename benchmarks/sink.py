@@ -1,6 +1,8 @@
-"""The sink: a process on the other core that accepts all PutRecords over plain HTTP.
+"""The sink: a process on the other core that accepts all PutRecords over plain HTTP and, with a certificate, TLS.
 
-    python -m benchmarks.sink [--cpu N]       prints its port, serves until its standard input closes
+    python -m benchmarks.sink [--cpu N] [--certificate PEM]
+
+It prints its port and its TLS port, and serves until its standard input closes.
 
 In addition to Kinesis' own `POST /` it has these operations for the benchmark:
 
@@ -15,6 +17,7 @@ import asyncio
 import gc
 import json
 import re
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -154,21 +157,31 @@ def _response(status: bytes, body: bytes, *, is_cbor: bool = False) -> bytes:
     )
 
 
-async def _serve() -> None:
+async def _serve(certificate: str) -> None:
     loop = asyncio.get_running_loop()
     state = SinkState()
-    server = await loop.create_server(lambda: SinkConnection(state), "127.0.0.1", 0)
+    contexts: list[ssl.SSLContext | None] = [None]
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        contexts.append(context)
+    servers = [
+        await loop.create_server(lambda: SinkConnection(state), "127.0.0.1", 0, ssl=context) for context in contexts
+    ]
     parent_gone = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), parent_gone.set)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await parent_gone.wait()
-    server.close()
+    for server in servers:
+        server.close()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", type=int, default=None, help="core to stay on")
-    pin_to(parser.parse_args().cpu)
+    parser.add_argument("--certificate", default="", help="PEM file with a key and its certificate, to serve TLS")
+    arguments = parser.parse_args()
+    pin_to(arguments.cpu)
     # Requests create no reference cycles, and a collection would affect the producer's latency.
     gc.disable()
-    asyncio.run(_serve())
+    asyncio.run(_serve(arguments.certificate))

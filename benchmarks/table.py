@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.figures import figure_of, ratio_of
+from benchmarks.native_rivals import GO, KPL
 from benchmarks.plan import OURS, Kind, Row
 from benchmarks.rounds import Results
 from benchmarks.workload import Workload
@@ -27,10 +28,11 @@ class Table:
 
 def tables_of(results: Results) -> list[Table]:
     """Return a table for each workload with peers, then one for each other kind of row."""
-    workloads = dict.fromkeys((row.workload.data_bytes, row.workload.keys) for row in _rows(results, "peers"))
+    beside: dict[Kind, Callable[[Results, list[Row]], Table]] = {"peers": _peers_table, "over_tls": _tls_table}
     tables = [
-        _peers_table(results, [row for row in _rows(results, "peers") if _size_and_keys(row) == workload])
-        for workload in workloads
+        make(results, [row for row in _rows(results, kind) if _size_and_keys(row) == workload])
+        for kind, make in beside.items()
+        for workload in dict.fromkeys(map(_size_and_keys, _rows(results, kind)))
     ]
     makers: dict[Kind, Callable[[Results, list[Row]], Table]] = {
         "workloads": _workloads_table,
@@ -106,10 +108,57 @@ def _peers_table(results: Results, rows: list[Row]) -> Table:
                 checked_by_the_sink(results, row),
             )
         )
-    for row in rows:
-        said = "; ".join(filter(None, (row.note, _fewer(row.workload, most)))) or "its defaults"
-        table.remarks.append(f"{row.subject}{_versions(results, row)}: {said}.")
+    table.remarks = _notes(results, rows, most)
     return table
+
+
+def _tls_table(results: Results, rows: list[Row]) -> Table:
+    most = max((row.workload for row in rows), key=lambda workload: workload.record_count)
+    others = {rival.name: next((row for row in rows if row.subject == rival.name), None) for rival in (KPL, GO)}
+    table = Table(
+        f"Over TLS, beside the KPL: {most.title()}",
+        (
+            "producer",
+            "records per CPU-second",
+            *(f"times the {name}" for name in others),
+            "wire B/record",
+            "user records/request",
+            "peak RSS, MB",
+            "checked by the sink",
+        ),
+    )
+    for row in rows:
+        ratios = [
+            ratio_of(results, row, other) if other is not None and other is not row else None
+            for other in others.values()
+        ]
+        rss = figure_of(results, row, "rss_bytes_peak")
+        table.rows.append(
+            (
+                _producer(row),
+                _rate_cell(results, row),
+                *(ratio.text("{:.2f}") + " x" if ratio else _ABSENT for ratio in ratios),
+                _per_record(results, row, "bytes_in"),
+                _records_per_request(results, row),
+                f"{rss.median / 1e6:,.0f}" if rss else _ABSENT,
+                checked_by_the_sink(results, row),
+            )
+        )
+    table.remarks = [*_notes(results, rows, most), "Peak RSS contains the records, all made before the measurement."]
+    return table
+
+
+def _notes(results: Results, rows: list[Row], most: Workload) -> list[str]:
+    notes = [
+        f"{row.subject}{_versions(results, row)}: "
+        f"{'; '.join(filter(None, (row.note, _fewer(row.workload, most)))) or 'its defaults'}."
+        for row in rows
+    ]
+    return list(dict.fromkeys(notes))
+
+
+def _producer(row: Row) -> str:
+    return ", ".join(filter(None, (row.subject, row.setting)))
 
 
 def _workloads_table(results: Results, rows: list[Row]) -> Table:
@@ -129,7 +178,8 @@ def _workloads_table(results: Results, rows: list[Row]) -> Table:
             (
                 other
                 for other in results.rows
-                if other.subject == "raw boto3" and _size_and_keys(other) == (row.workload.data_bytes, "10k")
+                if (other.kind, other.subject) == ("peers", "raw boto3")
+                and _size_and_keys(other) == (row.workload.data_bytes, "10k")
             ),
             None,
         )
@@ -262,7 +312,7 @@ def shares_of_cores(results: Results) -> tuple[float, float] | None:
     answers = [
         answer.figures
         for row in results.rows
-        if row.kind in {"peers", "workloads"}
+        if row.kind in {"peers", "over_tls", "workloads"}
         for answer in results.of(row)
         if "sink_cpu_seconds" in answer.figures
     ]

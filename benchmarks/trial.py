@@ -41,12 +41,14 @@ class Trial:
 
     Attributes:
         endpoint_url: Where the sink listens; empty for programs that need no network.
+        control_url: Where the sink takes its own operations, over plain HTTP.
         workload: The records to produce.
         cpu: The core to be pinned to, or None.
         options: The difference from other rows of the same program.
     """
 
     endpoint_url: str
+    control_url: str
     workload: Workload
     cpu: int | None
     options: dict[str, Any]
@@ -57,7 +59,7 @@ class Trial:
         """Read the task and pin the process to its core."""
         task = json.loads(sys.argv[1])
         pin_to(task["cpu"])
-        return cls(task["endpoint_url"], Workload.from_fields(task["workload"]), task["cpu"], task["options"])
+        return cls(workload=Workload.from_fields(task.pop("workload")), **task)
 
     def warm_up_records(self) -> list[tuple[str, bytes]]:
         """Return records to send before the measurement, which open connections and load the shard map."""
@@ -74,7 +76,7 @@ class Trial:
         gc.collect()
         self.add(calibration_ms=calibration_ms(), rss_bytes_before=peak_rss_bytes())
         if self.endpoint_url:
-            call_sink(self.endpoint_url, "/start", {})
+            call_sink(self.control_url, "/start", {})
         wall_started_at = time.perf_counter()
         before = resource.getrusage(resource.RUSAGE_SELF)
         yield
@@ -93,7 +95,8 @@ class Trial:
 
     def finish(self, *, acknowledged: int, distributions: tuple[str, ...] = ()) -> None:
         """Print the answer: how many records were acknowledged, and the versions used."""
-        self.add(acknowledged=acknowledged, versions={name: metadata.version(name) for name in distributions})
+        versions = {name: metadata.version(name) for name in distributions}
+        self.add(acknowledged=acknowledged, versions=self._answer.get("versions", {}) | versions)
         print(json.dumps(self._answer), flush=True)
 
 

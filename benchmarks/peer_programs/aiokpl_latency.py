@@ -24,7 +24,7 @@ async def main() -> None:
 
         await deliver_steadily(trial.warm_up_records()[:400], put)
         records = trial.measured_records()
-        call_sink(trial.endpoint_url, "/start", {})
+        call_sink(trial.control_url, "/start", {})
         figures = await deliver_steadily(records, put)
     trial.add(**figures)
     trial.finish(acknowledged=figures["acknowledged"], distributions=("aiokpl", "aiobotocore", "botocore", "anyio"))

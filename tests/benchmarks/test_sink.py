@@ -3,6 +3,9 @@
 import asyncio
 import base64
 import json
+import shutil
+import ssl
+import urllib.request
 from typing import Any
 
 import cbor2
@@ -11,6 +14,8 @@ import pytest
 from benchmarks.kinesis_answers import KinesisAnswers, UnknownOperationError
 from benchmarks.ledger import ShardRanges
 from benchmarks.sink import SinkConnection, SinkState
+from benchmarks.sink_process import running_sink
+from benchmarks.trial import call_sink
 from benchmarks.workload import Workload
 
 WORK = Workload(data_bytes=50, keys="unique", shard_count=8, record_count=6)
@@ -164,3 +169,24 @@ def test_an_unknown_operation_and_an_unknown_path_are_client_errors(
     transport.written = b""
     connection.data_received(http("/elsewhere", b"{}"))
     assert transport.written.startswith(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_the_sink_serves_the_same_stream_over_tls() -> None:
+    with running_sink(None, over_tls=True) as sink:
+        assert sink.no_tls == ""
+        trusted = ssl.create_default_context(cafile=sink.certificate)
+        call_sink(sink.url, "/open", {"workload": WORK.fields()})
+        body = as_json(put_records(range(6)))
+        headers = {"X-Amz-Target": "Kinesis_20131202.PutRecords"}
+        request = urllib.request.Request(f"{sink.tls_url}/", body, headers)  # noqa: S310 - the sink's own address
+        with urllib.request.urlopen(request, context=trusted, timeout=30) as response:  # noqa: S310
+            assert len(json.load(response)["Records"]) == 6
+        assert call_sink(sink.url, "/report")["lost"] == 0
+
+
+def test_without_openssl_the_sink_serves_plain_http_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with running_sink(None, over_tls=True) as sink:
+        assert (sink.tls_url, sink.no_tls) == ("", "no openssl here")
+        assert call_sink(sink.url, "/stats")["requests"] == 0

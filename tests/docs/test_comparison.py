@@ -5,9 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.native_rivals import GO, KPL
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
-HEAD, _, *ROWS = (line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| "))
+RESULTS = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
+# In the order of results.md: plain HTTP with 100 B and 1 KiB, TLS with 100 B and 1 KiB.
+MEASURED = [
+    dict(re.findall(r"^\| ((?!producer|---).+?) \| ([\d,]+) \[", section, re.MULTILINE))
+    for section in re.split(r"^## ", RESULTS, flags=re.MULTILINE)
+    if section.startswith(("Beside the alternatives", "Over TLS"))
+]
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+
+
+HEAD, _, *ROWS = _rows(PAGE.partition("\n## ")[0])
 PRODUCTS = HEAD[-8:]
 SECTIONS: dict[str, str] = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
@@ -36,30 +51,52 @@ def test_the_files_named_as_evidence_exist() -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def _number(text: str) -> float:
+    return float(text.strip("*").partition(" ")[0].replace(",", ""))
+
+
+def _is_near(claimed: str, measured: str) -> bool:
+    return _number(claimed) == pytest.approx(_number(measured), rel=0.1)
+
+
 def test_the_speeds_match_the_measured_ones() -> None:
-    results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
-    (row,) = (row for row in ROWS if "(#speed)" in row[0])
-    for product, program in {
-        "kpl-integrations": "kpl_core",
-        "aiokpl": "aiokpl",
-        "async-kinesis": "async-kinesis",
-    }.items():
-        measured = re.search(rf"^\| {program} \| ([\d,]+) ", results, re.MULTILINE)
-        assert measured is not None
-        claimed = float(row[1 + PRODUCTS.index(product)].replace(",", ""))
-        assert claimed == pytest.approx(float(measured[1].replace(",", "")), rel=0.1)
+    plain, over_tls = (row for row in ROWS if "(#speed)" in row[0])
+    for row, measured, programs in (
+        (plain, MEASURED[0], {"kpl-integrations": "kpl_core", "aiokpl": "aiokpl", "async-kinesis": "async-kinesis"}),
+        (over_tls, MEASURED[2], {"kpl-integrations": "kpl_core, put_many()", "KPL": KPL.name}),
+    ):
+        for product, program in programs.items():
+            assert _is_near(row[1 + PRODUCTS.index(product)], measured[program])
 
 
+def test_the_section_about_speed_has_every_measured_producer() -> None:
+    tables = [_rows(block)[2:] for block in SECTIONS["Speed"].split("\n\n") if block.startswith("| ")]
+    for table, small, large in zip(tables, MEASURED[::2], MEASURED[1::2], strict=True):
+        assert [row[0] for row in table] == list(small) == list(large)
+        for program, *claimed in table:
+            assert _is_near(claimed[0], small[program])
+            assert _is_near(claimed[1], large[program])
+
+
+# The table of results.md, and the programs of the row's cells.
 CLAIMS = {
     "README.md": {
-        "records per CPU-second, 100 B": ["kpl_core", "", "raw boto3", "aiokpl", "async-kinesis"],
+        "records per CPU-second, 100 B": (0, ["kpl_core", "", "raw boto3", "aiokpl", "async-kinesis"]),
+        "the same over TLS": (2, ["kpl_core, put_many()", KPL.name, "raw boto3"]),
+        "the same over TLS, 1 KiB": (3, ["kpl_core, put_many()", KPL.name, "raw boto3"]),
     },
     "docs/index.md": {
-        "**kpl-integrations**": ["kpl_core"],
-        "raw boto3, no retries, no limits": ["raw boto3"],
-        "async-kinesis, aggregating": ["async-kinesis, aggregating"],
-        "async-kinesis": ["async-kinesis"],
-        "aiokpl": ["aiokpl"],
+        "**kpl-integrations**": (0, ["kpl_core"]),
+        "raw boto3, no retries, no limits": (0, ["raw boto3"]),
+        "raw aiobotocore, no retries, no limits": (0, ["raw aiobotocore"]),
+        "aws-kinesis-agg, no retries, no limits": (0, ["aws-kinesis-agg, per shard"]),
+        "async-kinesis, aggregating": (0, ["async-kinesis, aggregating"]),
+        "async-kinesis": (0, ["async-kinesis"]),
+        "aiokpl": (0, ["aiokpl"]),
+        "**kpl-integrations** over TLS": (2, ["kpl_core, put_many()"]),
+        "**kpl-integrations** over TLS, compiled": (2, ["kpl_core, compiled put_many()"]),
+        "Amazon's KPL over TLS": (2, [KPL.name]),
+        "bare Go producer over TLS, no retries, no limits": (2, [GO.name]),
     },
 }
 
@@ -68,13 +105,9 @@ CLAIMS = {
 def test_the_speeds_on_the_first_pages_match_the_measured_ones(page: str, row: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     (line,) = re.findall(rf"^\| {re.escape(row)} \| (.*) \|$", text, re.MULTILINE)
-    results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
-    for program, claimed in zip(CLAIMS[page][row], line.split(" | "), strict=False):
-        if program:
-            measured = re.search(rf"^\| {program} \| ([\d,]+) ", results, re.MULTILINE)
-            assert measured is not None
-            speed = float(claimed.strip("*").replace(",", ""))
-            assert speed == pytest.approx(float(measured[1].replace(",", "")), rel=0.1)
+    table, programs = CLAIMS[page][row]
+    for program, claimed in zip(programs, line.split(" | "), strict=False):
+        assert not program or _is_near(claimed, MEASURED[table][program])
 
 
 def test_the_first_page_states_the_number_of_compared_products() -> None:
