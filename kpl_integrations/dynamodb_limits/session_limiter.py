@@ -148,15 +148,15 @@ class SessionLimiter:
         if kind is None or estimate is None:
             return
         units = _consumed(parsed.get("ConsumedCapacity"), kind)
+        was_refused = units is None and parsed.get("Error", {}).get("Code") in _THROTTLED
         if units is None:
-            was_refused = parsed.get("Error", {}).get("Code") in _THROTTLED
-            if was_refused:
-                with self._lock:
-                    self.refused_count += 1
-                    self._buckets[kind].refused += estimate
             spent = 0.0 if was_refused else estimate
             units = (spent, 0.0) if kind == _READ else (0.0, spent)
-        self.call_count += 1
+        with self._lock:
+            self.call_count += 1
+            if was_refused:
+                self.refused_count += 1
+                self._buckets[kind].refused += estimate
         self._settle(model.name, context, units)
 
     def _failed(self, context: dict[str, Any] | None = None, **_: object) -> None:

@@ -68,7 +68,7 @@ def _trace_reader() -> Callable[[], tuple[str, str] | None]:
 current_trace = _trace_reader()
 
 
-def _text_of(value: object) -> str:
+def text_of(value: object) -> str:
     """Return the `str` of an object without lone surrogates, which UTF-8 cannot encode; raises nothing itself."""
     try:
         text = str(value)
@@ -77,13 +77,13 @@ def _text_of(value: object) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-_encode = msgspec.json.Encoder(enc_hook=_text_of).encode
+_encode = msgspec.json.Encoder(enc_hook=text_of).encode
 
 
 def json_safe(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
     """Return a copy of `value` that JSON can represent, in bounded time.
 
-    The encoder handles nearly everything and asks `_text_of` for the rest. This is for what makes it fail: a lone
+    The encoder handles nearly everything and asks `text_of` for the rest. This is for what makes it fail: a lone
     surrogate, a cycle, or too deep nesting.
     """
     return _JsonCopy().of(value)
@@ -102,14 +102,14 @@ class _JsonCopy:
         if value is None or type(value) in {bool, int, float}:
             return value
         if isinstance(value, str):
-            return _text_of(value)
+            return text_of(value)
         if isinstance(value, Mapping | list | tuple | set | frozenset):
             return self._of_container(value)
         try:
             # The same text as without this copy.
             return msgspec.Raw(_encode(value))
-        except Exception:  # noqa: BLE001 - as `_text_of`
-            return _text_of(value)
+        except Exception:  # noqa: BLE001 - as `text_of`
+            return text_of(value)
 
     def _of_container(self, value: Any) -> Any:  # noqa: ANN401
         if id(value) in self._inside or len(self._inside) >= _DEEPEST or self._left < 0:
@@ -117,12 +117,12 @@ class _JsonCopy:
         try:
             # Another thread may change the container meanwhile.
             members = list(value.items() if isinstance(value, Mapping) else value)
-        except Exception:  # noqa: BLE001 - as `_text_of`
-            return _text_of(value)
+        except Exception:  # noqa: BLE001 - as `text_of`
+            return text_of(value)
         self._inside.add(id(value))
         try:
             if isinstance(value, Mapping):
-                return {_text_of(name): self.of(each) for name, each in members}
+                return {text_of(name): self.of(each) for name, each in members}
             return [self.of(each) for each in members]
         finally:
             self._inside.discard(id(value))
@@ -164,7 +164,7 @@ class LargeLine:
     @property
     def message(self) -> str:
         """Return the message, without lone surrogates."""
-        return _text_of(self._bare[self._message_name])
+        return text_of(self._bare[self._message_name])
 
     def encode(self) -> bytes:
         """Return the JSON object of the whole line."""
@@ -270,7 +270,7 @@ class JsonFormatter(logging.Formatter):
         fields: Fields = {}
         if isinstance(record.exc_info, tuple) and record.exc_info[0] is not None:
             fields[kind] = record.exc_info[0].__qualname__
-            fields[text] = _text_of(record.exc_info[1])
+            fields[text] = text_of(record.exc_info[1])
             fields[stack] = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
         elif record.exc_text:
             fields[stack] = record.exc_text

@@ -1,17 +1,21 @@
 """Watches whether log records arrive: it extends a close while they do, and reports on stderr when they do not.
 
 The stream cannot carry such a report, because it is what is broken. It goes to stderr itself, as that of
-`logging.lastResort` does: a logger could lead back to the handler.
+`logging.lastResort` does: a logger could lead back to the handler. The stream gets notices of dropped records.
 """
 
 import contextlib
 import math
+import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kpl_core import Producer
+from kpl_core import BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
 from kpl_core.background.stderr_report import shown_cause
+from kpl_core.producer.delivery import call_when_finished
+from kpl_integrations.logging_handler.formatter import text_of
 from kpl_integrations.logging_handler.level_queue import LogCounts
 
 # How long records may wait while none is delivered.
@@ -40,6 +44,51 @@ class TimeExtension:
         return min(self._progress_at + self._timeout, self._latest_end)
 
 
+class DropNotices:
+    """Puts notices into the stream of how many records were dropped, by reason.
+
+    `make_notice` formats what was dropped since the last notice. `drops` returns what was dropped so far. Instants are
+    seconds on the monotonic clock.
+    """
+
+    def __init__(self, stream: str, seconds: float, make_notice: Callable[[dict[str, int]], bytes], now: float) -> None:
+        self._stream, self._seconds, self._make_notice = stream, seconds, make_notice
+        self._reported: Counter[str] = Counter()
+        self._due_at = now + seconds
+
+    def put_due(self, drops: Callable[[], Counter[str]], producer: Producer, now: float) -> None:
+        """Put the notice that is due, if something was dropped; if there is no room, try again next time."""
+        if now >= self._due_at:
+            self._due_at = now + self._seconds
+            self._due_at = self._due_at if self.put(drops, producer) else now
+
+    def put(self, drops: Callable[[], Counter[str]], producer: Producer) -> bool:
+        """Put a notice of what was dropped since the last one; return False if there is no room for it."""
+        dropped = drops()
+        news = dropped - self._reported
+        if not news:
+            return True
+        notice = self._make_notice(dict(news))
+        try:
+            delivery = producer.put_nowait(
+                self._stream, partition_key=secrets.token_hex(8), data=notice, tier="critical"
+            )
+        except (BufferFull, ProducerClosed):
+            return False
+        except InvalidUserRecord:
+            # The stream takes no record of this size; the next notice reports this again.
+            return True
+        self._reported = dropped
+
+        def finished(result: RecordResult) -> None:
+            if not (result.successful or result.kept):
+                # The notice did not arrive, so the next one reports this again.
+                self._reported -= news
+
+        call_when_finished(delivery, finished)
+        return True
+
+
 class TroubleReport:
     """Reports lost records at once, and a stream without deliveries after 4 seconds; then once a minute at most.
 
@@ -49,11 +98,11 @@ class TroubleReport:
     def __init__(self, stream: str, now: float) -> None:
         self._stream = stream
         self._settled = 0
-        # The time of the opening, the latest delivery or the latest look at which nothing waited.
+        # The time of the opening, the latest delivery, or the look at which records began to wait.
         self._progress_at = now
         self._lost = 0
         self._was_open = False
-        self._look_at = self._quiet_until = -math.inf
+        self._look_at = self._quiet_until = self._error_quiet_until = -math.inf
         # True if some records had no result at the latest look.
         self.has_unsettled = False
 
@@ -79,9 +128,19 @@ class TroubleReport:
         if report is not None:
             write_to_stderr(self._stream, report)
 
+    def entry_failed(self, reason: str, error: BaseException, now: float) -> None:
+        """Report an error in the sender's thread at once. `look` reports how many records were lost."""
+        if now >= self._error_quiet_until:
+            self._error_quiet_until = now + _QUIET_SECONDS
+            write_to_stderr(
+                self._stream, f"a log record is lost ({reason}): {error_text(error)}; reported once a minute at most"
+            )
+
     def _due(self, counts: LogCounts, lost: int, failure: str | None, now: float) -> str | None:
-        settled, self.has_unsettled = counts.delivered + counts.kept, counts.buffered > 0
-        if settled != self._settled or not self.has_unsettled:
+        settled, had_unsettled = counts.delivered + counts.kept, self.has_unsettled
+        self.has_unsettled = counts.buffered > 0
+        # The sender of an idle handler looks again only when a record comes.
+        if settled != self._settled or not (had_unsettled and self.has_unsettled):
             self._settled, self._progress_at = settled, now
         is_stalled = now - self._progress_at >= _STALLED_SECONDS
         if now < self._quiet_until or not (is_stalled or lost > self._lost):
@@ -97,6 +156,13 @@ class TroubleReport:
             f"{counts.delivered:,} are delivered, {counts.buffered:,} wait, {counts.kept:,} are kept on disk, "
             f"{counts.dropped_total:,} are lost{f' ({reasons})' if reasons else ''}; reported once a minute at most"
         )
+
+
+def error_text(error: BaseException) -> str:
+    """Return what a line on stderr says of an error, without secrets."""
+    if isinstance(error, KplError):
+        return str(error)
+    return shown_cause(f"{type(error).__qualname__}: {text_of(error)}")
 
 
 def write_to_stderr(stream: str, text: str) -> None:

@@ -23,6 +23,7 @@ from kpl_core.records.user_record import Tier
 from kpl_integrations.logging_handler.entry import Entry, LetterAndStub, LogPiece, SplitRecord, random_keys
 from kpl_integrations.logging_handler.formatter import LargeLine
 from kpl_integrations.logging_handler.level_queue import (
+    FORMAT_ERROR,
     NOT_KEPT,
     SENDER_FAILED,
     SHUTDOWN,
@@ -30,7 +31,14 @@ from kpl_integrations.logging_handler.level_queue import (
     SenderQueue,
 )
 from kpl_integrations.logging_handler.options import LogSettings, WithoutRoom
-from kpl_integrations.logging_handler.progress import LOOK_SECONDS, TimeExtension, TroubleReport, write_to_stderr
+from kpl_integrations.logging_handler.progress import (
+    LOOK_SECONDS,
+    DropNotices,
+    TimeExtension,
+    TroubleReport,
+    error_text,
+    write_to_stderr,
+)
 
 # The identities of the threads that send. No handler takes what is logged in them: it would never end.
 SENDER_THREADS: Final[set[int]] = set()
@@ -78,7 +86,7 @@ class LogSender:
     ) -> None:
         self._stream, self._queue, self._room = stream, queue.records, queue.room
         self._encode_large = queue.encode_large
-        self._make_producer, self._make_notice, self._ended = make_producer, make_notice, ended
+        self._make_producer, self._ended = make_producer, ended
         self._without_room: WithoutRoom = without_room
         self._spills_when_crowded = settings.overflow in {"spool", "dlq"}
         self._is_shared = shared is not None
@@ -100,11 +108,10 @@ class LogSender:
         # What the files of an earlier run held when the producer opened.
         self._found = 0
         self._delivered = self._kept = self._kept_letters = self._pending_letters = 0
-        # What was dropped behind the queue; and what notices in the stream have reported, by reason.
+        # What was dropped behind the queue, by reason.
         self._dropped: Counter[str] = Counter()
-        self._reported: Counter[str] = Counter()
         self._notice_seconds = settings.notice_seconds
-        self._notice_at = time.monotonic() + settings.notice_seconds
+        self._notices = DropNotices(stream, settings.notice_seconds, make_notice, time.monotonic())
         self._trouble = TroubleReport(stream, time.monotonic())
         self._finished = threading.Event()
         self.is_idle = False
@@ -186,8 +193,7 @@ class LogSender:
     def counts(self) -> LogCounts:
         """Return where every record that was emitted is."""
         with self._room:
-            dropped = self._queue.dropped + self._dropped
-            emitted = self._queue.accepted + self._queue.refused
+            dropped, emitted = self._drops(), self._queue.accepted + self._queue.refused
             delivered, kept = self._delivered, self._kept
         if not self._is_shared and self._background.producer is not None:
             report = self._background.producer.report()
@@ -197,6 +203,10 @@ class LogSender:
         kept += self._kept_letters
         buffered = emitted - delivered - kept - dropped.total()
         return LogCounts(emitted=emitted, delivered=delivered, kept=kept, dropped=dropped, buffered=buffered)
+
+    def _drops(self) -> Counter[str]:
+        with self._room:
+            return self._queue.dropped + self._dropped
 
     # In its thread
 
@@ -226,8 +236,8 @@ class LogSender:
         """Count what is left as dropped; called at the end of the thread."""
         failure = self._background.failure
         try:
-            if isinstance(failure, KplError):
-                write_to_stderr(self._stream, f"nothing can be sent: {failure}")
+            if failure is not None:
+                write_to_stderr(self._stream, f"nothing can be sent: {error_text(failure)}")
         finally:
             self._finish(SHUTDOWN if failure is None or self.is_closing else SENDER_FAILED)
 
@@ -276,10 +286,7 @@ class LogSender:
 
     def _drain_and_rest(self, producer: Producer) -> float:
         """Drain the queue; return how many seconds later to look again."""
-        now = time.monotonic()
-        if now >= self._notice_at:
-            self._notice_at = now + self._notice_seconds
-            self._notice_at = self._notice_at if self._report_drops(producer) else now
+        self._notices.put_due(self._drops, producer, time.monotonic())
         taken = self.drain(producer)
         if taken or self._pieces or self.is_closing:
             self._empty_polls = 0
@@ -305,22 +312,33 @@ class LogSender:
             taken = self._queue.take(_CHUNK_RECORDS, _CHUNK_BYTES)
             if taken:
                 self._room.notify_all()
-        keys, finished, waits = self._keys, self._record_finished, self._without_room == "wait"
-        for is_highest, entry in taken:
-            tier: Tier = "critical" if is_highest else "normal"
-            # Most entries are one user record, put into a producer with room.
-            if not isinstance(entry, bytes) or self._pieces or not waits:
-                self._add_pieces(producer, entry, tier)
-                continue
+        entries = iter(taken)
+        for is_highest, entry in entries:
             try:
-                delivery = producer.put_nowait(self._stream, partition_key=next(keys), data=entry, tier=tier)
+                self._put_entry(producer, entry, "critical" if is_highest else "normal")
+            except BaseException as error:
+                # A formatter's code encodes large lines here.
+                self._entry_failed(self.count, SENDER_FAILED if isinstance(entry, bytes) else FORMAT_ERROR, error)
+                if not isinstance(error, Exception):
+                    # It ends this thread.
+                    for _ in entries:
+                        self.count(SENDER_FAILED)
+                    raise
+        self._put_pieces(producer)
+        return len(taken)
+
+    def _put_entry(self, producer: Producer, entry: Entry, tier: Tier) -> None:
+        # Most entries are one user record, put into a producer with room.
+        if isinstance(entry, bytes) and not self._pieces and self._without_room == "wait":
+            try:
+                delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=entry, tier=tier)
             except (BufferFull, ProducerClosed, InvalidUserRecord):
                 # `_put_pieces` tries it once more, and knows what to do.
                 self._add_pieces(producer, entry, tier)
             else:
-                call_when_finished(delivery, finished)
-        self._put_pieces(producer)
-        return len(taken)
+                call_when_finished(delivery, self._record_finished)
+        else:
+            self._add_pieces(producer, entry, tier)
 
     def _add_pieces(self, producer: Producer, entry: Entry, tier: Tier) -> None:
         """Divide an entry into the user records to put."""
@@ -355,10 +373,17 @@ class LogSender:
             except InvalidUserRecord:
                 # The stream takes less in one record than was known when this was formatted.
                 failed("InvalidUserRecord")
+            except Exception as error:  # noqa: BLE001 - or this entry would stop all behind it
+                self._entry_failed(failed, SENDER_FAILED, error)
             else:
                 call_when_finished(delivery, finished)
             self._pieces.popleft()
             self._pieces_put += 1
+
+    def _entry_failed(self, count: Callable[[str], object], reason: str, error: BaseException) -> None:
+        """Count an entry that raised where it was taken or put, and report the cause."""
+        count(reason)
+        self._trouble.entry_failed(reason, error, time.monotonic())
 
     def _tier_now(self, producer: Producer, size_bytes: int, tier: Tier) -> Tier | None:
         """Return the tier to put with now, None if the record waits for room.
@@ -420,31 +445,6 @@ class LogSender:
         if has_failed:
             self.count(NOT_KEPT)
 
-    def _report_drops(self, producer: Producer) -> bool:
-        """Put a notice of what was dropped since the last one; return False if there is no room for it."""
-        with self._room:
-            dropped = self._queue.dropped + self._dropped
-        news = dropped - self._reported
-        if not news:
-            return True
-        notice = self._make_notice(dict(news))
-        try:
-            delivery = producer.put_nowait(self._stream, partition_key=next(self._keys), data=notice, tier="critical")
-        except (BufferFull, ProducerClosed):
-            return False
-        except InvalidUserRecord:
-            # The stream takes no record of this size; the next notice reports this again.
-            return True
-        self._reported = dropped
-
-        def finished(result: RecordResult) -> None:
-            if not (result.successful or result.kept):
-                # The notice did not arrive, so the next one reports this again.
-                self._reported -= news
-
-        call_when_finished(delivery, finished)
-        return True
-
     def _give_up(self, reason: str) -> None:
         """Drop what waits in the queue or behind it."""
         with self._room:
@@ -479,7 +479,7 @@ class LogSender:
             self._give_up(SHUTDOWN)
             await producer.flush(self._time_left(_FLUSH_SHARE))
             # What is given up now is still reported in the stream, by a notice in the last request.
-            self._report_drops(producer)
+            self._notices.put(self._drops, producer)
             close = producer.flush if self._is_shared else producer.close
             await close(self._time_left(1.0 - _END_SHARE))
         finally:

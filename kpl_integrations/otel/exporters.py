@@ -233,17 +233,16 @@ class SignalExporter(ProcessListener):
             sender = self._started()
             if sender is None:
                 reason = CLOSED if self.is_closed else SENDER_FAILED
-                self._refused[reason] += items_in(leaves)
+                with self._starting:
+                    self._refused[reason] += items_in(leaves)
                 self._report.lost(reason, items_in(leaves))
                 return False
             lost_before = sender.counts().lost_total
             is_taken = self._queue(leaves, sender, deadline)
             if flush_seconds is None and not self.options.synchronous:
                 return is_taken
-            if flush_seconds is not None and sender.is_unanswered:
-                return False
-            is_sent = sender.wait_until_sent(max(0.0, wait_until - time.monotonic()))
-            sender.is_unanswered = not is_sent
+            left = max(0.0, wait_until - time.monotonic())
+            is_sent = sender.wait_for_export(left, is_batch_of_flush=flush_seconds is not None)
             return is_taken and is_sent and sender.counts().lost_total == lost_before
 
     def _queue(self, leaves: Sequence[Any], sender: TelemetrySender, deadline: float) -> bool:

@@ -49,12 +49,13 @@ class _GlobalProviders(ProcessListener):
     """
 
     def __init__(self) -> None:
-        self._exporters: weakref.WeakSet[SignalExporter] = weakref.WeakSet()
+        # No WeakSet: threads may add to it while another one reads it.
+        self._exporters: list[weakref.ref[SignalExporter]] = []
         listen(self)
 
     def add(self, exporter: "SignalExporter") -> None:
         """Flush this exporter too, for as long as it is referenced."""
-        self._exporters.add(exporter)
+        self._exporters.append(weakref.ref(exporter, self._exporters.remove))
         # With this variable, reading the provider before it is set would set an empty one. The first export reads it.
         if _VARIABLES[exporter.signal] not in os.environ:
             self.confirm_flushes(exporter.signal)
@@ -64,7 +65,8 @@ class _GlobalProviders(ProcessListener):
         confirm_flushes(_PROVIDERS[signal](), signal, lambda: self._open(signal))
 
     def _open(self, signal: Signal) -> "list[SignalExporter]":
-        return [each for each in list(self._exporters) if each.signal == signal and not each.is_closed]
+        exporters = [reference() for reference in tuple(self._exporters)]
+        return [each for each in exporters if each is not None and each.signal == signal and not each.is_closed]
 
     def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
         """Start with all signals at once, each within `share` of its exporters' shutdown timeout."""

@@ -123,8 +123,8 @@ class TelemetrySender:
         self._reported_losses = 0
         # An export waited in vain. The next ones do not wait before something has been delivered.
         self._is_stuck = False
-        # A flush of the SDK waited in vain for a result. It exports in batches, and must not wait for each of them.
-        self.is_unanswered = False
+        # An export waited in vain for a result, and none has come since.
+        self._is_unanswered = False
         self._is_closing = self.is_finished = False
         self._background = BackgroundSender(
             make_producer,
@@ -173,6 +173,20 @@ class TelemetrySender:
         with self._changed:
             reported, self._reported_losses = self._reported_losses, self._lost.total()
             return is_complete and reported == self._reported_losses
+
+    def wait_for_export(self, timeout: float, *, is_batch_of_flush: bool) -> bool:
+        """Wait as `wait_until_sent`.
+
+        A flush of the SDK exports in batches. After one that got no result in time, the next do not wait.
+        """
+        with self._changed:
+            if is_batch_of_flush and self._is_unanswered:
+                return False
+        is_sent = self.wait_until_sent(timeout)
+        with self._changed:
+            # The last result may have come since.
+            self._is_unanswered = not is_sent and self._pending > 0
+        return is_sent
 
     def wait_until_sent(self, timeout: float) -> bool:
         """Wait until everything that was offered has its result; return False if it has not in time."""
@@ -285,7 +299,7 @@ class TelemetrySender:
         with self._changed:
             if self.is_finished:
                 return
-            self.is_unanswered = False
+            self._is_unanswered = False
             self._pending -= shipment.items
             self._pending_bytes -= shipment.size_bytes
             if reason is not None:

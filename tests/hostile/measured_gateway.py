@@ -103,11 +103,13 @@ class GatewayFactory:
         self._process = process
 
     @contextmanager
-    def gateway(self, **settings: object) -> Iterator[MeasuredGateway]:
-        """Run a gateway until the end of the block."""
+    def gateway(self, *, serves_unknown: bool = False, **settings: object) -> Iterator[MeasuredGateway]:
+        """Run a gateway until the end of the block; it may serve clients without credentials."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps(settings), file=self._process.stdin, flush=True)
+        print(
+            json.dumps({"settings": settings, "serves_unknown": serves_unknown}), file=self._process.stdin, flush=True
+        )
         pid, port = map(int, self._process.stdout.readline().split())
         gateway = MeasuredGateway(pid, port, self._process.stdout)
         try:

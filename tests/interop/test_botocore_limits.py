@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from statistics import fmean
 from typing import Any
 from uuid import uuid4
@@ -72,33 +72,39 @@ def press(client: Any, table: str, stopping: threading.Event) -> None:
         client.put_item(TableName=table, Item={"id": {"S": f"{threading.get_ident()} {number}"}})
 
 
-def test_twenty_boto3_workers_stay_within_the_shared_capacity(moto: Emulator, table: str, bucket: str) -> None:
+@contextmanager
+def busy_workers(
+    moto: Emulator, table: str, bucket: str, count: int, **options: Any
+) -> Iterator[list[DistributedRateWorker]]:
+    """Run workers, each with a thread that writes as fast as it may."""
     stopping = threading.Event()
+    workers = []
+    with ExitStack() as running:
+        for index in range(count):
+            session = Session(moto)
+            worker = DistributedRateWorker(
+                session, bucket, "job", aggregate_max_write_rate=AGGREGATE_WRITES, worker_id=str(index), **options
+            )
+            running.callback(worker.cleanup)
+            workers.append(worker)
+            thread = threading.Thread(target=press, args=(session.client("dynamodb"), table, stopping))
+            thread.start()
+            running.callback(thread.join)
+            running.callback(stopping.set)
+        yield workers
+
+
+def test_twenty_boto3_workers_stay_within_the_shared_capacity(moto: Emulator, table: str, bucket: str) -> None:
     with ExitStack() as running:
         aggregator = DistributedRateAggregator(Session(moto), bucket, "job", interval=SYNC_SECONDS)
         running.callback(aggregator.stop)
-        workers, threads = [], []
-        for index in range(WORKERS):
-            session = Session(moto)
-            worker = DistributedRateWorker(
-                session,
-                bucket,
-                "job",
-                aggregate_max_write_rate=AGGREGATE_WRITES,
-                worker_max_write_rate=AGGREGATE_WRITES / 2,
-                policy="proportional",
-                sync_interval=SYNC_SECONDS,
-                worker_id=str(index),
-                burst_seconds=0.5,
-            )
-            running.callback(worker.stop)
-            workers.append(worker)
-            threads.append(threading.Thread(target=press, args=(session.client("dynamodb"), table, stopping)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            running.callback(thread.join)
-        running.callback(stopping.set)
+        options: dict[str, Any] = {
+            "worker_max_write_rate": AGGREGATE_WRITES / 2,
+            "policy": "proportional",
+            "sync_interval": SYNC_SECONDS,
+            "burst_seconds": 0.5,
+        }
+        workers = running.enter_context(busy_workers(moto, table, bucket, WORKERS, **options))
         time.sleep(16 * SYNC_SECONDS)
         before, began = sum(worker.limiter.totals()[1] for worker in workers), time.monotonic()
         limits = []
@@ -197,28 +203,7 @@ async def test_aiobotocore_clients_stay_within_the_shared_capacity(moto: Emulato
 def test_boto3_workers_share_the_capacity_by_leases_in_the_bucket_without_an_aggregator(
     moto: Emulator, table: str, bucket: str
 ) -> None:
-    stopping = threading.Event()
-    workers, threads = [], []
-    with ExitStack() as running:
-        for index in range(4):
-            session = Session(moto)
-            worker = DistributedRateWorker(
-                session,
-                bucket,
-                "job",
-                aggregate_max_write_rate=AGGREGATE_WRITES,
-                sync_interval=2.0,
-                worker_id=str(index),
-                max_workers=4,
-            )
-            running.callback(worker.cleanup)
-            workers.append(worker)
-            threads.append(threading.Thread(target=press, args=(session.client("dynamodb"), table, stopping)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            running.callback(thread.join)
-        running.callback(stopping.set)
+    with busy_workers(moto, table, bucket, 4, sync_interval=2.0, max_workers=4) as workers:
         deadline = time.monotonic() + 60
         while sum(worker.limiter.rates[1] for worker in workers) < 0.9 * AGGREGATE_WRITES:
             assert time.monotonic() < deadline

@@ -133,7 +133,10 @@ def test_a_stream_that_delivers_or_has_nothing_to_deliver_is_not_reported(capsys
     assert reports([(float(second), counts(delivered=5)) for second in range(100)], capsys) == []
     # The 4 seconds begin when a record waits.
     late = [(float(second), counts(delivered=5, waiting=int(second > 50))) for second in range(60)]
-    assert reports(late, capsys) == [54.0]
+    assert reports(late, capsys) == [55.0]
+    # Also if the handler was idle before.
+    idle = [(0.0, counts(delivered=1)), (7.0, counts(delivered=1, waiting=1)), (7.5, counts(delivered=2))]
+    assert reports(idle, capsys) == []
 
 
 def test_the_same_losses_are_not_reported_twice(capsys):

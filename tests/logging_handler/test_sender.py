@@ -1,13 +1,16 @@
 """The handler's sender when a part of it fails, and what a flush waits for."""
 
+import logging
 import threading
 import time
+from typing import Any
 
 import pytest
 
-from kpl_core import BlockingProducer, Config, Producer
+from kpl_core import BlockingProducer, Config, Delivery, Producer
 from kpl_core.testing import FakeTransport
-from kpl_integrations.logging_handler import KinesisHandler
+from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
+from kpl_integrations.logging_handler.formatter import LargeLine
 from tests.logging_handler.log_stream import log_records
 from tests.programs.running_program import wait_until
 
@@ -40,6 +43,78 @@ def test_a_notice_that_cannot_be_put_stops_neither_the_sender_nor_a_close(make, 
     assert time.monotonic() - started_at < 5.0
     assert handler.counts().dropped == {"FormatError": 1}
     assert len(log_records(kinesis)) == 3
+
+
+class Unencodable(JsonFormatter):
+    """Its large lines raise in the sender's thread."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def large_line(self, record: logging.LogRecord, message: str, extra: Any = None) -> LargeLine:
+        line = super().large_line(record, message, extra)
+        line.encode = self.fail  # type: ignore[method-assign]
+        return line
+
+    def fail(self) -> bytes:
+        message = f"no JSON for {'A' * 40}"
+        raise self.error(message)
+
+
+def test_a_line_whose_formatter_raises_in_the_sender_is_counted_reported_and_harms_no_other(
+    make, kinesis, logger, capsys
+):
+    handler = make()
+    handler.setFormatter(Unencodable(ValueError))
+    logger.addHandler(handler)
+    with handler._lock:  # noqa: SLF001 - the sender takes all lines together
+        for number in range(20):
+            logger.info("x" * 100_000 if number in {5, 15} else "line %d", *[] if number in {5, 15} else [number])
+    handler.close()
+    counts = handler.counts()
+    assert (counts.emitted, counts.delivered, counts.dropped) == (20, 18, {"FormatError": 2})
+    assert len([each for each in log_records(kinesis) if each["message"].startswith("line")]) == 18
+    said = capsys.readouterr().err
+    assert said.count("a log record is lost (FormatError): ValueError: no JSON for ***; reported once a minute") == 1
+    assert "2 of 20 log records were lost (2 FormatError)" in said
+
+
+def test_a_formatter_that_ends_the_senders_thread_leaves_no_line_uncounted(make, logger, capsys):
+    handler = make()
+    handler.setFormatter(Unencodable(SystemExit))
+    logger.addHandler(handler)
+    with handler._lock:  # noqa: SLF001 - as above
+        for number in range(20):
+            logger.info("x" * 100_000 if number == 5 else "line %d", *[] if number == 5 else [number])
+    assert handler._sender is not None  # noqa: SLF001
+    assert handler._sender.join(30)  # noqa: SLF001
+    counts = handler.counts()
+    assert (counts.emitted, counts.buffered) == (20, 0)
+    assert counts.delivered + counts.dropped_total == 20
+    assert counts.dropped["FormatError"] == 1
+    assert "nothing can be sent: SystemExit: no JSON for ***" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["random", "logger"])
+def test_a_line_whose_put_fails_is_counted_reported_and_stops_no_other(make, kinesis, logger, capsys, monkeypatch, key):
+    put_nowait = Producer.put_nowait
+
+    def put(producer: Producer, stream: str, **record: Any) -> Delivery:
+        if b"line 5" in record["data"]:
+            fail()
+        return put_nowait(producer, stream, **record)
+
+    monkeypatch.setattr(Producer, "put_nowait", put)
+    handler = make(partition_key=key)
+    logger.addHandler(handler)
+    with handler._lock:  # noqa: SLF001 - as above
+        for number in range(10):
+            logger.info("line %d", number)
+    handler.close()
+    counts = handler.counts()
+    assert (counts.emitted, counts.delivered, counts.dropped) == (10, 9, {"SenderFailed": 1})
+    assert "a log record is lost (SenderFailed): RuntimeError" in capsys.readouterr().err
 
 
 def test_a_close_that_fails_ends_the_thread_at_once(make, logger, monkeypatch):

@@ -12,6 +12,7 @@ from opentelemetry.proto_json.collector.trace.v1.trace_service import ExportTrac
 
 from kpl_core import UserRecord, decode
 from kpl_core.testing import FakeKinesis
+from kpl_integrations.otel import KinesisSpanExporter
 
 PROTOS: dict[str, Any] = {
     "traces": ExportTraceServiceRequest,
@@ -24,6 +25,18 @@ LEVELS = {
     "logs": ("resource_logs", "scope_logs", "log_records"),
     "metrics": ("resource_metrics", "scope_metrics", "metrics"),
 }
+
+
+def impatient_exporter(endpoint_url: str, **options: Any) -> KinesisSpanExporter:
+    """Return an exporter whose exports wait for 300 ms, and whose shutdown takes 100 ms, at most."""
+    return KinesisSpanExporter(
+        "telemetry",
+        region="us-east-1",
+        endpoint_url=endpoint_url,
+        timeout_millis=300,
+        shutdown_timeout_millis=100,
+        **options,
+    )
 
 
 def user_records(kinesis: FakeKinesis, stream: str) -> list[tuple[str, UserRecord]]:

@@ -1,7 +1,9 @@
 """A flush or a synchronous export returns after Kinesis has answered, and says what became of the data."""
 
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisLogRecordExporter, KinesisSpanExporter, kinesis_telemetry
-from tests.otel.telemetry_stream import exported
+from tests.otel.telemetry_stream import exported, impatient_exporter
 from tests.otel.test_splitting import large_spans
 from tests.programs.black_hole import black_hole
 
 SLOW = 0.2
 # Does not end within a test.
 SELDOM = 3_600_000
+to_either_stream = pytest.mark.parametrize(("stream", "arrives"), [("telemetry", True), ("no-such-stream", False)])
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def make_spans(provider: TracerProvider, count: int) -> None:
         provider.get_tracer("tests").start_span(f"span {number}").end()
 
 
-@pytest.mark.parametrize(("stream", "arrives"), [("telemetry", True), ("no-such-stream", False)])
+@to_either_stream
 def test_a_flush_of_the_global_tracer_provider_tells_whether_kinesis_has_the_spans(
     kinesis, set_globally, stream, arrives
 ):
@@ -58,7 +61,7 @@ def test_a_flush_of_the_global_tracer_provider_tells_whether_kinesis_has_the_spa
     provider.shutdown()
 
 
-@pytest.mark.parametrize(("stream", "arrives"), [("telemetry", True), ("no-such-stream", False)])
+@to_either_stream
 def test_a_flush_of_the_global_logger_provider_tells_whether_kinesis_has_the_records(
     kinesis, set_globally, stream, arrives
 ):
@@ -110,6 +113,24 @@ def test_a_flush_of_a_provider_takes_no_longer_than_its_timeout(set_globally):
         provider.shutdown()
 
 
+def test_exporters_can_be_made_while_a_flush_of_the_global_provider_begins(kinesis, set_globally):
+    provider = TracerProvider(shutdown_on_exit=False)
+    set_globally(provider)
+    made = [KinesisSpanExporter("telemetry", transport=slowly(kinesis)) for _ in range(100)]
+    switch_seconds = sys.getswitchinterval()
+    with ThreadPoolExecutor(1) as threads:
+        sys.setswitchinterval(1e-6)
+        try:
+            making = threads.submit(
+                lambda: [KinesisSpanExporter("telemetry", transport=slowly(kinesis)) for _ in range(1_000)]
+            )
+            while not making.done():
+                assert provider.force_flush() is True
+        finally:
+            sys.setswitchinterval(switch_seconds)
+    assert len(made + making.result()) == 1_100
+
+
 @pytest.mark.parametrize(
     ("stream", "result"), [("telemetry", SpanExportResult.SUCCESS), ("no-such-stream", SpanExportResult.FAILURE)]
 )
@@ -124,14 +145,7 @@ def test_a_synchronous_export_returns_the_result(kinesis, stream, result):
 
 def test_a_synchronous_export_fails_after_its_timeout():
     with black_hole() as url:
-        exporter = KinesisSpanExporter(
-            "telemetry",
-            region="us-east-1",
-            endpoint_url=url,
-            synchronous=True,
-            timeout_millis=300,
-            shutdown_timeout_millis=100,
-        )
+        exporter = impatient_exporter(url, synchronous=True)
         began = time.monotonic()
         assert exporter.export(large_spans(5, 10)) is SpanExportResult.FAILURE
         assert time.monotonic() - began < 1.0

@@ -12,6 +12,7 @@ from kpl_core import Config, ConfigError, Producer
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
 from tests.otel.conftest import EXPORTERS, emit
+from tests.otel.telemetry_stream import impatient_exporter
 from tests.otel.test_splitting import large_spans
 from tests.programs.black_hole import black_hole, refusing
 from tests.programs.running_program import wait_until
@@ -70,14 +71,7 @@ def test_the_exporter_reports_a_loss_that_the_sdk_reports_as_success(kinesis: Fa
 
 def test_a_full_buffer_makes_one_export_wait_and_the_next_fail_at_once():
     with black_hole() as url:
-        exporter = KinesisSpanExporter(
-            "telemetry",
-            region="us-east-1",
-            endpoint_url=url,
-            max_buffer_bytes=20_000,
-            timeout_millis=300,
-            shutdown_timeout_millis=100,
-        )
+        exporter = impatient_exporter(url, max_buffer_bytes=20_000)
         spans = large_spans(1, 15_000)
         assert exporter.export(spans) is SpanExportResult.SUCCESS
         waited, refused = seconds(lambda: exporter.export(spans))

@@ -18,7 +18,7 @@ import pytest
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.otel.telemetry_stream import exported, user_records
 from tests.programs.black_hole import black_hole
-from tests.programs.running_program import Running, environment
+from tests.programs.running_program import Running, environment, run
 
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "opentelemetry.md"
@@ -196,14 +196,7 @@ def test_fastapis_own_telemetry_takes_our_providers(kinesis, tmp_path):
 def test_with_every_logger_at_debug_only_the_applications_lines_arrive(kinesis):
     # By name, which takes a resolver too.
     more = {**variables(kinesis), "KPL_OTEL_ENDPOINT": kinesis.endpoint_url.replace("127.0.0.1", "localhost")}
-    ended = subprocess.run(
-        [sys.executable, PROGRAMS / "debug_logging.py"],
-        env=environment(more),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    ended = run("otel/programs/debug_logging.py", more=more)
     assert ended.returncode == 0, ended.stderr
     lines = kinesis.call(lambda fake, now: [record.body.string_value for _, record in exported(fake, "logs", "logs")])
     assert sorted(lines) == sorted(f"line {number}" for number in range(200))
@@ -211,14 +204,7 @@ def test_with_every_logger_at_debug_only_the_applications_lines_arrive(kinesis):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_starts_empty_and_every_span_arrives_once(kinesis):
-    ended = subprocess.run(
-        [sys.executable, PROGRAMS / "forking.py", "300"],
-        env=environment(variables(kinesis)),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    ended = run("otel/programs/forking.py", "300", more=variables(kinesis))
     assert (ended.returncode, ended.stderr) == (0, "")
     names = kinesis.call(lambda fake, now: Counter(span.name for _, span in exported(fake, "spans", "traces")))
     makers = ("parent", "child-0", "child-1", "parent-again")
@@ -228,14 +214,7 @@ def test_a_forked_child_starts_empty_and_every_span_arrives_once(kinesis):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_what_a_forked_child_flushed_is_in_kinesis_when_the_flush_returns(kinesis):
     """It returned True, and 300 of 300 spans were lost with the child."""
-    ended = subprocess.run(
-        [sys.executable, PROGRAMS / "flushing_child.py", "100"],
-        env=environment(variables(kinesis)),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    ended = run("otel/programs/flushing_child.py", "100", more=variables(kinesis))
     assert (ended.stdout.split(), ended.stderr) == (["True"] * 3, "")
     names = kinesis.call(lambda fake, now: Counter(span.name for _, span in exported(fake, "spans", "traces")))
     assert names == Counter(f"child-{child} {number}" for child in range(3) for number in range(100))

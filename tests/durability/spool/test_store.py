@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -294,7 +295,8 @@ def test_a_removed_log_is_noticed_and_its_records_are_saved(options: SpoolOption
     # As after a kill: nothing of this process has ended in order.
     copy = options.path.with_name("copy.db")
     copy.write_bytes(options.path.read_bytes())
-    assert sqlite3.connect(copy).execute("SELECT count(*) FROM spooled").fetchone() == (100,)
+    with closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT count(*) FROM spooled").fetchone() == (100,)
     store.close()
 
 

@@ -1,6 +1,6 @@
 """Start a gateway in a child process, with limits on its CPU time and memory, for each line on standard input.
 
-The line has the child's settings in JSON. The child prints its process id and its port. Records are accepted and
+The line has the arguments of `serve` in JSON. The child prints its process id and its port. Records are accepted and
 dropped, so its CPU time is that of requests.
 """
 
@@ -23,7 +23,7 @@ CPU_SECONDS = 120
 MEMORY_BYTES = 6 << 30
 
 
-def directory() -> CallableTenants:
+def directory(*, serves_unknown: bool) -> CallableTenants:
     streams = {"logs": "orders", "traces": "orders", "metrics": "orders"}
     tenants = {
         name: Tenant(id=name, streams=("orders", "orders-*"), otlp_streams=streams)  # type: ignore[arg-type]
@@ -31,13 +31,14 @@ def directory() -> CallableTenants:
     }
     keys = {name.upper(): AccessKey(name.upper(), f"secret-{name}", tenant) for name, tenant in tenants.items()}
     return CallableTenants(
-        lambda shown: tenants.get((shown or "").removeprefix("Bearer ")),
+        lambda shown: tenants.get(shown.removeprefix("Bearer ")) if shown else "",
+        unknown=Tenant(id="unknown", streams=("orders",)) if serves_unknown else None,
         tenants=list(tenants.values()),
         access_keys=keys,
     )
 
 
-async def serve(settings: dict[str, object]) -> None:
+async def serve(settings: dict[str, object], *, serves_unknown: bool = False) -> None:
     loaded = load_settings(
         port=0,
         region="us-east-1",
@@ -46,7 +47,7 @@ async def serve(settings: dict[str, object]) -> None:
         admin_key="the-key-of-the-harness",
         **settings,
     )
-    gateway = IngestGateway(loaded, directory(), transport=InstantTransport(2))
+    gateway = IngestGateway(loaded, directory(serves_unknown=serves_unknown), transport=InstantTransport(2))
     with bound_socket("127.0.0.1", 0) as listening:
         server = GatewayServer(gateway, listening)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
@@ -62,7 +63,7 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-            asyncio.run(serve(json.loads(line)))
+            asyncio.run(serve(**json.loads(line)))
             os._exit(0)
 
 

@@ -83,6 +83,13 @@ def test_empty_elements_and_identity_are_ignored(encoding):
     assert inflate(encoding, gzip.compress(b"x"), max_inflated_bytes=10) == b"x"
 
 
+@pytest.mark.parametrize("declared", [1, 50_000, 200_000])
+def test_a_frame_that_declares_a_wrong_size_is_rejected(declared):
+    frame = zstandard.compress(bytes(100_000))
+    assert frame[5:9] == (100_000).to_bytes(4, "little")
+    assert refused("zstd", frame[:5] + declared.to_bytes(4, "little") + frame[9:]).code == "encoding"
+
+
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "gzip, zstd", "gzip, br, identity", "gzip\r\n"])
 def test_another_encoding_is_unsupported(encoding):
     if encoding.strip() == "gzip":

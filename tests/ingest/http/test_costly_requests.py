@@ -50,6 +50,17 @@ def test_a_path_of_60_kb_is_refused_by_its_length(gateway, key):
     assert cost.cpu_seconds < 0.2  # it took 0.7 s
 
 
+@pytest.mark.parametrize(("parts", "status"), [(6_600, 431), (3_000, 404)])
+def test_a_long_path_without_credentials_is_refused_by_its_length(factory, parts, status):
+    path = f"/v1/streams/arn:aws{':kinesis:' * parts}/records"
+    request = post(path, JSON, b'{"data":1}').content.replace(b"Authorization: Bearer busy\r\n", b"")
+    with factory.gateway(serves_unknown=True) as gateway:
+        assert gateway.ask(post(RECORDS, JSON, b'{"data":1}').content) == 202
+        cost = gateway.cost(request)
+    assert cost.status == status
+    assert cost.cpu_seconds < 0.2  # it took 0.7 s
+
+
 def test_an_arn_that_fits_into_a_head_is_matched_in_linear_time(gateway):
     cost = gateway.cost(post(f"/v1/streams/arn:aws{':kinesis:' * 3_000}/records", JSON, b'{"data":1}').content)
     assert cost.status == 404

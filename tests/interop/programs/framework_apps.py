@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from kpl_core import Config, Delivery
-from kpl_integrations.asgi import KinesisASGI, KinesisLifespan, producer_of
+from kpl_integrations.asgi import KinesisASGI, KinesisLifespan, MissingProducer, producer_of
 
 
 def put(scope: Any) -> Delivery:
@@ -18,7 +18,10 @@ def django() -> Any:
     from django.urls import path
 
     async def order(request: Any) -> JsonResponse:
-        return JsonResponse({"successful": (await put(request.scope)).successful})
+        try:
+            return JsonResponse({"successful": (await put(request.scope)).successful})
+        except MissingProducer as error:
+            return JsonResponse({"error": str(error)}, status=500)
 
     settings.configure(
         SECRET_KEY="test", ALLOWED_HOSTS=["*"], ROOT_URLCONF=type("Urls", (), {"urlpatterns": [path("orders", order)]})

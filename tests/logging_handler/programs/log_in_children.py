@@ -7,8 +7,12 @@ import logging
 import multiprocessing
 import os
 import sys
+import warnings
 
 from kpl_integrations.logging_handler import KinesisHandler
+
+# Python 3.12 and later warn of a fork beside the sender's thread, which this program tests.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
 LINES = 200
 CHILDREN = 3

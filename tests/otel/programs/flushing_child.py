@@ -2,12 +2,16 @@
 
 import os
 import sys
+import warnings
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kpl_integrations.otel import KinesisSpanExporter
+
+# Python 3.12 and later warn of a fork beside the sender's thread, which this program tests.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
 count = int(sys.argv[1])
 provider = TracerProvider()
