@@ -34,7 +34,7 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 # Received bytes of all paused connections. Above this, a connection that would be paused is closed.
 MOST_PAUSED_BYTES: Final = 32 * 1024 * 1024
 _TICK_SECONDS: Final = 0.02
-_TICKS_UNTIL_IDLE: Final = 25
+_TICKS_UNTIL_IDLE: Final = 5
 _TICKS_BETWEEN_CHECKS: Final = 12
 # One turn, and the pieces into which pipelined requests are cut.
 _TURN_SECONDS: Final = 0.001
