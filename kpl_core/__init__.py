@@ -5,8 +5,9 @@ async with Producer(Config(region="us-east-1")) as producer:
     result = await delivery
 """
 
+from collections.abc import Coroutine
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kpl_core.errors import (
     BufferFull,
@@ -35,13 +36,20 @@ from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
 from kpl_core.records.aggregated_record import decode, encode
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
+from kpl_core.records.received_record import DuplicateFilter, ReceivedRecord, user_records
 from kpl_core.records.record_result import Attempt, RecordResult
+from kpl_core.records.topic import BoundTopic, Compressed, Topic, decompressed, trace_context_of
 from kpl_core.records.user_record import UserRecord
 from kpl_core.transport.transport import KinesisTransport
 
 if TYPE_CHECKING:
     from kpl_core.background.blocking import BlockingProducer
     from kpl_core.background.blocking_delivery import BlockingDelivery
+
+T = TypeVar("T")
+
+# A topic bound to a `Producer`.
+TopicProducer = BoundTopic[T, Delivery, Coroutine[Any, Any, Delivery], Coroutine[Any, Any, list[Delivery]]]
 
 # Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
 COMPILED: Final = not lane.__file__.endswith(".py")
@@ -53,13 +61,16 @@ __all__ = [
     "Attempt",
     "BlockingDelivery",
     "BlockingProducer",
+    "BoundTopic",
     "BreakerPolicy",
     "BufferFull",
+    "Compressed",
     "Config",
     "ConfigError",
     "CoordinationOptions",
     "DeadLetterOptions",
     "Delivery",
+    "DuplicateFilter",
     "Fact",
     "FairnessPolicy",
     "Hook",
@@ -75,6 +86,7 @@ __all__ = [
     "PutRecordsEntry",
     "PutRecordsRequest",
     "RateLimitPolicy",
+    "ReceivedRecord",
     "RecordResult",
     "RecordsFinished",
     "RequestCompleted",
@@ -86,10 +98,15 @@ __all__ = [
     "SpoolOptions",
     "StreamConfig",
     "TierPolicy",
+    "Topic",
+    "TopicProducer",
     "UserRecord",
     "WrongEventLoop",
     "decode",
+    "decompressed",
     "encode",
+    "trace_context_of",
+    "user_records",
 ]
 
 

@@ -7,16 +7,18 @@ async def order(producer: ProducerDep) -> None:
     producer.put_nowait("orders", partition_key="42", data=b"...")
 """
 
-from typing import Annotated, Any, Final, Unpack
+from typing import Annotated, Any, Final, TypeVar, Unpack
 
 import msgspec
 from fastapi import APIRouter, Depends, Response
 from starlette.requests import HTTPConnection
 
-from kpl_core import Config, Producer
+from kpl_core import Config, Producer, Topic, TopicProducer
 from kpl_integrations.asgi.health import health_of, readiness_body
 from kpl_integrations.asgi.lifespan import KinesisLifespan, LifespanOptions
 from kpl_integrations.asgi.protocol import producer_of
+
+T = TypeVar("T")
 
 # For `responses=` of routes behind BackpressureMiddleware, so that OpenAPI documents the 503.
 UNAVAILABLE_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
@@ -54,6 +56,18 @@ async def get_producer(connection: HTTPConnection) -> Producer:
 
 
 ProducerDep = Annotated[Producer, Depends(get_producer)]
+
+
+def topic_dependency(topic: Topic[T]) -> Any:  # noqa: ANN401 - what `Depends` returns
+    """Return the dependency that binds a topic to the request's producer or outbox.
+
+    `Orders = Annotated[TopicProducer[Order], topic_dependency(orders)]`
+    """
+
+    async def bound(producer: ProducerDep) -> TopicProducer[T]:
+        return topic.bind(producer)
+
+    return Depends(bound)
 
 
 class KinesisRouter(APIRouter):

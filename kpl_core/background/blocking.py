@@ -6,7 +6,6 @@ capacity (a spool, dead letters, fair shares of flows), it is made in the loop a
 gives the guarantees of `Producer`, at the cost of a wake-up for each put.
 """
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -29,7 +28,7 @@ from kpl_core.background.process_end import (
     listen,
 )
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
-from kpl_core.errors import BufferFull, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
+from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import run_soon
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
 from kpl_core.options.config import Config
@@ -57,6 +56,10 @@ _STUCK_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 5.0
 
 T = TypeVar("T")
+
+# The producer of `BlockingProducer.shared`, by process.
+_shared: "dict[int, BlockingProducer]" = {}
+_shared_lock = threading.Lock()
 
 
 class _QueuedPut(msgspec.Struct, frozen=True):
@@ -125,6 +128,28 @@ class BlockingProducer(ProcessListener):
         self._flush_on_sigterm = flush_on_sigterm
         self._report: ProducerReport | None = None
 
+    @classmethod
+    def shared(cls, config: Config | None = None) -> "BlockingProducer":
+        """Return the open producer of this process; the first call opens it, and a forked child opens its own.
+
+        It is for web workers and task queues, where no block surrounds the requests. It delivers at the end of the
+        process, and after a `close` the next call opens another.
+
+        Raises:
+            ConfigError: it was opened with another config.
+        """
+        config = Config() if config is None else config
+        with _shared_lock:
+            producer = _shared.get(pid := os.getpid())
+            if producer is None or not producer.is_open:
+                # Only of this process: after a fork, the parent's is not ours.
+                _shared.clear()
+                producer = _shared[pid] = cls(config).__enter__()
+            elif producer._config != config:  # noqa: SLF001 - our own
+                message = "the shared producer is open with another config; give the same one to every call"
+                raise ConfigError(message)
+            return producer
+
     def __enter__(self) -> Self:
         """Start the thread, and wait until the producer takes user records."""
         if self._was_entered:
@@ -192,7 +217,9 @@ class BlockingProducer(ProcessListener):
             if self._sender.is_current:
                 return self._put_in_the_loop(stream, record)
             self._require_open()
-            return self._handed_over([self._wait_for(lambda: self._put_in_time(stream, record, timeout))])[0]
+            return self._handed_over(
+                [self._wait_for(lambda: self._producer.threads.put_within(stream, record, timeout))]
+            )[0]
         return self._put(stream, record, wait_until=math.inf if timeout is None else monotonic() + timeout)
 
     def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> list[BlockingDelivery]:
@@ -216,16 +243,6 @@ class BlockingProducer(ProcessListener):
         except SenderEnded as ended:
             raise self._closed() from ended
         return self._handed_over([delivery])[0]
-
-    async def _put_in_time(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
-        """Put within `timeout`, which bounds the wait for room. The wait for the spool's disk comes after it."""
-        try:
-            async with asyncio.timeout(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-                delivery = await self._producer.put_unacknowledged(stream, record)
-        except TimeoutError:
-            raise self._full() from None
-        await self._producer.acknowledged([delivery])
-        return delivery
 
     def _handed_over(self, deliveries: Sequence[Delivery]) -> list[BlockingDelivery]:
         handles = [BlockingDelivery(self._changed) for _ in deliveries]

@@ -19,7 +19,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from kpl_core.errors import ResultPending
+from kpl_core.errors import ResultPending, WrongEventLoop
 from kpl_core.event_loop import run_soon
 from kpl_core.records.outcome import Outcome, ResultHandle, Waiter
 from kpl_core.records.record_result import RecordResult
@@ -48,6 +48,31 @@ class Delivery(ResultHandle, gc=False, eq=False):
             message = "this user record has no result yet; await the delivery, or flush the producer first"
             raise ResultPending(message)
         return result
+
+    def follow(self) -> Outcome:
+        """Return the current outcome of this user record, and keep it for the next call. Thread-safe."""
+        if self.outcome.moved is None:
+            return self.outcome
+        # Two threads must not mix the outcome of one step with the index of another.
+        with _waiting:
+            return ResultHandle.follow(self)
+
+    def wait(self, timeout: float | None = None) -> RecordResult:
+        """Wait in this thread for the result, up to `timeout` seconds (None: forever).
+
+        Raises:
+            TimeoutError: the result is not known yet.
+            WrongEventLoop: an event loop runs in this thread; await the delivery there.
+        """
+        if _get_running_loop() is not None:
+            message = "this call blocks its thread, in which an event loop runs; await the delivery instead"
+            raise WrongEventLoop(message)
+        done = threading.Event()
+        call_when_done(self, done.set)
+        if not done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            message = f"this user record has no result after {timeout} s; wait longer, or flush the producer"
+            raise TimeoutError(message)
+        return self.result()
 
     def add_done_callback(self, function: Callable[["Delivery"], object]) -> None:
         """Call `function(delivery)` once, when the result is known.

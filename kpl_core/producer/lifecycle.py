@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kpl_core.durability.dead_letters import DeadLetterSink
     from kpl_core.producer.coordination_driver import CoordinationDriver
     from kpl_core.producer.durable_store import DurableStore
+    from kpl_core.producer.thread_puts import ThreadPuts
 
 T = TypeVar("T")
 
@@ -62,8 +63,10 @@ class Lifecycle:
         hooks: Sequence[Hook],
         dead_letter_sink: "DeadLetterSink | None",
         coordination_store: "CoordinationStore | None",
+        threads: "ThreadPuts",
     ) -> None:
         self.config = config
+        self._threads = threads
         self._session = session
         self._transport = transport
         self._hooks = require_hooks(hooks)
@@ -127,6 +130,7 @@ class Lifecycle:
                 streams.spawn(coordination.start(streams, chance=self._chance))
             self._exits = stack.pop_all()
         self.state = "open"
+        self._threads.open(self.asyncio_loop, self._hooks)
 
     async def exit(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -241,6 +245,7 @@ class Lifecycle:
         if self.state != "open":
             return self.report()
         self.require_own_loop()
+        self._threads.drain()
         complete = await self._flushed(math.inf if timeout is None else self.clock() + timeout)
         return msgspec.structs.replace(self.report(), complete=complete)
 
@@ -266,6 +271,7 @@ class Lifecycle:
         budget = math.inf if timeout is None else timeout
         now = self.clock()
         deadline, force_at = now + budget, now + FORCE_SHARE * budget
+        self._threads.close()
         self.state = "closing"
         self.pipelines.clear()
         self.waiters.wake_all()
@@ -283,6 +289,7 @@ class Lifecycle:
         """Give every user record that is left its result, and stop all tasks; once."""
         if self.state == "closed":
             return
+        self._threads.close()
         left = self.report().buffered
         self.state = "closed"
         self.pipelines.clear()

@@ -1,13 +1,10 @@
-"""The producer: the public interface of the asynchronous driver.
-
-The pipelines below decide about records. The driver adds the clock, the tasks, and the waiting.
-"""
+"""The public interface of the asynchronous driver, which adds clock, tasks and waiting to the pipelines."""
 
 import contextlib
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -25,10 +22,12 @@ from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_with
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted
 from kpl_core.producer.report import ProducerReport
+from kpl_core.producer.thread_puts import ThreadPuts
 from kpl_core.records.hash_key import hash_key_digest
 from kpl_core.records.record_result import NOT_SPOOLED
 from kpl_core.records.user_record import (
     BytesLike,
+    PutOptions,
     Tier,
     UserRecord,
     as_bytes,
@@ -53,7 +52,7 @@ RECORDS_PER_CHECKPOINT: Final = 250
 class Producer:
     """Ships user records to Kinesis; an async context manager that loses nothing silently.
 
-    Use it from the event loop that entered it, in any task.
+    Use it from the event loop that entered it, in any task. On asyncio other threads may put too, see `put_blocking`.
 
     Args:
         config: the options; by default those of `Config()`.
@@ -75,6 +74,7 @@ class Producer:
         coordination_store: "CoordinationStore | None" = None,
     ) -> None:
         self.config = Config() if config is None else config
+        self.threads = ThreadPuts(self)
         self._life = Lifecycle(
             self.config,
             session=session,
@@ -82,6 +82,7 @@ class Producer:
             hooks=hooks,
             dead_letter_sink=dead_letter_sink,
             coordination_store=coordination_store,
+            threads=self.threads,
         )
         self._buffer_limit = self._life.buffer_limit
         self._waiters = self._life.waiters
@@ -122,7 +123,7 @@ class Producer:
         tier: Tier = "normal",
         metadata: Mapping[str, Any] | None = None,
     ) -> Delivery:
-        """Accept a user record now, or not at all.
+        """Accept a user record now, or not at all; in the event loop, or in a thread without one.
 
         Raises:
             TypeError: the partition key is no str, or the data not bytes-like.
@@ -130,12 +131,14 @@ class Producer:
             BufferFull: no room. Nothing was reserved; see `put`. (With a spool it goes there instead;
                 bulk with dead letters goes there.)
             ProducerClosed: the producer is closed, or was not entered.
-            WrongEventLoop: it was called in another event loop than the producer's, or in none.
+            WrongEventLoop: it was called in another event loop than the producer's.
         """
         pipeline = self._open.get(stream)
-        if pipeline is None:
+        if pipeline is None or _get_running_loop() is not self._asyncio_loop:
+            if self._asyncio_loop is not None and _get_running_loop() is None:
+                record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
+                return self.threads.put(stream, record)
             pipeline = self._life.pipeline(stream)
-        if _get_running_loop() is not self._asyncio_loop:
             self._life.require_own_loop()
         if explicit_hash_key is None and flow is None and metadata is None and tier == "normal":
             delivery = pipeline.put(partition_key, data, self._clock())
@@ -256,6 +259,23 @@ class Producer:
         if self._writes_ahead:
             await self._acknowledged(delivery)
         return delivery
+
+    def put_blocking(
+        self,
+        stream: str,
+        *,
+        partition_key: str,
+        data: BytesLike,
+        timeout: float | None = 5.0,
+        **options: Unpack[PutOptions],
+    ) -> Delivery:
+        """Accept a user record in a thread, waiting up to `timeout` seconds (None: forever) for room; else as `put`.
+
+        Raises:
+            BufferFull: there was no room in that time.
+            WrongEventLoop: an event loop runs in this thread; await `put` there.
+        """
+        return self.threads.put_blocking(stream, UserRecord(partition_key, as_bytes(data), **options), timeout)
 
     def put_record_nowait(self, stream: str, record: UserRecord) -> Delivery:
         """Accept a user record as `put_nowait` does."""

@@ -8,7 +8,7 @@ it expires.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
@@ -42,6 +42,15 @@ class UserRecord(msgspec.Struct, frozen=True, gc=False):
     flow: str | None = None
     tier: Tier = "normal"
     metadata: Mapping[str, Any] | None = None
+
+
+class PutOptions(TypedDict, total=False):
+    """The optional arguments of a put."""
+
+    explicit_hash_key: str | None
+    flow: str | None
+    tier: Tier
+    metadata: Mapping[str, Any] | None
 
 
 def encode_partition_key(partition_key: str) -> bytes:

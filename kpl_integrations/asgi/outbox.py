@@ -11,8 +11,8 @@ A put reserves capacity in the producer's buffer, so that the app learns of a fu
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, Final, Literal, TypedDict, Unpack
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, Literal, Unpack
 
 import msgspec
 
@@ -25,10 +25,9 @@ from kpl_core import (
     ProducerReport,
     RecordResult,
     UserRecord,
-    WrongEventLoop,
 )
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
-from kpl_core.records.user_record import BytesLike, Tier, as_bytes, check_user_record
+from kpl_core.records.user_record import BytesLike, PutOptions, as_bytes, check_user_record
 from kpl_integrations.asgi.protocol import STATE_KEY, ASGIApp, Message, Receive, Scope, Send, producer_of
 
 _log: Final = logging.getLogger(__name__)
@@ -36,15 +35,6 @@ _FIRST_ERROR: Final = 400
 _NO_RESPONSE: Final = 500
 
 Outcome = Literal["open", "published", "discarded"]
-
-
-class PutOptions(TypedDict, total=False):
-    """The optional arguments of `Producer.put_nowait`."""
-
-    explicit_hash_key: str | None
-    flow: str | None
-    tier: Tier
-    metadata: Mapping[str, Any] | None
 
 
 class ResultBeforeResponse(KplError, RuntimeError):  # noqa: N818 - reads as a sentence where it is raised
@@ -83,6 +73,14 @@ class OutboxDelivery:
         """
         return self._published().result()
 
+    def wait(self, timeout: float | None = None) -> RecordResult:
+        """Wait for the result in a thread, such as that of a background task; see `Delivery.wait`.
+
+        Raises:
+            ResultBeforeResponse: the record was not published.
+        """
+        return self._published().wait(timeout)
+
     def __await__(self) -> Generator[Any, Any, RecordResult]:
         """Wait for the result.
 
@@ -108,16 +106,17 @@ class OutboxDelivery:
 class OutboxProducer:
     """Replaces the producer within a request: it keeps puts until the response, and delegates everything else.
 
-    After `publish` puts go directly to the producer; after `discard` they are dropped. Like the producer it belongs to
-    its event loop: a put from another thread raises `WrongEventLoop`.
+    After `publish` puts go directly to the producer; after `discard` they are dropped. Threads may call `put_nowait`,
+    as a route without `async` does.
     """
 
     def __init__(self, producer: Producer, discarded: Counter[int]) -> None:
         self._producer = producer
         self._discarded = discarded
         self._status = _NO_RESPONSE
-        # Only the loop may change the buffer's counts: two threads that reserve at once could leak a reservation.
-        self._thread = threading.get_ident()
+        self._loop_thread = threading.get_ident()
+        # Held by puts of other threads, and by the loop while it decides.
+        self._lock = threading.Lock()
         self._kept: list[tuple[str, UserRecord, int, OutboxDelivery]] = []
         self._outcome: Outcome = "open"
 
@@ -137,7 +136,12 @@ class OutboxProducer:
 
     def put_record_nowait(self, stream: str, record: UserRecord) -> OutboxDelivery:
         """Keep a user record like `put_nowait`."""
-        self._require_own_thread()
+        if threading.get_ident() == self._loop_thread:
+            return self._put(stream, record, self._producer.buffer_limit.reserve)
+        with self._lock:
+            return self._put(stream, record, self._producer.threads.reserve)
+
+    def _put(self, stream: str, record: UserRecord, reserve: Callable[..., None]) -> OutboxDelivery:
         size = self._checked_size(stream, record)
         if self._outcome == "published":
             return OutboxDelivery(self._producer.put_record_nowait(stream, record))
@@ -149,7 +153,7 @@ class OutboxProducer:
             if not isinstance(record.data, bytes):
                 # Copy a mutable buffer, because the caller may overwrite it before the response.
                 record = msgspec.structs.replace(record, data=as_bytes(record.data))
-            self._producer.buffer_limit.reserve(size_bytes=size, tier=record.tier)
+            reserve(size_bytes=size, tier=record.tier)
             self._kept.append((stream, record, size, delivery))
         return delivery
 
@@ -169,6 +173,21 @@ class OutboxProducer:
         if self._outcome == "published":
             return OutboxDelivery(await self._producer.put(stream, partition_key=partition_key, data=data, **options))
         return self.put_record_nowait(stream, UserRecord(partition_key, as_bytes(data), **options))
+
+    def put_blocking(
+        self,
+        stream: str,
+        *,
+        partition_key: str,
+        data: BytesLike,
+        timeout: float | None = 5.0,
+        **options: Unpack[PutOptions],
+    ) -> OutboxDelivery:
+        """Keep a user record; like `put` it raises `BufferFull`, and waits only after `publish`."""
+        record = UserRecord(partition_key, as_bytes(data), **options)
+        if self._outcome == "published":
+            return OutboxDelivery(self._producer.threads.put_blocking(stream, record, timeout))
+        return self.put_record_nowait(stream, record)
 
     async def put_many(
         self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]
@@ -199,57 +218,41 @@ class OutboxProducer:
             ProducerClosed: the producer was closed; no record was put.
             BufferFull: a flow's own limit is reached; the records before are put, the rest is discarded.
         """
-        kept, self._kept = self._kept, []
-        self._outcome = "discarded"
-        for index, (stream, record, size, delivery) in enumerate(kept):
-            try:
-                delivery.published(self._exchange(stream, record, size))
-            except KplError:
-                self._kept = kept[index + 1 :]
-                delivery.discarded()
-                self._release(0)
-                raise
-        self._outcome = "published"
-
-    def _exchange(self, stream: str, record: UserRecord, size: int) -> Delivery:
-        """Put a user record in exchange for its reservation, which records of other tiers cannot take."""
-        limit = self._producer.buffer_limit
-        limit.release(records=1, size_bytes=size)
-        # Critical records may have filled their reserve since, and normal ones the part that bulk may not use.
-        free_records, free_bytes = limit.free_for(record.tier)
-        short_records, short_bytes = max(0, 1 - free_records), max(0, size - free_bytes)
-        limit.release(records=short_records, size_bytes=short_bytes)
-        try:
-            return self._producer.put_record_nowait(stream, record)
-        finally:
-            limit.release(records=-short_records, size_bytes=-short_bytes)
+        with self._lock:
+            # First count what threads have reserved for these records.
+            self._producer.threads.drain()
+            kept, self._kept = self._kept, []
+            self._outcome = "discarded"
+            for index, (stream, record, size, delivery) in enumerate(kept):
+                try:
+                    delivery.published(self._producer.threads.put_reserved(stream, record, size))
+                except KplError:
+                    self._kept = kept[index + 1 :]
+                    delivery.discarded()
+                    self._release(0)
+                    raise
+            self._outcome = "published"
 
     def discard(self, status: int) -> bool:
         """Drop all kept records and release their capacity; return True if a waiting put may need that capacity."""
-        self._outcome, self._status = "discarded", status
-        self._discarded[status] += len(self._kept)
-        # A put waits only while the buffer lacks room for a record, so a buffer with room has no waiting puts.
-        limit = self._producer.buffer_limit
-        may_have_waiters = bool(self._kept) and not all(
-            limit.has_room(size_bytes=self._producer.max_record_bytes(stream))
-            for stream in {stream for stream, _, _, _ in self._kept}
-        )
-        self._release(0)
-        return may_have_waiters
+        with self._lock:
+            self._producer.threads.drain()
+            self._outcome, self._status = "discarded", status
+            self._discarded[status] += len(self._kept)
+            # A put waits only while the buffer lacks room for a record, so a buffer with room has no waiting puts.
+            limit = self._producer.buffer_limit
+            may_have_waiters = bool(self._kept) and not all(
+                limit.has_room(size_bytes=self._producer.max_record_bytes(stream))
+                for stream in {stream for stream, _, _, _ in self._kept}
+            )
+            self._release(0)
+            return may_have_waiters
 
     def _release(self, start: int) -> None:
         for _, _, size, delivery in self._kept[start:]:
             self._producer.buffer_limit.release(records=1, size_bytes=size)
             delivery.discarded()
         del self._kept[start:]
-
-    def _require_own_thread(self) -> None:
-        if threading.get_ident() != self._thread:
-            message = (
-                "this outbox belongs to the event loop, and frameworks run a route without `async` in another thread; "
-                "declare the route `async def`, or put by anyio.from_thread.run_sync(partial(producer.put_nowait, ...))"
-            )
-            raise WrongEventLoop(message)
 
     def _checked_size(self, stream: str, record: UserRecord) -> int:
         return check_user_record(record, max_record_bytes=self._producer.max_record_bytes(stream))

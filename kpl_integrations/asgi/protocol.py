@@ -10,7 +10,8 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+# Any, because frameworks name different types for the scope and the two functions.
+ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 # Keys in the lifespan's state.
 STATE_KEY: Final = "kinesis"

@@ -3,7 +3,7 @@
 from kpl_integrations.otel.encoding import MetricLeaf
 from kpl_integrations.otel.exporters import KinesisLogRecordExporter, KinesisMetricExporter, KinesisSpanExporter
 from kpl_integrations.otel.providers import KinesisTelemetry, kinesis_telemetry
-from kpl_integrations.otel.put_records_spans import PutRecordsSpans
+from kpl_integrations.otel.put_records_spans import PutRecordsSpans, current_trace_context
 from kpl_integrations.otel.sender import ExportCounts
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "KinesisTelemetry",
     "MetricLeaf",
     "PutRecordsSpans",
+    "current_trace_context",
     "kinesis_telemetry",
 ]

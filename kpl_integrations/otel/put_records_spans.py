@@ -23,12 +23,21 @@ from opentelemetry.trace import (
     get_current_span,
     get_tracer_provider,
 )
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kpl_core.hooks import Fact, RequestCompleted
 
 # As many as the SDK keeps by default.
 _MAX_LINKS: Final = 128
 _NANOSECONDS: Final = 1_000_000_000
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+
+def current_trace_context() -> dict[str, str]:
+    """Return the W3C trace context of the current span, for `Topic(trace_context=...)`; empty outside of any span."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    return carrier
 
 
 class PutRecordsSpans:

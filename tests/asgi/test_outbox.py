@@ -2,10 +2,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
-import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -23,7 +21,6 @@ from kpl_core import (
     ProducerClosed,
     TierPolicy,
     UserRecord,
-    WrongEventLoop,
 )
 from kpl_core.records.user_record import Tier
 from kpl_integrations.asgi import (
@@ -323,23 +320,6 @@ def test_after_the_response_puts_wait_for_capacity_like_the_producers(kinesis_do
     with TestClient(application(endpoint, Config(max_outstanding_records=2))) as client:
         client.get("/")
     assert stored(kinesis_double) == [b"first", b"second", b"third", b"0", b"1", b"2", b"3", b"4"]
-
-
-def test_a_put_in_a_threaded_route_raises_with_advice(kinesis_double: KinesisDouble) -> None:
-    def route(request: Request) -> Response:
-        producer = producer_of(request.scope)
-        with pytest.raises(WrongEventLoop, match="declare the route `async def`"):
-            put_two(producer)
-        put_here = partial(producer.put_nowait, "orders", partition_key="1", data=b"in the loop")
-        _ = anyio.from_thread.run_sync(put_here)
-        return Response()
-
-    app = Starlette(
-        routes=[Route("/", route)], middleware=[Middleware(RequestOutboxMiddleware)], lifespan=KinesisLifespan()
-    )
-    with TestClient(app) as client:
-        assert client.get("/").status_code == 200
-    assert stored(kinesis_double) == [b"in the loop"]
 
 
 def test_a_streaming_response_can_put(kinesis_double: KinesisDouble) -> None:

@@ -20,9 +20,10 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("code", BLOCKS)
-def test_the_code_on_a_page_runs(code: str) -> None:
+def test_the_code_on_a_page_runs(code: str, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
         env=environment(),
         capture_output=True,
         text=True,

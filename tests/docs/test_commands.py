@@ -34,6 +34,8 @@ ELSEWHERE = {
     r"make \w+.*": ".ci/run",
     r"python3 -m venv .*": "tests/packaging/environment.py",
     r"pip install '(?:kpl-integrations|\.)\[.*\]'.*": "tests/packaging/test_each_extra.py",
+    r"pip install (?:--target package )?kpl-integrations(?: .*)?": "tests/packaging/test_each_extra.py",
+    r"(?:gunicorn|uvicorn) orders\w*:app .*|celery .*|python backfill.py .*": "tests/docs/test_framework_pages.py",
     r"export .*|uvicorn (?:app|stored):app .*|curl .*/orders[/ ].*": "tests/docs/test_tutorial.py",
     r"python -m benchmarks.*": "benchmarks",
     r"opentelemetry-instrument .*": "tests/otel/test_programs.py",

@@ -17,9 +17,11 @@ PAGES = (
     "README.md",
     "docs/configuration.md",
     "docs/howto/aws-sdk.md",
+    "docs/howto/consuming.md",
     "docs/howto/producer.md",
     "docs/howto/tenants.md",
     "docs/howto/testing.md",
+    "docs/howto/topics.md",
 )
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
 

@@ -17,9 +17,19 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 OUTSIDE = sorted(ROOT.glob("*.md"))
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
-# The programs of these pages run one by one, in test_howto.py, test_howto_policies.py and test_tutorial.py.
+# The programs of these pages run one by one, in test_howto.py, test_howto_policies.py, test_tutorial.py and
+# test_framework_pages.py.
 RUN_ELSEWHERE = {
     DOCS / "configuration.md",
+    DOCS / "howto" / "batch.md",
+    DOCS / "howto" / "celery.md",
+    DOCS / "howto" / "consuming.md",
+    DOCS / "howto" / "django.md",
+    DOCS / "howto" / "fastapi.md",
+    DOCS / "howto" / "flask.md",
+    DOCS / "howto" / "lambda.md",
+    DOCS / "howto" / "litestar.md",
+    DOCS / "howto" / "topics.md",
     DOCS / "howto" / "policies.md",
     DOCS / "howto" / "producer.md",
     DOCS / "howto" / "testing.md",

@@ -64,6 +64,15 @@ async def main():
 
 anyio.run(main)
 """,
+    "glue": """
+from aws_schema_registry.avro import AvroSchema
+from kpl_integrations.glue import GlueEncoder
+""",
+    "zstd": """
+from kpl_core import Compressed, Topic, decompressed
+texts = Topic("texts", str, partition_key=lambda text: "1", encoder=Compressed("json", "zstd"))
+assert decompressed(texts.encode("text")) == b"text"
+""",
     "cli": """
 from kpl_integrations.cli import main
 import sys
@@ -97,6 +106,9 @@ OPTIONAL = {
     "redis",
     "typer",
     "rich",
+    "zstandard",
+    "aws_schema_registry",
+    "boto3",
 }
 
 

@@ -1,11 +1,28 @@
 """Not run: user code as a type checker reads it. Lines marked "wrong" must be rejected."""
 
-from typing import assert_type
+from dataclasses import dataclass
+from typing import Annotated, assert_type
 
 from fastapi import FastAPI
 
-from kpl_core import BlockingProducer, Config, Delivery, Producer, ProducerReport, RecordResult, UserRecord, decode
-from kpl_integrations.fastapi import KinesisRouter, ProducerDep
+from kpl_core import (
+    BlockingDelivery,
+    BlockingProducer,
+    Compressed,
+    Config,
+    Delivery,
+    Producer,
+    ProducerReport,
+    ReceivedRecord,
+    RecordResult,
+    Topic,
+    TopicProducer,
+    UserRecord,
+    decode,
+    user_records,
+)
+from kpl_integrations.asgi import OutboxDelivery, OutboxProducer
+from kpl_integrations.fastapi import KinesisRouter, ProducerDep, topic_dependency
 
 
 async def puts(producer: Producer) -> None:
@@ -41,3 +58,55 @@ app.include_router(KinesisRouter(Config()))
 @app.post("/orders")
 async def take(producer: ProducerDep) -> None:
     assert_type(producer, Producer)
+
+
+@app.post("/threads")
+def take_in_a_thread(producer: ProducerDep) -> None:
+    delivery = producer.put_blocking("orders", partition_key="42", data=b"...", timeout=1.0, flow="tenant")
+    assert_type(delivery.wait(timeout=1.0), RecordResult)
+    producer.put_blocking("orders", partition_key="42", data=b"...", flow=7)  # wrong: a str
+
+
+@dataclass
+class Order:
+    customer: str
+    total: int
+
+
+orders = Topic("orders", Order, partition_key=lambda order: order.customer)
+Topic("orders", Order, partition_key=lambda order: order.total)  # wrong: a str
+Topic("orders", Order, partition_key=lambda order: order.buyer)  # wrong: no such field
+Topic("orders", Order, partition_key=lambda order: order.customer, encoder="xml")  # wrong: no such encoder
+Topic("orders", Order, partition_key=lambda order: order.customer, encoder=Compressed("msgpack", "zstd"))
+
+
+async def topics(producer: Producer, outbox: OutboxProducer) -> None:
+    bound: TopicProducer[Order] = orders.bind(producer)
+    assert_type(bound.put_nowait(Order("42", 1)), Delivery)
+    assert_type(await bound.put(Order("42", 1)), Delivery)
+    assert_type(await bound.put_many([Order("42", 1)]), list[Delivery])
+    assert_type(await orders.bind(outbox).put(Order("42", 1)), OutboxDelivery)
+    bound.put_nowait("text")  # wrong: an order
+    await bound.put_many([("42", b"...")])  # wrong: orders
+
+
+def topics_in_threads(producer: BlockingProducer) -> None:
+    bound = orders.bind(producer)
+    assert_type(bound.put(Order("42", 1)), BlockingDelivery)
+    assert_type(bound.put_many([Order("42", 1)]), list[BlockingDelivery])
+    bound.put(42)  # wrong: an order
+
+
+Orders = Annotated[TopicProducer[Order], topic_dependency(orders)]
+
+
+@app.post("/topics")
+async def take_a_topic(order: Order, orders: Orders) -> None:
+    assert_type(await orders.put(order), Delivery)
+
+
+def reading(event: dict[str, object]) -> None:
+    for record in user_records(event):
+        assert_type(record, ReceivedRecord)
+        assert_type(record.trace_context, dict[str, str])
+    user_records(7)  # wrong: no source

@@ -161,7 +161,7 @@ async def test_an_endpoint_that_comes_back_gets_everything():
 
 
 def elsewhere(use: Callable[[], Any]) -> BaseException | None:
-    """Run something in a thread without a loop, and return what it raised."""
+    """Run something in another thread, and return what it raised."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -186,9 +186,12 @@ def in_another_loop(use: Callable[[], Any]) -> BaseException | None:
 
 
 async def test_a_put_from_a_second_event_loop_raises():
+    async def put_now() -> None:
+        put(orders, 1)
+
     async with producer(service()) as orders:
         errors = [
-            elsewhere(lambda: put(orders, 1)),
+            in_another_loop(put_now),
             in_another_loop(lambda: orders.put(STREAM, partition_key="k", data=b"")),
             in_another_loop(lambda: orders.put_many(STREAM, [("k", b"")])),
             in_another_loop(orders.flush),
@@ -202,10 +205,13 @@ async def test_a_put_from_a_second_event_loop_raises():
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_put_from_a_second_event_loop_raises_on_a_stream_in_use_too():
+    async def put_now() -> None:
+        put(orders, 1)
+
     async with producer(unmetered()) as orders:
         await put(orders, 1)[0]
         errors = [
-            elsewhere(lambda: put(orders, 1)),
+            in_another_loop(put_now),
             in_another_loop(lambda: orders.put(STREAM, partition_key="k", data=b"")),
             in_another_loop(lambda: orders.put_many(STREAM, [("k", b"")])),
         ]

@@ -1,0 +1,173 @@
+"""The reading side: the user records in what a consumer received, aggregated or not, in their order.
+
+The source is the event of an AWS Lambda function, the answer of boto3's `get_records`, one or more records of either,
+or the data of one Kinesis record.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from pybase64 import b64decode
+
+from kpl_core.errors import ConfigError
+from kpl_core.records.aggregated_record import decode
+from kpl_core.records.topic import decompressed, trace_context_of
+from kpl_core.records.user_record import UserRecord
+
+Source = bytes | bytearray | memoryview | Mapping[str, Any] | Iterable[Mapping[str, Any]]
+
+
+class ReceivedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One user record that a consumer received.
+
+    `sequence_number`, `shard_id` and `arrived_at` (seconds since 1970) are those of the Kinesis record, None if the
+    source does not say them; boto3 never says the shard. `sub_sequence_number` is the place within an aggregated
+    record, else 0. The partition key is "" if the source is the data of a plain record.
+    """
+
+    partition_key: str
+    data: bytes
+    explicit_hash_key: str | None = None
+    sequence_number: str | None = None
+    sub_sequence_number: int = 0
+    is_aggregated: bool = False
+    shard_id: str | None = None
+    arrived_at: float | None = None
+
+    @property
+    def decompressed(self) -> bytes:
+        """Return the data, decompressed if a topic compressed it."""
+        return decompressed(self.data)
+
+    @property
+    def trace_context(self) -> dict[str, str]:
+        """Return the W3C trace context that a topic put into the data; empty if there is none."""
+        return trace_context_of(self.data)
+
+
+def _content_of(record: ReceivedRecord) -> bytes:
+    """Return a digest of everything that the sender of a record said."""
+    digest = blake2b(record.data, digest_size=16)
+    digest.update(f"{len(record.data)} {record.explicit_hash_key} {record.partition_key}".encode())
+    return digest.digest()
+
+
+class DuplicateFilter:
+    """Remembers the records of a window, so that `user_records` drops those that come again.
+
+    Delivery is at least once: the producer repeats a request without an answer, and Lambda repeats a batch that
+    failed. Keep one filter for the lifetime of the process. It is for one thread.
+
+    Args:
+        window_seconds: two records are duplicates if they arrived at Kinesis within this time.
+        max_records: how many records it remembers; each takes about 180 bytes.
+        key: returns what duplicates have in common; by default keys and data. Give the id of the record if equal
+            records may be different ones.
+
+    Raises:
+        ConfigError: the window is not above 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        window_seconds: float = 300.0,
+        max_records: int = 100_000,
+        key: Callable[[ReceivedRecord], Hashable] = _content_of,
+    ) -> None:
+        if not (window_seconds > 0 and max_records > 0):
+            message = f"window_seconds is {window_seconds!r} and max_records {max_records!r}; both must be above 0"
+            raise ConfigError(message)
+        self._window_seconds = window_seconds
+        self._max_records = max_records
+        self._key = key
+        # When each arrived, in the order in which they were handled.
+        self._seen: OrderedDict[Hashable, float | None] = OrderedDict()
+        self.dropped = 0
+        """How many duplicates were dropped."""
+
+    def unseen(self, records: Iterable[ReceivedRecord]) -> Iterator[ReceivedRecord]:
+        """Yield the records that are no duplicates.
+
+        A record is remembered when the caller asks for the next one. One whose handling failed, so that the loop
+        ended, comes again.
+        """
+        for record in records:
+            key, now = self._key(record), record.arrived_at
+            if key in self._seen and self._is_near(self._seen[key], now):
+                self.dropped += 1
+                continue
+            yield record
+            self._seen[key] = now
+            self._seen.move_to_end(key)
+            while len(self._seen) > self._max_records or not self._is_near(next(iter(self._seen.values())), now):
+                self._seen.popitem(last=False)
+
+    def _is_near(self, arrived_at: float | None, now: float | None) -> bool:
+        return arrived_at is None or now is None or abs(now - arrived_at) <= self._window_seconds
+
+
+def user_records(source: Source, *, duplicates: DuplicateFilter | None = None) -> Iterator[ReceivedRecord]:
+    """Yield the user records of a Lambda event, of an answer of `get_records`, or of a record's data, in their order.
+
+    Args:
+        source: the event or answer, a list of its records, or bytes.
+        duplicates: drops records that came before.
+
+    Raises:
+        TypeError: the source is none of these.
+        MalformedAggregatedRecord: see `decode`.
+    """
+    records = (record for received in _kinesis_records(source) for record in _inside(received))
+    return records if duplicates is None else duplicates.unseen(records)
+
+
+def _kinesis_records(source: Source) -> Iterator[ReceivedRecord]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        yield ReceivedRecord(partition_key="", data=bytes(source))
+        return
+    records: Iterable[Mapping[str, Any]] = source.get("Records", [source]) if isinstance(source, Mapping) else source
+    for each in records:
+        if "kinesis" in each:
+            kinesis = each["kinesis"]
+            yield ReceivedRecord(
+                partition_key=kinesis["partitionKey"],
+                data=b64decode(kinesis["data"], validate=True),
+                sequence_number=kinesis["sequenceNumber"],
+                # Shard and sequence number, with a colon between them.
+                shard_id=each["eventID"].partition(":")[0] if "eventID" in each else None,
+                arrived_at=kinesis.get("approximateArrivalTimestamp"),
+            )
+        elif "Data" in each:
+            arrived_at = each.get("ApproximateArrivalTimestamp")
+            yield ReceivedRecord(
+                partition_key=each["PartitionKey"],
+                data=each["Data"],
+                sequence_number=each.get("SequenceNumber"),
+                arrived_at=None if arrived_at is None else arrived_at.timestamp(),
+            )
+        else:
+            message = (
+                f"a record has the fields {sorted(each)}, and neither 'kinesis' nor 'Data'; give the event of a Lambda "
+                f"function for Kinesis, an answer of boto3's get_records, or bytes"
+            )
+            raise TypeError(message)
+
+
+def _inside(received: ReceivedRecord) -> Iterator[ReceivedRecord]:
+    inside: tuple[UserRecord, ...] | None = decode(received.data)
+    if inside is None:
+        yield received
+        return
+    for number, record in enumerate(inside):
+        yield msgspec.structs.replace(
+            received,
+            partition_key=record.partition_key,
+            data=record.data,
+            explicit_hash_key=record.explicit_hash_key,
+            sub_sequence_number=number,
+            is_aggregated=True,
+        )

@@ -1,0 +1,213 @@
+"""Puts from threads, such as those of sync routes: real threads, a real event loop, a Kinesis in memory."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kpl_core import (
+    BufferFull,
+    Config,
+    Delivery,
+    Fact,
+    FairnessPolicy,
+    InvalidUserRecord,
+    Producer,
+    ProducerClosed,
+    SpoolOptions,
+    WrongEventLoop,
+)
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
+from tests.pipeline.consumers import read_everything
+from tests.producer.scene import STREAM
+
+pytestmark = pytest.mark.anyio
+THREADS, PUTS = 8, 200
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def producer(fake: FakeKinesis | None = None, *, hooks: Any = (), **options: Any) -> Producer:
+    fake = FakeKinesis({STREAM: 2}, enforce_limits=False) if fake is None else fake
+    return Producer(Config(**options), transport=FakeTransport(fake), hooks=hooks)
+
+
+def put(orders: Producer, text: str) -> Delivery:
+    return orders.put_nowait(STREAM, partition_key=text[:2], data=text.encode())
+
+
+async def in_threads(count: int, work: Callable[[int], object]) -> list[Any]:
+    return await asyncio.gather(*[asyncio.to_thread(work, number) for number in range(count)])
+
+
+@pytest.mark.parametrize("fairness", [None, FairnessPolicy()])
+async def test_every_record_of_every_thread_arrives_and_has_the_same_results(fairness: FairnessPolicy | None):
+    fake = FakeKinesis({STREAM: 2}, enforce_limits=False)
+    async with producer(fake, fairness=fairness) as orders:
+
+        def work(number: int) -> list[Delivery]:
+            return [put(orders, f"{number} {index}") for index in range(PUTS)]
+
+        from_loop = [put(orders, f"l {index}") for index in range(PUTS)]
+        deliveries = sum(await in_threads(THREADS, work), from_loop)
+        assert {(await delivery).successful for delivery in deliveries} == {True}
+        report = await orders.flush()
+    expected = {f"{number} {index}" for number in range(THREADS) for index in range(PUTS)}
+    expected |= {f"l {index}" for index in range(PUTS)}
+    stored = [record.data.decode() for record in read_everything(fake, STREAM)]
+    assert len(stored) == len(expected)
+    assert set(stored) == expected
+    assert (report.accepted, report.delivered) == (len(expected), len(expected))
+    assert orders.buffer_limit.outstanding_records == 0
+    assert orders.buffer_limit.outstanding_bytes == 0
+
+
+async def test_many_puts_of_threads_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch):
+    loop = asyncio.get_running_loop()
+    wakeups: list[object] = []
+    call_soon_threadsafe = loop.call_soon_threadsafe
+
+    def counting(callback: Any, *args: Any, **options: Any) -> Any:
+        wakeups.append(callback)
+        return call_soon_threadsafe(callback, *args, **options)
+
+    async with producer() as orders:
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+        # The loop waits for the thread without running, so that it cannot take the queue in between.
+        thread = threading.Thread(target=lambda: [put(orders, str(number)) for number in range(100)])
+        thread.start()
+        thread.join()
+        assert len(wakeups) == 1
+        report = await orders.flush()
+    assert report.delivered == 100
+
+
+async def test_a_put_that_finds_no_room_raises_at_the_call():
+    async with producer(max_outstanding_records=3) as orders:
+        accepted: list[Delivery] = []
+
+        def work() -> None:
+            with pytest.raises(BufferFull, match="3 of 3 records and 6 of"):
+                accepted.extend(put(orders, str(number)) for number in range(5))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert len(accepted) == 3
+        # The loop's own put may take the room before the loop sees the queue; what was accepted stays accepted.
+        _ = put(orders, "l")
+        assert {(await delivery).successful for delivery in accepted} == {True}
+    assert orders.report().delivered == 4
+
+
+async def test_a_blocking_put_waits_for_room_and_gives_up_after_its_timeout():
+    fake = FakeKinesis({STREAM: 1}, enforce_limits=False)
+    async with producer(fake, max_outstanding_records=1, record_max_buffered_time_ms=10_000) as orders:
+
+        def blocking(timeout: float | None) -> Delivery:
+            return orders.put_blocking(STREAM, partition_key="1", data=b"x", timeout=timeout)
+
+        first = put(orders, "1")
+        with pytest.raises(BufferFull, match="1 of 1 records"):
+            _ = await asyncio.to_thread(blocking, 0.0)
+        # The waiting put sends the open batch, which frees room.
+        second = await asyncio.to_thread(blocking, 10.0)
+        assert first.done
+        with pytest.raises(WrongEventLoop, match="await put"):
+            _ = blocking(10.0)
+        with pytest.raises(ValueError, match="timeout is -1"):
+            _ = await asyncio.to_thread(blocking, -1)
+    assert second.result().successful
+
+
+async def test_a_thread_waits_for_its_result():
+    async with producer() as orders:
+        assert (await asyncio.to_thread(lambda: put(orders, "1").wait(10))).successful
+        with pytest.raises(WrongEventLoop, match="await the delivery"):
+            put(orders, "2").wait()
+        called = threading.Event()
+
+        def late() -> Delivery:
+            delivery = put(orders, "3")
+            delivery.add_done_callback(lambda _: called.set())
+            return delivery
+
+        delivery = await asyncio.to_thread(late)
+        assert (await delivery) is delivery.result()
+        await asyncio.to_thread(called.wait, 10)
+    assert called.is_set()
+
+
+async def test_a_result_that_does_not_come_in_time_is_a_timeout():
+    async with producer(record_max_buffered_time_ms=10_000) as orders:
+        with pytest.raises(TimeoutError, match=r"no result after 0\.01 s"):
+            _ = await asyncio.to_thread(lambda: put(orders, "1").wait(0.01))
+
+
+async def test_bad_records_raise_in_the_thread_and_reserve_nothing():
+    async with producer() as orders:
+        with pytest.raises(InvalidUserRecord, match="partition_key has 0 characters"):
+            _ = await asyncio.to_thread(put, orders, "")
+        with pytest.raises(TypeError, match="encode it first"):
+            _ = await asyncio.to_thread(lambda: orders.put_nowait(STREAM, partition_key="1", data="x"))  # type: ignore[arg-type]
+        await orders.flush()
+        assert orders.report().accepted == 0
+
+
+async def test_what_threads_put_before_a_close_is_delivered_and_later_puts_are_refused():
+    fake = FakeKinesis({STREAM: 1}, enforce_limits=False)
+    async with producer(fake) as orders:
+        thread = threading.Thread(target=lambda: [put(orders, str(number)) for number in range(50)])
+        thread.start()
+        thread.join()
+        report = await orders.close()
+        assert (report.accepted, report.delivered) == (50, 50)
+        with pytest.raises(ProducerClosed, match="put while the application runs"):
+            _ = await asyncio.to_thread(put, orders, "late")
+        with pytest.raises(ProducerClosed):
+            _ = await asyncio.to_thread(lambda: orders.put_blocking(STREAM, partition_key="1", data=b"late"))
+
+
+async def test_with_a_write_ahead_spool_a_blocking_put_is_acknowledged(tmp_path: Path):
+    fake = FakeKinesis({STREAM: 1}, enforce_limits=False)
+    async with producer(fake, spool=SpoolOptions(path=tmp_path / "spool", mode="write_ahead")) as orders:
+
+        def work(number: int) -> Delivery:
+            return orders.put_blocking(STREAM, partition_key="1", data=b"%d" % number, timeout=10)
+
+        deliveries = await in_threads(4, work)
+        assert [(await delivery).successful for delivery in deliveries] == [True] * 4
+    assert len(read_everything(fake, STREAM)) == 4
+
+
+async def test_a_hook_sees_the_context_of_the_thread_that_put():
+    request: ContextVar[str] = ContextVar("request", default="none")
+
+    class Spans:
+        def __init__(self) -> None:
+            self.opened: list[object] = []
+
+        def __call__(self, fact: Fact) -> None: ...
+
+        def opening_context(self) -> object:
+            self.opened.append(request.get())
+            return None
+
+    spans = Spans()
+    async with producer(hooks=[spans]) as orders:
+
+        def work(number: int) -> Delivery:
+            request.set(f"request {number}")
+            return put(orders, f"{number}")
+
+        for number in range(2):
+            await (await asyncio.to_thread(work, number))
+    assert spans.opened == ["request 0", "request 1"]
