@@ -314,7 +314,7 @@ class ConnectionReader:
         if not self._has_tenant:
             self._recognize(data)
         if self.is_shared:
-            self._started = self.turns.now()
+            self._started = time.thread_time()
             self.connection.feed(data)
             self._settle()
             self._started = None
@@ -367,8 +367,8 @@ class ConnectionReader:
     def _run(self, pieces: deque[bytes], seconds: float) -> None:
         """Feed pieces for about so many seconds. Then pause if some are left."""
         now = self.turns.now
-        self._started = started = now()
-        until = started + seconds
+        until = now() + seconds
+        self._started = time.thread_time()
         while pieces:
             piece = pieces.popleft()
             if len(piece) > _SLICE_BYTES and piece.count(_VERSION) > 1:
@@ -389,7 +389,7 @@ class ConnectionReader:
     def _settle(self) -> None:
         """Charge the time since bytes were fed, or since the last call, to the flow."""
         if self._started is not None:
-            now = self.turns.now()
+            now = time.thread_time()
             self.turns.charge(self.flow, self.weight, now - self._started)
             self._started = now
 
@@ -441,7 +441,7 @@ class TimedRequest:
 
     def _charge(self, started: float) -> None:
         turns = self._reader.turns
-        turns.charge(self._flow, self._weight, turns.now() - started)
+        turns.charge(self._flow, self._weight, time.thread_time() - started)
 
 
 class _TimedSteps:
@@ -457,7 +457,7 @@ class _TimedSteps:
         step: Callable[[Any], Any] = self._coroutine.send
         value: Any = None
         while True:
-            started = time.perf_counter()
+            started = time.thread_time()
             try:
                 waits_for = step(value)
             except StopIteration:
