@@ -1,4 +1,5 @@
 from kpl_core.fairness.bounds import ExceededBound, FairQueueStatistics, QueueBounds
+from kpl_core.fairness.cpu_turns import CpuTurn, CpuTurns, StandingDelay
 from kpl_core.fairness.queue import FairQueue
 
-__all__ = ["ExceededBound", "FairQueue", "FairQueueStatistics", "QueueBounds"]
+__all__ = ["CpuTurn", "CpuTurns", "ExceededBound", "FairQueue", "FairQueueStatistics", "QueueBounds", "StandingDelay"]

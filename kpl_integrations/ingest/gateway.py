@@ -29,7 +29,7 @@ from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttem
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
-from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head
+from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head, sync_refusal
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.http.answers import (
     Headers,
@@ -42,6 +42,7 @@ from kpl_integrations.ingest.http.answers import (
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body
 from kpl_integrations.ingest.http.cors import CrossOrigin
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
+from kpl_integrations.ingest.http.read_turns import ReadTurns
 from kpl_integrations.ingest.http.request_head import HostNames, RecordsHead
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.openapi import openapi_document
@@ -52,7 +53,7 @@ from kpl_integrations.ingest.routes.resources import Resource, Resources
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.stats import GatewayStats, SingleProcessStats
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
-from kpl_integrations.ingest.tenants import TenantDirectory
+from kpl_integrations.ingest.tenants import Tenant, TenantDirectory
 from kpl_integrations.ingest.tenants.credentials import AdminKey
 from kpl_integrations.ingest.tenants.directory import ReloadFailureLog
 from kpl_integrations.ingest.workers.link import SupervisorLink
@@ -101,6 +102,8 @@ class IngestGateway:
         self._hooks = hooks
         # Set by the server if its `receive` opens no cancel scopes: then a complete request needs no timer.
         self.plain_receive = False
+        # The server's connections are read in turns while its event loop is late.
+        self.read_turns = ReadTurns(self._tenant_shown)
         self.tally = Tally()
         self.report: ProducerReport | None = None
         # The other protocols and the dashboard, by method and path; filled when the gateway opens.
@@ -173,6 +176,7 @@ class IngestGateway:
             tally=self.tally,
             admin_key=AdminKey(self.settings.admin_key),
             login_attempts=LoginAttempts(clock()),
+            read_turns=self.read_turns,
             closing=anyio.Event(),
         )
 
@@ -201,6 +205,7 @@ class IngestGateway:
     def drain(self) -> None:
         """Report not ready, and still accept requests."""
         self._resources.health.is_draining = True
+        self.read_turns.end()
         if self.admission.state == "open":
             self.admission.state = "draining"
 
@@ -304,9 +309,19 @@ class IngestGateway:
             return None
         return sync_head(target, headers) if self._hosts is None or self._hosts.allow(headers) else None
 
-    def is_verified(self, head: RecordsHead) -> bool:
-        """Return True if the request has the credentials of a tenant; see `SyncAnswerer`."""
-        return self.directory.authenticate(head.authorization) not in {None, self.directory.unknown}
+    def tenant_of(self, head: RecordsHead) -> Tenant | None:
+        """Return the tenant of a request with valid credentials; see `SyncAnswerer`."""
+        return self._tenant_shown(head.authorization)
+
+    def _tenant_shown(self, authorization: str | None) -> Tenant | None:
+        """Return the tenant with these credentials; None: they are wrong, or nothing is verified."""
+        found = self.directory.authenticate(authorization) if self.directory.verifies else None
+        return None if found is self.directory.unknown else found
+
+    def sync_refusal(self, tenant: Tenant | None) -> SyncAnswer:
+        """Return the answer to a request above its tenant's share of CPU time; see `SyncAnswerer`."""
+        account = None if tenant is None else self.opened.accounts.of(tenant)
+        return sync_refusal(self.tally, account, self._chance())
 
     def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
         """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""

@@ -20,7 +20,8 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount, Tena
 from kpl_integrations.ingest.http.answers import Tally
 from kpl_integrations.ingest.http.bodies import ReadBody
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
-from kpl_integrations.ingest.http.request_head import FieldsByName, mark_verified
+from kpl_integrations.ingest.http.read_turns import ReadTurns
+from kpl_integrations.ingest.http.request_head import FieldsByName, body_watcher, claim_request, mark_verified
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
@@ -51,6 +52,7 @@ class OpenGateway:
     tally: Tally
     admin_key: AdminKey
     login_attempts: LoginAttempts
+    read_turns: ReadTurns
     closing: anyio.Event
 
     def account_of(self, scope: Scope, headers: FieldsByName) -> TenantAccount:
@@ -61,9 +63,24 @@ class OpenGateway:
         """
         authorization = headers.get(b"authorization")
         account = self.account_shown(None if authorization is None else authorization.decode("latin-1"))
-        if account.tenant is not self.directory.unknown:
-            mark_verified(scope.get("extensions"))
+        self.claim(scope, account)
         return account
+
+    def claim(self, scope: Scope, account: TenantAccount) -> None:
+        """Tell the server whose request this is, and that the client's credentials are valid.
+
+        Raises:
+            Refused: the tenant has used more than its share of CPU time.
+        """
+        extensions = scope.get("extensions")
+        is_verified = self.is_verified(account)
+        if account.tenant is not self.directory.unknown:
+            mark_verified(extensions)
+        claim_request(extensions, account.tenant if is_verified else None)
+
+    def is_verified(self, account: TenantAccount) -> bool:
+        """Return True if requests of this account have credentials that were checked."""
+        return self.directory.verifies and account.tenant is not self.directory.unknown
 
     def is_administrator(self, scope: Scope, headers: FieldsByName) -> bool:
         """Return True for the admin key. A key that is neither this one nor a tenant's counts as a guess.
@@ -91,18 +108,18 @@ class OpenGateway:
 
         Clients without credentials are one tenant, so that one of them could refuse the requests of all others.
         """
-        is_verified = self.directory.verifies and account.tenant is not self.directory.unknown
-        return None if is_verified else AddressBudget(self.addresses, client)
+        return None if self.is_verified(account) else AddressBudget(self.addresses, client)
 
     def room_of(self, account: TenantAccount, scope: Scope) -> SenderRoom:
         """Return the room for the body of a request of this tenant; clients without credentials count by address."""
-        if account.tenant is self.directory.unknown or not self.directory.verifies:
-            return self.room_of_address(scope)
-        return SenderRoom(self.verified_room, account.flow)
+        if self.is_verified(account):
+            return SenderRoom(self.verified_room, account.flow, body_watcher(scope.get("extensions")))
+        return self.room_of_address(scope)
 
     def room_of_address(self, scope: Scope) -> SenderRoom:
         """Return the room for the body of a request that is not verified."""
-        return SenderRoom(self.anonymous_room, network_of(client_of(scope)))
+        sender = network_of(client_of(scope))
+        return SenderRoom(self.anonymous_room, sender, body_watcher(scope.get("extensions")))
 
     def account_shown(self, authorization: str | None) -> TenantAccount:
         """Return the account for the value of an Authorization header; raises as `account_of`."""

@@ -29,6 +29,8 @@ __all__ = ["GatewayServer", "bound_socket", "url_of"]
 _log: Final = logging.getLogger(__name__)
 # The time for the answers that are ready when the gateway is closed.
 _LAST_ANSWERS_SECONDS: Final = 5
+# How many connections are accepted in one round of the loop, so that a late loop still lets new clients in.
+_ACCEPTS: Final = 8
 
 
 class _QuietServer(uvicorn.Server):
@@ -128,7 +130,9 @@ class GatewayServer:
     async def _serving(self) -> AsyncIterator[None]:
         """Run the server during the block, and let it finish its answers afterwards."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._server.serve, [self._socket])
+            # libuv accepts one connection of a socket in each round of the loop.
+            sockets = [self._socket, *(self._socket.dup() for _ in range(_ACCEPTS - 1))]
+            tasks.start_soon(self._server.serve, sockets)
             await self._server.listening.wait()
             try:
                 yield

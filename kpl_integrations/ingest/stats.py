@@ -83,6 +83,9 @@ class SingleProcessStats:
         waiting = self._opened.producer.waiting_by_flow()
         yield Sample("kinesis_ingest_waiting_records", (), sum(records for records, _ in waiting.values()))
         yield Sample("kinesis_ingest_waiting_tenants", (), len(waiting))
+        turns = self._opened.read_turns
+        yield Sample("kinesis_ingest_paused_connections", (), turns.paused_connections)
+        yield Sample("kinesis_ingest_read_pauses_total", (), turns.pauses)
         yield Sample("kinesis_ingest_open", (), float(self._opened.admission.state == "open"))
 
 

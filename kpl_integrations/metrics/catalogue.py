@@ -140,6 +140,8 @@ _ROWS: Final = (
     ),
     _gauge("kinesis_ingest_waiting_records", "User records in the fair queue."),
     _gauge("kinesis_ingest_waiting_tenants", "Tenants with records in the fair queue."),
+    _gauge("kinesis_ingest_paused_connections", "Connections that are not read now, because CPU time is short."),
+    _counter("kinesis_ingest_read_pauses_total", "Pauses in the reading of connections, because CPU time was short."),
     _gauge("kinesis_ingest_open", "1 while the gateway accepts requests and does not drain, else 0."),
     _gauge("kinesis_ingest_workers", "Running gateway processes; only with workers."),
     _gauge(

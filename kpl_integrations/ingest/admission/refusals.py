@@ -54,6 +54,7 @@ class Refusal(enum.Enum):
 
     QUOTA = "quota"
     QUEUE_SHARE = "queue share"
+    CPU_SHARE = "cpu share"
     NO_ROOM = "no room"
     BREAKER_OPEN = "breaker open"
     DRAINING = "draining"
@@ -103,6 +104,7 @@ REFUSALS: Final[Mapping[Refusal, RefusalAnswer]] = MappingProxyType(
         Refusal.QUEUE_SHARE: RefusalAnswer(
             429, _QUOTA, "Over the tenant's share of the queue", retry_after_seconds=1.0
         ),
+        Refusal.CPU_SHARE: RefusalAnswer(429, _QUOTA, "Over the tenant's share of CPU time", retry_after_seconds=1.0),
         # The gateway or Kinesis has no capacity left for any tenant.
         Refusal.NO_ROOM: RefusalAnswer(503, _CAPACITY, "Out of room", retry_after_seconds=1.0),
         Refusal.BREAKER_OPEN: RefusalAnswer(503, _CAPACITY, "The stream does not answer", retry_after_seconds=1.0),
@@ -226,6 +228,16 @@ def over_queue_share(tenant: Tenant, *, retry_after: int) -> Refused:
         retry_after=retry_after,
         extensions={"violated_policies": [QUEUE_SHARE]},
         headers=((b"ratelimit", f'"{QUEUE_SHARE}";r=0;t={retry_after}'.encode()),),
+    )
+
+
+def over_cpu_share(tenant: Tenant | None, *, retry_after: float | None = None) -> Refused:
+    """Return the 429 for a request of a tenant that uses most of the CPU while the gateway is late."""
+    sender = "this address" if tenant is None else f"tenant {tenant.id}"
+    return Refused(
+        Refusal.CPU_SHARE,
+        f"the gateway is out of CPU time and {sender} has used more than its share; send fewer or larger requests",
+        retry_after=retry_after,
     )
 
 

@@ -14,7 +14,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
@@ -100,10 +100,11 @@ class SharedRoom:
 
 
 class SenderRoom(NamedTuple):
-    """One sender's part of a room."""
+    """One sender's part of a room. `watch_body` keeps pauses of reading out of a body's time limit, if it is set."""
 
     room: SharedRoom
     sender: str
+    watch_body: Callable[[Any], object] | None = None
 
     def hold(self, evict: Callable[[], object]) -> HeldBody:
         """Return a new body without bytes."""

@@ -100,6 +100,26 @@ class HeadCache:
         self.head = self._first
         return received[end:] if int(digits) == len(received) - end else None
 
+    def span_of(self, received: bytes, begin: int) -> tuple[int, int] | None:
+        """Return where the body of the request at `begin` starts and ends; None: another head, or not all is here.
+
+        `head` is then the head of this request.
+        """
+        before, after = self._before, self._after
+        if not received.startswith(before, begin):
+            return None
+        start = begin + len(before)
+        stop = received.find(after, start, begin + self._latest)
+        digits = received[start:stop]
+        if stop <= start or not digits.isdigit():
+            return None
+        body = stop + len(after)
+        end = body + int(digits)
+        if end > len(received):
+            return None
+        self.head = self._first
+        return body, end
+
     def _body_after_similar(self, received: bytes) -> bytes | None:
         """Return the body of a request whose head differs only where it may, and remember the head."""
         end = received.find(_END, 0, LONGEST_HEAD)

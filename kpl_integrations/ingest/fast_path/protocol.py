@@ -56,13 +56,21 @@ class FastPathProtocol(BoundedProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Answer a request with the cached head. Otherwise feed the parser, and release an incomplete request."""
+        """Answer a request with the cached head. Otherwise handle the bytes as usual."""
+        if self._cached is None or self.turns.is_attentive or not self._answer_cached(self._cached, data):
+            super().data_received(data)
+
+    def feed(self, data: bytes) -> None:
+        """Answer requests with the cached head. Otherwise feed the parser, and release an incomplete request."""
         if self._cached is not None:
-            if self._answer_cached(self._cached, data):
+            if self.turns.is_attentive and self._answer_cached(self._cached, data):
+                return
+            data = self._answer_pipelined(self._cached, data)
+            if not data:
                 return
             self._cached = None
         self._received = data
-        super().data_received(data)
+        super().feed(data)
         self._received = b""
         if self._held is None:
             return
@@ -77,15 +85,32 @@ class FastPathProtocol(BoundedProtocol):
         """Answer a request with the cached head. Return False if the head differs or the request may have to wait."""
         if self.transport.is_closing() or not self._has_room():
             return False
-        before = cached.head
         body = cached.body_of(data)
-        answer = None if body is None else self._answer_to(cached.head, body)
+        if body is None:
+            return False
+        if cached.head.authorization != self.reader.authorization:
+            self._claim(cached.head)
+        answer = self._fair_answer_to(cached.head, body)
         if answer is None:
             return False
-        if cached.head is not before:
-            self._verify(cached.head)
         self._write(answer)
         return True
+
+    def _answer_pipelined(self, cached: HeadCache, data: bytes) -> bytes:
+        """Answer the first requests of several with the cached head. Return the bytes of the others."""
+        begin = 0
+        while not self.transport.is_closing() and self._has_room():
+            span = cached.span_of(data, begin)
+            if span is None:
+                break
+            if cached.head.authorization != self.reader.authorization:
+                self._claim(cached.head)
+            answer = self._fair_answer_to(cached.head, data[slice(*span)])
+            if answer is None:
+                break
+            self._write(answer)
+            begin = span[1]
+        return data[begin:]
 
     def on_message_begin(self) -> None:
         """Start a request. Its scope is created when the application needs it."""
@@ -155,21 +180,33 @@ class FastPathProtocol(BoundedProtocol):
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held
         body = held[0] if len(held) == 1 else b"".join(held)
         head = self.answerer.sync_head(self.url, self.headers)
-        answer = None if head is None else self._answer_to(head, body)
+        if head is not None and (head.authorization != self.reader.authorization or self in self.unverified):
+            self._claim(head)
+        answer = None if head is None else self._fair_answer_to(head, body)
         if head is None or answer is None:
             self._release()
             super().on_message_complete()
             return
         self._held = None
-        self._verify(head)
         if is_first_and_whole and (cached := HeadCache.of(self._received, len(body), head)) is not None:
             self._cached = cached
         self._write(answer)
 
-    def _verify(self, head: RecordsHead) -> None:
-        assert self.answerer is not None  # noqa: S101 - it has answered
-        if self in self.unverified and self.answerer.is_verified(head):
+    def _claim(self, head: RecordsHead) -> None:
+        """Note the tenant of a request whose credentials differ from the last one's."""
+        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
+        tenant = self.answerer.tenant_of(head)
+        self.reader.claim(tenant)
+        self.reader.authorization = head.authorization
+        if tenant is not None:
             self.verified()
+
+    def _fair_answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+        """Answer a request. Refuse it if it cannot wait for its tenant's turn."""
+        assert self.answerer is not None  # noqa: S101 - otherwise no request is held
+        if self.turns.is_attentive and self.reader.refuses():
+            return self.answerer.sync_refusal(self.answerer.tenant_of(head))
+        return self._answer_to(head, body)
 
     def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held
@@ -197,7 +234,8 @@ class FastPathProtocol(BoundedProtocol):
         """Close an idle connection. One timer serves all requests of the connection."""
         self._idle_timer = None
         cycle: Any = self.cycle
-        if self.transport.is_closing() or self._in_head or not (cycle is None or cycle.response_complete):
+        is_busy = self._in_head or self.flow.is_held or not (cycle is None or cycle.response_complete)
+        if self.transport.is_closing() or is_busy:
             # A request is in progress and has its own timer. The next answer of the fast path sets this one again.
             return
         if self.timeout_keep_alive_task is not None:

@@ -22,13 +22,16 @@ _HTTPTOOLS: Final = "uvicorn.protocols.http.httptools_impl"
 # By class, the methods (with parentheses) and attributes that http/connection_bounds.py overrides or uses.
 _BOUNDS_INTERNALS: Final = {
     f"{_HTTPTOOLS}:HttpToolsProtocol": (
+        "_unset_keepalive_if_required()",
         "_unsupported_upgrade_warning()",
+        "app",
         "client",
         "connection_lost()",
         "connection_made()",
         "connections",
         "cycle",
         "data_received()",
+        "flow",
         "headers",
         "limit_concurrency",
         "loop",
@@ -40,12 +43,20 @@ _BOUNDS_INTERNALS: Final = {
         "parser",
         "scope",
         "send_400_response()",
+        "server_state",
         "timeout_keep_alive_handler()",
         "timeout_keep_alive_task",
         "transport",
         "url",
     ),
     f"{_HTTPTOOLS}:RequestResponseCycle": ("more_body", "response_complete"),
+    "uvicorn.protocols.http.flow_control:FlowControl": (
+        "_transport",
+        "pause_reading()",
+        "read_paused",
+        "resume_reading()",
+    ),
+    "uvicorn.server:ServerState": ("total_requests",),
 }
 # Those that fast_path/protocol.py uses in addition.
 _FAST_PATH_INTERNALS: Final = {
@@ -53,10 +64,8 @@ _FAST_PATH_INTERNALS: Final = {
     f"{_HTTPTOOLS}:HttpToolsProtocol": (
         *_BOUNDS_INTERNALS[f"{_HTTPTOOLS}:HttpToolsProtocol"],
         "expect_100_continue",
-        "flow",
         "logger",
         "pipeline",
-        "server_state",
         "tasks",
         "timeout_keep_alive",
     ),
@@ -101,6 +110,7 @@ def _bounded(protocol: Any, gateway: Any, settings: IngestSettings) -> Any:  # n
         header_seconds=settings.header_seconds,
         max_header_bytes=settings.max_header_bytes,
         reserves=gateway.directory.verifies,
+        turns=gateway.read_turns,
     )
 
 

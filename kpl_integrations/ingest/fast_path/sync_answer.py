@@ -11,10 +11,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from kpl_integrations.ingest.admission.acknowledgement import Acknowledged
-from kpl_integrations.ingest.admission.refusals import Refused
+from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, over_cpu_share
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.http.answers import Headers, Tally, json_headers, problem_of, quota_headers
 from kpl_integrations.ingest.http.request_head import RecordsHead, records_head
 from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
+from kpl_integrations.ingest.tenants import Tenant
 
 _PREFIX: Final = PREFIX.encode()
 _SUFFIX: Final = SUFFIX.encode()
@@ -24,6 +26,8 @@ _NOT_PLAIN: Final = (b"%", b"#")
 # Answers up to this size say only how many records were accepted. They are encoded once for all requests.
 _SHORT_BYTES: Final = 64
 _CLOSE: Final = (b"connection", b"close")
+# Requests above a share of CPU time are asked to come back within so many seconds.
+_MOST_RETRY_SECONDS: Final = 3
 
 
 class SyncAnswer(NamedTuple):
@@ -40,8 +44,11 @@ class SyncAnswerer(Protocol):
     def sync_head(self, target: bytes, headers: Headers) -> RecordsHead | None:
         """Return the parsed head of a POST that may need no waiting, else None."""
 
-    def is_verified(self, head: RecordsHead) -> bool:
-        """Return True if the request has the credentials of a tenant."""
+    def tenant_of(self, head: RecordsHead) -> Tenant | None:
+        """Return the tenant of a request with valid credentials, else None."""
+
+    def sync_refusal(self, tenant: Tenant | None) -> SyncAnswer:
+        """Return the answer to a request above its tenant's share of CPU time, and count it."""
 
     def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
         """Return the answer to a complete request from this address.
@@ -82,6 +89,21 @@ def sync_answer(records: RecordsRoute, tally: Tally, head: RecordsHead, body: by
         return _without_quota(answer)
     headers = [*json_headers(answer.body), *quota_headers(account, records.now())]
     return encoded(answer.status, headers, answer.body)
+
+
+def sync_refusal(tally: Tally, account: TenantAccount | None, chance: float) -> SyncAnswer:
+    """Return and count the answer to a request above its tenant's share of CPU time. `chance` spreads the retries."""
+    tally.refusals[Refusal.CPU_SHARE] += 1
+    tally.answers[REFUSALS[Refusal.CPU_SHARE].status] += 1
+    if account is not None:
+        account.requests += 1
+        account.refused[Refusal.CPU_SHARE] += 1
+    return _over_cpu_share(None if account is None else account.tenant, 1 + int(_MOST_RETRY_SECONDS * chance))
+
+
+@lru_cache(maxsize=1_024)
+def _over_cpu_share(tenant: Tenant | None, retry_after: int) -> SyncAnswer:
+    return encoded(*problem_of(over_cpu_share(tenant, retry_after=retry_after)))
 
 
 def encoded(status: int, headers: Headers, body: bytes) -> SyncAnswer:

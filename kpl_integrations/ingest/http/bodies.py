@@ -5,6 +5,8 @@ unfinished bodies take room from `admission/senders.py`. A body that arrives in 
 decoded at once.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 import anyio
@@ -71,7 +73,7 @@ async def read_body(
     size = 0
     held: HeldBody | None = None
     try:
-        with anyio.move_on_after(seconds) as reading:
+        with _time_limit(seconds, room) as reading:
             while True:
                 message: Any = await receive()
                 if message["type"] != "http.request":
@@ -95,6 +97,21 @@ async def read_body(
     finally:
         if held is not None:
             held.release()
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float, room: SenderRoom | None) -> Iterator[anyio.CancelScope]:
+    """Cancel the block after so many seconds, without those in which the server does not read the connection."""
+    watch = None if room is None else room.watch_body
+    with anyio.move_on_after(seconds) as reading:
+        if watch is None:
+            yield reading
+            return
+        watch(reading)
+        try:
+            yield reading
+        finally:
+            watch(None)
 
 
 def _too_slow(seconds: float) -> Refused:

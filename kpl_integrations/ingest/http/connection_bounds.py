@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from kpl_integrations.ingest.http.read_turns import CombinedFlow, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_head import VERIFIED, refused_head
 
 _log: Final = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def _frame(kind: int, payload: bytes) -> bytes:
 _NO_HTTP_2: Final = _frame(4, b"") + _frame(7, bytes(4) + _HTTP_1_1_REQUIRED.to_bytes(4, "big") + _USE_HTTP_1)
 _TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 _TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT)
+_BUSY: Final = _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -69,6 +71,8 @@ class BoundedProtocol(HttpToolsProtocol):
     reserves: ClassVar[bool] = True
     # The open connections without valid credentials, the oldest first; each server has its own.
     unverified: ClassVar[dict["BoundedProtocol", None]] = {}
+    turns: ClassVar[ReadTurns] = ReadTurns()
+    flow: CombinedFlow
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
@@ -88,13 +92,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._asks_upgrade = False
         self._stopped_at: int | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        # While reading is paused: the seconds that were left to the timers of a head and of an idle connection.
+        self._seconds_left: tuple[float | None, float | None] = (None, None)
 
     @classmethod
     def with_bounds(
-        cls, *, header_seconds: float, max_header_bytes: int, reserves: bool = True
+        cls, *, header_seconds: float, max_header_bytes: int, reserves: bool = True, turns: ReadTurns | None = None
     ) -> "type[BoundedProtocol]":
         """Return a subclass with these bounds, because uvicorn creates the protocol itself."""
         bounds = {
+            "turns": turns or ReadTurns(),
             "header_seconds": header_seconds,
             "max_header_bytes": max_header_bytes,
             "reserves": reserves,
@@ -105,6 +112,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """Start the timer of the first head."""
         super().connection_made(transport)
+        self.flow = CombinedFlow(transport)
+        self.reader = ConnectionReader(self, self.turns, self.client[0] if self.client else "")
         limit = self.limit_concurrency if self.reserves else None
         self.unverified[self] = None
         if limit is not None and len(self.connections) > limit - reserved_connections(limit):
@@ -115,6 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Cancel the timer."""
         self.verified()
         self._stop_waiting()
+        self.reader.close()
         super().connection_lost(exc)
 
     def verified(self) -> None:
@@ -131,6 +141,17 @@ class BoundedProtocol(HttpToolsProtocol):
             evicted.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """Handle received bytes, at once or when it is the turn of this connection."""
+        if self.turns.is_attentive:
+            self.turns.wake(self._answered)
+            self.reader.receive(data)
+        else:
+            self.feed(data)
+
+    def _answered(self) -> int:
+        return self.server_state.total_requests
+
+    def feed(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
         self._ends_within = self._begins_within = self._body_within = False
         self._piece_bytes = len(data)
@@ -189,8 +210,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._asks_upgrade = True
         else:
-            self.scope["extensions"] = {VERIFIED: {"mark": self.verified}}
+            claim: Any = self.reader.claim
+            application = self.app
+            if self.turns.is_active:
+                self.app = timed = self.reader.timed(application)
+                claim = timed.claim
+            self.scope["extensions"] = {
+                VERIFIED: {"mark": self.verified, "claim": claim, "watch_body": self.reader.watch_body}
+            }
             super().on_headers_complete()
+            self.app = application
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a body."""
@@ -237,6 +266,31 @@ class BoundedProtocol(HttpToolsProtocol):
         """Return True if an answer is pending. A client would take bytes written before it for the answer."""
         cycle: Any = self.cycle
         return cycle is not None and not cycle.response_complete
+
+    def is_between_requests(self) -> bool:
+        """Return True if no request is being received or answered."""
+        return not (self._in_head and self._most_head_bytes) and not self._is_answering()
+
+    def stop_timers(self) -> None:
+        """Stop the timers of a head and of an idle connection, and keep the time that is left to them."""
+        now = self.loop.time()
+        timers = self._head_timer, self.timeout_keep_alive_task
+        left = [None if each is None else max(0.0, each.when() - now) for each in timers]
+        self._seconds_left = left[0], left[1]
+        self._stop_waiting()
+        self._unset_keepalive_if_required()
+
+    def restart_timers(self) -> None:
+        """Continue these timers."""
+        head, idle = self._seconds_left
+        if head is not None:
+            self._head_timer = self.loop.call_later(head, self._too_slow)
+        if idle is not None:
+            self.timeout_keep_alive_task = self.loop.call_later(idle, self.timeout_keep_alive_handler)
+
+    def refuse_busy(self) -> None:
+        """Answer 503 and close the connection."""
+        self._refuse(_BUSY)
 
     def _begin_head(self) -> None:
         self._in_head = self._begins_within = True

@@ -1,15 +1,15 @@
 """The head of a request: which heads are refused, header fields by name, and the options `ack` and `partial`."""
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from kpl_integrations.ingest.admission.refusals import Refusal, Refused
-from kpl_integrations.ingest.tenants import ACKS, Ack
+from kpl_integrations.ingest.admission.refusals import Refusal, Refused, over_cpu_share
+from kpl_integrations.ingest.tenants import ACKS, Ack, Tenant
 
 ACK_HEADER: Final = b"x-ack"
 # The ASGI extension by which a route tells the server that the client has valid credentials.
@@ -41,6 +41,7 @@ _MOST_PARAMETERS: Final = 8
 _MOST_QUERY_BYTES: Final = 256
 
 FieldsByName = Mapping[bytes, bytes]
+Extensions = Mapping[str, Mapping[object, Any]] | None
 
 
 class RequestOptions(NamedTuple):
@@ -53,10 +54,25 @@ class RequestOptions(NamedTuple):
 _NO_OPTIONS: Final = RequestOptions()
 
 
-def mark_verified(extensions: Mapping[str, Mapping[object, Any]] | None) -> None:
+def mark_verified(extensions: Extensions) -> None:
     """Tell the server that the client of this request has valid credentials; `extensions` are the scope's."""
     if extensions is not None and VERIFIED in extensions:
         extensions[VERIFIED]["mark"]()
+
+
+def body_watcher(extensions: Extensions) -> Callable[[Any], object] | None:
+    """Return what keeps pauses of reading out of the time limit of this request's body; None: nothing pauses it."""
+    return extensions[VERIFIED]["watch_body"] if extensions is not None and VERIFIED in extensions else None
+
+
+def claim_request(extensions: Extensions, tenant: Tenant | None) -> None:
+    """Tell the server the tenant of this request; None: it has no verified credentials.
+
+    Raises:
+        Refused: the tenant has used more than its share of CPU time, and this request cannot wait.
+    """
+    if extensions is not None and VERIFIED in extensions and extensions[VERIFIED]["claim"](tenant) is False:
+        raise over_cpu_share(tenant)
 
 
 def refused_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:

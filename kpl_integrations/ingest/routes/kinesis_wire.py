@@ -30,7 +30,7 @@ from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
-from kpl_integrations.ingest.http.request_head import header_fields, mark_verified
+from kpl_integrations.ingest.http.request_head import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
 from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
@@ -88,6 +88,7 @@ WIRE_ANSWERS: Final[Mapping[Refusal, WireAnswer]] = MappingProxyType(
     {
         Refusal.QUOTA: WireAnswer(THROTTLED, per_record=True),
         Refusal.QUEUE_SHARE: WireAnswer(THROTTLED, per_record=True),
+        Refusal.CPU_SHARE: UNAVAILABLE_ANSWER,
         Refusal.NO_ROOM: WireAnswer(THROTTLED, per_record=True),
         Refusal.BREAKER_OPEN: UNAVAILABLE_ANSWER,
         Refusal.DRAINING: UNAVAILABLE_ANSWER,
@@ -154,8 +155,7 @@ class KinesisWireRoute:
         gateway = self._gateway
         gateway.admission.require_open()
         account, body = await self._verified(scope, receive, headers, by_name)
-        if account.tenant is not gateway.directory.unknown:
-            mark_verified(scope.get("extensions"))
+        gateway.claim(scope, account)
         payer = gateway.payer_of(account, client_of(scope))
         account.requests += 1
         try:

@@ -14,6 +14,7 @@ from kpl_core import SpoolOptions
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest import REFUSALS, IngestGateway, Refusal, load_settings
 from kpl_integrations.ingest.http.answers import REGISTERED_TYPES
+from kpl_integrations.ingest.http.request_head import VERIFIED
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import (
     JSON,
@@ -103,6 +104,18 @@ async def slow_body(gateway: IngestGateway) -> Answer:
     return Answer(sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, sent[1]["body"])
 
 
+async def cpu_share(gateway: IngestGateway) -> Answer:
+    """The server says whether a request may wait for its tenant's turn."""
+    server = {"mark": lambda: None, "claim": lambda tenant: tenant.id != "acme", "watch_body": lambda _: None}
+
+    async def claimed(scope: Any, receive: Any, send: Any) -> None:
+        await gateway({**scope, "extensions": {VERIFIED: server}}, receive, send)
+
+    application: Any = claimed
+    assert (await Client(application, "slow").post(ONE)).status == 202
+    return await Client(application, "acme").post(ONE)
+
+
 async def in_use(gateway: IngestGateway) -> Answer:
     client = Client(gateway, "acme")
     answers: list[Answer] = []
@@ -158,6 +171,7 @@ def typed(content_type: str, **more: str) -> dict[str, str]:
 ROWS: list[tuple[Refusal, dict[str, Any], Callable[[IngestGateway], Awaitable[Answer]]]] = [
     (Refusal.QUOTA, {}, over_the_rate),
     (Refusal.QUEUE_SHARE, {"max_outstanding_bytes": 4_000_000}, queue_share),
+    (Refusal.CPU_SHARE, {}, cpu_share),
     (Refusal.NO_ROOM, {"max_outstanding_records": 110}, no_room),
     (Refusal.BREAKER_OPEN, {}, breaker_open),
     (Refusal.DRAINING, {}, draining),

@@ -1,0 +1,333 @@
+"""Connections are read in turns while the event loop is late. Real sockets; only the delay of the loop is staged."""
+
+import asyncio
+import itertools
+import json
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.http import read_turns
+from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, CombinedFlow
+from kpl_integrations.ingest.serving import GatewayServer
+from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.app.scene import STREAM, Client, KnownTenants, gateway_of, kinesis
+from tests.ingest.app.test_serving import served
+
+pytestmark = pytest.mark.anyio
+PATH = f"/v1/streams/{STREAM}/records"
+ONE = b'{"partition_key":"k","data":"x"}'
+PROBE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+LATE = 2.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Sockets, in real time."""
+    return "asyncio"
+
+
+def post(tenant: str, body: bytes = ONE, query: str = "") -> bytes:
+    return (
+        f"POST {PATH}{query} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the server has no event for it
+        await asyncio.sleep(0.001)
+
+
+class Connection:
+    """A client's connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Return status and body of the next answer."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return int(head[9:12]), await self.reader.readexactly(int(length.partition(b":")[2]))
+
+    async def status(self, request: bytes) -> int:
+        """Send a request and return the status of its answer."""
+        self.writer.write(request)
+        return (await self.answer())[0]
+
+
+class Scene:
+    """A gateway and its server, whose loop is late at will."""
+
+    def __init__(self, gateway: IngestGateway, server: GatewayServer) -> None:
+        self.gateway = gateway
+        self.server = server
+        self.turns = gateway.read_turns
+        self.connections: list[Connection] = []
+
+    async def connect(self, *requests: bytes) -> Connection:
+        """Open a connection, and send requests that are answered."""
+        host, _, port = self.server.url.rpartition("/")[2].partition(":")
+        self.connections.append(connection := Connection(*await asyncio.open_connection(host, int(port))))
+        for request in requests:
+            assert await connection.status(request) in {200, 202}
+        return connection
+
+    async def make_late(self, *, used_seconds: float = 1e4) -> None:
+        """Block the loop until its delay stands. The tenant "flood" has then used far more than its share."""
+        while not self.turns.is_active:
+            started = time.thread_time()
+            while time.thread_time() - started < 0.03:
+                pass
+            await asyncio.sleep(0)
+        self.turns.charge("flood", 1.0, used_seconds)
+
+    async def paused(self, connection: Connection, data: bytes) -> None:
+        """Send bytes on a connection, and wait until it has been paused."""
+        before = self.turns.pauses
+        connection.writer.write(data)
+        await until(lambda: self.turns.pauses > before)
+
+
+@asynccontextmanager
+async def scene(**settings: Any) -> AsyncIterator[Scene]:
+    gateway = gateway_of(kinesis(), KnownTenants(Tenant(id="flood"), Tenant(id="quiet")), **settings)
+    async with served(gateway) as server:
+        staged = Scene(gateway, server)
+        await staged.connect(post("quiet", query="?ack=delivered"))
+        yield staged
+        for connection in staged.connections:
+            connection.writer.close()
+
+
+@pytest.fixture(params=["true", "false"], ids=["fast path", "without the fast path"])
+def _each_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KPL_INGEST_FAST_PATH", request.param)
+
+
+@pytest.mark.usefixtures("_each_path")
+async def test_a_tenant_above_its_share_waits_while_others_are_served():
+    async with scene() as staged:
+        flood, quiet = await staged.connect(post("flood")), await staged.connect(post("quiet"))
+        await staged.make_late()
+        started = time.monotonic()
+        await staged.paused(flood, post("flood"))
+        assert await quiet.status(post("quiet")) == 202
+        assert time.monotonic() - started < LATE
+        assert (staged.turns.paused_connections, staged.turns.pauses) == (1, 1)
+        # It waits for the longest pause, and is then refused.
+        assert (await flood.answer())[0] == 429
+        assert LONGEST_PAUSE_SECONDS / 2 <= time.monotonic() - started < LONGEST_PAUSE_SECONDS + LATE
+        assert staged.turns.paused_bytes == 0
+
+
+@pytest.mark.usefixtures("_each_path")
+async def test_a_tenant_that_waits_is_served_as_soon_as_there_is_time():
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late(used_seconds=0.1)
+        started = time.monotonic()
+        await staged.paused(flood, post("flood"))
+        assert (await flood.answer())[0] == 202
+        assert time.monotonic() - started < LATE
+
+
+@pytest.mark.usefixtures("_each_path")
+async def test_requests_of_a_connection_with_two_tenants_are_refused_one_by_one():
+    async with scene() as staged:
+        proxy = await staged.connect(post("flood"), post("quiet"))
+        await staged.make_late()
+        proxy.writer.write(post("flood") + post("quiet") + post("flood") + post("quiet"))
+        answers = [await proxy.answer() for _ in range(4)]
+        assert [status for status, _ in answers] == [429, 202, 429, 202]
+        assert json.loads(answers[0][1])["code"] == "quota-exceeded"
+        assert "flood has used more than its share" in json.loads(answers[0][1])["detail"]
+        assert staged.turns.pauses == 0
+        stats = await Client(staged.gateway, "flood").call("GET", "/v1/stats")
+        assert sum(stats.json()["tenants"]["flood"]["refused"].values()) in {0, 2}
+
+
+@pytest.mark.usefixtures("_each_path")
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+async def test_a_probe_never_waits(path):
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late()
+        assert await flood.status(PROBE.replace(b"/livez", path.encode())) == 200
+        assert staged.turns.pauses == 0
+        # A probe with requests behind it is no probe.
+        await staged.paused(flood, PROBE + post("flood"))
+
+
+async def test_a_new_connection_waits_with_its_tenant_and_not_with_its_address():
+    async with scene() as staged:
+        await staged.make_late()
+        staged.turns.charge(("address", "127.0.0.1"), 1.0, 1e4)
+        quiet, flood = await staged.connect(post("quiet")), await staged.connect()
+        assert staged.turns.pauses == 0
+        await staged.paused(flood, post("flood"))
+        anonymous = await staged.connect()
+        staged.turns.charge(("address", "127.0.0.1"), 1.0, 1e5)
+        await staged.paused(anonymous, post("nobody"))
+        # Its tenant is unknown, so it is not refused for one.
+        assert (await anonymous.answer())[0] == 401
+        assert await quiet.status(post("quiet")) == 202
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_each_path")
+async def test_pauses_do_not_count_towards_time_limits():
+    async with scene(header_seconds=3.5, body_seconds=3.5, keep_alive_seconds=3) as staged:
+        head, body, idle = [await staged.connect(post("flood")) for _ in range(3)]
+        request = post("flood", query="?ack=delivered")
+        for connection, sent in ((head, request[:20]), (body, request[:-10])):
+            connection.writer.write(sent)
+        await asyncio.sleep(0.05)
+        await staged.make_late()
+        for number in range(4):
+            # Each of these pieces waits for the longest pause, so that all of them take longer than the limits.
+            staged.turns.charge("flood", 1.0, 1e4)
+            await staged.paused(head, request[20 + number : 21 + number])
+            await staged.paused(body, request[number - 10 : number - 9])
+            await staged.paused(idle, b"\r\n")
+            await until(lambda: not staged.turns.paused_connections)
+        staged.turns.end()
+        head.writer.write(request[24:])
+        body.writer.write(request[-6:])
+        assert (await head.answer())[0] == (await body.answer())[0] == 200
+        assert await idle.status(post("flood")) == 202
+
+
+@pytest.mark.usefixtures("_each_path")
+async def test_pauses_end_when_the_gateway_drains():
+    async with scene(drain_delay_seconds=1) as staged:
+        connections = [await staged.connect(post("flood")) for _ in range(20)]
+        await staged.make_late()
+        for connection in connections:
+            await staged.paused(connection, post("flood") * 3)
+        started = time.monotonic()
+        staged.server.stop(signal.SIGTERM)
+        for connection in connections:
+            assert [(await connection.answer())[0] for _ in range(3)] == [202] * 3
+        assert time.monotonic() - started < LATE
+        assert staged.turns.paused_connections == 0
+        # Nothing is paused from now on.
+        assert await connections[0].status(post("flood")) == 202
+    report = staged.gateway.report
+    assert report is not None
+    assert report.complete
+    assert report.delivered == 82
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="this platform cannot tell")
+async def test_a_client_that_resets_a_paused_connection_is_noticed():
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late()
+        await staged.paused(flood, post("flood"))
+        sock = flood.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        started = time.monotonic()
+        flood.writer.transport.abort()
+        await until(lambda: not staged.turns.paused_connections)
+        assert time.monotonic() - started < LONGEST_PAUSE_SECONDS / 2 + LATE
+        assert staged.turns.paused_bytes == 0
+
+
+async def test_a_half_open_client_gets_its_answer_after_the_pause():
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late()
+        await staged.paused(flood, post("flood"))
+        flood.writer.write_eof()
+        assert (await flood.answer())[0] == 429
+        assert await flood.reader.read() == b""
+        assert staged.turns.paused_connections == 0
+
+
+@pytest.mark.usefixtures("_each_path")
+async def test_a_slow_reader_is_paused_by_its_answers_and_by_its_share():
+    async with scene() as staged:
+        flood, quiet = await staged.connect(post("flood")), await staged.connect(post("quiet"))
+        await staged.make_late(used_seconds=0.1)
+        # Answers of some MB fill the buffers of a client that does not read.
+        flood.writer.write(post("flood", b"{") * 20_000)
+        for _ in range(20):
+            started = time.monotonic()
+            assert await quiet.status(post("quiet")) == 202
+            assert time.monotonic() - started < LATE
+            await asyncio.sleep(0.02)
+        flood.writer.transport.abort()
+        await until(lambda: not staged.turns.paused_connections)
+        assert staged.turns.paused_bytes == 0
+        assert await quiet.status(post("quiet")) == 202
+
+
+async def test_a_connection_is_closed_if_paused_ones_have_too_many_bytes(monkeypatch):
+    monkeypatch.setattr(read_turns, "MOST_PAUSED_BYTES", 1_000)
+    async with scene() as staged:
+        first, second = [await staged.connect(post("flood")) for _ in range(2)]
+        await staged.make_late()
+        await staged.paused(first, post("flood") * 3)
+        assert await second.status(post("flood") * 10) == 503
+        assert await second.reader.read() == b""
+        assert (await first.answer())[0] == 429
+
+
+async def test_many_pipelined_requests_are_answered_in_order_over_several_turns():
+    bodies = [ONE, b"{", b'{"partition_key":"k","data":"' + b"x" * 6_000 + b'"}']
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late(used_seconds=0.1)
+        flood.writer.write(b"".join(post("flood", body) for body in bodies * 40))
+        assert [(await flood.answer())[0] for _ in range(120)] == [202, 400, 202] * 40
+
+
+async def test_the_metrics_count_pauses():
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late()
+        await staged.paused(flood, post("flood"))
+        metrics = (await Client(staged.gateway).call("GET", "/metrics")).body.decode()
+        assert "\nkinesis_ingest_paused_connections 1.0\n" in metrics
+        assert "\nkinesis_ingest_read_pauses_total 1.0\n" in metrics
+        assert (await flood.answer())[0] == 429
+        metrics = (await Client(staged.gateway).call("GET", "/metrics")).body.decode()
+        assert 'kinesis_ingest_rejected_total{reason="cpu_share"} 1.0\n' in metrics
+
+
+class Transport:
+    """The reading side of a transport. It refuses to pause or resume twice, as some do."""
+
+    def __init__(self) -> None:
+        self.is_reading = True
+
+    def pause_reading(self) -> None:
+        assert self.is_reading
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_reading
+        self.is_reading = True
+
+
+def test_the_transport_reads_only_if_uvicorn_and_the_turns_allow_it():
+    for calls in itertools.product(["pause_reading", "resume_reading", "hold", "release"], repeat=5):
+        transport: Any = Transport()
+        flow = CombinedFlow(transport)
+        allowed = {"uvicorn": True, "turns": True}
+        for call in calls:
+            getattr(flow, call)()
+            allowed["uvicorn" if call.endswith("reading") else "turns"] = call in {"resume_reading", "release"}
+            assert transport.is_reading is all(allowed.values())
+            assert flow.read_paused is not allowed["uvicorn"]
