@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.proportional import initial_limit, scaled_limit
 from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
 from kpl_core.pipeline.shard_limiter import AdaptiveRate
 from kpl_core.pipeline.token_bucket import TokenBucket
+from kpl_integrations.dynamodb_limits.proportional import initial_limit, scaled_limit
 
 __all__ = ["BURST_SECONDS", "RESOURCE", "Fleet", "Leased", "Scaled", "SimulatedStore"]
 

@@ -217,9 +217,7 @@ async def test_a_coordinator_respects_a_claim_and_replaces_garbage():
     store = MemoryStore(lambda: now[0])
 
     def coordinator() -> Coordinator:
-        return Coordinator(
-            store, policy="leases", interval_seconds=5.0, on_problem=lambda reason, _: complaints.append(reason)
-        )
+        return Coordinator(store, interval_seconds=5.0, on_problem=lambda reason, _: complaints.append(reason))
 
     await store.write("leases.json", b"garbage")
     assert await coordinator().compute_once() == (0, "computed")
