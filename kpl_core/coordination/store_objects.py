@@ -147,6 +147,8 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
         unassigned: what a worker may get at once, because no other worker has to give it up.
         began_at: when the first worker claimed the resource.
         used_at: when a worker last claimed it.
+        calm_at: the last division that left enough unassigned. While that is the latest one, its workers may report
+            rarely.
     """
 
     limit: Pair
@@ -156,6 +158,7 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
     unassigned: Pair = (0.0, 0.0)
     began_at: float = 0.0
     used_at: float = 0.0
+    calm_at: float = 0.0
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -165,11 +168,13 @@ class Summary(msgspec.Struct, kw_only=True):
         generation: grows by one with every summary.
         token: tells this summary and its parts from another one of the same generation, which was overtaken, or lost by
             the store.
-        computed_at: the store's clock, seconds since 1970.
+        computed_at: the store's clock, seconds since 1970. A renewal changes it, but no grant and no generation.
+        divided_at: when the grants were computed; 0 if an older release wrote it.
         began_at: when the first summary of an unbroken sequence was computed.
         settled: True if every worker has its target share and has reported that it holds no more.
         claimed_until: the writer computes the next summary; until this instant no other worker tries.
         dedicated: a separate process computes; workers compute only when it is late.
+        computed_by: the worker that computed, which has read the reports already and goes on; "" for none.
         members: all workers; empty if there are parts.
         resources: the plan of each resource; empty if there are parts.
         part_count: 0 if the head contains everything.
@@ -182,10 +187,12 @@ class Summary(msgspec.Struct, kw_only=True):
     generation: int
     computed_at: float
     began_at: float
+    divided_at: float = 0.0
     token: str = ""
     settled: bool = False
     claimed_until: float = 0.0
     dedicated: bool = False
+    computed_by: str = ""
     members: dict[str, FleetMember] = msgspec.field(default_factory=dict)
     resources: dict[str, ResourcePlan] = msgspec.field(default_factory=dict)
     part_count: int = 0

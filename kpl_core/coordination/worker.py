@@ -18,7 +18,7 @@ from uuid import uuid4
 import anyio
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, compute
+from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, SummaryWriter
 from kpl_core.coordination.lease_table import TableRules, is_claimed
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
@@ -274,6 +274,7 @@ class Coordinator:
         self._store = store
         self._rules = TableRules(interval_seconds=interval_seconds, max_workers=max_workers, dedicated=True)
         self._on_problem = on_problem
+        self._writer = SummaryWriter(store, self._rules, on_problem)
 
     async def compute_once(self) -> tuple[int, Literal["computed", "overtaken"]]:
         """Compute a summary; return the number of workers in it, and whether this process wrote it.
@@ -292,9 +293,7 @@ class Coordinator:
             head = None
         if head is not None and is_claimed(head, self._rules.interval_seconds, at=reading.at):
             return head.member_count, "overtaken"
-        summary = await compute(
-            self._store, head, reading.version, self._rules, at=reading.at, on_problem=self._on_problem
-        )
+        summary = await self._writer.compute(head, reading.version, at=reading.at)
         if summary is None:
             return 0 if head is None else head.member_count, "overtaken"
         return summary.member_count, "computed"
