@@ -57,7 +57,8 @@ MAX_QUICK_SYNCS: Final = 15
 WANTS_MORE_ABOVE: Final = 1.1
 ENTITLED_BELOW: Final = 0.9
 # The worker that computed last has read all reports and goes on. Others of a large fleet compute when it is late.
-LATE_SPACING: Final = 0.6
+# More than half an interval, also if the store's clock shows whole seconds.
+LATE_SPACING: Final = 0.7
 LARGE_FLEET: Final = 32
 
 

@@ -114,6 +114,8 @@ def _unreadable(body: bytes, error: Exception | None) -> UnreadableObject:
 
 # A DynamoDB item may have 400 KB; 200 workers on 10 shards each need about 150 KB.
 MEMBERS_PER_PART: Final = 200
+# A larger fleet has parts. While a summary is renewed, its workers read only the short head.
+MEMBERS_IN_HEAD: Final = 20
 
 
 class Grant(msgspec.Struct, array_like=True, gc=False):
@@ -260,9 +262,9 @@ def split(summary: Summary, *, after: Summary | None) -> tuple[Summary, list[Sum
     `after` is the previous head, whose parts the new head lists as old.
     """
     old = ("", 0) if after is None else (part_prefix(after.generation, after.token), after.part_count)
-    part_count = -(-len(summary.members) // MEMBERS_PER_PART)
-    if part_count <= 1:
+    if len(summary.members) <= MEMBERS_IN_HEAD:
         return msgspec.structs.replace(summary, old_part_prefix=old[0], old_part_count=old[1]), []
+    part_count = -(-len(summary.members) // MEMBERS_PER_PART)
     members: list[dict[str, FleetMember]] = [{} for _ in range(part_count)]
     for worker_id, member in summary.members.items():
         members[part_of(worker_id, part_count)][worker_id] = member
