@@ -151,13 +151,7 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
     max_workers = rules.max_workers if previous is None or is_warm else max(rules.max_workers, previous.max_workers)
     leaving: set[str] = set()
     # Whether the grants of `previous` still serve all workers.
-    serves = (
-        previous is not None
-        and is_warm
-        and previous.settled
-        and previous.dedicated == rules.dedicated
-        and at - previous.divided_at <= RENEWED_INTERVALS * interval
-    )
+    serves = is_warm
     plans = {} if previous is None else previous.resources
     for report in reports:
         worker_id = report.worker_id
@@ -180,20 +174,28 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
                 member = summary.members[worker_id] = FleetMember(silent.reported_at, silent.weight, silent.tier, {})
                 _add_silent(claimants, member, silent, previous)
 
-    if (
-        previous is not None
-        and serves
-        and (previous.max_workers, previous.members.keys()) == (max_workers, summary.members.keys())
-        and all(
-            plan.estimate == 1.0 and is_calm(plan, previous) if resource in claimants else _is_kept(plan, rules, at)
-            for resource, plan in plans.items()
-        )
-    ):
-        return msgspec.structs.replace(previous, computed_at=at, claimed_until=0.0)
-    _divide_all(summary, claimants, previous, rules, max_workers)
     summary.member_count = len(summary.members)
     summary.max_workers = max_workers
+    if serves and previous is not None and _is_renewable(previous, summary, claimants, rules):
+        return msgspec.structs.replace(previous, computed_at=at, claimed_until=0.0)
+    _divide_all(summary, claimants, previous, rules, max_workers)
     return summary
+
+
+def _is_renewable(previous: Summary, summary: Summary, claimants: Mapping[str, _Claimants], rules: TableRules) -> bool:
+    """Return True if `previous` may be kept. The grants of each member of the undivided `summary` serve it."""
+    at = summary.computed_at
+    return (
+        previous.settled
+        and previous.dedicated == rules.dedicated
+        and at - previous.divided_at <= RENEWED_INTERVALS * rules.interval_seconds
+        and previous.max_workers == summary.max_workers
+        and previous.members.keys() == summary.members.keys()
+        and all(
+            plan.estimate == 1.0 and is_calm(plan, previous) if resource in claimants else _is_kept(plan, rules, at)
+            for resource, plan in previous.resources.items()
+        )
+    )
 
 
 def _divide_all(
