@@ -21,7 +21,7 @@ from kpl_core.pipeline.shard_limiter import AdaptiveRate
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.dynamodb_limits.proportional import initial_limit, scaled_limit
 
-__all__ = ["BURST_SECONDS", "RESOURCE", "Fleet", "Leased", "Scaled", "SimulatedStore"]
+__all__ = ["BURST_SECONDS", "RESOURCE", "Fleet", "Flow", "Leased", "Scaled", "SimulatedStore"]
 
 STEP_SECONDS = 0.02
 BURST_SECONDS = 0.1
@@ -202,7 +202,7 @@ class Scaled:
         return self._limit if resource == RESOURCE else self._fleet.limit
 
 
-class _Flow:
+class Flow:
     """What one worker offers to one resource, and its token bucket."""
 
     def __init__(self, offered: Callable[[float], float], until: float, rate: float, now: float) -> None:
@@ -261,7 +261,7 @@ class _Worker:
             BRIEF: (_brief, now + BRIEF_SECONDS),
             IDLE: (_brief, now),
         }
-        self.flows = {resource: _Flow(*load, algorithm.rate(resource), now) for resource, load in loads.items()}
+        self.flows = {resource: Flow(*load, algorithm.rate(resource), now) for resource, load in loads.items()}
         self.next_tick = first_tick
         self.early_tick = math.inf
         self.is_alive = True
