@@ -216,11 +216,13 @@ class Flow:
         self.sent = self.throttled = 0
 
     def usage(self, limit: float) -> Usage:
+        """Return the counts, for a coordination worker."""
         waiting = self.backlog if self.backlog >= 1.0 else 0.0
         counts = (self.arrived, self.arrived), (waiting, waiting)
         return Usage((limit, limit), *counts, float(self.sent), float(self.throttled))
 
     def use_rate(self, rate: float, now: float) -> None:
+        """Send at this rate from now on."""
         if rate != self.rate:
             self.rate = rate
             self.bucket.set_rate(0, rate * self.adaptive.fraction, now, capacity=rate * BURST_SECONDS)
@@ -243,6 +245,7 @@ class Flow:
         return count
 
     def answered(self, sent: int, throttled: int, now: float) -> None:
+        """Note how many units of a request were throttled. They are sent again."""
         self.throttled += throttled
         self.backlog += throttled
         if self.adaptive.answered(sent=sent, throttled=throttled, now=now):

@@ -12,6 +12,7 @@ fleet. 1 is the limit.
 import argparse
 import asyncio
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,7 +23,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from benchmarks.coordination_fleet import Flow
 from kpl_core.coordination import CoordinationStore, Listing, Reading, StoreFailed, Usage, Written
@@ -190,10 +190,10 @@ async def _work(port: int, url: str, worker_id: str) -> None:
 
 
 class Place(NamedTuple):
-    """A store that runs: its URL, its server's process, and how to change its contents."""
+    """A store that runs: its URL, the process group of its server, and what deletes its contents."""
 
     url: str
-    pid: int | None
+    group: int | None
     flush: Callable[[], object]
 
 
@@ -229,7 +229,7 @@ class Fleet:
             self._stack.callback(_killed, process)
             started.append(process)
         for process in started:
-            assert process.stdout is not None  # noqa: S101 - a pipe
+            assert process.stdout is not None
             _ = await process.stdout.readline()
         return started
 
@@ -252,7 +252,7 @@ class Fleet:
 
 
 def _write(process: asyncio.subprocess.Process, command: object) -> None:
-    assert process.stdin is not None  # noqa: S101 - a pipe
+    assert process.stdin is not None
     process.stdin.write(json.dumps(command).encode() + b"\n")
 
 
@@ -282,101 +282,118 @@ class Figure(NamedTuple):
         return f"at least {self.least:g}" if self.most == float("inf") else f"{self.least:g} to {self.most:g}"
 
 
-async def cases(fleet: Fleet) -> AsyncIterator[Figure]:
-    """Play all cases; yield the figures."""
-    shard, inf = fleet.shard, float("inf")
+class Cases:
+    """Plays the cases with one fleet, and keeps the figures."""
 
-    def most(case: str, start: float, end: float, bound: float) -> Figure:
-        return Figure(f"{case}: most in a second", 0.0, bound, max(shard.windows(start, end)))
+    def __init__(self, fleet: Fleet, show: Callable[[Figure], None]) -> None:
+        self.figures: list[Figure] = []
+        self._fleet = fleet
+        self._show = show
 
-    def used(case: str, start: float, end: float, least: float, bound: float = inf) -> Figure:
-        return Figure(f"{case}: mean", least, bound, shard.sent(start, end))
+    def _most(self, name: str, start: float, end: float, bound: float) -> None:
+        self._add(Figure(f"{name}: most in a second", 0.0, bound, max(self._fleet.shard.windows(start, end))))
 
-    eight = await fleet.start(WORKERS)
-    fleet.begin(eight)
-    fleet.tell("offered", HOT)
-    start, _ = await fleet.run(3 * INTERVAL)
-    yield most("cold start", start, time.monotonic(), 1.1)
-    start, end = await fleet.run(10.0)
-    yield used("steady", start, end, 0.95, 1.0)
-    yield Figure("steady: throttled", 0.0, 0.005, shard.throttled(start, end))
+    def _used(self, name: str, start: float, end: float, least: float, most: float = math.inf) -> None:
+        self._add(Figure(f"{name}: mean", least, most, self._fleet.shard.sent(start, end)))
 
-    fleet.tell("offered", IDLE)
-    await fleet.run(10 * INTERVAL)
-    fleet.tell("offered", HOT)
-    start, end = await fleet.run(8.0)
-    yield most("burst after idle", start, end, 1.1)
-    yield used("burst, second second", start + 1.0, start + 2.0, 0.8)
+    def _add(self, figure: Figure) -> None:
+        self.figures.append(figure)
+        self._show(figure)
 
-    if fleet.place.pid is None:
-        fleet.tell("cut", 1)
-    else:
-        os.kill(fleet.place.pid, signal.SIGSTOP)
-    start, end = await fleet.run(20.0)
-    if fleet.place.pid is None:
+    async def play(self) -> None:
+        """Play all cases, one after the other."""
+        self._eight = await self._fleet.start(WORKERS)
+        self._fleet.begin(self._eight)
+        await self._start_and_burst()
+        await self._store_faults()
+        await self._worker_faults()
+        await self._kill_and_join()
+
+    async def _start_and_burst(self) -> None:
+        fleet = self._fleet
+        fleet.tell("offered", HOT)
+        start, end = await fleet.run(3 * INTERVAL)
+        self._most("cold start", start, end, 1.1)
+        start, end = await fleet.run(10.0)
+        self._used("steady", start, end, 0.95, 1.0)
+        self._add(Figure("steady: throttled", 0.0, 0.005, fleet.shard.throttled(start, end)))
+        fleet.tell("offered", IDLE)
+        await fleet.run(10 * INTERVAL)
+        fleet.tell("offered", HOT)
+        start, end = await fleet.run(8.0)
+        self._most("burst after idle", start, end, 1.1)
+        self._used("burst, second second", start + 1.0, start + 2.0, 0.8)
+
+    async def _store_faults(self) -> None:
+        fleet = self._fleet
+        self._pause(signal.SIGSTOP)
+        start, end = await fleet.run(20.0)
+        self._pause(signal.SIGCONT)
+        self._used("store paused 20 s", start, end, 0.8, 1.0)
+        start, end = await fleet.run(4 * INTERVAL)
+        self._most("store is back", start, end, 1.1)
+        for name, spoil in (("store flushed", self._flush), ("garbage in the store", self._write_garbage)):
+            await spoil()
+            start, end = await fleet.run(5 * INTERVAL)
+            self._most(name, start, end, 1.1)
+            self._used(f"{name}, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
+        fleet.tell("slow", SLOW_SECONDS)
+        start, end = await fleet.run(20.0)
+        self._used("store latency 2 s", start, end, 0.8, 1.05)
+        fleet.tell("slow", 0.0)
+        start, end = await fleet.run(4 * INTERVAL)
+        self._most("latency is over", start, end, 1.1)
+
+    def _pause(self, number: signal.Signals) -> None:
+        if self._fleet.place.group is None:
+            self._fleet.tell("cut", number == signal.SIGSTOP)
+        else:
+            os.killpg(self._fleet.place.group, number)
+
+    async def _flush(self) -> None:
+        await asyncio.to_thread(self._fleet.place.flush)
+
+    async def _write_garbage(self) -> None:
+        store = await open_store(self._fleet.place.url)
+        for name in ("leases.json", "report-worker-1.json", "report-unknown.json"):
+            await store.write(name, b"\xff{garbage")
+        await store.aclose()
+
+    async def _worker_faults(self) -> None:
+        fleet, eight = self._fleet, self._eight
+        eight[0].send_signal(signal.SIGSTOP)
+        start, end = await fleet.run(30.0)
+        self._used("one stopped 30 s, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
+        eight[0].send_signal(signal.SIGCONT)
+        start, end = await fleet.run(4 * INTERVAL)
+        # It has its old eighth until it has synced.
+        self._most("it continues", start, end, 1.3)
+        self._used("it continues, after 2 intervals", start + 2 * INTERVAL, end, 0.95, 1.05)
+        fleet.tell("cut", 1, eight[4:])
+        start, end = await fleet.run(15 * INTERVAL)
+        self._used("half cut off, after 3 intervals", start + 3 * INTERVAL, end, 0.8, 1.1)
         fleet.tell("cut", 0)
-    else:
-        os.kill(fleet.place.pid, signal.SIGCONT)
-    yield used("store paused 20 s", start, end, 0.8, 1.0)
-    start, end = await fleet.run(4 * INTERVAL)
-    yield most("store is back", start, end, 1.1)
+        start, end = await fleet.run(4 * INTERVAL)
+        self._used("half is back, after 2 intervals", start + 2 * INTERVAL, end, 0.9, 1.05)
+        fleet.tell("clock", CLOCK_STEP_SECONDS, eight[:3])
+        fleet.tell("clock", -CLOCK_STEP_SECONDS, eight[3:6])
+        start, end = await fleet.run(6 * INTERVAL)
+        self._used("clocks 60 s off, both ways", start, end, 0.95, 1.05)
 
-    await asyncio.to_thread(fleet.place.flush)
-    start, end = await fleet.run(5 * INTERVAL)
-    yield most("store flushed", start, end, 1.1)
-    yield used("flushed, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
-    await _write_garbage(fleet.place.url)
-    start, end = await fleet.run(5 * INTERVAL)
-    yield most("garbage in the store", start, end, 1.1)
-    yield used("garbage, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
-
-    eight[0].send_signal(signal.SIGSTOP)
-    start, end = await fleet.run(30.0)
-    yield used("one stopped 30 s, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
-    eight[0].send_signal(signal.SIGCONT)
-    start, end = await fleet.run(4 * INTERVAL)
-    # It has its old eighth until it has synced, and what waited in its pipe.
-    yield most("it continues", start, end, 1.3)
-    yield used("after 2 intervals", start + 2 * INTERVAL, end, 0.95, 1.05)
-
-    fleet.tell("cut", 1, eight[4:])
-    start, end = await fleet.run(15 * INTERVAL)
-    yield used("half cut off, after 3 intervals", start + 3 * INTERVAL, end, 0.8, 1.1)
-    fleet.tell("cut", 0)
-    start, end = await fleet.run(4 * INTERVAL)
-    yield used("half is back, after 2 intervals", start + 2 * INTERVAL, end, 0.9, 1.05)
-
-    fleet.tell("slow", SLOW_SECONDS)
-    start, end = await fleet.run(20.0)
-    yield used("store latency 2 s", start, end, 0.8, 1.05)
-    fleet.tell("slow", 0.0)
-    start, end = await fleet.run(4 * INTERVAL)
-    yield most("latency is over", start, end, 1.1)
-
-    fleet.tell("clock", CLOCK_STEP_SECONDS, eight[:3])
-    fleet.tell("clock", -CLOCK_STEP_SECONDS, eight[3:6])
-    start, end = await fleet.run(6 * INTERVAL)
-    yield used("clocks 60 s off, both ways", start, end, 0.95, 1.05)
-
-    joining = await fleet.start(4)
-    for process in eight[4:]:
-        process.kill()
-    start, end = await fleet.run(6 * INTERVAL)
-    yield most("4 of 8 killed", start, end, 1.1)
-    yield used("killed, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
-    fleet.workers = eight[:4]
-    fleet.begin(joining)
-    fleet.tell("offered", HOT)
-    start, end = await fleet.run(6 * INTERVAL)
-    yield most("4 join", start, end, 1.1)
-    yield used("joined, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
-
-
-async def _write_garbage(url: str) -> None:
-    store = await open_store(url)
-    for name in ("leases.json", "report-worker-1.json", "report-unknown.json"):
-        await store.write(name, b"\xff{garbage")
-    await store.aclose()
+    async def _kill_and_join(self) -> None:
+        fleet, eight = self._fleet, self._eight
+        joining = await fleet.start(4)
+        for process in eight[4:]:
+            process.kill()
+        fleet.workers = eight[:4]
+        start, end = await fleet.run(6 * INTERVAL)
+        self._most("4 of 8 killed", start, end, 1.1)
+        self._used("killed, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
+        fleet.begin(joining)
+        fleet.tell("offered", HOT)
+        start, end = await fleet.run(6 * INTERVAL)
+        self._most("4 join", start, end, 1.1)
+        self._used("joined, after 3 intervals", start + 3 * INTERVAL, end, 0.95)
 
 
 @asynccontextmanager
@@ -389,19 +406,19 @@ async def place(kind: str) -> AsyncIterator[Place]:
         folder = Path(name)
         if kind == "file":
             store = folder / "store"
-            yield Place(f"file://{store}", None, lambda: [shutil.rmtree(each) for each in store.iterdir()])
+            yield Place(f"file://{store}", None, lambda: shutil.rmtree(store))
             return
         installed = await asyncio.to_thread(install_all)
         (port,) = free_ports(1)
         if kind == "redis":
             import redis  # noqa: PLC0415
 
-            assert installed.redis_server is not None  # noqa: S101
+            assert installed.redis_server is not None
             command = [installed.redis_server, "--port", str(port), "--bind", LOOPBACK, "--save", ""]
             with own_process("redis-server", command, logs=folder) as process:
                 process.wait_until(lambda: answers(port), what="answer")
                 client = redis.Redis(port=port)
-                yield Place(f"redis://{LOOPBACK}:{port}/0", client.info("server")["process_id"], client.flushall)
+                yield Place(f"redis://{LOOPBACK}:{port}/0", process.pid, client.flushall)
             return
         import boto3  # noqa: PLC0415
 
@@ -411,10 +428,9 @@ async def place(kind: str) -> AsyncIterator[Place]:
             endpoint = f"http://{LOOPBACK}:{port}"
             session = boto3.Session("local", "local", region_name="us-east-1")
             query = f"endpoint_url={endpoint}&region=us-east-1"
-            (pid,) = _children(process.pid)
             if kind == "s3":
                 bucket = session.resource("s3", endpoint_url=endpoint).create_bucket(Bucket="fleet")
-                yield Place(f"s3://fleet/workers/?{query}", pid, bucket.objects.delete)
+                yield Place(f"s3://fleet/workers/?{query}", process.pid, bucket.objects.delete)
                 return
             table = session.resource("dynamodb", endpoint_url=endpoint).create_table(
                 TableName="fleet",
@@ -430,21 +446,19 @@ async def place(kind: str) -> AsyncIterator[Place]:
                 for item in table.scan()["Items"]:
                     table.delete_item(Key={"group": item["group"], "name": item["name"]})
 
-            yield Place(f"dynamodb://fleet/workers?{query}", pid, flush)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            yield Place(f"dynamodb://fleet/workers?{query}", process.pid, flush)
 
 
 async def measure(kind: str) -> list[Figure]:
     """Play all cases with one store."""
-    figures = []
+
+    def show(figure: Figure) -> None:
+        print(f"{kind}: {figure.name}: {figure.cell} ({figure.goal})", file=sys.stderr, flush=True)
+
     async with place(kind) as running, AsyncExitStack() as stack:
-        async for figure in cases(Fleet(running, stack)):
-            figures.append(figure)
-            print(f"{kind}: {figure.name}: {figure.cell} ({figure.goal})", file=sys.stderr, flush=True)
-    return figures
+        cases = Cases(Fleet(running, stack), show)
+        await cases.play()
+    return cases.figures
 
 
 STORES: Final = {"file": "folder", "redis": "Redis", "s3": "S3 (moto)", "dynamodb": "DynamoDB (moto)"}
