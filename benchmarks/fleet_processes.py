@@ -224,7 +224,6 @@ class Fleet:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env=os.environ | CREDENTIALS,
             )
             self._stack.callback(_killed, process)
             started.append(process)
@@ -475,6 +474,7 @@ def main() -> int:
         port, url, worker_id = arguments.worker
         asyncio.run(_work(int(port), url, worker_id))
         return 0
+    os.environ.update(CREDENTIALS)
     columns = {kind: asyncio.run(measure(kind)) for kind in arguments.stores or STORES}
     print(f"| case | goal | {' | '.join(STORES[kind] for kind in columns)} |")
     print(f"| --- | --- |{' --- |' * len(columns)}")

@@ -99,7 +99,7 @@ class LeaseSync:
             self._on_problem("duplicate", sentence)
         if self._holder.wants_to_report(head, clock()):
             await self._report(encode(self._holder.report(clock(), at=wall_clock() + self.clock_offset)))
-        if self._may_compute and self._holder.may_compute(head, at=reading.at):
+        if self._may_compute and self._holder.may_compute(head, clock(), at=reading.at):
             await self._compute(head, reading.version, at=reading.at, clock=clock)
 
     async def _report(self, body: bytes) -> None:

@@ -93,6 +93,8 @@ class Leaseholder:
         self._generation = 0
         self._token = ""
         self._renewed_at = 0.0
+        # When a summary of this time was first seen.
+        self._seen = (0.0, 0.0)
         self._synced_at = -math.inf
         self._reported_at = -math.inf
         self._reported: set[str] = set()
@@ -211,6 +213,8 @@ class Leaseholder:
         age = 0.0 if head is None else abs(at - head.computed_at)
         lifetime = LIFETIME_INTERVALS * self.rules.interval_seconds
         self._is_current = head is not None and age <= lifetime
+        if head is not None and head.computed_at != self._seen[0]:
+            self._seen = (head.computed_at, now)
         # After an outage other workers may still hold the whole limit by an old summary.
         self._unsettled = head is not None and not head.settled
         self._answered = self._is_current or head is None or age > FORGOTTEN_INTERVALS * self.rules.interval_seconds
@@ -315,7 +319,7 @@ class Leaseholder:
             meter.usage.throttled == meter.reported_throttled for meter in usages
         )
 
-    def may_compute(self, head: Summary | None, *, at: float) -> bool:
+    def may_compute(self, head: Summary | None, now: float, *, at: float) -> bool:
         """Return True if the summary is old enough for this worker to compute the next one."""
         if head is None:
             return True
@@ -323,6 +327,9 @@ class Leaseholder:
         if is_claimed(head, interval, at=at):
             return False
         age = at - head.computed_at
+        if age >= 0.0 and head.computed_at == self._seen[0]:
+            # The store's clock may show whole seconds.
+            age = max(age, now - self._seen[1])
         if head.dedicated:
             return abs(age) > LIFETIME_INTERVALS * interval
         if self._is_lowered or 0 < self._quick_syncs <= NEWS_SYNCS:
