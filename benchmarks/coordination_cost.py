@@ -38,9 +38,10 @@ __all__ = ["SIZES", "Cost", "measured", "row"]
 SIZES: Final = (4, 20, 100, 1_000, 10_000)
 INTERVAL: Final = 5.0
 WARM_UP_SECONDS: Final = 60.0
-# For larger fleets two minutes, twice the longest time between two reports.
+# For large fleets twice the longest time between two reports.
 LARGE: Final = 5_000
-LARGE_SECONDS: Final = 120.0
+LARGE_CALM_SECONDS: Final = 120.0
+LARGE_BUSY_SECONDS: Final = 30.0
 SECONDS: Final = 300.0
 HOURS_OF_A_MONTH: Final = 730.0
 SHARDS: Final = ("orders/shardId-000000000000", "orders/shardId-000000000001")
@@ -242,7 +243,9 @@ async def _count(workers: int, *, is_busy: bool, seconds: float) -> Counter[str]
 @functools.cache
 def measured(workers: int, *, is_busy: bool) -> Cost:
     """Run a fleet for some minutes."""
-    seconds = SECONDS if workers < LARGE else LARGE_SECONDS
+    seconds = SECONDS
+    if workers >= LARGE:
+        seconds = LARGE_BUSY_SECONDS if is_busy else LARGE_CALM_SECONDS
 
     async def run() -> Counter[str]:
         return await _count(workers, is_busy=is_busy, seconds=seconds)
