@@ -54,7 +54,7 @@ help:
 	@echo 'make bench     records per CPU-second, compared with the alternatives'
 	@echo 'make docs      the documentation site, into site/'
 	@echo 'make package   the wheel, and the tests on it, outside this folder'
-	@echo 'make dist      wheel, sdist, bill of materials and licences, into dist/'
+	@echo 'make dist      pure and compiled wheels, sdist, bill of materials, licences and hashes, into dist/'
 	@echo 'make extras    each extra of that wheel alone, in an environment of its own'
 	@echo 'make compiled  the wheel with its hot path compiled, and the tests of the core on it'
 	@echo 'make clean     remove what was built; distclean: the environments too'
@@ -133,28 +133,26 @@ docs: $(READY_TO_DOC)
 	$(call quietly,docs,NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict)
 
 # Here the packages are imported from this folder. Only tests outside of it prove that the wheel is complete.
-# $(call on_the_wheel,folder of the wheel,what is tested)
+# $(call on_the_wheel,the wheel,what is tested)
 define on_the_wheel
 @test -x $(VENV)-wheel/bin/python || $(RUN) venv $(VENV)-wheel
 @$(VENV)-wheel/bin/python -m pip --quiet install --upgrade 'pip>=25.1'
-@$(VENV)-wheel/bin/python -m pip --quiet install --group test "$$(echo $(1)/*.whl)[all]"
-@$(VENV)-wheel/bin/python -m pip --quiet install --force-reinstall --no-deps $(1)/*.whl
+@$(VENV)-wheel/bin/python -m pip --quiet install --group test "$$(echo $(1))[all]"
+@$(VENV)-wheel/bin/python -m pip --quiet install --force-reinstall --no-deps $(1)
 @elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && \
     cp -R $(wildcard tests examples benchmarks docs .ci *.md *.toml *.yml Makefile LICENSE) "$$elsewhere" && \
     python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(PARALLEL) $(2) $(ARGS)
 endef
 
 package: $(BUILT)
-	$(call on_the_wheel,dist,)
+	$(call on_the_wheel,dist/*-none-any.whl,)
 
-# The hot path in C, by mypyc; about a minute to compile. In a copy, because the compiler removes pyproject.toml for a while.
+# The hot path in C, by mypyc, in about a minute.
 compiled: $(READY_TO_DEV)
 	@rm -rf build/compiled
-	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
-	    cp -R kpl_core kpl_integrations pyproject.toml README.md LICENSE "$$copy" && \
-	    HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(PIP) wheel --no-deps --wheel-dir build/compiled "$$copy"
-	$(call on_the_wheel,build/compiled,$(CORE_TESTS))
-	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; assert COMPILED, "nothing was compiled"'
+	@.ci/compile $(BIN)/python build/compiled
+	$(call on_the_wheel,build/compiled/*.whl,$(CORE_TESTS) tests/ingest)
+	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; from kpl_core.pipeline import _open_record; assert COMPILED, "nothing was compiled"'
 
 installed: $(READY_TO_DOC) $(READY_TO_REL)
 
@@ -163,14 +161,24 @@ $(BUILT): $(READY_TO_REL) $(RELEASED)
 	@rm -rf dist
 	@$(RUN) build --outdir dist . >/dev/null
 	@$(RUN) venv --clear $(VENV)-dist
-	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install "$$(echo dist/*.whl)[all]"
+	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install "$$(echo dist/*-none-any.whl)[all]"
 	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check uninstall --yes pip setuptools
 	@$(RUN) cyclonedx_py environment --output-reproducible --output-file dist/sbom.cdx.json $(VENV)-dist/bin/python
 	@$(RUN) piplicenses --python $(VENV)-dist/bin/python --from=mixed --order=license --format=markdown --output-file dist/LICENCES.md >/dev/null
 	@touch $@
 
+# A compiled wheel for each installed CPython, which auditwheel checks and marks with the platforms it works on. Each wheel is
+# then tried in an environment of its own.
 dist: $(BUILT)
-	@ls dist
+	@rm -rf dist/*-cp3* dist/SHA256SUMS build/wheels
+	@.ci/pythons | while read -r version python; do \
+	    echo "Compiling for Python $$version" && .ci/compile "$$python" build/wheels/$$version </dev/null && \
+	    PATH=$(abspath $(BIN)):$$PATH $(RUN) auditwheel repair --wheel-dir dist build/wheels/$$version/*.whl </dev/null || exit 1; \
+	done
+	@.ci/pythons | while read -r version python; do \
+	    for wheel in dist/*-cp3$${version#3.}-*.whl dist/*-none-any.whl; do .ci/try-wheel "$$python" "$$wheel" </dev/null || exit 1; done; \
+	done
+	@cd dist && sha256sum * >SHA256SUMS && cat SHA256SUMS
 
 extras: $(BUILT)
 	@DIST=$(abspath dist) $(RUN) pytest --quiet -o cache_dir=$(abspath $(VENV))/.extras-cache tests/packaging $(ARGS)

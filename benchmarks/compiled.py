@@ -23,7 +23,7 @@ __all__ = ["COMPILED", "DIRECTORY", "why_not_built"]
 COMPILED = "compiled"
 DIRECTORY = REPOSITORY / ".venv-bench" / COMPILED
 
-_SOURCES = ("kpl_core", "kpl_integrations", "pyproject.toml", "README.md", "LICENSE")
+_SOURCES = ("kpl_core", "kpl_integrations", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 _STAMP = DIRECTORY / "built-from"
 
 
@@ -35,7 +35,7 @@ def why_not_built() -> str:
 
 
 def _fingerprint() -> str:
-    sources = sorted((REPOSITORY / "kpl_core").rglob("*.py"))
+    sources = sorted((REPOSITORY / "kpl_core").rglob("*.[cp]*"))
     texts = b"".join(source.read_bytes() for source in [*sources, REPOSITORY / "pyproject.toml"])
     return f"{sys.version_info[:3]} {hashlib.sha256(texts).hexdigest()}"
 
@@ -54,7 +54,7 @@ def build() -> str:
         try:
             subprocess.run(
                 [*pip, "--target", str(DIRECTORY), copy],
-                env={**os.environ, "HATCH_BUILD_HOOK_ENABLE_MYPYC": "1"},
+                env={**os.environ, "HATCH_BUILD_HOOKS_ENABLE": "1"},
                 capture_output=True,
                 text=True,
                 check=True,

@@ -5,10 +5,9 @@ async with Producer(Config(region="us-east-1")) as producer:
     result = await delivery
 """
 
-from typing import Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
-from kpl_core.background.blocking import BlockingProducer
-from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.errors import (
     BufferFull,
     ConfigError,
@@ -39,6 +38,10 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutR
 from kpl_core.records.record_result import Attempt, RecordResult
 from kpl_core.records.user_record import UserRecord
 from kpl_core.transport.transport import KinesisTransport
+
+if TYPE_CHECKING:
+    from kpl_core.background.blocking import BlockingProducer
+    from kpl_core.background.blocking_delivery import BlockingDelivery
 
 # Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
 COMPILED: Final = not lane.__file__.endswith(".py")
@@ -88,3 +91,24 @@ __all__ = [
     "decode",
     "encode",
 ]
+
+
+# Imported at the first use, so that a program without threads of its own, such as a Lambda function, starts sooner.
+_BLOCKING: Final = {
+    "BlockingDelivery": "kpl_core.background.blocking_delivery",
+    "BlockingProducer": "kpl_core.background.blocking",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _BLOCKING.get(name)
+    if module is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

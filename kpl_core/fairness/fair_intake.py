@@ -15,7 +15,8 @@ import msgspec
 from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
-from kpl_core.pipeline.lane import Lane, Placed
+from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.open_record import Placed
 from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
@@ -196,7 +197,7 @@ class FairIntake:
                 places.append(self._place(record, "normal", aggregate=True))
                 continue
             key = record.partition_key
-            lane, key_entry, key_bytes = routes.get(key) or find(key)
+            lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
             size = len(record.data) + key_bytes
             if size > most:
                 require_size(key_bytes, len(record.data), max_record_bytes=most)
@@ -252,7 +253,7 @@ class FairIntake:
         routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
         size_bytes = 0
         for key, data in pairs:
-            lane, key_entry, key_bytes = routes.get(key) or find(key)
+            lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
             if data.__class__ is not bytes:
                 data = as_bytes(data)  # noqa: PLW2901 - the same data
             size = len(data) + key_bytes

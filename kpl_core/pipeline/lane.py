@@ -1,8 +1,8 @@
 """A lane: where the user records of one predicted shard and tier become Kinesis records.
 
-There are two kinds. In an `AggregatingLane` user records share an open aggregated record: a few parallel lists and
-running sizes. In a `SingleLane` each user record becomes a Kinesis record at once, because aggregation is off or the
-shard is unknown. All lanes of a stream hand their closed Kinesis records to one `LaneOutput`.
+There are two kinds. In an `AggregatingLane` user records share an open aggregated record (`open_record.py`). In a
+`SingleLane` each user record becomes a Kinesis record at once, because aggregation is off or the shard is unknown. All
+lanes of a stream hand their closed Kinesis records to one `LaneOutput`.
 """
 
 import math
@@ -11,30 +11,13 @@ from typing import Final
 
 from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.ledger import Generations
+from kpl_core.pipeline.open_record import SHUT, OpenRecord, Placed
 from kpl_core.pipeline.wakeups import Wakeups
-from kpl_core.records.aggregated_record import (
-    ENVELOPE_BYTES,
-    HEADS,
-    HEADS_LONG,
-    KEY_INDEX,
-    PARTITION_KEY_HEAD,
-    SHORT_KEY_INDICES,
-    explicit_hash_key_entry,
-    record_head,
-    seal,
-)
+from kpl_core.records.aggregated_record import PARTITION_KEY_HEAD, explicit_hash_key_entry, record_head, seal
 from kpl_core.records.hash_key import md5
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.user_record import Tier
-
-# The size limit of a lane whose next user record needs `add_any`: no size is below it.
-_SHUT: Final = -1
-# More than any size limit.
-_BEYOND: Final = 1 << 62
-
-# A user record on its way into a lane: its partition key, the lane's entry for it, data, bytes of key and data.
-Placed = tuple[str, bytes, bytes, int]
 
 
 class LaneOutput:
@@ -87,36 +70,29 @@ class AggregatingLane:
         self.shard_id = shard_id
         self.tier = tier
         self._output = output
-        self._delivery = output.delivery
         self._rules = output.rules
+        # A put that knows the lane appends to it directly, and calls the lane where that returns None.
+        self.open_record = OpenRecord(output.delivery)
         self._start()
 
     def _start(self) -> None:
-        self._key_indices: dict[str, int] = {}
-        self._key_entries: list[bytes] = []
+        self.open_record.restart(Outcome())
         self._explicit_indices: dict[str, int] = {}
-        self._pieces: list[bytes] = []
-        self._size = ENVELOPE_BYTES
-        # The size up to which `add` may fill the record. Opening and closing it is left to `add_any`.
-        self._quick_limit = _SHUT
-        self._arrivals: list[float] = []
-        self._user_bytes = 0
         self._rejoined = 0
         self._first_explicit_hash_key: str | None = None
         self._oldest_arrival = math.inf
-        self._outcome = Outcome()
         self.generation = 0
         self.deadline = math.inf
 
     @property
     def user_record_count(self) -> int:
         """Return how many user records are in the open aggregated record."""
-        return len(self._arrivals)
+        return len(self.open_record.arrivals)
 
     @property
     def fresh_count(self) -> int:
         """Return how many of them came from a put and not from a retry."""
-        return len(self._arrivals) - self._rejoined
+        return len(self.open_record.arrivals) - self._rejoined
 
     def entry(self, key: bytes, digest: bytes | None) -> bytes:  # noqa: ARG002 - the other kind of lane needs the digest
         """Return a partition key's entry in the key table."""
@@ -125,65 +101,17 @@ class AggregatingLane:
     def add(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> ResultHandle:
         """Append a user record to the open aggregated record; return its delivery.
 
-        `key_entry` is what `entry` returned, `user_bytes` counts key and data. This is the hot path: `add_any` does
-        what happens once per aggregated record, or to few user records.
+        `key_entry` is what `entry` returned, `user_bytes` counts key and data.
         """
-        indices, entries = self._key_indices, self._key_entries
-        known = len(entries)
-        index = indices.setdefault(partition_key, known)
-        try:
-            record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
-            index_field = KEY_INDEX[index]
-        except IndexError:
-            # The tables have no entry for it: leave it to `add_any`.
-            record_bytes, head, index_field, length = _BEYOND, b"", b"", b""
-        size = self._size + record_bytes
-        if index == known:
-            size += len(key_entry)
-        if size >= self._quick_limit:
-            if index == known:
-                del indices[partition_key]
-            return self.add_any(partition_key, key_entry, data, user_bytes, now)
-        if index == known:
-            entries.append(key_entry)
-        self._pieces += (head, index_field, length, data)
-        self._size = size
-        self._user_bytes += user_bytes
-        arrivals = self._arrivals
-        arrivals.append(now)
-        return self._delivery(self._outcome, len(arrivals) - 1)
+        delivery = self.open_record.append(partition_key, key_entry, data, user_bytes, now)
+        return self.add_any(partition_key, key_entry, data, user_bytes, now) if delivery is None else delivery
 
     def add_run(self, run: list[Placed], start: int, now: float) -> int:
         """Append the user records of a run from `start` on, up to one that needs `add_any`; return the next index."""
-        indices, entries, pieces = self._key_indices, self._key_entries, self._pieces
-        known, size, limit, user_bytes = len(entries), self._size, self._quick_limit, self._user_bytes
-        position, end = start, len(run)
-        while position < end:
-            partition_key, key_entry, data, record_user_bytes = run[position]
-            index = indices.setdefault(partition_key, known)
-            try:
-                record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
-                index_field = KEY_INDEX[index]
-            except IndexError:
-                record_bytes, head, index_field, length = _BEYOND, b"", b"", b""
-            grown = size + record_bytes
-            if index == known:
-                grown += len(key_entry)
-            if grown >= limit:
-                if index == known:
-                    del indices[partition_key]
-                break
-            if index == known:
-                entries.append(key_entry)
-                known += 1
-            pieces += (head, index_field, length, data)
-            size = grown
-            user_bytes += record_user_bytes
-            position += 1
-        self._size, self._user_bytes = size, user_bytes
-        self._arrivals += [now] * (position - start)
-        if position < end:
-            self.add_any(*run[position], now)
+        position = self.open_record.append_run(run, start, now)
+        if position < len(run):
+            partition_key, key_entry, data, user_bytes = run[position]
+            self.add_any(partition_key, key_entry, data, user_bytes, now)
         return position + 1
 
     def add_any(
@@ -204,55 +132,56 @@ class AggregatingLane:
         its own `deadline`; the record that it joins takes the earlier deadline.
         """
         limit = self._rules.size_limit
+        record = self.open_record
         size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
-        if self._arrivals and size > limit:
+        if record.arrivals and size > limit:
             self.close()
             size = self._size_with(partition_key, key_entry, data, explicit_hash_key)
-        if not self._arrivals:
+        if not record.arrivals:
             self._open(arrived_at, explicit_hash_key)
         if detached is not None:
             self._rejoin(detached, deadline)
-        self._size = size
-        index = self._key_indices.setdefault(partition_key, len(self._key_indices))
-        if index == len(self._key_entries):
-            self._key_entries.append(key_entry)
         explicit_index = None
         if explicit_hash_key is not None:
             explicit_index = self._explicit_indices.setdefault(explicit_hash_key, len(self._explicit_indices))
-        self._pieces += (record_head(index, explicit_index, len(data)), data)
-        self._user_bytes += user_bytes
-        delivery = self._delivery(self._outcome, len(self._arrivals))
-        self._arrivals.append(arrived_at)
-        left = math.inf if self._rules.count_limit is None else self._rules.count_limit - len(self._arrivals)
-        if self._size >= limit or left <= 0:
+        head = record_head(self._key_index(partition_key), explicit_index, len(data))
+        delivery = record.add(partition_key, key_entry, head, data, user_bytes, arrived_at)
+        record.size = size
+        left = math.inf if self._rules.count_limit is None else self._rules.count_limit - len(record.arrivals)
+        if size >= limit or left <= 0:
             self.close()
         else:
             # With a count limit any user record may be the last one, so each comes here.
-            self._quick_limit = limit if left == math.inf else _SHUT
+            record.limit = limit if left == math.inf else SHUT
         return delivery
+
+    def _key_index(self, partition_key: str) -> int:
+        index = self.open_record.key_index(partition_key)
+        return self.open_record.key_count if index is None else index
 
     def arrival_with(
         self, earlier: ResultHandle, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None
     ) -> float | None:
         """Return when `earlier` arrived, if a user record added now would join its aggregated record; else None."""
-        if earlier.follow() is not self._outcome:
+        if earlier.follow() is not self.open_record.outcome:
             return None
         if self._size_with(partition_key, key_entry, data, explicit_hash_key) > self._rules.size_limit:
             return None
-        return self._arrivals[earlier.index]
+        return self.open_record.arrivals[earlier.index]
 
     def make_due(self, now: float) -> None:
         """Make the open aggregated record due now instead of waiting for more user records."""
-        if self._arrivals and now < self.deadline:
+        if self.open_record.arrivals and now < self.deadline:
             self.deadline = now
             self._output.deadlines.schedule(self, now)
 
     def _size_with(self, partition_key: str, key_entry: bytes, data: bytes, explicit_hash_key: str | None) -> int:
         """Return the exact size the open aggregated record would have with this user record in it."""
-        size = self._size
-        index = self._key_indices.get(partition_key)
+        record = self.open_record
+        size = record.size
+        index = record.key_index(partition_key)
         if index is None:
-            index = len(self._key_indices)
+            index = record.key_count
             size += len(key_entry)
         explicit_index = None
         if explicit_hash_key is not None:
@@ -267,7 +196,7 @@ class AggregatingLane:
         self._first_explicit_hash_key = explicit_hash_key
         self._oldest_arrival = arrived_at
         if output.opening_context is not None:
-            self._outcome.opened_in = output.opening_context()
+            self.open_record.outcome.opened_in = output.opening_context()
         self.generation = output.generations.current
         output.generations.retain(self.generation)
         self.deadline = arrived_at + self._rules.buffered_seconds
@@ -282,23 +211,24 @@ class AggregatingLane:
             output.generations.retain(detached.generation)
             output.generations.release(self.generation)
             self.generation = detached.generation
-        if not self._arrivals or deadline < self.deadline:
+        if not self.open_record.arrivals or deadline < self.deadline:
             self.deadline = deadline
             output.deadlines.schedule(self, deadline)
 
     def close(self) -> None:
         """Close the open aggregated record, if it has any user record, and hand it to the output."""
-        arrivals = self._arrivals
+        record = self.open_record
+        arrivals = record.arrivals
         if not arrivals:
             return
-        first_key = next(iter(self._key_indices))
+        first_key = record.first_key()
         first_explicit = self._first_explicit_hash_key
         aggregated = len(arrivals) > 1
         if aggregated:
             explicit_entries = [explicit_hash_key_entry(entry) for entry in self._explicit_indices]
-            data = seal(b"".join(self._key_entries), b"".join(explicit_entries), b"".join(self._pieces))
+            data = seal(record.key_table(), b"".join(explicit_entries), record.records())
         else:
-            data = self._pieces[-1]
+            data = record.only_data()
         partition_key = first_key if self._rules.first_partition_key or not aggregated else "a"
         expires_at = self._oldest_arrival + self._rules.ttl_seconds
         output = self._output
@@ -313,8 +243,8 @@ class AggregatingLane:
                 len(data) + len(partition_key.encode()),
                 aggregated,
                 arrivals,
-                self._user_bytes,
-                self._outcome,
+                record.user_bytes,
+                record.outcome,
                 self.shard_id,
                 None if aggregated else first_explicit,
                 self.tier,
@@ -329,7 +259,10 @@ class AggregatingLane:
         self._start()
 
     def __repr__(self) -> str:
-        return f"<AggregatingLane {self.shard_id} {self.tier}: {len(self._arrivals)} user records, {self._size} bytes>"
+        record = self.open_record
+        return (
+            f"<AggregatingLane {self.shard_id} {self.tier}: {len(record.arrivals)} user records, {record.size} bytes>"
+        )
 
 
 class SingleLane:
@@ -350,6 +283,7 @@ class SingleLane:
 
     user_record_count: Final = 0
     fresh_count: Final = 0
+    open_record: Final = None
 
     def entry(self, key: bytes, digest: bytes | None) -> bytes:
         """Return a partition key's hash key in decimal."""

@@ -9,7 +9,7 @@ parentheses is described in `stages.py`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator, digest_of
 from kpl_core.pipeline.lane import Lane
+from kpl_core.pipeline.open_record import append_pairs
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import expired_attempt
 from kpl_core.pipeline.router import Route
@@ -98,7 +99,7 @@ class StreamPipeline:
             if not self._is_direct:
                 return self.put_record(UserRecord(partition_key, as_bytes(data)), now)
             route = self._router.find(partition_key)
-        lane, key_entry, key_bytes = route
+        lane, key_entry, key_bytes, open_record = route
         if data.__class__ is not bytes:
             data = as_bytes(data)
         size = len(data) + key_bytes
@@ -111,59 +112,59 @@ class StreamPipeline:
             return self._overflow(UserRecord(partition_key, data), limit.full(), now)
         limit.free_records = free_records
         limit.free_bytes = free_bytes
+        if open_record is not None:
+            delivery = open_record.append(partition_key, key_entry, data, size, now)
+            if delivery is not None:
+                return delivery
+        # It opens or closes a record, or makes one of its own.
         delivery = lane.add(partition_key, key_entry, data, size, now)
         if self._output.has_closed:
             self._attend(now)
         return delivery
 
-    def put_pairs(self, records: Iterator[Any], now: float, deliveries: list[ResultHandle]) -> Any:  # noqa: ANN401 - a record
-        """Accept checked user records as `put` does each, while they are pairs of partition key and data.
+    def put_pairs(self, records: list[Any], start: int, now: float, deliveries: list[ResultHandle]) -> int:
+        """Accept checked user records from `start` on as `put` does each, while they are pairs of key and data.
 
-        Appends their deliveries. Returns the first record that is no pair or finds no room, None if all were accepted.
+        Appends their deliveries. Returns the index of the first record that is no pair or finds no room.
         """
         if not self._is_direct:
-            return self._put_each(records, now, deliveries)
-        routes, router, limit, output = self._routes, self._router, self._buffer_limit, self._output
-        free_records, free_bytes = limit.free_records, limit.free_bytes
-        # Not yet taken from the limit. They are before any other code looks at it.
-        taken_records = taken_bytes = 0
-        try:
-            for record in records:
-                if type(record) is not tuple:
-                    return record
-                partition_key, data = record
-                route = routes.get(partition_key)
-                if route is None:
-                    route = router.find(partition_key)
-                lane, key_entry, key_bytes = route
-                if type(data) is not bytes:
-                    data = as_bytes(data)
+            return self._put_each(records, start, now, deliveries)
+        routes, limit, position, end = self._routes, self._buffer_limit, start, len(records)
+        while position < end:
+            room = limit.free_records, limit.free_bytes
+            reached, taken = append_pairs(records, position, routes, room, now, deliveries)
+            limit.free_records -= reached - position
+            limit.free_bytes -= taken
+            position = reached
+            # One that opens or closes a record, and those with new partition keys.
+            is_known = False
+            while position < end and not is_known:
+                if type(records[position]) is not tuple:
+                    return position
+                partition_key, data = records[position][0], as_bytes(records[position][1])
+                is_known = partition_key in routes
+                lane, key_entry, key_bytes, _ = routes.get(partition_key) or self._router.find(partition_key)
                 size = len(data) + key_bytes
-                if taken_bytes + size > free_bytes or taken_records >= free_records:
-                    return record
-                taken_bytes += size
-                taken_records += 1
+                if size > limit.free_bytes or limit.free_records < 1:
+                    return position
+                limit.free_records -= 1
+                limit.free_bytes -= size
                 deliveries.append(lane.add(partition_key, key_entry, data, size, now))
-                if output.has_closed:
-                    limit.free_records -= taken_records
-                    limit.free_bytes -= taken_bytes
-                    taken_records = taken_bytes = 0
+                position += 1
+                if self._output.has_closed:
                     self._attend(now)
-                    free_records, free_bytes = limit.free_records, limit.free_bytes
-        finally:
-            limit.free_records -= taken_records
-            limit.free_bytes -= taken_bytes
-        return None
+        return end
 
-    def _put_each(self, records: Iterator[Any], now: float, deliveries: list[ResultHandle]) -> Any:  # noqa: ANN401 - a record
-        for record in records:
+    def _put_each(self, records: list[Any], start: int, now: float, deliveries: list[ResultHandle]) -> int:
+        for position in range(start, len(records)):
+            record = records[position]
             if type(record) is not tuple:
-                return record
+                return position
             try:
                 deliveries.append(self._accept(UserRecord(record[0], as_bytes(record[1])), now, None))
             except BufferFull:
-                return record
-        return None
+                return position
+        return len(records)
 
     def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> ResultHandle:
         """Accept any user record; raises as `put`.

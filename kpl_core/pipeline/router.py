@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from kpl_core.pipeline.open_record import OpenRecord
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.hash_key import md5
 from kpl_core.records.user_record import encode_partition_key
@@ -19,6 +20,10 @@ from kpl_core.records.user_record import encode_partition_key
 
 class Destination(Protocol):
     """What routes lead to."""
+
+    @property
+    def open_record(self) -> OpenRecord | None:
+        """Where a user record is appended at once, if anywhere."""
 
     def entry(self, key: bytes, digest: bytes | None) -> bytes:
         """Return what adding a user record with this key needs each time; the digest where one was made."""
@@ -31,8 +36,8 @@ GENERATION_KEYS: Final = 16_384
 PAUSE_GENERATIONS: Final = 8
 WORTHWHILE_HIT_SHARE: Final = 0.3
 
-# Where the user record goes, what that place needs of its key, and the key's bytes.
-Route = tuple[L, bytes, int]
+# Where the user record goes, what that place needs of its key, the key's bytes, and the place's open record.
+Route = tuple[L, bytes, int, OpenRecord | None]
 
 
 class Router(Generic[L]):
@@ -77,7 +82,7 @@ class Router(Generic[L]):
                 lane = self._lane_of(self._shard_map.predict(md5(key).digest()))
                 if ends:
                     self._lanes[position] = lane
-            route = (lane, lane.entry(key, digest), len(key))
+            route = (lane, lane.entry(key, digest), len(key), lane.open_record)
         if self._pause:
             self._pause -= 1
             if not self._pause:

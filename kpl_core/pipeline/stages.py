@@ -22,9 +22,10 @@ from kpl_core.options.stage_rules import aggregation_rules, collection_rules, sh
 from kpl_core.pipeline.aggregator import Aggregator
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.collector import Collector
-from kpl_core.pipeline.lane import Lane, Placed
+from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
+from kpl_core.pipeline.open_record import Placed
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router

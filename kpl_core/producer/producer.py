@@ -326,23 +326,23 @@ class Producer:
         return deliveries
 
     async def _put_chunk(
-        self, stream: str, chunk: Sequence[tuple[str, bytes] | UserRecord], deliveries: list[Delivery]
+        self, stream: str, chunk: list[tuple[str, bytes] | UserRecord], deliveries: list[Delivery]
     ) -> None:
         """Put a chunk at one instant, as far as there is room and no other put waits for it; the rest waits in line."""
-        rest = iter(chunk)
+        position = 0
         while True:
             pipeline = self._life.pipeline(stream)
-            if self._waiters.has_line("normal", None):
-                record = next(rest, None)
-            else:
-                record = pipeline.put_pairs(rest, self._clock(), deliveries)  # type: ignore[arg-type] # as `put_nowait`
+            if not self._waiters.has_line("normal", None):
+                position = pipeline.put_pairs(chunk, position, self._clock(), deliveries)  # type: ignore[arg-type] # as `put_nowait`
             if pipeline.attention:
                 # Before waiting: what was put is what makes room.
                 self._wake(stream)
-            if record is None:
+            if position == len(chunk):
                 break
+            record = chunk[position]
             user_record = record if isinstance(record, UserRecord) else UserRecord(*record)
             deliveries.append(await self.put_unacknowledged(stream, user_record))
+            position += 1
         if self._writes_ahead:
             for delivery in deliveries[-len(chunk) :]:
                 await self._acknowledged(delivery)

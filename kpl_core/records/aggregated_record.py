@@ -80,17 +80,21 @@ PREPARED_DATA_BYTES: Final = 4096
 SHORT_KEY_INDICES: Final = 128
 PREPARED_KEY_INDICES: Final = 2048
 
-KEY_INDEX: Final[list[bytes]] = [varint(index) + b"\x1a" for index in range(PREPARED_KEY_INDICES)]
+# Made when the package is imported, so without a call for each element.
+_VARINTS: Final = [bytes((low,)) for low in range(128)] + [
+    bytes((low, high)) for high in range(1, PREPARED_DATA_BYTES // 128 + 1) for low in range(128, 256)
+]
+KEY_INDEX: Final[list[bytes]] = [index + b"\x1a" for index in _VARINTS[:PREPARED_KEY_INDICES]]
 
 
 def _heads(key_index_bytes: int) -> list[tuple[int, bytes, bytes]]:
-    heads = []
-    for size in range(PREPARED_DATA_BYTES):
-        length = varint(size)
-        fields_bytes = 1 + key_index_bytes + 1 + len(length) + size
-        head = b"\x1a" + varint(fields_bytes)
-        heads.append((len(head) + fields_bytes, head + b"\x08", length))
-    return heads
+    # After its own tag and length, a record has two tags, the key index, the length of the data, and the data.
+    sizes = [2 + key_index_bytes + (1 if size < SHORT_KEY_INDICES else 2) + size for size in range(PREPARED_DATA_BYTES)]
+    return [
+        (1 + len(length) + fields, b"\x1a" + length + b"\x08", data_length)
+        for fields, data_length in zip(sizes, _VARINTS, strict=False)
+        for length in (_VARINTS[fields],)
+    ]
 
 
 HEADS: Final = _heads(1)

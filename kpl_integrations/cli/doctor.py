@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, Final, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from botocore.exceptions import ClientError
 from rich.table import Table
 from rich.text import Text
 
+from kpl_core import COMPILED
 from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import print_json, results
@@ -27,7 +29,17 @@ _CLOCK_WARNING_SECONDS: Final = 30
 _FEW_OPEN_FILES: Final = 256
 _RECORDS_PER_SHARD: Final = 1_000
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
-_NAMES: Final = ("configuration", "credentials", "connection", "stream", "shards", "list shards", "clock", "open files")
+_NAMES: Final = (
+    "configuration",
+    "credentials",
+    "connection",
+    "stream",
+    "shards",
+    "list shards",
+    "clock",
+    "open files",
+    "hot path",
+)
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -58,6 +70,7 @@ class DoctorCommand:
             found, _, fix = str(failure).partition("; ")
             self._checks.append(Check(self._current, "failed", found, fix))
         self._checks.append(check_open_files(_open_files_limit()))
+        self._checks.append(check_hot_path(is_compiled=COMPILED, direct_url=_direct_url()))
         known = {check.name: check for check in self._checks}
         checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
         is_ok = all(check.status != "failed" for check in checks)
@@ -122,6 +135,27 @@ def _open_files_limit() -> int | None:
         return None
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _direct_url() -> str | None:
+    """Return pip's note of where the distribution came from (PEP 610), "" for an index, None if it is not installed."""
+    try:
+        return distribution("kpl-integrations").read_text("direct_url.json") or ""
+    except PackageNotFoundError:
+        return None
+
+
+def check_hot_path(*, is_compiled: bool, direct_url: str | None) -> Check:
+    """Say whether the hot path runs as C, and if not, why."""
+    if is_compiled:
+        return Check("hot path", "ok", "compiled to C")
+    if direct_url is None:
+        why = "these are sources that were not installed"
+    elif "dir_info" in direct_url or "vcs_info" in direct_url:
+        why = "it was installed from sources, which compiles nothing"
+    else:
+        why = "the installed wheel is the pure Python one, as where no compiled one fits this Python and platform"
+    return Check("hot path", "ok", f"interpreted: {why}")
 
 
 def check_clock(answered: str | None, now: datetime) -> Check:

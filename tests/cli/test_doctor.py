@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.cli.doctor import check_clock, check_open_files, check_shards, check_stream
+from kpl_integrations.cli.doctor import check_clock, check_hot_path, check_open_files, check_shards, check_stream
 from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -38,6 +38,10 @@ VERDICTS = [
     (check_open_files(None), "ok", "no limit"),
     (check_open_files(1_024), "ok", "1,024 at most"),
     (check_open_files(64), "warning", "ulimit -n 1024"),
+    (check_hot_path(is_compiled=True, direct_url=""), "ok", "compiled to C"),
+    (check_hot_path(is_compiled=False, direct_url=None), "ok", "interpreted: these are sources"),
+    (check_hot_path(is_compiled=False, direct_url='{"dir_info": {}, "url": "file:///src"}'), "ok", "from sources"),
+    (check_hot_path(is_compiled=False, direct_url=""), "ok", "the installed wheel is the pure Python one"),
 ]
 
 
@@ -72,6 +76,7 @@ def test_in_a_pipe_the_table_has_no_escape_codes(stream):
         "list",
         "clock",
         "open",
+        "hot",
     ]
 
 
@@ -99,7 +104,8 @@ def test_without_a_region_only_local_checks_run(kpl, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     status, out, _ = kpl("doctor", "orders", "--json")
     found = verdicts(out)
-    assert (status, found.pop("configuration"), found.pop("open files")) == (3, "failed", "ok")
+    assert (status, found.pop("configuration")) == (3, "failed")
+    assert (found.pop("open files"), found.pop("hot path")) == ("ok", "ok")
     assert set(found.values()) == {"skipped"}
     assert "--region" in out
 

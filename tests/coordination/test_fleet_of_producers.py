@@ -162,6 +162,7 @@ async def greet(producer: Producer) -> None:
         await press(producer, shard=shard, seconds=1.0)
 
 
+@pytest.mark.long
 async def test_idle_producers_leave_the_limit_to_a_busy_one():
     fleet = Fleet()
 
@@ -204,6 +205,7 @@ async def test_a_burst_after_idle_time_uses_the_limit_within_a_second(bursting, 
     assert sum(windows[4:]) / len(windows[4:]) >= 0.75
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_workers", [8, 64])
 @pytest.mark.parametrize("cut_off", [4, 8])
 async def test_a_cut_off_half_of_the_fleet_yields_to_throttling_and_a_dead_store_changes_nothing(max_workers, cut_off):

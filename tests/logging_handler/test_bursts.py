@@ -44,6 +44,7 @@ def test_a_burst_at_full_speed_arrives_whole_although_the_program_ends_behind_it
     assert arrived == count + (start == "warm")
 
 
+@pytest.mark.long
 def test_the_default_queue_holds_100_000_lines_and_is_bounded_by_bytes(make, kinesis, logger):
     kinesis.faults.add(Hang())
     handler = make()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -53,9 +54,9 @@ spans = st.builds(
 )
 
 
-@settings(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)  # texts above 1 KiB take another way
+@pytest.mark.long
+# Texts above 1 KiB take another way.
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(spans, max_size=8))
 def test_the_message_is_that_of_the_sdk(drawn):
     encode = SpanEncoder()

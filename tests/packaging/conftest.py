@@ -15,7 +15,7 @@ def dist() -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(dist: Path) -> Path:
-    (found,) = dist.glob("*.whl")
+    (found,) = dist.glob("*-none-any.whl")
     return found
 
 

@@ -10,6 +10,8 @@ from tests.pipeline.material import even_shards, hash_key, keys_in, shard_of
 class NamedLane:
     """A lane that is only its name."""
 
+    open_record = None
+
     def __init__(self, shard_id: str | None) -> None:
         self.shard_id = shard_id
 
@@ -50,7 +52,7 @@ def test_a_key_is_routed_where_the_service_stores_it(partition_key, shard_count)
     routing = Routing(shard_count)
     expected = shard_of(routing.shards, hash_key(partition_key))
     assert [routing.route(partition_key) for _ in range(2)] == [expected] * 2
-    _, entry, size = routing.router.find(partition_key)
+    _, entry, size, _ = routing.router.find(partition_key)
     assert entry == b"entry of " + partition_key.encode()
     assert size == len(partition_key.encode())
 

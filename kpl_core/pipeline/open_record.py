@@ -1,0 +1,190 @@
+"""The open aggregated record of a lane: the user records in it, and its exact size.
+
+It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c`),
+which the compiled wheel has. A property test compares every byte of the two. `append` and `append_pairs` take only what
+most user records are: bytes, under a partition key without an explicit hash key, that fit. The lane does the rest.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from kpl_core.records.aggregated_record import (
+    ENVELOPE_BYTES,
+    HEADS,
+    HEADS_LONG,
+    KEY_INDEX,
+    SHORT_KEY_INDICES,
+    record_head,
+)
+from kpl_core.records.outcome import Outcome, ResultHandle
+
+# The size limit of a record whose next user record is the lane's to add: no size is below it.
+SHUT: Final = -1
+
+# A user record on its way into a lane: its partition key, the lane's entry for it, data, bytes of key and data.
+Placed = tuple[str, bytes, bytes, int]
+
+
+class PythonOpenRecord:
+    """The user records of one aggregated record, as parallel lists, and running sizes. `delivery` makes a delivery."""
+
+    def __init__(self, delivery: type[ResultHandle]) -> None:
+        self._delivery = delivery
+        self.restart(Outcome())
+
+    def restart(self, outcome: Outcome) -> None:
+        """Become an empty record with this outcome."""
+        self.outcome = outcome
+        # The size up to which `append` may fill the record.
+        self.limit = SHUT
+        self.size = ENVELOPE_BYTES
+        self.user_bytes = 0
+        # When each user record arrived.
+        self.arrivals: list[float] = []
+        self._key_indices: dict[str, int] = {}
+        self._key_entries: list[bytes] = []
+        self._pieces: list[bytes] = []
+
+    def append(
+        self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float
+    ) -> ResultHandle | None:
+        """Append a user record and return its delivery; None if that would not stay below the limit."""
+        indices, entries = self._key_indices, self._key_entries
+        known = len(entries)
+        index = indices.setdefault(partition_key, known)
+        try:
+            record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
+            index_field = KEY_INDEX[index]
+        except IndexError:
+            head, index_field, length = record_head(index, None, len(data)), b"", b""
+            record_bytes = len(head) + len(data)
+        size = self.size + record_bytes
+        if index == known:
+            size += len(key_entry)
+        if size >= self.limit:
+            if index == known:
+                del indices[partition_key]
+            return None
+        if index == known:
+            entries.append(key_entry)
+        self._pieces += (head, index_field, length, data)
+        self.size = size
+        self.user_bytes += user_bytes
+        arrivals = self.arrivals
+        arrivals.append(now)
+        return self._delivery(self.outcome, len(arrivals) - 1)
+
+    def append_run(self, run: list[Placed], start: int, now: float) -> int:
+        """Append the user records of a run from `start` on; return the index of the first one it refuses."""
+        indices, entries, pieces = self._key_indices, self._key_entries, self._pieces
+        known, size, limit, user_bytes = len(entries), self.size, self.limit, self.user_bytes
+        position, end = start, len(run)
+        while position < end:
+            partition_key, key_entry, data, record_user_bytes = run[position]
+            index = indices.setdefault(partition_key, known)
+            try:
+                record_bytes, head, length = (HEADS if index < SHORT_KEY_INDICES else HEADS_LONG)[len(data)]
+                index_field = KEY_INDEX[index]
+            except IndexError:
+                head, index_field, length = record_head(index, None, len(data)), b"", b""
+                record_bytes = len(head) + len(data)
+            grown = size + record_bytes
+            if index == known:
+                grown += len(key_entry)
+            if grown >= limit:
+                if index == known:
+                    del indices[partition_key]
+                break
+            if index == known:
+                entries.append(key_entry)
+                known += 1
+            pieces += (head, index_field, length, data)
+            size = grown
+            user_bytes += record_user_bytes
+            position += 1
+        self.size, self.user_bytes = size, user_bytes
+        self.arrivals += [now] * (position - start)
+        return position
+
+    def key_index(self, partition_key: str) -> int | None:
+        """Return the index of a partition key in the key table, None if it is not there."""
+        return self._key_indices.get(partition_key)
+
+    @property
+    def key_count(self) -> int:
+        """Return how many partition keys the key table has."""
+        return len(self._key_entries)
+
+    def add(
+        self, partition_key: str, key_entry: bytes, head: bytes, data: bytes, user_bytes: int, arrived_at: float
+    ) -> ResultHandle:
+        """Add a user record whatever the limit. The caller sets `size`; `head` is what precedes the data."""
+        if self._key_indices.setdefault(partition_key, len(self._key_entries)) == len(self._key_entries):
+            self._key_entries.append(key_entry)
+        self._pieces += (head, data)
+        self.user_bytes += user_bytes
+        self.arrivals.append(arrived_at)
+        return self._delivery(self.outcome, len(self.arrivals) - 1)
+
+    def first_key(self) -> str:
+        """Return the partition key of the first user record. There must be one."""
+        return next(iter(self._key_indices))
+
+    def key_table(self) -> bytes:
+        """Return the protobuf of the key table."""
+        return b"".join(self._key_entries)
+
+    def only_data(self) -> bytes:
+        """Return the data of the only user record."""
+        return self._pieces[-1]
+
+    def records(self) -> bytes:
+        """Return the protobuf of the user records."""
+        return b"".join(self._pieces)
+
+
+def python_append_pairs(
+    pairs: list[Any],
+    start: int,
+    routes: dict[str, Any],
+    room: tuple[int, int],
+    now: float,
+    deliveries: list[ResultHandle],
+) -> tuple[int, int]:
+    """Append pairs of partition key and data from `start` on to the open records of their routes.
+
+    Stops at the first that is no pair of str and bytes, has no route there, has no room (records, bytes) or that
+    `append` refuses. Returns its index, and the bytes of keys and data of those before it.
+    """
+    most, free_bytes = room
+    position, end, taken = start, min(len(pairs), start + most), 0
+    while position < end:
+        pair = pairs[position]
+        if type(pair) is not tuple:
+            break
+        partition_key, data = pair
+        route = routes.get(partition_key)
+        if route is None or type(data) is not bytes:
+            break
+        _, key_entry, key_bytes, record = route
+        size = len(data) + key_bytes
+        if record is None or taken + size > free_bytes:
+            break
+        delivery = record.append(partition_key, key_entry, data, size, now)
+        if delivery is None:
+            break
+        deliveries.append(delivery)
+        taken += size
+        position += 1
+    return position, taken
+
+
+if TYPE_CHECKING:
+    OpenRecord = PythonOpenRecord
+    append_pairs = python_append_pairs
+else:
+    try:
+        _in_c = import_module("kpl_core.pipeline._open_record")
+        OpenRecord, append_pairs = _in_c.OpenRecord, _in_c.append_pairs
+    except ImportError:
+        OpenRecord, append_pairs = PythonOpenRecord, python_append_pairs

@@ -1,0 +1,144 @@
+"""The open aggregated record in C does what the one in Python does, to the byte."""
+
+import importlib.util
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from kpl_core.pipeline import open_record
+from kpl_core.pipeline.open_record import PythonOpenRecord, python_append_pairs
+from kpl_core.producer.delivery import Delivery
+from kpl_core.records.aggregated_record import record_head
+from kpl_core.records.outcome import Outcome
+
+SOURCE = Path(open_record.__file__).with_name("_open_record.c")
+
+
+@pytest.fixture(scope="module")
+def in_c(tmp_path_factory) -> ModuleType:
+    """Compile it here: the sources run without it, and the compiled wheel has it."""
+    include = Path(sysconfig.get_path("include"))
+    if not shutil.which("cc") or not (include / "Python.h").exists():
+        pytest.skip("no C compiler with the headers of Python")
+    built = tmp_path_factory.mktemp("c") / f"_open_record{sysconfig.get_config_var('EXT_SUFFIX')}"
+    options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-cast-function-type"]
+    options += [
+        "-Wno-missing-field-initializers",
+        *(["-undefined", "dynamic_lookup"] * (sysconfig.get_platform()[:5] == "macos")),
+    ]
+    subprocess.run(["cc", *options, f"-I{include}", str(SOURCE), "-o", str(built)], check=True, timeout=50)
+    spec = importlib.util.spec_from_file_location("_open_record", built)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def entry(key: str) -> bytes:
+    return b"\x0a" + bytes([len(key.encode())]) + key.encode()
+
+
+def state(record: PythonOpenRecord, keys: list[str]) -> list[object]:
+    whole = [record.size, record.limit, record.user_bytes, record.arrivals, record.key_count, record.key_table()]
+    return [*whole, record.records(), [record.key_index(key) for key in keys]]
+
+
+keys = st.one_of(
+    st.sampled_from([f"key-{number}" for number in range(6)]), st.text("aé\U0001f600", min_size=1, max_size=20)
+)
+datas = st.one_of(st.binary(max_size=40), st.integers(0, 20_000).map(bytes), st.sampled_from([bytes(127), bytes(4096)]))
+puts = st.tuples(keys, datas)
+steps = st.one_of(
+    st.tuples(st.just("append"), puts),
+    st.tuples(st.just("add"), puts),
+    st.tuples(st.just("run"), st.lists(puts, max_size=12)),
+    st.tuples(st.just("limit"), st.integers(-1, 60_000)),
+    st.tuples(st.just("restart"), st.none()),
+)
+
+
+def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> object:
+    """Take a step of the test; return what the record answered, with deliveries as (is its outcome, index)."""
+    match step, given_:
+        case "limit", int(limit):
+            record.limit = limit
+        case "restart", _:
+            record.restart(Outcome())
+        case "run", list(run):
+            return record.append_run([(key, entry(key), data, len(key) + len(data)) for key, data in run], 0, now)
+        case _, (str(key), bytes(data)):
+            if step == "append":
+                delivery = record.append(key, entry(key), data, len(key) + len(data), now)
+            else:
+                index = record.key_index(key)
+                head = record_head(record.key_count if index is None else index, None, len(data))
+                delivery = record.add(key, entry(key), head, data, len(key) + len(data), now)
+                record.size += len(head) + len(data)
+                assert record.first_key() in record.key_table().decode(errors="replace")
+                if len(record.arrivals) == 1:
+                    assert record.only_data() == data
+            return delivery and (type(delivery), delivery.outcome is record.outcome, delivery.index)
+    return None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.lists(steps, max_size=30))
+def test_both_records_have_the_same_bytes_after_any_steps(in_c, drawn):
+    first, second = PythonOpenRecord(Delivery), in_c.OpenRecord(Delivery)
+    first.restart(Outcome())
+    second.restart(Outcome())
+    seen = [key for _, given_ in drawn if isinstance(given_, tuple) for key in given_[:1]]
+    for number, (step, given_) in enumerate(drawn):
+        now = float(number)
+        assert take(first, step, given_, now) == take(second, step, given_, now)
+        assert state(first, seen) == state(second, seen)
+
+
+odd = st.sampled_from([("key-1", bytearray(b"x")), ("key-1", "x"), ("unknown", b"x"), "no pair", ("single", b"x")])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.one_of(puts, odd), max_size=30),
+    st.integers(0, 5),
+    st.tuples(st.integers(0, 30), st.integers(0, 20_000)),
+    st.lists(st.integers(-1, 20_000), min_size=2, max_size=2),
+)
+def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, start, room, limits):
+    outcomes = []
+    for make, append_pairs in ((PythonOpenRecord, python_append_pairs), (in_c.OpenRecord, in_c.append_pairs)):
+        records = [make(Delivery), make(Delivery)]
+        for record, limit in zip(records, limits, strict=True):
+            record.restart(Outcome())
+            record.limit = limit
+        routes: dict[str, Any] = {"single": (None, b"", 6, None)}
+        for key in {pair[0] for pair in pairs if isinstance(pair, tuple)} - {"unknown", "single"}:
+            routes[key] = (None, entry(key), len(key.encode()), records[len(key) % 2])
+        deliveries: list[Any] = []
+        answer = append_pairs(pairs, start, routes, room, 1.5, deliveries)
+        placed = [([each.outcome is record.outcome for record in records], each.index) for each in deliveries]
+        outcomes.append((answer, placed, [state(record, []) for record in records]))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), (1,), ("k", "entry", b"", 1, 0.0), ("k", b"", "data", 1, 0.0), ("k", b"", b"", "1", 0.0)]
+)
+def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
+    record = in_c.OpenRecord(Delivery)
+    record.restart(Outcome())
+    record.limit = 1_000
+    with pytest.raises(TypeError):
+        record.append(*arguments)
+    with pytest.raises(TypeError):
+        record.append_run([arguments], 0, 0.0)
+    with pytest.raises((IndexError, StopIteration)):
+        record.only_data()
+    assert (record.size, record.arrivals, record.records()) == (20, [], b"")
