@@ -380,7 +380,7 @@ class Cases:
         self._used("half cut off, after 3 intervals", start + 3 * self._interval, end, 0.8, 1.1)
         fleet.tell("cut", 0)
         start, end = await fleet.run(4 * self._interval)
-        self._used("half is back, after 2 intervals", start + 2 * self._interval, end, 0.9, 1.05)
+        self._used("half is back, after 3 intervals", start + 3 * self._interval, end, 0.95, 1.05)
         fleet.tell("clock", CLOCK_STEP_SECONDS, eight[:3])
         fleet.tell("clock", -CLOCK_STEP_SECONDS, eight[3:6])
         start, end = await fleet.run(6 * self._interval)
