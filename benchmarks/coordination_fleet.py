@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.proportional import initial_limit, scaled_limit
 from kpl_core.coordination.store import Listing, MemoryStore, Reading, StoreFailed, Written
 from kpl_core.pipeline.shard_limiter import AdaptiveRate
 from kpl_core.pipeline.token_bucket import TokenBucket
+from kpl_integrations.dynamodb_limits.proportional import initial_limit, scaled_limit
 
-__all__ = ["BURST_SECONDS", "RESOURCE", "Fleet", "Leased", "Scaled", "SimulatedStore"]
+__all__ = ["BURST_SECONDS", "RESOURCE", "Fleet", "Flow", "Leased", "Scaled", "SimulatedStore"]
 
 STEP_SECONDS = 0.02
 BURST_SECONDS = 0.1
@@ -202,7 +202,7 @@ class Scaled:
         return self._limit if resource == RESOURCE else self._fleet.limit
 
 
-class _Flow:
+class Flow:
     """What one worker offers to one resource, and its token bucket."""
 
     def __init__(self, offered: Callable[[float], float], until: float, rate: float, now: float) -> None:
@@ -216,11 +216,13 @@ class _Flow:
         self.sent = self.throttled = 0
 
     def usage(self, limit: float) -> Usage:
+        """Return the counts, for a coordination worker."""
         waiting = self.backlog if self.backlog >= 1.0 else 0.0
         counts = (self.arrived, self.arrived), (waiting, waiting)
         return Usage((limit, limit), *counts, float(self.sent), float(self.throttled))
 
     def use_rate(self, rate: float, now: float) -> None:
+        """Send at this rate from now on."""
         if rate != self.rate:
             self.rate = rate
             self.bucket.set_rate(0, rate * self.adaptive.fraction, now, capacity=rate * BURST_SECONDS)
@@ -243,6 +245,7 @@ class _Flow:
         return count
 
     def answered(self, sent: int, throttled: int, now: float) -> None:
+        """Note how many units of a request were throttled. They are sent again."""
         self.throttled += throttled
         self.backlog += throttled
         if self.adaptive.answered(sent=sent, throttled=throttled, now=now):
@@ -261,7 +264,7 @@ class _Worker:
             BRIEF: (_brief, now + BRIEF_SECONDS),
             IDLE: (_brief, now),
         }
-        self.flows = {resource: _Flow(*load, algorithm.rate(resource), now) for resource, load in loads.items()}
+        self.flows = {resource: Flow(*load, algorithm.rate(resource), now) for resource, load in loads.items()}
         self.next_tick = first_tick
         self.early_tick = math.inf
         self.is_alive = True

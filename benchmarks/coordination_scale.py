@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.coordination_fleet import SimulatedStore, finished
-from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME, compute
+from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME, SummaryWriter
 from kpl_core.coordination.lease_table import TableRules
 from kpl_core.coordination.store_objects import Claim, Summary, WorkerReport, decode, encode
 
@@ -39,9 +39,8 @@ def summarise(store: SimulatedStore, at: float) -> Any:  # noqa: ANN401
     """Compute the next summary as a worker does; return it."""
     reading = finished(store.read(SUMMARY_NAME))
     head = None if reading.body is None else decode(reading.body, Summary)
-    return finished(
-        compute(store, head, reading.version, TableRules(interval_seconds=5.0), at=at, on_problem=lambda *_: None)
-    )
+    writer = SummaryWriter(store, TableRules(interval_seconds=5.0), lambda *_: None)
+    return finished(writer.compute(head, reading.version, at=at))
 
 
 def _timed(function: Callable[[], Any]) -> float:

@@ -53,10 +53,13 @@ class LeaseSync:
     ) -> None:
         self._store = store
         self._holder = holder
-        self._rules = TableRules(interval_seconds=holder.rules.interval_seconds)
         self._worker_id = holder.rules.worker_id
+        rules = TableRules(interval_seconds=holder.rules.interval_seconds)
+        self._writer = SummaryWriter(store, rules, on_problem, worker_id=self._worker_id)
         self._may_compute = may_compute
         self._on_problem = on_problem
+        # The name and contents of the part that was read last.
+        self._part: tuple[str, SummaryPart] | None = None
         # The version of this worker's report, as last written.
         self._report_version: str | None = None
         self._conflicts = 0
@@ -94,9 +97,9 @@ class LeaseSync:
                 f"{_report_name(self._worker_id)}: another process writes it; give each process its own worker_id"
             )
             self._on_problem("duplicate", sentence)
-        if self._holder.wants_to_report(clock()):
+        if self._holder.wants_to_report(head, clock()):
             await self._report(encode(self._holder.report(clock(), at=wall_clock() + self.clock_offset)))
-        if self._may_compute and self._holder.may_compute(head, at=reading.at):
+        if self._may_compute and self._holder.may_compute(head, clock(), at=reading.at):
             await self._compute(head, reading.version, at=reading.at, clock=clock)
 
     async def _report(self, body: bytes) -> None:
@@ -118,13 +121,21 @@ class LeaseSync:
     async def _own_part(self, head: Summary | None) -> SummaryPart | None:
         if head is None or not head.part_count:
             return None
-        reading = await self._store.read(part_name(head, part_of(self._worker_id, head.part_count)))
-        # If the part is gone, a newer head exists and the next sync reads it.
-        return None if reading.body is None else decode(reading.body, SummaryPart)
+        number = part_of(self._worker_id, head.part_count)
+        name = part_name(head, number)
+        if self._part is not None and self._part[0] == name:
+            # The summary was renewed.
+            return self._part[1]
+        reading = await self._store.read(name)
+        if reading.body is None:
+            # A newer head exists and the next sync reads it.
+            return None
+        self._part = (name, decode(reading.body, SummaryPart))
+        return self._part[1]
 
     async def _compute(self, head: Summary | None, version: str, *, at: float, clock: Callable[[], float]) -> None:
         self.is_reading_all = True
-        summary = await compute(self._store, head, version, self._rules, at=at, on_problem=self._on_problem)
+        summary = await self._writer.compute(head, version, at=at)
         self.has_read_all = True
         if summary is not None:
             self._holder.apply(summary, None, clock(), at=summary.computed_at)
@@ -139,53 +150,97 @@ class LeaseSync:
         await self._store.write(_report_name(self._worker_id), encode(report))
 
 
-async def compute(
-    store: CoordinationStore,
-    head: Summary | None,
-    version: str,
-    rules: TableRules,
-    *,
-    at: float,
-    on_problem: OnProblem,
-) -> Summary | None:
-    """Compute and write the summary that follows `head`; return None if another worker does or did.
+class SummaryWriter:
+    """Computes and writes summaries, one at a time, for a worker or for a process that does nothing else.
 
     Args:
         store: the store with the reports.
-        head: the latest summary, None if none can be read.
-        version: the version of the object that `head` came from.
         rules: the parameters.
-        at: the store's clock.
-        on_problem: called for reports that cannot be read.
-
-    Raises:
-        StoreFailed: the store failed.
+        on_problem: called with a reason and a sentence for each object that cannot be read.
+        worker_id: the worker that computes; "" for none.
     """
-    until = at + rules.interval_seconds
-    claim = (
-        Summary(generation=0, computed_at=0.0, began_at=0.0, claimed_until=until)
-        if head is None
-        else msgspec.structs.replace(head, claimed_until=until)
-    )
-    claimed = await store.write(SUMMARY_NAME, encode(claim), expected=version)
-    if claimed.version is None:
-        return None
-    listing = await store.read_all(REPORT_PREFIX)
-    previous = await _with_parts(store, head, on_problem)
-    oldest = listing.at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * rules.interval_seconds
-    gone: list[str] = []
-    reports = _reports(listing.bodies, on_problem, gone, oldest=oldest)
-    summary = next_summary(previous, reports, rules, at=listing.at)
-    # The version of the claim is unique, so a worker that was overtaken cannot overwrite these parts.
-    summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
-    written_head, parts = split(summary, after=head)
-    for number, part in enumerate(parts):
-        await store.write(part_name(written_head, number), encode(part))
-    written = await store.write(SUMMARY_NAME, encode(written_head), expected=claimed.version)
-    if written.version is None:
-        return None
-    await _remove_old(store, head, gone)
-    return summary
+
+    def __init__(
+        self, store: CoordinationStore, rules: TableRules, on_problem: OnProblem, *, worker_id: str = ""
+    ) -> None:
+        self._store = store
+        self._rules = rules
+        self._on_problem = on_problem
+        self._worker_id = worker_id
+        # The last summary with parts that this object wrote: the next one needs no read of the parts.
+        self._last: Summary | None = None
+
+    async def compute(self, head: Summary | None, version: str, *, at: float) -> Summary | None:
+        """Compute and write the summary that follows `head`; return None if another process does or did.
+
+        Args:
+            head: the latest summary, None if none can be read.
+            version: the version of the object that `head` came from.
+            at: the store's clock.
+
+        Raises:
+            StoreFailed: the store failed.
+        """
+        interval, store = self._rules.interval_seconds, self._store
+        until = at + interval
+        claim = (
+            Summary(generation=0, computed_at=0.0, began_at=0.0, claimed_until=until)
+            if head is None
+            else msgspec.structs.replace(head, claimed_until=until)
+        )
+        claimed = await store.write(SUMMARY_NAME, encode(claim), expected=version)
+        if claimed.version is None:
+            self._last = None
+            return None
+        previous = await self._with_parts(head)
+        listing = await store.read_all(REPORT_PREFIX)
+        gone: list[str] = []
+        reports = _reports(
+            listing.bodies,
+            self._on_problem,
+            gone,
+            oldest=listing.at - (FORGOTTEN_INTERVALS + LIFETIME_INTERVALS) * interval,
+        )
+        summary = next_summary(previous, reports, self._rules, at=listing.at)
+        parts: list[SummaryPart] = []
+        if head is not None and summary.generation == head.generation:
+            # A renewal. Its parts stay, and those before them are deleted below.
+            written_head = msgspec.structs.replace(head, computed_at=summary.computed_at, claimed_until=0.0)
+            written_head.old_part_count = 0
+        else:
+            # The version of the claim is unique, so a worker that was overtaken cannot overwrite these parts.
+            summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
+            written_head, parts = split(summary, after=head)
+        summary.computed_by = written_head.computed_by = self._worker_id
+        for number, part in enumerate(parts):
+            await store.write(part_name(written_head, number), encode(part))
+        written = await store.write(SUMMARY_NAME, encode(written_head), expected=claimed.version)
+        if written.version is None:
+            self._last = None
+            return None
+        self._last = summary if written_head.part_count else None
+        await _remove_old(store, head, gone)
+        return summary
+
+    async def _with_parts(self, head: Summary | None) -> Summary | None:
+        """Return the summary with all its parts; None if a part is missing, and then only the reports count."""
+        if head is None or not head.generation:
+            return None
+        if not head.part_count:
+            return head
+        last, self._last = self._last, None
+        if last is not None and (last.generation, last.token) == (head.generation, head.token):
+            return msgspec.structs.replace(last, computed_at=head.computed_at)
+        listing = await self._store.read_all(part_prefix(head.generation, head.token))
+        try:
+            parts = [decode(body, SummaryPart) for body in listing.bodies.values()]
+        except UnreadableObject as error:
+            self._on_problem(error.reason, f"a part of {SUMMARY_NAME}: {error}")
+            return None
+        if len(parts) < head.part_count:
+            return None
+        members = {worker_id: member for part in parts for worker_id, member in part.members.items()}
+        return msgspec.structs.replace(head, members=members, resources=parts[0].resources(), part_count=0)
 
 
 def _reports(
@@ -201,24 +256,6 @@ def _reports(
         if report.leaving or report.written_at < oldest:
             gone.append(report.worker_id)
         yield report
-
-
-async def _with_parts(store: CoordinationStore, head: Summary | None, on_problem: OnProblem) -> Summary | None:
-    """Return the summary with all its parts; None if a part is missing, and then only the reports count."""
-    if head is None or not head.generation:
-        return None
-    if not head.part_count:
-        return head
-    listing = await store.read_all(part_prefix(head.generation, head.token))
-    try:
-        parts = [decode(body, SummaryPart) for body in listing.bodies.values()]
-    except UnreadableObject as error:
-        on_problem(error.reason, f"a part of {SUMMARY_NAME}: {error}")
-        return None
-    if len(parts) < head.part_count:
-        return None
-    members = {worker_id: member for part in parts for worker_id, member in part.members.items()}
-    return msgspec.structs.replace(head, members=members, resources=parts[0].resources(), part_count=0)
 
 
 async def _remove_old(store: CoordinationStore, head: Summary | None, gone: list[str]) -> None:

@@ -10,10 +10,15 @@ worker has not read yet. Therefore:
 The invariant does not depend on whose clock is right, on the order in which workers read, or on whether a next summary
 is ever computed: following the last summary is safe for any length of time.
 
-A worker counts while its report is younger than two intervals. After a gap in which no summary could be computed, all
-reports are old, so all old members keep their grants for a while. A step of the store's clock is handled in the same
-way. When the first workers claim a resource, others may be using it as newcomers: for the same while no grant is above
-a newcomer's share. The plan of a resource that no worker claims any more is kept for ten minutes, so that this is rare.
+A worker counts while its report is younger than two intervals. If every resource it claims is calm, which means that
+capacity is unassigned, the report may be fourteen intervals old: other workers do not need what a dead worker leaves.
+Once a resource is not calm, its workers must report within two intervals.
+
+If nothing that matters has changed, the last summary is renewed: only its time changes. After a gap in which no summary
+could be computed, all reports are old, so all old members keep their grants for a while. A step of the store's clock is
+handled in the same way. When the first workers claim a resource, others may be using it as newcomers: for the same
+while no grant is above a newcomer's share. The plan of a resource that no worker claims any more is kept for ten
+minutes, so that this is rare.
 If the store loses its latest writes (a failover to a stale replica), the workers' reports prevail: a reported holding
 counts if it is more than the table's grant.
 
@@ -58,6 +63,13 @@ def next_estimate(estimate: float, *, sent: float, throttled: float, intervals: 
 
 # A worker without a report for this long is gone, and its leases have expired.
 LIFETIME_INTERVALS: Final = 2.0
+# The same for a worker whose resources are all calm. It reports at least every CALM_INTERVALS.
+CALM_LIFETIME_INTERVALS: Final = 14.0
+CALM_INTERVALS: Final = 12.0
+# A summary is renewed for this long at most.
+RENEWED_INTERVALS: Final = 60.0
+# A resource is calm if more than this share of its limit is unassigned. Less is not worth a sync either.
+CALM_SHARE: Final = 0.02
 # No grant is raised for this long after the start of a sequence, because other workers may be about to report. The same
 # goes for the start of a resource.
 WARM_UP_INTERVALS: Final = 1.3
@@ -109,7 +121,7 @@ class _Claimants:
 
 
 def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rules: TableRules, *, at: float) -> Summary:
-    """Return the next summary.
+    """Return the next summary, or the previous one with a new time if all its grants still serve.
 
     Args:
         previous: the latest summary, None if there is none that can be read.
@@ -118,7 +130,6 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
         at: the store's clock, seconds since 1970.
     """
     interval = rules.interval_seconds
-    lifetime = LIFETIME_INTERVALS * interval
     generation = 1 if previous is None else previous.generation + 1
     if previous is not None and at - previous.computed_at > FORGOTTEN_INTERVALS * interval:
         previous = None
@@ -128,21 +139,30 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
     old = {} if previous is None else previous.members
 
     summary = Summary(
-        generation=generation, computed_at=at, began_at=began_at, settled=is_warm, dedicated=rules.dedicated
+        generation=generation,
+        computed_at=at,
+        divided_at=at,
+        began_at=began_at,
+        settled=is_warm,
+        dedicated=rules.dedicated,
     )
     claimants: defaultdict[str, _Claimants] = defaultdict(_Claimants)
     # Workers whose reports do not count now may still be running, so the plan must include them.
     max_workers = rules.max_workers if previous is None or is_warm else max(rules.max_workers, previous.max_workers)
     leaving: set[str] = set()
+    # Whether the grants of `previous` still serve all workers.
+    serves = is_warm
+    plans = {} if previous is None else previous.resources
     for report in reports:
         worker_id = report.worker_id
         if report.leaving:
             leaving.add(worker_id)
             continue
-        if worker_id in summary.members or abs(at - report.written_at) > lifetime:
+        if worker_id in summary.members or not _counts(report, previous, interval, at=at):
             continue
         max_workers = max(max_workers, report.max_workers)
         known = old.get(worker_id)
+        serves = serves and known is not None and _serves(known, report, plans)
         # It has applied the latest summary, so it holds exactly what that summary granted.
         is_heard = previous is not None and (report.generation, report.token) == (previous.generation, previous.token)
         member = summary.members[worker_id] = FleetMember(report.written_at, report.weight, report.tier, {})
@@ -154,10 +174,28 @@ def next_summary(previous: Summary | None, reports: Iterable[WorkerReport], rule
                 member = summary.members[worker_id] = FleetMember(silent.reported_at, silent.weight, silent.tier, {})
                 _add_silent(claimants, member, silent, previous)
 
-    _divide_all(summary, claimants, previous, rules, max_workers)
     summary.member_count = len(summary.members)
     summary.max_workers = max_workers
+    if serves and previous is not None and _is_renewable(previous, summary, claimants, rules):
+        return msgspec.structs.replace(previous, computed_at=at, claimed_until=0.0)
+    _divide_all(summary, claimants, previous, rules, max_workers)
     return summary
+
+
+def _is_renewable(previous: Summary, summary: Summary, claimants: Mapping[str, _Claimants], rules: TableRules) -> bool:
+    """Return True if `previous` may be kept. The grants of each member of the undivided `summary` serve it."""
+    at = summary.computed_at
+    return (
+        previous.settled
+        and previous.dedicated == rules.dedicated
+        and at - previous.divided_at <= RENEWED_INTERVALS * rules.interval_seconds
+        and previous.max_workers == summary.max_workers
+        and previous.members.keys() == summary.members.keys()
+        and all(
+            plan.estimate == 1.0 and is_calm(plan, previous) if resource in claimants else _is_kept(plan, rules, at)
+            for resource, plan in previous.resources.items()
+        )
+    )
 
 
 def _divide_all(
@@ -177,13 +215,60 @@ def _divide_all(
         estimate = next_estimate(before, sent=among.sent, throttled=among.throttled, intervals=intervals)
         is_known = is_warm and abs(at - claimed_at) >= WARM_UP_INTERVALS * rules.interval_seconds
         plan, grants, settled = _divide(among, estimate, max_workers, is_warm=is_known)
-        summary.resources[resource] = msgspec.structs.replace(plan, began_at=claimed_at, used_at=at)
+        calm_at = at
+        if not is_known or any(map(_is_scarce, plan.unassigned, plan.limit)):
+            # Before this division, also if the clock was set back or shows whole seconds.
+            calm_at = 0.0 if known is None or previous is None else min(_calm_at(known, previous), at - 0.001)
+        summary.resources[resource] = msgspec.structs.replace(plan, began_at=claimed_at, used_at=at, calm_at=calm_at)
         for member, grant in zip(among.members, grants, strict=True):
             member.grants[resource] = grant
         summary.settled = summary.settled and settled
     for resource, plan in plans.items():
-        if resource not in claimants and abs(at - plan.used_at) <= FORGOTTEN_INTERVALS * rules.interval_seconds:
+        if resource not in claimants and _is_kept(plan, rules, at):
             summary.resources[resource] = _unused(plan, max_workers, is_warm=is_warm)
+
+
+def _is_scarce(unassigned: float, limit: float) -> bool:
+    return unassigned <= CALM_SHARE * limit
+
+
+def is_calm(plan: ResourcePlan, head: Summary) -> bool:
+    """Return True if the latest division left a part of this resource unassigned that is worth a sync."""
+    return 0.0 < head.divided_at <= plan.calm_at
+
+
+def _is_kept(plan: ResourcePlan, rules: TableRules, at: float) -> bool:
+    return abs(at - plan.used_at) <= FORGOTTEN_INTERVALS * rules.interval_seconds
+
+
+def _calm_at(plan: ResourcePlan, head: Summary) -> float:
+    """Return when the resource was last calm."""
+    return head.computed_at if is_calm(plan, head) else plan.calm_at
+
+
+def _counts(report: WorkerReport, previous: Summary | None, interval: float, *, at: float) -> bool:
+    """Return True if the worker of this report may still be alive."""
+    age, lifetime = at - report.written_at, LIFETIME_INTERVALS * interval
+    if abs(age) <= lifetime:
+        return True
+    if previous is None or not 0.0 < age <= CALM_LIFETIME_INTERVALS * interval:
+        return False
+    plans = (previous.resources.get(resource) for resource in report.claims)
+    return all(plan is not None and abs(at - _calm_at(plan, previous)) <= lifetime for plan in plans)
+
+
+def _serves(known: FleetMember, report: WorkerReport, plans: Mapping[str, ResourcePlan]) -> bool:
+    """Return True if this worker's grants are still what it should have."""
+    for resource, claim in report.claims.items():
+        grant, plan = known.grants.get(resource), plans.get(resource)
+        if grant is None or plan is None or claim.limit != plan.limit or claim.throttled > TOLERATED_SHARE * claim.sent:
+            return False
+        for demand, share, holding, ceiling in zip(
+            claim.demand, grant.share, claim.holding, grant.ceiling, strict=True
+        ):
+            if demand > share or holding > ceiling:
+                return False
+    return (known.weight, known.tier) == (report.weight, report.tier)
 
 
 def is_claimed(head: Summary, interval_seconds: float, *, at: float) -> bool:

@@ -11,6 +11,7 @@ If the summary no longer contains this worker, its leases were revoked because i
 """
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -18,9 +19,12 @@ import msgspec
 
 from kpl_core.coordination.demand import DemandMeter, Usage
 from kpl_core.coordination.lease_table import (
+    CALM_INTERVALS,
+    CALM_SHARE,
     FORGOTTEN_INTERVALS,
     LIFETIME_INTERVALS,
     RESERVE,
+    is_calm,
     is_claimed,
     next_estimate,
 )
@@ -52,8 +56,10 @@ RECOVERY: Final = 0.3
 MAX_QUICK_SYNCS: Final = 15
 WANTS_MORE_ABOVE: Final = 1.1
 ENTITLED_BELOW: Final = 0.9
-# A resource has unassigned capacity if it is more than this share of the limit.
-WORTH_A_SYNC: Final = 0.02
+# The worker that computed last has read all reports and goes on. Others of a large fleet compute when it is late.
+# More than half an interval, also if the store's clock shows whole seconds.
+LATE_SPACING: Final = 0.7
+LARGE_FLEET: Final = 32
 
 
 class HolderRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +93,13 @@ class Leaseholder:
         self._generation = 0
         self._token = ""
         self._renewed_at = 0.0
+        # When a summary of this time was first seen.
+        self._seen = (0.0, 0.0)
         self._synced_at = -math.inf
         self._reported_at = -math.inf
+        self._reported: set[str] = set()
+        # So that the reports of a fleet spread out in time.
+        self._calm_spacing = CALM_INTERVALS * (1.0 - 0.2 * zlib.crc32(rules.worker_id.encode()) / 2**32)
         self._quick_syncs = 0
         # True if a summary lowered a share: other workers wait for this worker's report, and for the next summary.
         self._must_confirm = self._is_lowered = False
@@ -171,10 +182,13 @@ class Leaseholder:
     def report(self, now: float, *, at: float, leaving: bool = False) -> WorkerReport:
         """Return this worker's report."""
         claims = {}
+        # In one interval, because calm workers report rarely.
+        part = min(1.0, self.rules.interval_seconds / max(now - self._reported_at, 1e-6))
         for resource, share in self._shares.items():
             meter = self._meters[resource]
-            claims[resource] = Claim(meter.demand, share, meter.usage.limit, *meter.take_counts())
-        self._reported_at = now
+            sent, throttled = meter.take_counts()
+            claims[resource] = Claim(meter.demand, share, meter.usage.limit, sent * part, throttled * part)
+        self._reported_at, self._reported = now, set(claims)
         self._must_confirm = False
         return WorkerReport(
             worker_id=self.rules.worker_id,
@@ -199,6 +213,8 @@ class Leaseholder:
         age = 0.0 if head is None else abs(at - head.computed_at)
         lifetime = LIFETIME_INTERVALS * self.rules.interval_seconds
         self._is_current = head is not None and age <= lifetime
+        if head is not None and head.computed_at != self._seen[0]:
+            self._seen = (head.computed_at, now)
         # After an outage other workers may still hold the whole limit by an old summary.
         self._unsettled = head is not None and not head.settled
         self._answered = self._is_current or head is None or age > FORGOTTEN_INTERVALS * self.rules.interval_seconds
@@ -249,7 +265,7 @@ class Leaseholder:
         fair = plan.fair.get(self.rules.tier, (0.0, 0.0))
         return (
             share[dimension] < ENTITLED_BELOW * self.rules.weight * fair[dimension]
-            or plan.unassigned[dimension] > WORTH_A_SYNC * plan.limit[dimension]
+            or plan.unassigned[dimension] > CALM_SHARE * plan.limit[dimension]
         )
 
     @property
@@ -285,12 +301,25 @@ class Leaseholder:
             spacing = min(spacing, share * self.rules.interval_seconds * 0.999)
         return self._synced_at + spacing
 
-    def wants_to_report(self, now: float) -> bool:
+    def wants_to_report(self, head: Summary | None, now: float) -> bool:
         """Return True if this worker should report now: its report is getting old, or other workers wait for it."""
-        is_due = now - self._reported_at >= REPORT_SPACING * self.rules.interval_seconds
+        spacing = self._calm_spacing if self._is_calm(head) else REPORT_SPACING
+        is_due = now - self._reported_at >= spacing * self.rules.interval_seconds
         return is_due or self._unsettled or self.wants_more
 
-    def may_compute(self, head: Summary | None, *, at: float) -> bool:
+    def _is_calm(self, head: Summary | None) -> bool:
+        """Return True if no other worker needs a new report of this one: all its resources are calm."""
+        if head is None or (head.generation, head.token) != (self._generation, self._token):
+            return False
+        if not self._is_current or self._reported != self._shares.keys():
+            return False
+        plans = (self._plans.get(resource) for resource in self._shares)
+        usages = (self._meters[resource] for resource in self._shares)
+        return all(plan is not None and is_calm(plan, head) for plan in plans) and all(
+            meter.usage.throttled == meter.reported_throttled for meter in usages
+        )
+
+    def may_compute(self, head: Summary | None, now: float, *, at: float) -> bool:
         """Return True if the summary is old enough for this worker to compute the next one."""
         if head is None:
             return True
@@ -298,6 +327,9 @@ class Leaseholder:
         if is_claimed(head, interval, at=at):
             return False
         age = at - head.computed_at
+        if age >= 0.0 and head.computed_at == self._seen[0]:
+            # The store's clock may show whole seconds.
+            age = max(age, now - self._seen[1])
         if head.dedicated:
             return abs(age) > LIFETIME_INTERVALS * interval
         if self._is_lowered or 0 < self._quick_syncs <= NEWS_SYNCS:
@@ -305,6 +337,8 @@ class Leaseholder:
             spacing = FIRST_QUICK_SPACING
         elif self.wants_more or not head.settled:
             spacing = UNSETTLED_SPACING
+        elif head.member_count > LARGE_FLEET and head.computed_by != self.rules.worker_id:
+            spacing = LATE_SPACING
         else:
             spacing = COMPUTE_SPACING
         return age < -interval or age >= interval * spacing * 0.999

@@ -114,6 +114,8 @@ def _unreadable(body: bytes, error: Exception | None) -> UnreadableObject:
 
 # A DynamoDB item may have 400 KB; 200 workers on 10 shards each need about 150 KB.
 MEMBERS_PER_PART: Final = 200
+# A larger fleet has parts. While a summary is renewed, its workers read only the short head.
+MEMBERS_IN_HEAD: Final = 20
 
 
 class Grant(msgspec.Struct, array_like=True, gc=False):
@@ -147,6 +149,8 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
         unassigned: what a worker may get at once, because no other worker has to give it up.
         began_at: when the first worker claimed the resource.
         used_at: when a worker last claimed it.
+        calm_at: the last division that left enough unassigned. While that is the latest one, its workers may report
+            rarely.
     """
 
     limit: Pair
@@ -156,6 +160,7 @@ class ResourcePlan(msgspec.Struct, array_like=True, gc=False):
     unassigned: Pair = (0.0, 0.0)
     began_at: float = 0.0
     used_at: float = 0.0
+    calm_at: float = 0.0
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -165,11 +170,13 @@ class Summary(msgspec.Struct, kw_only=True):
         generation: grows by one with every summary.
         token: tells this summary and its parts from another one of the same generation, which was overtaken, or lost by
             the store.
-        computed_at: the store's clock, seconds since 1970.
+        computed_at: the store's clock, seconds since 1970. A renewal changes it, but no grant and no generation.
+        divided_at: when the grants were computed; 0 if an older release wrote it.
         began_at: when the first summary of an unbroken sequence was computed.
         settled: True if every worker has its target share and has reported that it holds no more.
         claimed_until: the writer computes the next summary; until this instant no other worker tries.
         dedicated: a separate process computes; workers compute only when it is late.
+        computed_by: the worker that computed, which has read the reports already and goes on; "" for none.
         members: all workers; empty if there are parts.
         resources: the plan of each resource; empty if there are parts.
         part_count: 0 if the head contains everything.
@@ -182,10 +189,12 @@ class Summary(msgspec.Struct, kw_only=True):
     generation: int
     computed_at: float
     began_at: float
+    divided_at: float = 0.0
     token: str = ""
     settled: bool = False
     claimed_until: float = 0.0
     dedicated: bool = False
+    computed_by: str = ""
     members: dict[str, FleetMember] = msgspec.field(default_factory=dict)
     resources: dict[str, ResourcePlan] = msgspec.field(default_factory=dict)
     part_count: int = 0
@@ -253,9 +262,9 @@ def split(summary: Summary, *, after: Summary | None) -> tuple[Summary, list[Sum
     `after` is the previous head, whose parts the new head lists as old.
     """
     old = ("", 0) if after is None else (part_prefix(after.generation, after.token), after.part_count)
-    part_count = -(-len(summary.members) // MEMBERS_PER_PART)
-    if part_count <= 1:
+    if len(summary.members) <= MEMBERS_IN_HEAD:
         return msgspec.structs.replace(summary, old_part_prefix=old[0], old_part_count=old[1]), []
+    part_count = -(-len(summary.members) // MEMBERS_PER_PART)
     members: list[dict[str, FleetMember]] = [{} for _ in range(part_count)]
     for worker_id, member in summary.members.items():
         members[part_of(worker_id, part_count)][worker_id] = member

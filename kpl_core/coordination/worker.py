@@ -18,14 +18,13 @@ from uuid import uuid4
 import anyio
 
 from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, compute
+from kpl_core.coordination.lease_sync import SUMMARY_NAME, LeaseSync, SummaryWriter
 from kpl_core.coordination.lease_table import TableRules, is_claimed
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
-from kpl_core.coordination.proportional import ProportionalSync, ScaledLimits, sum_up
 from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.store_objects import OnProblem, Pair, Summary, UnreadableObject, decode
 from kpl_core.hooks import CoordinatorMet, Fact, ShareChanged
-from kpl_core.options.coordination_options import CoordinationOptions, CoordinationPolicy
+from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_core.records.user_record import rank_of
 
 _logger = logging.getLogger("kpl_core")
@@ -43,10 +42,6 @@ QUIET_INTERVALS: Final = 12.0
 _is_close: Final = partial(math.isclose, rel_tol=0.01)
 
 
-_Holder = Leaseholder | ScaledLimits
-_SyncRound = LeaseSync | ProportionalSync
-
-
 class _Problem(NamedTuple):
     """When a problem was last seen, and whether only a sync that reads all reports can see it."""
 
@@ -59,7 +54,7 @@ class CoordinationWorker:
 
     Args:
         store: the shared store; its owner closes it.
-        options: the policy and its parameters.
+        options: the interval, the number of workers, and the weight and tier of this one.
         usages: returns the counts of each resource; called a few times an interval.
         apply_shares: receives the shares by resource, units a second, when some changed; not called in shadow mode.
         tell: receives facts for the hooks.
@@ -88,7 +83,16 @@ class CoordinationWorker:
         self._wall_clock = wall_clock
         self._chance = chance
         self.worker_id = options.worker_id or uuid4().hex
-        self._holder, self._sync_round = self._policy(store)
+        self._holder = Leaseholder(
+            HolderRules(
+                worker_id=self.worker_id,
+                interval_seconds=options.interval_seconds,
+                max_workers=options.max_workers,
+                weight=options.weight,
+                tier=rank_of(options.tier),
+            )
+        )
+        self._sync_round = LeaseSync(store, self._holder, may_compute=options.aggregate, on_problem=self._on_problem)
         self._shares: dict[str, Pair] = {}
         self._limits: dict[str, Pair] = {}
         self._reported_shares: dict[str, Pair] = {}
@@ -98,33 +102,6 @@ class CoordinationWorker:
         self._usual_seconds = 0.0
         self._woken = anyio.Event()
         self._early_at = math.inf
-
-    def _policy(self, store: CoordinationStore) -> tuple[_Holder, _SyncRound]:
-        options = self._options
-        if options.policy == "proportional":
-            limits = ScaledLimits(self.worker_id, interval_seconds=options.interval_seconds)
-            return limits, ProportionalSync(
-                store,
-                limits,
-                staleness_seconds=options.staleness_seconds,
-                may_compute=options.aggregate,
-                on_problem=self._on_problem,
-            )
-        holder = Leaseholder(
-            HolderRules(
-                worker_id=self.worker_id,
-                interval_seconds=options.interval_seconds,
-                max_workers=options.max_workers,
-                weight=options.weight,
-                tier=rank_of(options.tier),
-            )
-        )
-        return holder, LeaseSync(
-            store,
-            holder,
-            may_compute=options.aggregate,
-            on_problem=self._on_problem,
-        )
 
     async def run(self) -> None:
         """Sync and apply shares until cancelled."""
@@ -281,10 +258,8 @@ class Coordinator:
 
     Args:
         store: the store of the workers.
-        policy: as for the workers.
         interval_seconds: as for the workers.
         max_workers: the minimum to plan for; workers report their own.
-        staleness_seconds: for "proportional": older objects do not count.
         on_problem: called with a reason and a sentence for each object that cannot be read.
     """
 
@@ -292,17 +267,14 @@ class Coordinator:
         self,
         store: CoordinationStore,
         *,
-        policy: CoordinationPolicy,
         interval_seconds: float,
         max_workers: int = 1,
-        staleness_seconds: float = 15.0,
         on_problem: OnProblem,
     ) -> None:
         self._store = store
-        self._policy: CoordinationPolicy = policy
         self._rules = TableRules(interval_seconds=interval_seconds, max_workers=max_workers, dedicated=True)
-        self._staleness = staleness_seconds
         self._on_problem = on_problem
+        self._writer = SummaryWriter(store, self._rules, on_problem)
 
     async def compute_once(self) -> tuple[int, Literal["computed", "overtaken"]]:
         """Compute a summary; return the number of workers in it, and whether this process wrote it.
@@ -310,9 +282,6 @@ class Coordinator:
         Raises:
             StoreFailed: the store failed.
         """
-        if self._policy == "proportional":
-            summed = await sum_up(self._store, staleness_seconds=self._staleness, on_problem=self._on_problem)
-            return summed.active_workers, "computed"
         reading = await self._store.read(SUMMARY_NAME)
         try:
             head = None if reading.body is None else decode(reading.body, Summary)
@@ -324,9 +293,7 @@ class Coordinator:
             head = None
         if head is not None and is_claimed(head, self._rules.interval_seconds, at=reading.at):
             return head.member_count, "overtaken"
-        summary = await compute(
-            self._store, head, reading.version, self._rules, at=reading.at, on_problem=self._on_problem
-        )
+        summary = await self._writer.compute(head, reading.version, at=reading.at)
         if summary is None:
             return 0 if head is None else head.member_count, "overtaken"
         return summary.member_count, "computed"

@@ -11,7 +11,6 @@ import msgspec
 from kpl_core.errors import ConfigError
 from kpl_core.options.validation import Bound, require_bounds, require_choice
 
-CoordinationPolicy = Literal["leases", "proportional"]
 WorkerTier = Literal["critical", "normal", "bulk"]
 
 # A worker uses this share of limit / max_workers until a store has answered it. Other workers may hold the whole
@@ -19,8 +18,6 @@ WorkerTier = Literal["critical", "normal", "bulk"]
 ALONE_SHARE: Final = 1 / 6
 # A shared limit allows a shorter burst, because the bursts of several workers can coincide.
 SHARED_BURST_SECONDS: Final = 0.1
-# AWS's example starts with a tenth of the limit.
-PROPORTIONAL_FIRST_SHARE: Final = 0.1
 
 # The scheme of a store's URL -> the module of `kpl_core.coordination` whose `open_store` opens it. The module is
 # imported when the first such store is opened.
@@ -38,7 +35,6 @@ _SECRET_PARAMETER: Final = re.compile(r"([?&](?:password|token|secret)=)[^&]*", 
 _BOUNDS: Final = {
     "max_workers": Bound(1, 1_000_000, "workers", whole=True),
     "interval_seconds": Bound(0.05, 3_600.0, "seconds"),
-    "staleness_seconds": Bound(0.1, 86_400.0, "seconds"),
     "store_timeout_seconds": Bound(0.01, 600.0, "seconds"),
     "weight": Bound(1e-6, 1e6, "a weight"),
 }
@@ -51,11 +47,10 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
         store: the store's URL, the same for all workers that share streams:
             `file:///run/kpl/orders` (one machine), `s3://bucket/prefix/`, `dynamodb://table/group`,
             `redis://host:6379/0?group=orders`, `memory://name` (one process).
-        policy: "leases" divides by max-min fairness; "proportional" scales as AWS's example for DynamoDB does.
+        policy: only "leases", which divides by max-min fairness.
         max_workers: how many workers may ever run at the same time. A worker without a lease uses a part of
             the limit divided by this.
         interval_seconds: the time between two sync rounds of a worker, within 10 %.
-        staleness_seconds: policy "proportional" only: objects older than this do not count.
         store_timeout_seconds: a sync round that takes longer has failed; the worker keeps the lease it has.
         weight: this worker's share relative to others, when they want more than the limit.
         tier: a worker of a higher tier gets what it wants before a lower tier gets more than a trickle.
@@ -68,10 +63,9 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     store: str
-    policy: CoordinationPolicy = "leases"
+    policy: Literal["leases"] = "leases"
     max_workers: int = 64
     interval_seconds: float = 5.0
-    staleness_seconds: float = 15.0
     store_timeout_seconds: float = 2.0
     weight: float = 1.0
     tier: WorkerTier = "normal"
@@ -89,7 +83,12 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"{', '.join(f'{known}://' for known in STORE_MODULES)}"
             )
             raise ConfigError(message)
-        require_choice("policy", self.policy, get_args(CoordinationPolicy))
+        if self.policy != "leases":
+            message = (
+                f"policy is {self.policy!r}; producers have only 'leases'; leave the option out (the workers of "
+                f"kpl_integrations.dynamodb_limits also have 'proportional')"
+            )
+            raise ConfigError(message)
         require_choice("tier", self.tier, get_args(WorkerTier))
         require_bounds(self, _BOUNDS)
         if self.worker_id is not None and not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", self.worker_id):
@@ -100,15 +99,13 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(message)
 
     def __repr__(self) -> str:
-        """Show the store, without passwords, and the policy."""
-        return (
-            f"CoordinationOptions(store={self.shown_store!r}, policy={self.policy!r}, max_workers={self.max_workers})"
-        )
+        """Show the store, without passwords, and the number of workers."""
+        return f"CoordinationOptions(store={self.shown_store!r}, max_workers={self.max_workers})"
 
     @property
     def first_share(self) -> float:
         """Return the share of a shard's limits that a worker uses before its first sync round."""
-        return PROPORTIONAL_FIRST_SHARE if self.policy == "proportional" else ALONE_SHARE / self.max_workers
+        return ALONE_SHARE / self.max_workers
 
     @property
     def shown_store(self) -> str:

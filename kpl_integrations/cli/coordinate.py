@@ -22,9 +22,8 @@ class CoordinateCommand:
     """Computes summaries until SIGINT or SIGTERM, or once."""
 
     store: str
-    policy: Any  # CoordinationOptions validates it
+    policy: Any  # CoordinationOptions accepts "leases" only
     interval_seconds: float
-    staleness_seconds: float
     max_workers: int
     once: bool
     as_json: bool
@@ -41,7 +40,6 @@ class CoordinateCommand:
                 store=self.store,
                 policy=self.policy,
                 interval_seconds=self.interval_seconds,
-                staleness_seconds=self.staleness_seconds,
                 max_workers=self.max_workers,
             )
             _require_shared_store(self.store)
@@ -52,10 +50,8 @@ class CoordinateCommand:
             raise CommandFailure(str(error), exit_code=status) from error
         coordinator = Coordinator(
             store,
-            policy=self.policy,
             interval_seconds=self.interval_seconds,
             max_workers=self.max_workers,
-            staleness_seconds=self.staleness_seconds,
             on_problem=lambda _, sentence: note(sentence),
         )
         try:

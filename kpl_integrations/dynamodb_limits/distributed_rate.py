@@ -5,8 +5,8 @@
 
 The workers divide the rates by leases, as producers do, and need no aggregator. With `policy="proportional"`
 arithmetic, S3 objects and defaults are those of AWS's example ("Distributed Coordination", AWS Database Blog), so its
-workers can follow this aggregator, and these workers its aggregator. `kpl_core.coordination.proportional` describes
-the known weaknesses of that arithmetic. We differ in two points: a summary that is older than three intervals counts
+workers can follow this aggregator, and these workers its aggregator. `proportional.py` describes the known weaknesses
+of that arithmetic. We differ in two points: a summary that is older than three intervals counts
 as missing, and the units of refused calls count as consumed.
 """
 
@@ -15,26 +15,26 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import uuid4
 
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kpl_core.coordination import CoordinationStore
-from kpl_core.coordination.demand import Usage
-from kpl_core.coordination.proportional import (
-    WHOLE,
-    Consumption,
-    ConsumptionSummary,
-    ScaledLimits,
-    as_json,
-    summed,
-)
 from kpl_core.coordination.stores.s3 import PARALLEL_READS, S3Store
 from kpl_core.coordination.worker import CoordinationWorker
-from kpl_core.options.coordination_options import SHARED_BURST_SECONDS, CoordinationOptions, CoordinationPolicy
+from kpl_core.options.coordination_options import SHARED_BURST_SECONDS, CoordinationOptions
+from kpl_core.options.validation import require_choice
 from kpl_integrations.dynamodb_limits.leased_rate import LeaseThread, ThreadedS3Client, leased_worker
+from kpl_integrations.dynamodb_limits.proportional import (
+    Consumption,
+    ConsumptionSummary,
+    Rates,
+    ScaledRates,
+    initial_limit,
+    summed,
+)
 from kpl_integrations.dynamodb_limits.repetition import RepeatingTask, RepeatingThread, Repetition
 from kpl_integrations.dynamodb_limits.session_limiter import SessionLimiter
 
@@ -111,7 +111,9 @@ class DistributedRateAggregator(_Aggregation, RepeatingThread):
         keys = [each["Key"] for page in pages for each in page.get("Contents", ()) if self._is_report(each["Key"])]
         with ThreadPoolExecutor(max_workers) as readers:
             summary = self._summed(list(readers.map(self._read, keys)))
-        self._client.put_object(Bucket=self._bucket, Key=self._prefix + self._output_key, Body=as_json(summary))
+        self._client.put_object(
+            Bucket=self._bucket, Key=self._prefix + self._output_key, Body=msgspec.json.encode(summary)
+        )
         return summary
 
     def _read(self, key: str) -> Consumption | None:
@@ -154,108 +156,151 @@ class AsyncDistributedRateAggregator(_Aggregation, RepeatingTask):
         """
         listing = await self._store.read_all("")
         summary = self._summed([_decoded(key, body) for key, body in listing.bodies.items() if self._is_report(key)])
-        await self._store.write(self._output_key, as_json(summary))
+        await self._store.write(self._output_key, msgspec.json.encode(summary))
         return summary
 
 
-class _ScaledLimiter:
-    """Common to both workers: a session limiter that follows the summary."""
+class RateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a worker, with the names and defaults of AWS's example.
 
-    def __init__(  # noqa: PLR0913 - AWS's own options
-        self,
-        *,
-        aggregate_max_read_rate: float = 100_000,
-        aggregate_max_write_rate: float = 50_000,
-        worker_max_read_rate: float = 1_500,
-        worker_max_write_rate: float = 500,
-        worker_initial_read_rate: float | None = None,
-        worker_initial_write_rate: float | None = None,
-        sync_interval: float = 5,
-        worker_id: str | None = None,
-        summary_key: str = "summary.json",
-        burst_seconds: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        chance: Callable[[], float] = random.random,
-        policy: CoordinationPolicy = "leases",
-        max_workers: int = 64,
-        store: CoordinationStore | None = None,
-    ) -> None:
-        self.worker_id = worker_id or str(uuid4())
+    Args:
+        aggregate_max_read_rate: the read units a second that all workers share.
+        aggregate_max_write_rate: the write units a second that all workers share.
+        worker_max_read_rate: the most this worker may use.
+        worker_max_write_rate: the most this worker may use.
+        worker_initial_read_rate: policy "proportional": None is a tenth of the total, at most the worker's maximum.
+        worker_initial_write_rate: as above.
+        sync_interval: seconds between two syncs, within 10 %.
+        worker_id: the unique name of this worker; None generates a UUID.
+        summary_key: policy "proportional": the summary's name below the prefix.
+        burst_seconds: how long the limiter saves unused capacity; None: 0.1, and 1 with "proportional".
+        policy: "leases", or "proportional" for fleets that mix with the example's workers.
+        max_workers: policy "leases": as `CoordinationOptions.max_workers`.
+        store: policy "leases": None keeps the leases in the bucket.
+        clock: monotonic seconds.
+        wall_clock: seconds since 1970.
+        chance: returns a number in [0, 1), for the jitter.
+
+    Raises:
+        ConfigError: the policy is unknown.
+    """
+
+    aggregate_max_read_rate: float = 100_000
+    aggregate_max_write_rate: float = 50_000
+    worker_max_read_rate: float = 1_500
+    worker_max_write_rate: float = 500
+    worker_initial_read_rate: float | None = None
+    worker_initial_write_rate: float | None = None
+    sync_interval: float = 5
+    worker_id: str | None = None
+    summary_key: str = "summary.json"
+    burst_seconds: float | None = None
+    policy: Literal["leases", "proportional"] = "leases"
+    max_workers: int = 64
+    store: CoordinationStore | None = None
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    chance: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        """Check the policy; the limiter and `CoordinationOptions` check the rest."""
+        require_choice("policy", self.policy, ("leases", "proportional"))
+
+    @property
+    def aggregate_max(self) -> Rates:
+        """Return the read and write units a second that all workers share."""
+        return float(self.aggregate_max_read_rate), float(self.aggregate_max_write_rate)
+
+    @property
+    def worker_max(self) -> Rates:
+        """Return the most this worker may use, read and write units a second."""
+        return float(self.worker_max_read_rate), float(self.worker_max_write_rate)
+
+    @property
+    def initial(self) -> Rates:
+        """Return the initial rates of policy "proportional"."""
+        reads, writes = (
+            initial_limit(aggregate_max=total, worker_max=most) if given is None else float(given)
+            for given, total, most in zip(
+                (self.worker_initial_read_rate, self.worker_initial_write_rate),
+                self.aggregate_max,
+                self.worker_max,
+                strict=True,
+            )
+        )
+        return reads, writes
+
+
+class _SharedLimiter:
+    """Common to both workers: a session limiter that follows leases or the summary."""
+
+    def __init__(self, options: RateOptions) -> None:
+        self._options = options
+        self.worker_id = options.worker_id or str(uuid4())
         self._coordination = CoordinationOptions(
-            # The store is opened here, and the URL is shown in messages only.
+            # The store is opened elsewhere, and the URL is shown in messages only.
             store="s3://",
-            policy=policy,
-            max_workers=max_workers,
-            interval_seconds=sync_interval,
+            max_workers=options.max_workers,
+            interval_seconds=options.sync_interval,
             worker_id=self.worker_id,
         )
-        self._lease_store = store
-        self._object_name = f"{'report' if policy == 'leases' else 'worker'}-{self.worker_id}.json"
-        self._aggregate = (float(aggregate_max_read_rate), float(aggregate_max_write_rate))
-        self._sync_interval = sync_interval
-        self._summary_key = summary_key
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._chance = chance
-        worker_max = (float(worker_max_read_rate), float(worker_max_write_rate))
-        derived = ScaledLimits(self.worker_id, interval_seconds=sync_interval, worker_max=worker_max).share(
-            WHOLE, self._aggregate
+        self._is_leased = options.policy == "leases"
+        self._object_name = f"{'report' if self._is_leased else 'worker'}-{self.worker_id}.json"
+        self._scaled = ScaledRates(
+            aggregate_max=options.aggregate_max, worker_max=options.worker_max, initial=options.initial
         )
-        initial = (
-            derived[0] if worker_initial_read_rate is None else float(worker_initial_read_rate),
-            derived[1] if worker_initial_write_rate is None else float(worker_initial_write_rate),
-        )
-        self._limits = ScaledLimits(
-            self.worker_id, interval_seconds=sync_interval, worker_max=worker_max, initial=initial
-        )
-        self._worker_max = worker_max
+        burst_seconds = options.burst_seconds
         if burst_seconds is None:
-            burst_seconds = SHARED_BURST_SECONDS if policy == "leases" else 1.0
+            burst_seconds = SHARED_BURST_SECONDS if self._is_leased else 1.0
+        reads, writes = options.initial
         self.limiter = SessionLimiter(
-            read_rate=initial[0], write_rate=initial[1], burst_seconds=burst_seconds, clock=clock
+            read_rate=reads, write_rate=writes, burst_seconds=burst_seconds, clock=options.clock
         )
 
     def _leased(self, store: CoordinationStore) -> CoordinationWorker:
+        options = self._options
         return leased_worker(
             self.limiter,
-            self._lease_store or store,
+            options.store or store,
             self._coordination,
-            total=self._aggregate,
-            worker_max=self._worker_max,
-            clock=self._clock,
-            wall_clock=self._wall_clock,
-            chance=self._chance,
+            total=options.aggregate_max,
+            worker_max=options.worker_max,
+            clock=options.clock,
+            wall_clock=options.wall_clock,
+            chance=options.chance,
         )
 
     def _report(self) -> bytes:
-        now = self._clock()
         units, waiting = self.limiter.demand()
-        self._limits.measure({WHOLE: Usage(self._aggregate, units, waiting)}, now)
-        return as_json(self._limits.consumption(now, at=self._wall_clock()))
+        consumed = units[0] - waiting[0], units[1] - waiting[1]
+        reads, writes = self._scaled.consumption_rates(consumed, self._options.clock())
+        at = self._options.wall_clock()
+        return msgspec.json.encode(
+            Consumption(worker_id=self.worker_id, timestamp=at, read_rate=reads, write_rate=writes)
+        )
 
     def _apply_summary(self, body: bytes) -> None:
         try:
             summary = msgspec.json.decode(body, type=ConsumptionSummary, strict=False)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _logger.warning("cannot parse %s (%s); keeping the current limits", self._summary_key, error)
+            _logger.warning("cannot parse %s (%s); keeping the current limits", self._options.summary_key, error)
             return
-        if abs(self._wall_clock() - summary.timestamp) > STALE_INTERVALS * self._sync_interval:
+        if abs(self._options.wall_clock() - summary.timestamp) > STALE_INTERVALS * self._options.sync_interval:
             # Its aggregator has stopped. Applied again and again, it would change the limits without end.
             return
-        self._limits.apply(summary, self._clock(), at=self._wall_clock())
-        self.limiter.set_rates(*self._limits.share(WHOLE, self._aggregate))
+        self._scaled.apply(summary)
+        self.limiter.set_rates(*self._scaled.rates)
 
     def _make_repetition(self, place: str) -> Repetition:
         return Repetition(
             name="kpl-rate-worker",
-            pause=lambda: self._sync_interval * (0.9 + 0.2 * self._chance()),
+            pause=lambda: self._options.sync_interval * (0.9 + 0.2 * self._options.chance()),
             pauses_first=True,
             on_failure=lambda error: _logger.warning("cannot sync at %s: %s; keeping the current limits", place, error),
         )
 
 
-class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
+class DistributedRateWorker(_SharedLimiter, RepeatingThread):
     """Limits the DynamoDB clients of a boto3 session, from a background thread.
 
     Args:
@@ -263,11 +308,7 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
         bucket: the bucket that the workers share.
         prefix: the prefix of their keys; a / is appended if it is missing.
         autostart: start the thread now.
-        options: aggregate_max_read_rate (100,000), aggregate_max_write_rate (50,000),
-            worker_max_read_rate (1,500), worker_max_write_rate (500), worker_initial_read_rate and
-            worker_initial_write_rate (None: derived), sync_interval (5), worker_id (None: a UUID),
-            summary_key ("summary.json"), burst_seconds (0.1; "proportional": 1), policy ("leases"), and for leases
-            max_workers (64, as `CoordinationOptions.max_workers`) and store (None: objects in the bucket).
+        options: those of `RateOptions`.
     """
 
     def __init__(
@@ -277,15 +318,15 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
         prefix: str,
         *,
         autostart: bool = True,
-        **options: Any,  # noqa: ANN401 - those above, checked by their own names
+        **options: Any,  # noqa: ANN401 - checked by `RateOptions`
     ) -> None:
-        _ScaledLimiter.__init__(self, **options)
+        _SharedLimiter.__init__(self, RateOptions(**options))
         RepeatingThread.__init__(self, self.sync_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
         self._client = session.client("s3")
         self._bucket = bucket
         self._prefix = _with_slash(prefix)
         self._lease_thread: LeaseThread | None = None
-        if self._coordination.policy == "leases":
+        if self._is_leased:
             store = S3Store(ThreadedS3Client(self._client), bucket, self._prefix)
             self._lease_thread = LeaseThread(self._leased(store), self.limiter)
         self.limiter.attach(session)
@@ -307,7 +348,7 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
             super().stop()
 
     def cleanup(self) -> None:
-        """Stop, and delete this worker's own object, so that nobody counts it any more.
+        """Stop, and delete this worker's own object. The other workers no longer count this worker.
 
         Raises:
             BotoCoreError, ClientError: S3 failed.
@@ -323,7 +364,7 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
         """
         self._client.put_object(Bucket=self._bucket, Key=self._prefix + self._object_name, Body=self._report())
         try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + self._summary_key)
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + self._options.summary_key)
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") not in _MISSING:
                 raise
@@ -332,7 +373,7 @@ class DistributedRateWorker(_ScaledLimiter, RepeatingThread):
             self._apply_summary(answer["Body"].read())
 
 
-class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
+class AsyncDistributedRateWorker(_SharedLimiter, RepeatingTask):
     """Limits the DynamoDB clients of an aiobotocore session, from a task; `autostart` needs a running loop.
 
     Args:
@@ -341,7 +382,7 @@ class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
         bucket: the bucket that the workers share.
         prefix: the prefix of their keys; a / is appended if it is missing.
         autostart: start the task now.
-        options: those of `DistributedRateWorker`.
+        options: those of `RateOptions`.
     """
 
     def __init__(
@@ -354,10 +395,10 @@ class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
         autostart: bool = True,
         **options: Any,  # noqa: ANN401
     ) -> None:
-        _ScaledLimiter.__init__(self, **options)
+        _SharedLimiter.__init__(self, RateOptions(**options))
         RepeatingTask.__init__(self, self.sync_once, self._make_repetition(f"s3://{bucket}/{prefix}"))
         self._store = S3Store(client, bucket, _with_slash(prefix))
-        self._lease_worker = self._leased(self._store) if self._coordination.policy == "leases" else None
+        self._lease_worker = self._leased(self._store) if self._is_leased else None
         self.limiter.attach(session)
         if autostart:
             self.start()
@@ -376,7 +417,7 @@ class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
             await self._lease_worker.leave()
 
     async def cleanup(self) -> None:
-        """Stop, and delete this worker's own object, so that nobody counts it any more.
+        """Stop, and delete this worker's own object. The other workers no longer count this worker.
 
         Raises:
             StoreFailed: S3 failed.
@@ -391,7 +432,7 @@ class AsyncDistributedRateWorker(_ScaledLimiter, RepeatingTask):
             StoreFailed: S3 failed; the limits stay as they are.
         """
         await self._store.write(self._object_name, self._report())
-        summary = (await self._store.read(self._summary_key)).body
+        summary = (await self._store.read(self._options.summary_key)).body
         # Without a summary, which may not be written yet, the current limits stay.
         if summary is not None:
             self._apply_summary(summary)

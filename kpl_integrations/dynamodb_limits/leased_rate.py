@@ -18,9 +18,9 @@ import anyio.to_thread
 from kpl_core.coordination import CoordinationStore, Usage
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.options.coordination_options import CoordinationOptions
+from kpl_integrations.dynamodb_limits.proportional import Rates
 from kpl_integrations.dynamodb_limits.session_limiter import SessionLimiter
 
-Rates = tuple[float, float]
 _Call = Callable[..., Awaitable[Mapping[str, Any]]]
 _RESOURCE: Final = "dynamodb/capacity"
 

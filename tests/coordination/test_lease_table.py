@@ -12,6 +12,7 @@ from kpl_core.coordination.lease_sync import LeaseSync
 from kpl_core.coordination.lease_table import TableRules, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store_objects import (
+    MEMBERS_IN_HEAD,
     MEMBERS_PER_PART,
     Claim,
     FleetMember,
@@ -223,7 +224,7 @@ def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
 
 
 def test_a_summary_costs_one_listing_and_one_write_per_part():
-    few, _ = filled_store(100, shard_count=10)
+    few, _ = filled_store(MEMBERS_IN_HEAD, shard_count=10)
     many, clock = filled_store(400, shard_count=10)
     for store in (few, many):
         summarise(store, clock[0])

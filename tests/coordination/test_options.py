@@ -11,7 +11,7 @@ from kpl_core.records.user_record import Tier
     ("options", "message"),
     [
         ({"store": "bucket/prefix"}, "not a URL of a known kind"),
-        ({"policy": "fair"}, "policy is 'fair'; it must be one of 'leases', 'proportional'"),
+        ({"policy": "proportional"}, "policy is 'proportional'; producers have only 'leases'; leave the option out"),
         ({"tier": "vip"}, "tier is 'vip'"),
         ({"max_workers": 0}, "max_workers is 0; it must be between 1 and 1,000,000 (workers)"),
         ({"max_workers": 2.5}, "max_workers is 2.5; it must be a whole number (workers)"),
@@ -37,8 +37,6 @@ def test_before_the_first_sync_a_shard_has_a_sixth_of_one_workers_part():
     rules = shard_rules(Config(coordination=CoordinationOptions(store="memory://x", max_workers=10)))
     assert rules.records_per_second == pytest.approx(1_000 / 60)
     assert rules.burst_seconds == 0.1
-    proportional = CoordinationOptions(store="memory://x", policy="proportional")
-    assert shard_rules(Config(coordination=proportional)).records_per_second == pytest.approx(100)
 
 
 def test_in_shadow_mode_the_whole_limit_is_used():

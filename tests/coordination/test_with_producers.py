@@ -198,12 +198,6 @@ async def test_a_closed_producer_returns_its_share_at_once():
         await staying.close(timeout=0.1)
 
 
-async def test_the_proportional_policy_scales_by_the_total_consumption():
-    _, used, facts = await pressed(4, Virtual(), policy="proportional")
-    assert used > 0.8
-    assert any(isinstance(fact, ShareChanged) for fact in facts)
-
-
 async def test_a_store_without_options_raises():
     with pytest.raises(ConfigError, match=r"no Config\.coordination"):
         async with Producer(Config(), transport=service(), coordination_store=Virtual()):

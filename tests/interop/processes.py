@@ -38,6 +38,10 @@ class OwnProcess:
         self._process = process
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process.poll() is None
 

@@ -16,7 +16,6 @@ import pytest
 from aiobotocore.session import get_session
 from botocore.config import Config
 
-from kpl_core.coordination.proportional import Consumption, ConsumptionSummary
 from kpl_integrations.dynamodb_limits import (
     AsyncDistributedRateAggregator,
     AsyncDistributedRateWorker,
@@ -24,6 +23,7 @@ from kpl_integrations.dynamodb_limits import (
     DistributedRateWorker,
     SessionLimiter,
 )
+from kpl_integrations.dynamodb_limits.proportional import Consumption, ConsumptionSummary
 from tests.interop.emulators import Emulator
 
 WORKERS = 20

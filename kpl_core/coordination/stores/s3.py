@@ -59,6 +59,8 @@ class S3Store:
         self._bucket = bucket
         self._prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
         self._close = close
+        # The objects of the last listing, by key, with their ETags.
+        self._listed: dict[str, Reading] = {}
         self._place = f"s3://{bucket}/{self._prefix}"
         self._answered_at = partial(answered_at, self._place)
 
@@ -93,32 +95,37 @@ class S3Store:
         return Written(answer["ETag"], self._answered_at(answer))
 
     async def read_all(self, prefix: str) -> Listing:
-        """Return all objects whose names begin with `prefix`: one ListObjectsV2 per 1,000, one GetObject each."""
-        keys: list[str] = []
+        """Return all objects whose names begin with `prefix`.
+
+        It takes one ListObjectsV2 per 1,000, and one GetObject for each that has changed since the last listing.
+        """
+        etags: dict[str, str] = {}
         token: dict[str, str] = {}
         while True:
             with store_errors(self._place):
                 page = await self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + prefix, **token)
-            keys += [found["Key"] for found in page.get("Contents", ())]
+            etags |= {found["Key"]: found["ETag"] for found in page.get("Contents", ())}
             if not page.get("IsTruncated"):
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
-        bodies: dict[str, bytes] = {}
-        waiting = iter(keys)
+        listed = {key: known for key, known in self._listed.items() if etags.get(key) == known.version}
+        changed = [key for key in etags if key not in listed]
+        waiting = iter(changed)
 
         async def read_some() -> None:
             for key in waiting:
-                name = key.removeprefix(self._prefix)
-                reading = await self.read(name)
+                reading = await self.read(key.removeprefix(self._prefix))
                 if reading.body is not None:
-                    bodies[name] = reading.body
+                    listed[key] = reading
 
         try:
             async with anyio.create_task_group() as readers:
-                for _ in range(min(PARALLEL_READS, len(keys))):
+                for _ in range(min(PARALLEL_READS, len(changed))):
                     readers.start_soon(read_some)
         except* Exception as group:  # noqa: BLE001 - the first exception is raised again
             raise group.exceptions[0] from None
+        self._listed = listed
+        bodies = {key.removeprefix(self._prefix): reading.body or b"" for key, reading in listed.items()}
         return Listing(bodies, self._answered_at(page))
 
     async def delete(self, name: str) -> None:

@@ -242,6 +242,7 @@ class Admission:
             not is_critical and self._load_shedder.rejects(account, now)
         ):
             raise self._over_queue_share(account, len(records), now)
+        account.share_schedule.take_due(now)
 
     def _not_put(self, account: TenantAccount, count: int, size_bytes: int, error: Exception, now: float) -> Refused:
         """Return the refusal for an exception of the producer."""
@@ -258,12 +259,14 @@ class Admission:
         quota, schedule = account.quota, account.quota_schedule
         assert quota is not None  # noqa: S101 - the caller checked
         quota.offer(count, size_bytes)
+        wait = 0.0
+        if not schedule or not schedule.is_reserved(now, spare_seconds=quota.spare_seconds(count, size_bytes, now)):
+            seconds = quota.try_take(count, size_bytes, now)
+            if seconds is None:
+                schedule.take_due(now)
+                return
+            wait = seconds
         cost = account.quota_cost_seconds(count, size_bytes)
-        wait: float | None = 0.0
-        if not schedule or not schedule.is_reserved(now, spare_seconds=account.quota_left_seconds(now) - cost):
-            wait = quota.try_take(count, size_bytes, now)
-        if wait is None:
-            return
         retry_after = schedule.assign(cost, ready_in=wait, now=now)
         states = quota.states(count, size_bytes, now)
         raise over_quota(account.tenant, states, records=count, size_bytes=size_bytes, retry_after=retry_after)

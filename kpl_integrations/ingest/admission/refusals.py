@@ -321,10 +321,7 @@ class RetryAfterScheduler:
         """
         self._drop_expired(now)
         due = self._due
-        if not due:
-            return False
-        if due[0][0] <= now:
-            self._drop_first()
+        if not due or due[0][0] <= now:
             return False
         reserved = 0.0
         for at, cost in due:
@@ -332,6 +329,11 @@ class RetryAfterScheduler:
             if reserved - (at - now) > spare_seconds:
                 return True
         return spare_seconds <= 0.0
+
+    def take_due(self, now: float) -> None:
+        """Use up the earliest slot if it is due, because a request was admitted."""
+        if self._due and self._due[0][0] <= now:
+            self._drop_first()
 
     def try_pass(self, now: float) -> bool:
         """Let one request pass for each slot that is due: it may be from the client that got this retry time."""

@@ -1,6 +1,5 @@
 """The state that the gateway keeps for each tenant: its quota, counts, idempotency keys and retry schedules."""
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from http import HTTPStatus
@@ -42,10 +41,6 @@ class TenantAccount:
     def quota_cost_seconds(self, records: int, size_bytes: int) -> float:
         """Return how many seconds of the tenant's rates a request of this size costs."""
         return 0.0 if self.quota is None else self.quota.seconds_for(records, size_bytes)
-
-    def quota_left_seconds(self, now: float) -> float:
-        """Return how many seconds the remaining quota lasts at the tenant's rates; infinite without rates."""
-        return math.inf if self.quota is None else self.quota.seconds_left(now)
 
     def records_per_second_and_weight(self, now: float) -> float:
         """Return the recent rate of accepted records, divided by the tenant's weight."""

@@ -12,6 +12,7 @@ from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_integrations.ingest.tenants.tenant import Tenant
 
 _MOST_DEBT_SECONDS: Final = 60.0
+_NEARLY_FULL: Final = 0.25
 
 
 class QuotaState(NamedTuple):
@@ -84,10 +85,18 @@ class TenantQuota:
             (cost / rate for cost, rate in zip(self._costs(records, size_bytes), self._rates, strict=True)), default=0.0
         )
 
-    def seconds_left(self, now: float) -> float:
-        """Return how many seconds the remaining quota lasts at the full rates; infinite without rates."""
-        states = self.states(0, 0, now)
-        return min((state.remaining / rate for state, rate in zip(states, self._rates, strict=True)), default=math.inf)
+    def spare_seconds(self, records: int, size_bytes: int, now: float) -> float:
+        """Return how many seconds of the rates a request of this size leaves; infinite without rates.
+
+        A rate whose burst is saved up, but for this request or a quarter, does not count: its tokens would be lost.
+        """
+        spare = math.inf
+        tokens = () if self._bucket is None else self._bucket.tokens(now)
+        for left, cost, rate in zip(tokens, self._costs(records, size_bytes), self._rates, strict=True):
+            capacity = self._capacity(rate)
+            if left < capacity - min(cost, _NEARLY_FULL * capacity):
+                spare = min(spare, (left - cost) / rate)
+        return spare
 
     def charge(self, size_bytes: int, now: float) -> None:
         """Take the bytes of a rejected request, also if that leaves debt; without a byte rate do nothing.

@@ -190,7 +190,8 @@ def test_a_refusal_costs_its_sender_unless_the_gateway_or_kinesis_is_the_cause(r
     assert account.refused == {refusal: 1}
     wait = 0.0 if account.refused_bytes is None else account.refused_bytes.wait_seconds(0.0)
     assert wait == pytest.approx(10.0 if costs_budget else 0.0)
-    assert (account.quota_left_seconds(0.0) <= 0.0) == costs_rate
+    assert account.quota is not None
+    assert (account.quota.spare_seconds(0, 0, 0.0) <= 0.0) == costs_rate
 
 
 OVERDRAWN = (

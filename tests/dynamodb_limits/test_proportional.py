@@ -2,7 +2,7 @@
 
 import pytest
 
-from kpl_core.coordination.proportional import initial_limit, scaled_limit
+from kpl_integrations.dynamodb_limits.proportional import initial_limit, scaled_limit
 
 
 @pytest.mark.parametrize(
