@@ -275,12 +275,12 @@ def main() -> int:
     placed_on, placement = cores()
     pin_to(placed_on[1])
     found: dict[tuple[str, str], list[Figures]] = {}
-    with running_sink(placed_on[1]) as endpoint_url, tempfile.TemporaryDirectory() as folder:
+    with running_sink(placed_on[1]) as sink, tempfile.TemporaryDirectory() as folder:
         load = Load(Path(folder), arguments.seconds)
         for _ in range(arguments.rounds):
             for flood in floods:
                 for gateway in gateways:
-                    figures = measure(flood, load, endpoint_url, gateway, placed_on)
+                    figures = measure(flood, load, sink.url, gateway, placed_on)
                     found.setdefault((flood.name, gateway.name), []).append(figures)
                     print(
                         flood.name, gateway.name, figures, f"load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True
