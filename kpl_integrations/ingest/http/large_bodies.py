@@ -67,28 +67,26 @@ class LargeBodies:
             Refused: its sender may use no more room, or the body has waited too long.
         """
         has_turn = False
-        with anyio.move_on_after(self._seconds) as waiting:
-            held = room.hold(waiting.cancel)
-            if not held.try_take(size_bytes):
-                raise no_room(room.room)
-            try:
-                await self._acquire(room.sender)
-                # From now on it takes a bounded time, so it keeps its room.
-                held.evict = _keep
-                has_turn = True
-            except BaseException:
-                held.release()
-                raise
-        if held.is_evicted:
-            raise no_room(room.room, is_evicted=True)
-        if not has_turn:
-            detail = f"other large bodies were decoded for {self._seconds:g} s; send this one again later"
-            raise Refused(Refusal.NO_ROOM, detail)
+        waiting = anyio.move_on_after(self._seconds)
+        held = room.hold(waiting.cancel)
+        if not held.try_take(size_bytes):
+            raise no_room(room.room)
         try:
+            with waiting:
+                await self._acquire(room.sender)
+                has_turn = True
+                # From now on it takes a bounded time.
+                held.keep()
+            if held.is_evicted:
+                raise no_room(room.room, is_evicted=True)
+            if not has_turn:
+                detail = f"this body waited {self._seconds:g} s behind other large bodies; send it again later"
+                raise Refused(Refusal.NO_ROOM, detail)
             yield
         finally:
             held.release()
-            self._release()
+            if has_turn:
+                self._release()
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Run all steps in slices, and return their result."""
@@ -145,7 +143,3 @@ class LargeBodies:
         line.popleft().set()
         if line:
             self._lines[sender] = line
-
-
-def _keep() -> None:
-    """Do nothing: the body is being decoded."""

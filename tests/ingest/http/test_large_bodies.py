@@ -204,3 +204,35 @@ async def test_a_single_record_that_is_too_large_to_decode_at_once_is_refused():
         answer = await Client(gateway).call("POST", PATH, body, headers={"content-type": JSON})
         assert (answer.status, answer.json()["code"]) == (413, "too-large")
         assert "max_uncut_bytes" in answer.json()["detail"]
+
+
+async def test_a_body_that_is_evicted_when_it_gets_its_turn_gives_it_away():
+    turns, room = LargeBodies(10.0), SharedRoom(100)
+    evicting = SenderRoom(room, "c").hold(lambda: None)
+
+    async def evicted() -> None:
+        with pytest.raises(Refused):
+            async with turns.turn(SenderRoom(room, "b"), 80):
+                pytest.fail("it has no room")
+
+    async with anyio.create_task_group() as tasks:
+        async with turns.turn(SenderRoom(room, "a"), 10):
+            tasks.start_soon(evicted)
+            await anyio.wait_all_tasks_blocked()
+        # The other body has the turn now, and its task has not run yet.
+        assert evicting.try_take(30)
+    evicting.release()
+    with anyio.fail_after(5):
+        async with turns.turn(SenderRoom(room, "a"), 10):
+            pass
+    assert room.used_bytes == 0
+
+
+async def test_a_body_that_has_its_turn_keeps_its_room():
+    turns, room = LargeBodies(10.0), SharedRoom(100)
+    other = SenderRoom(room, "b").hold(lambda: None)
+    async with turns.turn(SenderRoom(room, "a"), 80):
+        assert not other.try_take(30)
+        assert other.try_take(20)
+        assert room.used_bytes == 100
+    assert (room.bytes_of("a"), room.used_bytes) == (0, 20)
