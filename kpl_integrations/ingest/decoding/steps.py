@@ -120,6 +120,9 @@ def elements_in_steps(
                     detail = "this is not JSON: two elements of the array have no comma between them"
                     raise DecodeRefusal(400, "malformed", detail, field="$")
                 text = text[1:]
+                if not text.strip(b" \t\r\n"):
+                    detail = "this is not JSON: no element follows the last comma of the array"
+                    raise DecodeRefusal(400, "malformed", detail, field="$")
             is_first = is_first and not text
             yield b"[" + text + b"]" if text else b""
         if len(runs.tail) > _MOST_TAIL_BYTES:

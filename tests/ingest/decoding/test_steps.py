@@ -251,3 +251,12 @@ def test_each_piece_after_the_array_is_a_step():
     sizes: list[int] = []
     steps = decode_in_steps(NATIVE, _counted(cut(body, 100), sizes), limits=LIMITS, headers={})
     assert sum(1 for _ in steps) >= len(sizes) >= 80
+
+
+@pytest.mark.parametrize("count", [STEP_RECORDS - 1, STEP_RECORDS, STEP_RECORDS + 1, 2 * STEP_RECORDS])
+@given(st.sampled_from([b"", b",", b" , ", b",,", b",1", b"\x00"]), st.sampled_from([40, 999, STEP_BYTES]))
+def test_the_end_of_an_array_is_valid_as_in_the_whole_body(count, end, size):
+    body = b'{"records":[' + b",".join([b'{"data":"a"}'] * count) + end + b"]}"
+    whole, made = at_once(NATIVE, body), in_steps(NATIVE, body, size)
+    assert isinstance(made, str) is isinstance(whole, str)
+    assert not isinstance(made, Decoded) or made == whole
