@@ -6,6 +6,7 @@ bodies never wait here: they are decoded between the slices.
 """
 
 import contextlib
+import hashlib
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Generator
@@ -18,6 +19,7 @@ from kpl_core import GroupPut
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.decoding import DecodeRefusal, inflate
+from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.bodies import no_room
 
 # A slice ends with the first step after this time, and a step takes about a millisecond.
@@ -56,6 +58,7 @@ class LargeBodies:
         self._seconds = seconds
         self._clock = clock
         self._is_busy = False
+        self._slice = anyio.Lock(fast_acquire=True)
         self._group: GroupPut | None = None
         self._lines: OrderedDict[str, deque[anyio.Event]] = OrderedDict()
 
@@ -89,24 +92,35 @@ class LargeBodies:
                 self._release()
 
     async def run(self, steps: Generator[None, None, T]) -> T:
-        """Run all steps in slices, and return their result."""
+        """Run all steps in slices, and return their result. In each round of the event loop runs one slice at most."""
         clock = self._clock
-        ends_at = clock() + SLICE_SECONDS
         while True:
-            try:
-                next(steps)
-            except StopIteration as finished:
-                return finished.value  # type: ignore[no-any-return]
-            if clock() >= ends_at:
-                await anyio.lowlevel.checkpoint()
+            async with self._slice:
                 ends_at = clock() + SLICE_SECONDS
+                try:
+                    next(steps)
+                    while clock() < ends_at:
+                        next(steps)
+                except StopIteration as finished:
+                    return finished.value  # type: ignore[no-any-return]
+                await anyio.lowlevel.checkpoint()
+
+    async def add_to_hash(self, hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> None:
+        """Add a body to a hash, in slices if it is large. It needs no turn."""
+        if len(body) <= SMALL_BYTES:
+            hashed.update(body)
+        else:
+            await self.run(hash_in_steps(hashed, body))
 
     async def put(self, group: GroupPut) -> None:
         """Put a group in slices; if this task is cancelled, all that are left at once."""
         self._group = group
         try:
-            while group.step():
-                await anyio.lowlevel.checkpoint()
+            is_left = True
+            while is_left:
+                async with self._slice:
+                    is_left = group.step()
+                    await anyio.lowlevel.checkpoint()
         finally:
             self.finish()
 

@@ -26,7 +26,6 @@ from kpl_integrations.ingest.admission.senders import AddressBudget
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
 from kpl_integrations.ingest.decoding.put_records_body import named_stream, put_records_in_steps
-from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
@@ -201,7 +200,7 @@ class KinesisWireRoute:
         try:
             body = await read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
             hashed = sha256()
-            await gateway.large_bodies.run(hash_in_steps(hashed, body))
+            await gateway.large_bodies.add_to_hash(hashed, body)
             return gateway.accounts.of(require_signed(hashed.hexdigest())), body
         except (Refused, RequestRefused) as refused:
             work_bytes = len(body) + getattr(refused, "work_bytes", 0)
