@@ -178,7 +178,7 @@ def _json_parts(signal: str, pieces: Iterator[bytes], limits: DecodeLimits) -> G
         body = yield from gathered(chain((first,), pieces), limits.max_uncut_bytes)
         return _whole_json_parts(signal, body, limits)
     parts: list[bytes] = []
-    for run in elements_in_steps(head, pieces, ArrayRuns(limits.max_uncut_bytes), _TAIL):
+    for run in elements_in_steps(head, pieces, ArrayRuns(limits.max_uncut_bytes, limits.max_depth), _TAIL):
         if run:
             require_text(run)
             try:

@@ -22,6 +22,8 @@ _MEMBER: Final = rb'"(?:StreamName|StreamARN)"\s*:\s*"[^"\\]*"\s*'
 _HEAD: Final = re.compile(rb'\s*\{(?:\s*%b,)*\s*"Records"\s*:\s*\[' % _MEMBER)
 _TAIL: Final = re.compile(rb"\s*(?:,\s*%b)*\}\s*" % _MEMBER)
 _HEAD_BYTES: Final = 8_192
+# An entry is not nested. Unknown members may be.
+_MAX_DEPTH: Final = 64
 _OTHERS: Final = msgspec.json.Decoder(PutRecords)
 _ENTRIES: Final = msgspec.json.Decoder(list[PutRecordsRequestEntry])
 
@@ -39,7 +41,7 @@ def put_records_in_steps(body: bytes, max_uncut_bytes: int) -> Generator[None, N
             f"only; send fewer records in a request."
         )
         raise RequestRefused(SERIALIZATION, message)
-    runs, entries = ArrayRuns(max_uncut_bytes), list[PutRecordsRequestEntry]()
+    runs, entries = ArrayRuns(max_uncut_bytes, _MAX_DEPTH), list[PutRecordsRequestEntry]()
     try:
         for run in elements_in_steps(head, _pieces(body), runs, _TAIL):
             # One more than allowed is enough for the violated constraint.

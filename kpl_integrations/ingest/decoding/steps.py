@@ -28,12 +28,14 @@ from kpl_integrations.ingest.decoding.request_body import decode, decode_plain, 
 # A step handles at most so many bytes and, about, so many records.
 STEP_BYTES: Final = 32_768
 STEP_RECORDS: Final = 500
+# A step looks at so many brackets and strings: about 1 ms.
+STEP_TOKENS: Final = 2_000
 _HASH_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 256
 # After an array come a few brackets, spaces and, in a PutRecords request, the name of the stream.
 _MOST_TAIL_BYTES: Final = 8_192
 # A string, a bracket, or the quotation mark of a string that does not end here.
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
+TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
 # The change of the depth. None: the string has no end yet.
 _STEPS: Final = {b"[": 1, b"{": 1, b"]": -1, b"}": -1, b'"': None}
 _RECORDS_HEAD: Final = re.compile(rb'\s*\{\s*"records"\s*:\s*\[')
@@ -56,8 +58,9 @@ class ArrayRuns:
     `is_closed` is True after the bracket that closes the array; `tail` is the text after it.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, max_depth: int) -> None:
         self._most_bytes = most_bytes
+        self._max_depth = max_depth
         self._text = b""
         self._at = 0
         self._depth = 0
@@ -65,7 +68,11 @@ class ArrayRuns:
         self.tail = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Add text, and return the runs that are complete: elements with their commas, without the brackets."""
+        """Add text, and return the runs that are complete: elements with their commas, without the brackets.
+
+        Raises:
+            DecodeRefusal: an element is too large, or nested too deep.
+        """
         if self.is_closed:
             self.tail += piece
             yield b""
@@ -73,7 +80,9 @@ class ArrayRuns:
         text = self._text = self._text + piece
         start = whole = count = 0
         depth, at = self._depth, self._at
-        for token in _TOKEN.finditer(text, at):
+        for tokens, token in enumerate(TOKEN.finditer(text, at), 1):
+            if not tokens % STEP_TOKENS:
+                yield b""
             step = _STEPS.get(token.group(), 0)
             if step is None:
                 # The rest of the string is in the next piece.
@@ -81,6 +90,9 @@ class ArrayRuns:
                 break
             depth += step
             at = token.end()
+            if depth > self._max_depth:
+                detail = f"an element of the array is nested more than {self._max_depth} deep; flatten it"
+                raise DecodeRefusal(400, "too-deep", detail)
             if depth < 0:
                 self.is_closed, self.tail = True, text[at:]
                 yield text[start : at - 1]
@@ -93,11 +105,15 @@ class ArrayRuns:
         if whole > start:
             yield text[start:whole]
             start = whole
-        self._text, self._at, self._depth = text[start:], at - start, depth
-        if len(self._text) > self._most_bytes:
-            raise uncut(self._most_bytes)
+        self._store(text[start:], at - start, depth)
         # A step in which no element ended.
         yield b""
+
+    def _store(self, text: bytes, at: int, depth: int) -> None:
+        """Keep the start of an element for the next piece."""
+        self._text, self._at, self._depth = text, at, depth
+        if len(text) > self._most_bytes:
+            raise uncut(self._most_bytes)
 
 
 def elements_in_steps(
@@ -245,10 +261,12 @@ def decode_in_steps(
         runs = lines_in_steps(_chain(first, pieces), most)
         return (yield from _joined(runs, limits, keys, ndjson_body, media_type))
     if media_type == "application/json" and (head := _RECORDS_HEAD.match(first)) is not None:
-        runs = elements_in_steps(head, pieces, ArrayRuns(most), _RECORDS_TAIL)
+        # The data of a record may be nested so deep.
+        array = ArrayRuns(most, limits.max_depth + 1)
+        runs = elements_in_steps(head, pieces, array, _RECORDS_TAIL)
         return (yield from _joined(runs, limits, keys, json_body, media_type, wrapped=(b'{"records":', b"}")))
     if media_type == "application/cloudevents-batch+json" and (head := _BATCH_HEAD.match(first)) is not None:
-        runs = elements_in_steps(head, pieces, ArrayRuns(most), _BATCH_TAIL)
+        runs = elements_in_steps(head, pieces, ArrayRuns(most, limits.max_depth), _BATCH_TAIL)
         return (yield from _joined(runs, limits, keys, batched_events))
     body = yield from gathered(_chain(first, pieces), most)
     return decode(content_type, body, limits=limits, headers=headers, new_key=new_key)

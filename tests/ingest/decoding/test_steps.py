@@ -23,7 +23,7 @@ from kpl_integrations.ingest.decoding import (
 )
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.decoding.put_records_body import put_records_in_steps
-from kpl_integrations.ingest.decoding.steps import STEP_BYTES, STEP_RECORDS, ArrayRuns
+from kpl_integrations.ingest.decoding.steps import STEP_BYTES, STEP_RECORDS, STEP_TOKENS, ArrayRuns
 from kpl_integrations.kinesis_protocol.requests import PutRecords, RequestRefused
 from kpl_integrations.kinesis_protocol.wire import request_of, wire_of
 
@@ -129,6 +129,8 @@ def test_any_bytes_are_decoded_or_refused(body, size):
         (b'{"records":[{"data":1} {"data":2}]}', "malformed"),
         (b'{"records":[{"data":1}],"records":[{"data":2}]}', "malformed"),
         (b'{"records":[{"data":1}]} {}', "malformed"),
+        (b'{"records":[' + b"[" * 100_000, "too-deep"),
+        (b'{"records":[{"data":' + b"[" * 65, "too-deep"),
         (b'{"records":[]}', "malformed"),
         (b'{"records":[' + b'{"data":1},' * 3_000 + b'{"data":1}]}', "too-many-records"),
         (b'{"records":[{"data":"' + b"x" * 200_001, "too-large"),
@@ -226,7 +228,7 @@ def test_a_large_request_with_too_many_records_is_refused_like_a_small_one():
 
 
 def test_an_array_is_cut_between_its_elements_only():
-    runs = ArrayRuns(1_000)
+    runs = ArrayRuns(1_000, 64)
     text = b'{"a":"]}"},{"b":[{},{}]},{"c":"\\"}"}] rest'
     found = [run for at in range(len(text)) for run in runs.feed(text[at : at + 1])]
     assert b"".join(found) == text[:-6]
@@ -260,3 +262,30 @@ def test_the_end_of_an_array_is_valid_as_in_the_whole_body(count, end, size):
     whole, made = at_once(NATIVE, body), in_steps(NATIVE, body, size)
     assert isinstance(made, str) is isinstance(whole, str)
     assert not isinstance(made, Decoded) or made == whole
+
+
+@pytest.mark.parametrize("piece", [b'"",', b"[],", b'{"a":[]},'])
+def test_a_step_looks_at_a_bounded_number_of_brackets_and_strings(piece, monkeypatch):
+    seen = [0]
+
+    class Counted:
+        """The pattern, which counts its tokens."""
+
+        def finditer(self, *args: Any, pattern: Any = step_module.TOKEN) -> Any:
+            for token in pattern.finditer(*args):
+                seen[0] += 1
+                yield token
+
+    monkeypatch.setattr(step_module, "TOKEN", Counted())
+    before = 0
+    for _ in ArrayRuns(1 << 20, 64).feed(b'{"a":[' + piece * (STEP_BYTES // len(piece))):
+        assert seen[0] - before <= STEP_TOKENS
+        before = seen[0]
+    assert seen[0] > 2 * STEP_TOKENS
+
+
+@pytest.mark.parametrize("depth", [1, 63, 64])
+def test_data_of_a_large_body_may_be_as_deep_as_that_of_a_small_one(depth):
+    body = b'{"records":[{"data":' + b"[" * depth + b"]" * depth + b"}]}"
+    assert in_steps(NATIVE, body, 50) == at_once(NATIVE, body)
+    assert isinstance(in_steps(NATIVE, body, 50), Decoded)
