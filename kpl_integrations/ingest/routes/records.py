@@ -102,7 +102,8 @@ class RecordsRoute:
                 return await self._once(account, key, hashed.digest(), answering), account
             if ack == "queued" and (answer := self._queue(head, body, account, stream)) is not None:
                 return answer, account
-            return await answering(), account
+            # A body with ack=queued that was not put at once is large.
+            return await answering(is_large=ack == "queued"), account
         except Refused as refused:
             account.count_refused(refused, received_bytes, self._admission.now(), payer)
             raise
@@ -192,12 +193,23 @@ class RecordsRoute:
             return self._admission.put_records(account, stream, decoded.records, aggregate=aggregate)
 
     async def _put_and_wait(
-        self, head: RecordsHead, body: bytes, ack: Ack, account: TenantAccount, stream: str, room: SenderRoom
+        self,
+        head: RecordsHead,
+        body: bytes,
+        ack: Ack,
+        account: TenantAccount,
+        stream: str,
+        room: SenderRoom,
+        *,
+        is_large: bool = False,
     ) -> Acknowledged:
-        """Put the records of a request, wait until `ack` is true, then return the answer."""
+        """Put the records of a request, wait until `ack` is true, then return the answer.
+
+        `is_large`: it is known that the body is large.
+        """
         encoding = head.headers.get(b"content-encoding")
         try:
-            small = small_body(encoding, body, self._settings.max_inflated_bytes)
+            small = None if is_large else small_body(encoding, body, self._settings.max_inflated_bytes)
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal) from None
         if small is None:

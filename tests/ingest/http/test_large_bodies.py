@@ -13,6 +13,7 @@ from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
 from kpl_integrations.ingest.http import large_bodies
 from kpl_integrations.ingest.http.large_bodies import SLICE_SECONDS, LargeBodies, small_body
+from kpl_integrations.ingest.routes import records
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, kinesis, open_gateway
 
@@ -41,6 +42,21 @@ async def test_every_record_of_a_large_body_is_delivered(ack, encoding, tier):
             assert Counter("error_code" in each for each in answer.json()["records"]) == {False: COUNT}
     assert gateway.report is not None
     assert gateway.report.delivered == COUNT
+
+
+@pytest.mark.parametrize("ack", ["queued", "delivered"])
+async def test_a_body_is_found_to_be_large_once(ack, monkeypatch):
+    found = list[bytes | None]()
+
+    def counted(*args) -> bytes | None:
+        found.append(small_body(*args))
+        return found[-1]
+
+    monkeypatch.setattr(records, "small_body", counted)
+    async with open_gateway() as gateway:
+        headers = {"content-type": NDJSON, "content-encoding": "gzip"}
+        answer = await Client(gateway).call("POST", f"{PATH}?ack={ack}", gzip.compress(lines()), headers=headers)
+        assert (answer.status, found) == (202 if ack == "queued" else 200, [None])
 
 
 @pytest.mark.parametrize("last", [b"{}", b"[", b'{"partition_key":"","data":"x"}'])
