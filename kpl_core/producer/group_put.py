@@ -1,7 +1,7 @@
 """Put a large group of user records in slices, so that other work of the event loop runs between them.
 
 Room for the whole group is taken first. So the group is accepted as a whole or not at all, and a later slice cannot be
-refused. The caller must call `finish`, also if it is cancelled.
+refused. The caller must call `finish`, also if it is cancelled. A producer that closes finishes its open groups first.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,18 @@ SLICE_BYTES: Final = 262_144
 class GroupPut:
     """User records of one flow that have room. `step` puts the next ones, `finish` all that are left."""
 
-    __slots__ = ("_clock", "_pairs", "_pipeline", "_put_count", "_records", "_sizes", "_terms", "_wake", "deliveries")
+    __slots__ = (
+        "_clock",
+        "_open_groups",
+        "_pairs",
+        "_pipeline",
+        "_put_count",
+        "_records",
+        "_sizes",
+        "_terms",
+        "_wake",
+        "deliveries",
+    )
 
     def __init__(
         self,
@@ -29,6 +40,7 @@ class GroupPut:
         terms: GroupTerms,
         clock: Callable[[], float],
         wake: Callable[[], object],
+        open_groups: "set[GroupPut]",
     ) -> None:
         fair = pipeline.fair
         assert fair is not None  # noqa: S101 - the producer checked
@@ -48,6 +60,9 @@ class GroupPut:
         fair.reserve(sum(sizes), len(records), terms.flow, terms.tier)
         self._terms = terms._replace(has_room=True)
         self._sizes = sizes
+        # The producer's groups with records that are not put yet.
+        self._open_groups = open_groups
+        open_groups.add(self)
 
     def step(self) -> bool:
         """Put the next records; return True if there are more."""
@@ -68,6 +83,8 @@ class GroupPut:
     def _put(self, start: int) -> None:
         """Put the records from this position on, up to those that are left."""
         records = self._records[start : self._put_count]
+        if self._put_count == len(self._records):
+            self._open_groups.discard(self)
         if not records:
             return
         pipeline, now = self._pipeline, self._clock()

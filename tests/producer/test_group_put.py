@@ -2,11 +2,13 @@
 
 from collections import Counter
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from kpl_core import BufferFull, InvalidUserRecord, Producer, UserRecord
 from kpl_core.producer.group_put import SLICE_BYTES, SLICE_RECORDS
-from tests.producer.scene import STREAM, stored, unmetered
+from tests.producer.scene import STREAM, assert_books_close, stored, unmetered
 from tests.producer.test_put_together import fair, pairs, records
 
 pytestmark = pytest.mark.anyio
@@ -72,3 +74,29 @@ async def test_a_record_that_is_too_large_refuses_the_group(are_pairs):
         with pytest.raises(InvalidUserRecord, match=r"partition_key and data have 1,048,577 bytes"):
             producer.begin_group(STREAM, put, flow="t")
         assert producer.buffer_limit.outstanding_records == 0
+
+
+@pytest.mark.parametrize("are_pairs", [True, False])
+async def test_a_close_delivers_all_records_of_an_open_group(are_pairs):
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        group = producer.begin_group(STREAM, pairs(1_000) if are_pairs else records(1_000), flow="t")
+        group.step()
+        report = await producer.close()
+        assert (report.accepted, report.delivered, report.complete) == (1_000, 1_000, True)
+        assert producer.buffer_limit.outstanding_records == 0
+        group.finish()
+        assert not group.step()
+        assert producer.report() == report
+        assert all(delivery.result().successful for delivery in group.deliveries)
+
+
+async def test_a_cancelled_producer_gives_all_records_of_an_open_group_a_result():
+    producer = Producer(fair(), transport=unmetered(1))
+    with anyio.CancelScope() as scope:
+        async with producer:
+            group = producer.begin_group(STREAM, records(1_000), flow="t")
+            group.step()
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+    assert_books_close(producer.report(), group.deliveries)
+    assert len(group.deliveries) == 1_000
