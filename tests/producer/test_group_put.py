@@ -1,6 +1,7 @@
 """A group put in slices is accepted as a whole or not at all, and every record of it arrives once."""
 
 from collections import Counter
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -100,3 +101,44 @@ async def test_a_cancelled_producer_gives_all_records_of_an_open_group_a_result(
             await anyio.lowlevel.checkpoint()
     assert_books_close(producer.report(), group.deliveries)
     assert len(group.deliveries) == 1_000
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (("", b"x"), InvalidUserRecord, "partition_key has 0 characters"),
+        (("k" * 257, b"x"), InvalidUserRecord, "partition_key has 257 characters"),
+        (("\ud800", b"x"), InvalidUserRecord, "lone surrogate"),
+        ((5, b"x"), TypeError, "partition_key must be a str"),
+        (("k", "text"), TypeError, "data must be bytes"),
+        (UserRecord("", b"x"), InvalidUserRecord, "partition_key has 0 characters"),
+        (UserRecord("k", b"x", explicit_hash_key="abc"), InvalidUserRecord, "explicit_hash_key is 'abc'"),
+        (UserRecord("k", "text"), TypeError, "data must be bytes"),  # type: ignore[arg-type] # as callers do
+    ],
+)
+async def test_an_invalid_record_refuses_the_group_and_takes_no_room(bad, error, message):
+    make: Any = pairs if type(bad) is tuple else records
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        with pytest.raises(error, match=message):
+            producer.begin_group(STREAM, [*make(3), bad, *make(600)], flow="t")
+        assert producer.buffer_limit.outstanding_records == 0
+    assert producer.report().accepted == 0
+
+
+async def test_an_invalid_flow_refuses_the_group_and_takes_no_room():
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        with pytest.raises(InvalidUserRecord, match="flow has a lone surrogate"):
+            producer.begin_group(STREAM, records(3), flow="\ud800")
+        assert producer.buffer_limit.outstanding_records == 0
+
+
+@pytest.mark.parametrize("are_pairs", [True, False])
+async def test_a_buffer_that_changes_later_does_not_change_the_group(are_pairs):
+    transport = unmetered(1)
+    buffer = bytearray(b"before")
+    put: list[Any] = [("k", b"first"), ("k", buffer)]
+    async with Producer(fair(), transport=transport) as producer:
+        group = producer.begin_group(STREAM, put if are_pairs else [UserRecord(*each) for each in put], flow="t")
+        buffer[:] = b"after!"
+        group.finish()
+    assert Counter(stored(transport)) == Counter([("k", b"first"), ("k", b"before")])
