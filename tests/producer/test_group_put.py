@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kpl_core import BufferFull, InvalidUserRecord, Producer, UserRecord
+from kpl_core import BufferFull, InvalidUserRecord, Producer, TierPolicy, UserRecord
 from kpl_core.producer.group_put import SLICE_BYTES, SLICE_RECORDS
 from tests.producer.scene import STREAM, assert_books_close, stored, unmetered
 from tests.producer.test_put_together import fair, pairs, records
@@ -142,3 +142,18 @@ async def test_a_buffer_that_changes_later_does_not_change_the_group(are_pairs):
         buffer[:] = b"after!"
         group.finish()
     assert Counter(stored(transport)) == Counter([("k", b"first"), ("k", b"before")])
+
+
+@pytest.mark.parametrize("options", [{"aggregate": True}, {"aggregate": False}, {"tier": "bulk"}, None])
+async def test_a_lower_size_limit_does_not_refuse_records_of_an_accepted_group(options):
+    put: Any = [("k", bytes(2_000))] * 600 if options is None else [UserRecord("k", bytes(2_000))] * 600
+    async with Producer(fair(tiers=TierPolicy()), transport=unmetered(1)) as producer:
+        group = producer.begin_group(STREAM, put, flow="t", **options or {})
+        group.step()
+        producer._life.pipeline(STREAM).max_record_bytes = 1_000  # noqa: SLF001 - as the stream's description does
+        with pytest.raises(InvalidUserRecord, match="accepts at most 1,000"):
+            producer.begin_group(STREAM, put, flow="t", **options or {})
+        assert group.step()
+        group.finish()
+        report = await producer.close()
+    assert (report.accepted, report.delivered) == (600, 600)
