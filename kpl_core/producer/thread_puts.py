@@ -49,6 +49,7 @@ class ThreadPuts:
         # Reentrant, because a signal handler may put in the middle of a put.
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: int | None = None
         self._queue: list[_QueuedPut] = []
         # What threads have reserved since the loop was here. It does not count in the producer's buffer yet.
         self._records = self._bytes = 0
@@ -56,7 +57,7 @@ class ThreadPuts:
 
     def open(self, loop: asyncio.AbstractEventLoop | None, hooks: Iterable[Hook]) -> None:
         """Accept puts for this loop; None, on trio, accepts none."""
-        self._loop = loop
+        self._loop, self._loop_thread = loop, threading.get_ident()
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
 
     # In a thread
@@ -110,7 +111,11 @@ class ThreadPuts:
         if _get_running_loop() is not None:
             message = "this call blocks its thread, in which an event loop runs; await put() there"
             raise WrongEventLoop(message)
-        loop, coroutine = self._own_loop(), work()
+        loop = self._own_loop()
+        if not loop.is_closed() and (self._loop_thread == threading.get_ident() or not loop.is_running()):
+            message = "this call waits for the producer's event loop, which does not run; await put() in the loop"
+            raise WrongEventLoop(message)
+        coroutine = work()
         try:
             waiting = asyncio.run_coroutine_threadsafe(coroutine, loop)
         except RuntimeError as error:

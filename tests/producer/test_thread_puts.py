@@ -211,3 +211,37 @@ async def test_a_hook_sees_the_context_of_the_thread_that_put():
         for number in range(2):
             await (await asyncio.to_thread(work, number))
     assert spans.opened == ["request 0", "request 1"]
+
+
+@pytest.mark.parametrize("is_in_thread", [False, True])
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_put_that_waits_for_a_loop_that_does_not_run_raises(is_in_thread: bool, is_blocking: bool):
+    orders = producer(fairness=FairnessPolicy())
+    raised: list[str] = []
+
+    async def run(opened: asyncio.Event, end: asyncio.Event) -> None:
+        async with orders:
+            opened.set()
+            await end.wait()
+
+    def work() -> None:
+        try:
+            _ = orders.put_blocking(STREAM, partition_key="1", data=b"x") if is_blocking else put(orders, "1")
+        except WrongEventLoop as error:
+            raised.append(str(error))
+
+    with asyncio.Runner() as runner:
+        loop, opened, end = runner.get_loop(), asyncio.Event(), asyncio.Event()
+        running = loop.create_task(run(opened, end))
+        loop.run_until_complete(opened.wait())
+        if is_in_thread:
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            thread.join(10)
+        else:
+            work()
+        end.set()
+        loop.run_until_complete(running)
+    assert len(raised) == 1
+    assert "does not run" in raised[0]
+    assert orders.report().accepted == 0
