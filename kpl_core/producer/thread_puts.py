@@ -93,8 +93,7 @@ class ThreadPuts:
 
     def _take(self, size_bytes: int, tier: Tier) -> None:
         loop, limit = self._own_loop(), self._producer.buffer_limit
-        records, size = self._records + 1, self._bytes + size_bytes
-        if not limit.has_room(size_bytes=size, records=records, tier=tier):
+        if not limit.has_room(size_bytes=self._bytes + size_bytes, records=self._records + 1, tier=tier):
             raise limit.full(more_records=self._records, more_bytes=self._bytes)
         if not self._is_scheduled:
             # First, because `drain` looks at it without the lock.
@@ -104,7 +103,9 @@ class ThreadPuts:
             except RuntimeError as error:
                 self._is_scheduled = False
                 raise self._closed() from error
-        self._records, self._bytes = records, size
+        # Added only now, because a signal handler may have put in the middle of this put.
+        self._records += 1
+        self._bytes += size_bytes
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the loop, and wait in this thread for what it returns or raises."""

@@ -245,3 +245,24 @@ def test_a_put_that_waits_for_a_loop_that_does_not_run_raises(is_in_thread: bool
     assert len(raised) == 1
     assert "does not run" in raised[0]
     assert orders.report().accepted == 0
+
+
+async def test_a_signal_handler_that_puts_in_the_middle_of_a_put_is_counted(monkeypatch: pytest.MonkeyPatch):
+    loop = asyncio.get_running_loop()
+    call_soon_threadsafe = loop.call_soon_threadsafe
+
+    async with producer() as orders:
+
+        def interrupted(callback: Any, *args: Any, **options: Any) -> Any:
+            handle = call_soon_threadsafe(callback, *args, **options)
+            _ = put(orders, "2, of the handler")
+            return handle
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+        thread = threading.Thread(target=put, args=(orders, "1"))
+        thread.start()
+        thread.join()
+        monkeypatch.undo()
+        report = await orders.flush()
+        assert (report.accepted, report.delivered) == (2, 2)
+        assert (orders.buffer_limit.outstanding_records, orders.buffer_limit.outstanding_bytes) == (0, 0)
