@@ -20,6 +20,7 @@ import anyio
 
 from kpl_core.errors import BufferFull, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook
+from kpl_core.producer.capacity_waiters import WaitersByFlow
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.lifecycle import require_timeout
 from kpl_core.records.outcome import Outcome
@@ -55,8 +56,9 @@ class ThreadPuts:
         self._records = self._bytes = 0
         self._is_scheduled = False
 
-    def open(self, loop: asyncio.AbstractEventLoop | None, hooks: Iterable[Hook]) -> None:
+    def open(self, loop: asyncio.AbstractEventLoop | None, hooks: Iterable[Hook], waiters: WaitersByFlow) -> None:
         """Accept puts for this loop; None, on trio, accepts none."""
+        self._waiters = waiters
         self._loop, self._loop_thread = loop, threading.get_ident()
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
 
@@ -81,7 +83,10 @@ class ThreadPuts:
     def put_blocking(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
         """Accept a user record, waiting for room; see `Producer.put_blocking`."""
         require_timeout(timeout)
-        if not self._is_made_in_the_loop and _get_running_loop() is None:
+        self._own_loop()
+        # A put must not overtake those that wait in the loop.
+        has_line = self._waiters.has_line(record.tier, record.flow)
+        if not has_line and not self._is_made_in_the_loop and _get_running_loop() is None:
             with contextlib.suppress(BufferFull):
                 return self.put(stream, record)
         return self.call(lambda: self.put_within(stream, record, timeout))

@@ -266,3 +266,24 @@ async def test_a_signal_handler_that_puts_in_the_middle_of_a_put_is_counted(monk
         report = await orders.flush()
         assert (report.accepted, report.delivered) == (2, 2)
         assert (orders.buffer_limit.outstanding_records, orders.buffer_limit.outstanding_bytes) == (0, 0)
+
+
+async def test_a_blocking_put_does_not_overtake_a_put_that_waits_for_room():
+    transport = FakeTransport(FakeKinesis({STREAM: 1}, enforce_limits=False), latency_seconds=0.2)
+    order: list[str] = []
+    async with Producer(Config(max_outstanding_bytes=10_000), transport=transport) as orders:
+        _ = orders.put_nowait(STREAM, partition_key="1", data=bytes(6_000))
+
+        async def put_large() -> None:
+            _ = await orders.put(STREAM, partition_key="1", data=bytes(8_000))
+            order.append("large")
+
+        def put_small() -> None:
+            _ = orders.put_blocking(STREAM, partition_key="1", data=b"small", timeout=10)
+            order.append("small")
+
+        waiting = asyncio.create_task(put_large())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(put_small)
+        await waiting
+    assert order == ["large", "small"]
