@@ -20,11 +20,13 @@ from kpl_core.coordination.store_objects import (
     Grant,
     ResourcePlan,
     Summary,
+    SummaryPart,
     UnreadableObject,
     WorkerReport,
     decode,
     encode,
     part_count_of,
+    part_name,
 )
 
 RESOURCE = "orders/shard-0"
@@ -223,6 +225,17 @@ def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
     finished(meeting.sync(lambda: clock[0], lambda: clock[0]))
     assert holder.state(clock[0]) == "leased"
     assert 0.0 < holder.share(resource, LIMIT)[0] <= LIMIT[0] / 10
+
+
+def test_a_lost_part_is_written_again_by_the_next_summary() -> None:
+    store, clock = filled_store(MEMBERS_IN_HEAD + 1, shard_count=10)
+    summarise(store, clock[0])
+    before = decode(finished(store.read("leases.json")).body, Summary)
+    finished(store.delete(part_name(before, 0)))
+    summarise(store, clock[0] + 2.0)
+    after = decode(finished(store.read("leases.json")).body, Summary)
+    assert after.generation == before.generation + 1
+    assert len(decode(finished(store.read(part_name(after, 0))).body, SummaryPart).members) == MEMBERS_IN_HEAD + 1
 
 
 def test_a_summary_costs_one_listing_and_one_write_per_part():
