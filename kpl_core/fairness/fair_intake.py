@@ -164,16 +164,17 @@ class FairIntake:
 
     # Many user records of one flow together, all or none. Room is taken once for all, and behind an open gate each then
     # costs as much as without fairness. `enter_group` and `enter_runs` return whenever a lane has closed a record, so
-    # that the pipeline hands it on: that may close the gate.
+    # that the pipeline hands it on: that may close the gate. A group that has room already was accepted: a size limit
+    # that has become lower since then does not refuse its records.
 
     def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
         """Check the records, take room for all of them, and return where each is put."""
         flow, tier, aggregate, _, has_room = terms
         require_notes(flow, None)
         if tier == "normal" and aggregate:
-            places = self._places_by_key(records)
+            places = self._places_by_key(records, has_room=has_room)
         else:
-            places = [self._place(record, tier, aggregate=aggregate) for record in records]
+            places = [self._place(record, terms) for record in records]
         size_bytes = 0
         for place in places:
             size_bytes += place[3]
@@ -190,7 +191,7 @@ class FairIntake:
         if self._lone_flows:
             self._lone_flows.discard(flow)
 
-    def _places_by_key(self, records: Sequence[UserRecord]) -> list[GroupPlace]:
+    def _places_by_key(self, records: Sequence[UserRecord], *, has_room: bool) -> list[GroupPlace]:
         """Return where each user record is aggregated, by the routes that every put uses where that is possible."""
         most = self._stages.max_record_bytes
         routes, find = self._router.routes, self._router.find
@@ -203,18 +204,19 @@ class FairIntake:
                 digest = hash_key_to_digest(parse_explicit_hash_key(record.explicit_hash_key))
                 lane, key_entry, key_bytes, _ = self._router.find_explicit(key, digest)
             size = len(record.data) + key_bytes
-            if size > most:
+            if size > most and not has_room:
                 require_size(key_bytes, len(record.data), max_record_bytes=most)
             places.append((record, lane, key_entry, size))
         return places
 
-    def _place(self, record: UserRecord, tier: Tier, *, aggregate: bool) -> GroupPlace:
+    def _place(self, record: UserRecord, terms: GroupTerms) -> GroupPlace:
         key = encode_partition_key(record.partition_key)
         digest = digest_of(key, record.explicit_hash_key)
         shard_id = self._shard_map.predict(digest)
-        lane = (self._aggregator.lane if aggregate else self._aggregator.single_lane)(shard_id, tier)
+        lane = (self._aggregator.lane if terms.aggregate else self._aggregator.single_lane)(shard_id, terms.tier)
         size = len(record.data) + len(key)
-        require_size(len(key), len(record.data), max_record_bytes=self._stages.max_record_bytes)
+        if not terms.has_room:
+            require_size(len(key), len(record.data), max_record_bytes=self._stages.max_record_bytes)
         return record, lane, lane.entry(key, digest), size
 
     def enter_group(
@@ -261,7 +263,7 @@ class FairIntake:
             if data.__class__ is not bytes:
                 data = as_bytes(data)  # noqa: PLW2901 - the same data
             size = len(data) + key_bytes
-            if size > most:
+            if size > most and not terms.has_room:
                 require_size(key_bytes, len(data), max_record_bytes=most)
             size_bytes += size
             run = runs.get(lane)

@@ -1,16 +1,25 @@
 """Put a large group of user records in slices, so that other work of the event loop runs between them.
 
 Room for the whole group is taken first. So the group is accepted as a whole or not at all, and a later slice cannot be
-refused. The caller must call `finish`, also if it is cancelled.
+refused. The caller must call `finish`, also if it is cancelled. A producer that closes finishes its open groups first.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.delivery import Delivery
-from kpl_core.records.user_record import UserRecord, require_size
+from kpl_core.records.hash_key import parse_explicit_hash_key
+from kpl_core.records.user_record import (
+    UserRecord,
+    as_bytes,
+    encode_partition_key,
+    require_notes,
+    require_size,
+    with_bytes,
+)
 
 # What a slice has at most, if it has several records: about a millisecond of work.
 SLICE_RECORDS: Final = 250
@@ -20,7 +29,18 @@ SLICE_BYTES: Final = 262_144
 class GroupPut:
     """User records of one flow that have room. `step` puts the next ones, `finish` all that are left."""
 
-    __slots__ = ("_clock", "_pairs", "_pipeline", "_put_count", "_records", "_sizes", "_terms", "_wake", "deliveries")
+    __slots__ = (
+        "_clock",
+        "_open_groups",
+        "_pairs",
+        "_pipeline",
+        "_put_count",
+        "_records",
+        "_sizes",
+        "_terms",
+        "_wake",
+        "deliveries",
+    )
 
     def __init__(
         self,
@@ -29,25 +49,37 @@ class GroupPut:
         terms: GroupTerms,
         clock: Callable[[], float],
         wake: Callable[[], object],
+        open_groups: "set[GroupPut]",
     ) -> None:
         fair = pipeline.fair
         assert fair is not None  # noqa: S101 - the producer checked
         self._pipeline = pipeline
         self._pairs = bool(records) and type(records[0]) is tuple
-        self._records: Sequence[UserRecord | tuple[str, bytes]] = records
         self._clock = clock
         self._wake = wake
         self._put_count = 0
         # The deliveries so far; pairs have none.
         self.deliveries: list[Delivery] = []
+        require_notes(terms.flow, None)
         texts = [each if type(each) is tuple else (each.partition_key, each.data) for each in records]  # type: ignore[union-attr]
-        sizes = [len(key if key.isascii() else key.encode()) + len(data) for key, data in texts]
+        if not {type(data) for _, data in texts} <= {bytes}:
+            texts = [(key, as_bytes(data)) for key, data in texts]
+            records = texts if self._pairs else [with_bytes(each) for each in records]  # type: ignore[arg-type]
+        if not self._pairs:
+            for each in records:
+                if each.explicit_hash_key is not None:  # type: ignore[union-attr]
+                    parse_explicit_hash_key(each.explicit_hash_key)  # type: ignore[union-attr]
+        sizes = [_key_bytes(key) + len(data) for key, data in texts]
         if max(sizes, default=0) > (most := pipeline.max_record_bytes):
             key, data = texts[sizes.index(max(sizes))]
             require_size(len(key.encode()), len(data), max_record_bytes=most)
         fair.reserve(sum(sizes), len(records), terms.flow, terms.tier)
         self._terms = terms._replace(has_room=True)
+        self._records: Sequence[UserRecord | tuple[str, bytes]] = records
         self._sizes = sizes
+        # The producer's groups with records that are not put yet.
+        self._open_groups = open_groups
+        open_groups.add(self)
 
     def step(self) -> bool:
         """Put the next records; return True if there are more."""
@@ -68,6 +100,8 @@ class GroupPut:
     def _put(self, start: int) -> None:
         """Put the records from this position on, up to those that are left."""
         records = self._records[start : self._put_count]
+        if self._put_count == len(self._records):
+            self._open_groups.discard(self)
         if not records:
             return
         pipeline, now = self._pipeline, self._clock()
@@ -77,3 +111,10 @@ class GroupPut:
             self.deliveries += pipeline.put_together(records, now, self._terms)  # type: ignore[arg-type]
         if pipeline.attention:
             self._wake()
+
+
+def _key_bytes(key: str) -> int:
+    """Return how many bytes a valid partition key has; raises as `encode_partition_key`, at a third of the cost."""
+    if type(key) is str and key.isascii() and 0 < len(key) <= PARTITION_KEY_CHARACTERS:
+        return len(key)
+    return len(encode_partition_key(key))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kpl_core.durability.dead_letters import DeadLetterSink
     from kpl_core.producer.coordination_driver import CoordinationDriver
     from kpl_core.producer.durable_store import DurableStore
+    from kpl_core.producer.group_put import GroupPut
     from kpl_core.producer.thread_puts import ThreadPuts
 
 T = TypeVar("T")
@@ -88,6 +89,8 @@ class Lifecycle:
         self.streams: StreamSet | None = None
         # The pipelines by stream, emptied when a close begins, so that a put needs no other check.
         self.pipelines: dict[str, StreamPipeline] = {}
+        # Groups that have room, and records that are not put yet.
+        self.open_groups: set[GroupPut] = set()
         self.state = "not entered"
         # None on trio. `require_own_loop` compares trio's loops too, at a higher cost.
         self.asyncio_loop: asyncio.AbstractEventLoop | None = None
@@ -132,7 +135,7 @@ class Lifecycle:
                 streams.spawn(coordination.start(streams, chance=self._chance))
             self._exits = stack.pop_all()
         self.state = "open"
-        self._threads.open(self.asyncio_loop, self._hooks)
+        self._threads.open(self.asyncio_loop, self._hooks, self.waiters)
 
     async def exit(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -273,7 +276,7 @@ class Lifecycle:
         budget = math.inf if timeout is None else timeout
         now = self.clock()
         deadline, force_at = now + budget, now + FORCE_SHARE * budget
-        self._threads.close()
+        self._finish_puts()
         self.state = "closing"
         self.pipelines.clear()
         self.waiters.wake_all()
@@ -287,11 +290,17 @@ class Lifecycle:
             await self._give_up()
         return self.report()
 
+    def _finish_puts(self) -> None:
+        """Put everything that was accepted and is not put yet: the queue of the threads, and the open groups."""
+        self._threads.close()
+        while self.open_groups:
+            self.open_groups.pop().finish()
+
     async def _give_up(self) -> None:
         """Give every user record that is left its result, and stop all tasks; once."""
         if self.state == "closed":
             return
-        self._threads.close()
+        self._finish_puts()
         left = self.report().buffered
         self.state = "closed"
         self.pipelines.clear()

@@ -205,7 +205,8 @@ class Producer:
     ) -> GroupPut:
         """Take room for all records now, or raise as `put_together_nowait`. The caller puts the returned group."""
         terms = GroupTerms(flow, tier, aggregate, keep)
-        return GroupPut(self._fair_pipeline(stream), records, terms, self._clock, partial(self._wake, stream))
+        pipeline, wake = self._fair_pipeline(stream), partial(self._wake, stream)
+        return GroupPut(pipeline, records, terms, self._clock, wake, self._life.open_groups)
 
     def _fair_pipeline(self, stream: str) -> StreamPipeline:
         pipeline = self._life.pipeline(stream)

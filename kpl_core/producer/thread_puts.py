@@ -20,6 +20,7 @@ import anyio
 
 from kpl_core.errors import BufferFull, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook
+from kpl_core.producer.capacity_waiters import WaitersByFlow
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.lifecycle import require_timeout
 from kpl_core.records.outcome import Outcome
@@ -49,14 +50,16 @@ class ThreadPuts:
         # Reentrant, because a signal handler may put in the middle of a put.
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: int | None = None
         self._queue: list[_QueuedPut] = []
         # What threads have reserved since the loop was here. It does not count in the producer's buffer yet.
         self._records = self._bytes = 0
         self._is_scheduled = False
 
-    def open(self, loop: asyncio.AbstractEventLoop | None, hooks: Iterable[Hook]) -> None:
+    def open(self, loop: asyncio.AbstractEventLoop | None, hooks: Iterable[Hook], waiters: WaitersByFlow) -> None:
         """Accept puts for this loop; None, on trio, accepts none."""
-        self._loop = loop
+        self._waiters = waiters
+        self._loop, self._loop_thread = loop, threading.get_ident()
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
 
     # In a thread
@@ -80,7 +83,10 @@ class ThreadPuts:
     def put_blocking(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
         """Accept a user record, waiting for room; see `Producer.put_blocking`."""
         require_timeout(timeout)
-        if not self._is_made_in_the_loop and _get_running_loop() is None:
+        self._own_loop()
+        # A put must not overtake those that wait in the loop.
+        has_line = self._waiters.has_line(record.tier, record.flow)
+        if not has_line and not self._is_made_in_the_loop and _get_running_loop() is None:
             with contextlib.suppress(BufferFull):
                 return self.put(stream, record)
         return self.call(lambda: self.put_within(stream, record, timeout))
@@ -92,8 +98,7 @@ class ThreadPuts:
 
     def _take(self, size_bytes: int, tier: Tier) -> None:
         loop, limit = self._own_loop(), self._producer.buffer_limit
-        records, size = self._records + 1, self._bytes + size_bytes
-        if not limit.has_room(size_bytes=size, records=records, tier=tier):
+        if not limit.has_room(size_bytes=self._bytes + size_bytes, records=self._records + 1, tier=tier):
             raise limit.full(more_records=self._records, more_bytes=self._bytes)
         if not self._is_scheduled:
             # First, because `drain` looks at it without the lock.
@@ -103,14 +108,20 @@ class ThreadPuts:
             except RuntimeError as error:
                 self._is_scheduled = False
                 raise self._closed() from error
-        self._records, self._bytes = records, size
+        # Added only now, because a signal handler may have put in the middle of this put.
+        self._records += 1
+        self._bytes += size_bytes
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the loop, and wait in this thread for what it returns or raises."""
         if _get_running_loop() is not None:
             message = "this call blocks its thread, in which an event loop runs; await put() there"
             raise WrongEventLoop(message)
-        loop, coroutine = self._own_loop(), work()
+        loop = self._own_loop()
+        if not loop.is_closed() and (self._loop_thread == threading.get_ident() or not loop.is_running()):
+            message = "this call waits for the producer's event loop, which does not run; await put() in the loop"
+            raise WrongEventLoop(message)
+        coroutine = work()
         try:
             waiting = asyncio.run_coroutine_threadsafe(coroutine, loop)
         except RuntimeError as error:

@@ -1,12 +1,15 @@
 """A group put in slices is accepted as a whole or not at all, and every record of it arrives once."""
 
 from collections import Counter
+from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
-from kpl_core import BufferFull, InvalidUserRecord, Producer, UserRecord
+from kpl_core import BufferFull, InvalidUserRecord, Producer, TierPolicy, UserRecord
 from kpl_core.producer.group_put import SLICE_BYTES, SLICE_RECORDS
-from tests.producer.scene import STREAM, stored, unmetered
+from tests.producer.scene import STREAM, assert_books_close, stored, unmetered
 from tests.producer.test_put_together import fair, pairs, records
 
 pytestmark = pytest.mark.anyio
@@ -72,3 +75,85 @@ async def test_a_record_that_is_too_large_refuses_the_group(are_pairs):
         with pytest.raises(InvalidUserRecord, match=r"partition_key and data have 1,048,577 bytes"):
             producer.begin_group(STREAM, put, flow="t")
         assert producer.buffer_limit.outstanding_records == 0
+
+
+@pytest.mark.parametrize("are_pairs", [True, False])
+async def test_a_close_delivers_all_records_of_an_open_group(are_pairs):
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        group = producer.begin_group(STREAM, pairs(1_000) if are_pairs else records(1_000), flow="t")
+        group.step()
+        report = await producer.close()
+        assert (report.accepted, report.delivered, report.complete) == (1_000, 1_000, True)
+        assert producer.buffer_limit.outstanding_records == 0
+        group.finish()
+        assert not group.step()
+        assert producer.report() == report
+        assert all(delivery.result().successful for delivery in group.deliveries)
+
+
+async def test_a_cancelled_producer_gives_all_records_of_an_open_group_a_result():
+    producer = Producer(fair(), transport=unmetered(1))
+    with anyio.CancelScope() as scope:
+        async with producer:
+            group = producer.begin_group(STREAM, records(1_000), flow="t")
+            group.step()
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+    assert_books_close(producer.report(), group.deliveries)
+    assert len(group.deliveries) == 1_000
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (("", b"x"), InvalidUserRecord, "partition_key has 0 characters"),
+        (("k" * 257, b"x"), InvalidUserRecord, "partition_key has 257 characters"),
+        (("\ud800", b"x"), InvalidUserRecord, "lone surrogate"),
+        ((5, b"x"), TypeError, "partition_key must be a str"),
+        (("k", "text"), TypeError, "data must be bytes"),
+        (UserRecord("", b"x"), InvalidUserRecord, "partition_key has 0 characters"),
+        (UserRecord("k", b"x", explicit_hash_key="abc"), InvalidUserRecord, "explicit_hash_key is 'abc'"),
+        (UserRecord("k", "text"), TypeError, "data must be bytes"),  # type: ignore[arg-type] # as callers do
+    ],
+)
+async def test_an_invalid_record_refuses_the_group_and_takes_no_room(bad, error, message):
+    make: Any = pairs if type(bad) is tuple else records
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        with pytest.raises(error, match=message):
+            producer.begin_group(STREAM, [*make(3), bad, *make(600)], flow="t")
+        assert producer.buffer_limit.outstanding_records == 0
+    assert producer.report().accepted == 0
+
+
+async def test_an_invalid_flow_refuses_the_group_and_takes_no_room():
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        with pytest.raises(InvalidUserRecord, match="flow has a lone surrogate"):
+            producer.begin_group(STREAM, records(3), flow="\ud800")
+        assert producer.buffer_limit.outstanding_records == 0
+
+
+@pytest.mark.parametrize("are_pairs", [True, False])
+async def test_a_buffer_that_changes_later_does_not_change_the_group(are_pairs):
+    transport = unmetered(1)
+    buffer = bytearray(b"before")
+    put: list[Any] = [("k", b"first"), ("k", buffer)]
+    async with Producer(fair(), transport=transport) as producer:
+        group = producer.begin_group(STREAM, put if are_pairs else [UserRecord(*each) for each in put], flow="t")
+        buffer[:] = b"after!"
+        group.finish()
+    assert Counter(stored(transport)) == Counter([("k", b"first"), ("k", b"before")])
+
+
+@pytest.mark.parametrize("options", [{"aggregate": True}, {"aggregate": False}, {"tier": "bulk"}, None])
+async def test_a_lower_size_limit_does_not_refuse_records_of_an_accepted_group(options):
+    put: Any = [("k", bytes(2_000))] * 600 if options is None else [UserRecord("k", bytes(2_000))] * 600
+    async with Producer(fair(tiers=TierPolicy()), transport=unmetered(1)) as producer:
+        group = producer.begin_group(STREAM, put, flow="t", **options or {})
+        group.step()
+        producer._life.pipeline(STREAM).max_record_bytes = 1_000  # noqa: SLF001 - as the stream's description does
+        with pytest.raises(InvalidUserRecord, match="accepts at most 1,000"):
+            producer.begin_group(STREAM, put, flow="t", **options or {})
+        assert group.step()
+        group.finish()
+        report = await producer.close()
+    assert (report.accepted, report.delivered) == (600, 600)

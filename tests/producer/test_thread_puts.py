@@ -211,3 +211,79 @@ async def test_a_hook_sees_the_context_of_the_thread_that_put():
         for number in range(2):
             await (await asyncio.to_thread(work, number))
     assert spans.opened == ["request 0", "request 1"]
+
+
+@pytest.mark.parametrize("is_in_thread", [False, True])
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_put_that_waits_for_a_loop_that_does_not_run_raises(is_in_thread: bool, is_blocking: bool):
+    orders = producer(fairness=FairnessPolicy())
+    raised: list[str] = []
+
+    async def run(opened: asyncio.Event, end: asyncio.Event) -> None:
+        async with orders:
+            opened.set()
+            await end.wait()
+
+    def work() -> None:
+        try:
+            _ = orders.put_blocking(STREAM, partition_key="1", data=b"x") if is_blocking else put(orders, "1")
+        except WrongEventLoop as error:
+            raised.append(str(error))
+
+    with asyncio.Runner() as runner:
+        loop, opened, end = runner.get_loop(), asyncio.Event(), asyncio.Event()
+        running = loop.create_task(run(opened, end))
+        loop.run_until_complete(opened.wait())
+        if is_in_thread:
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            thread.join(10)
+        else:
+            work()
+        end.set()
+        loop.run_until_complete(running)
+    assert len(raised) == 1
+    assert "does not run" in raised[0]
+    assert orders.report().accepted == 0
+
+
+async def test_a_signal_handler_that_puts_in_the_middle_of_a_put_is_counted(monkeypatch: pytest.MonkeyPatch):
+    loop = asyncio.get_running_loop()
+    call_soon_threadsafe = loop.call_soon_threadsafe
+
+    async with producer() as orders:
+
+        def interrupted(callback: Any, *args: Any, **options: Any) -> Any:
+            handle = call_soon_threadsafe(callback, *args, **options)
+            _ = put(orders, "2, of the handler")
+            return handle
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+        thread = threading.Thread(target=put, args=(orders, "1"))
+        thread.start()
+        thread.join()
+        monkeypatch.undo()
+        report = await orders.flush()
+        assert (report.accepted, report.delivered) == (2, 2)
+        assert (orders.buffer_limit.outstanding_records, orders.buffer_limit.outstanding_bytes) == (0, 0)
+
+
+async def test_a_blocking_put_does_not_overtake_a_put_that_waits_for_room():
+    transport = FakeTransport(FakeKinesis({STREAM: 1}, enforce_limits=False), latency_seconds=0.2)
+    order: list[str] = []
+    async with Producer(Config(max_outstanding_bytes=10_000), transport=transport) as orders:
+        _ = orders.put_nowait(STREAM, partition_key="1", data=bytes(6_000))
+
+        async def put_large() -> None:
+            _ = await orders.put(STREAM, partition_key="1", data=bytes(8_000))
+            order.append("large")
+
+        def put_small() -> None:
+            _ = orders.put_blocking(STREAM, partition_key="1", data=b"small", timeout=10)
+            order.append("small")
+
+        waiting = asyncio.create_task(put_large())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(put_small)
+        await waiting
+    assert order == ["large", "small"]
