@@ -173,7 +173,9 @@ dist: $(BUILT)
 	@rm -rf dist/*-cp3* dist/SHA256SUMS build/wheels
 	@.ci/pythons | while read -r version python; do \
 	    echo "Compiling for Python $$version" && .ci/compile "$$python" build/wheels/$$version </dev/null && \
-	    PATH=$(abspath $(BIN)):$$PATH $(RUN) auditwheel repair --wheel-dir dist build/wheels/$$version/*.whl </dev/null || exit 1; \
+	    if [ "$$(uname)" = Linux ]; then \
+	        PATH=$(abspath $(BIN)):$$PATH $(RUN) auditwheel repair --wheel-dir dist build/wheels/$$version/*.whl </dev/null || exit 1; \
+	    else cp build/wheels/$$version/*.whl dist; fi; \
 	done
 	@.ci/pythons | while read -r version python; do \
 	    for wheel in dist/*-cp3$${version#3.}-*.whl dist/*-none-any.whl; do .ci/try-wheel "$$python" "$$wheel" </dev/null || exit 1; done; \

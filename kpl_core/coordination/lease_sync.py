@@ -203,12 +203,13 @@ class SummaryWriter:
         )
         summary = next_summary(previous, reports, self._rules, at=listing.at)
         parts: list[SummaryPart] = []
-        if head is not None and summary.generation == head.generation:
+        if head is not None and previous is not None and summary.generation == previous.generation:
             # A renewal. Its parts stay, and those before them are deleted below.
             written_head = msgspec.structs.replace(head, computed_at=summary.computed_at, claimed_until=0.0)
             written_head.old_part_count = 0
         else:
             # The version of the claim is unique, so a worker that was overtaken cannot overwrite these parts.
+            summary.generation = 1 if head is None else head.generation + 1
             summary.token = f"{zlib.crc32(claimed.version.encode()):08x}"
             written_head, parts = split(summary, after=head)
         summary.computed_by = written_head.computed_by = self._worker_id

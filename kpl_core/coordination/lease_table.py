@@ -70,6 +70,8 @@ CALM_INTERVALS: Final = 12.0
 RENEWED_INTERVALS: Final = 60.0
 # A resource is calm if more than this share of its limit is unassigned. Less is not worth a sync either.
 CALM_SHARE: Final = 0.02
+# A grant does not serve a worker that uses more than this share of it: a load that the grant limits is never above it.
+NEARLY_USED: Final = 0.9
 # No grant is raised for this long after the start of a sequence, because other workers may be about to report. The same
 # goes for the start of a resource.
 WARM_UP_INTERVALS: Final = 1.3
@@ -266,7 +268,7 @@ def _serves(known: FleetMember, report: WorkerReport, plans: Mapping[str, Resour
         for demand, share, holding, ceiling in zip(
             claim.demand, grant.share, claim.holding, grant.ceiling, strict=True
         ):
-            if demand > share or holding > ceiling:
+            if demand > NEARLY_USED * share or holding > ceiling:
                 return False
     return (known.weight, known.tier) == (report.weight, report.tier)
 

@@ -23,6 +23,7 @@ from kpl_core.coordination.lease_table import (
     CALM_SHARE,
     FORGOTTEN_INTERVALS,
     LIFETIME_INTERVALS,
+    NEARLY_USED,
     RESERVE,
     is_calm,
     is_claimed,
@@ -308,16 +309,18 @@ class Leaseholder:
         return is_due or self._unsettled or self.wants_more
 
     def _is_calm(self, head: Summary | None) -> bool:
-        """Return True if no other worker needs a new report of this one: all its resources are calm."""
+        """Return True if its last report still serves: all its resources are calm, and no share is nearly used."""
         if head is None or (head.generation, head.token) != (self._generation, self._token):
             return False
         if not self._is_current or self._reported != self._shares.keys():
             return False
-        plans = (self._plans.get(resource) for resource in self._shares)
-        usages = (self._meters[resource] for resource in self._shares)
-        return all(plan is not None and is_calm(plan, head) for plan in plans) and all(
-            meter.usage.throttled == meter.reported_throttled for meter in usages
-        )
+        for resource, share in self._shares.items():
+            plan, meter = self._plans.get(resource), self._meters[resource]
+            if plan is None or not is_calm(plan, head) or meter.usage.throttled != meter.reported_throttled:
+                return False
+            if any(demand > NEARLY_USED * most for demand, most in zip(meter.demand, share, strict=True)):
+                return False
+        return True
 
     def may_compute(self, head: Summary | None, now: float, *, at: float) -> bool:
         """Return True if the summary is old enough for this worker to compute the next one."""

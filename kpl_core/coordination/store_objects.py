@@ -114,6 +114,10 @@ def _unreadable(body: bytes, error: Exception | None) -> UnreadableObject:
 
 # A DynamoDB item may have 400 KB; 200 workers on 10 shards each need about 150 KB.
 MEMBERS_PER_PART: Final = 200
+# Every worker of a busy fleet reads its part at each sync, and DynamoDB charges a read by its size. So parts are small,
+# but only a few, because one worker writes them all, one after the other.
+MEMBERS_PER_SMALL_PART: Final = 50
+SMALL_PARTS: Final = 8
 # A larger fleet has parts. While a summary is renewed, its workers read only the short head.
 MEMBERS_IN_HEAD: Final = 20
 
@@ -241,6 +245,13 @@ def decode(body: bytes, kind: type[_Object]) -> _Object:
     return value
 
 
+def part_count_of(member_count: int) -> int:
+    """Return the number of parts of a summary, 0 if it is small enough for one object."""
+    if member_count <= MEMBERS_IN_HEAD:
+        return 0
+    return max(-(-member_count // MEMBERS_PER_PART), min(SMALL_PARTS, -(-member_count // MEMBERS_PER_SMALL_PART)))
+
+
 def part_of(worker_id: str, part_count: int) -> int:
     """Return the number of the part that contains a worker."""
     return zlib.crc32(worker_id.encode()) % part_count
@@ -262,9 +273,9 @@ def split(summary: Summary, *, after: Summary | None) -> tuple[Summary, list[Sum
     `after` is the previous head, whose parts the new head lists as old.
     """
     old = ("", 0) if after is None else (part_prefix(after.generation, after.token), after.part_count)
-    if len(summary.members) <= MEMBERS_IN_HEAD:
+    part_count = part_count_of(len(summary.members))
+    if not part_count:
         return msgspec.structs.replace(summary, old_part_prefix=old[0], old_part_count=old[1]), []
-    part_count = -(-len(summary.members) // MEMBERS_PER_PART)
     members: list[dict[str, FleetMember]] = [{} for _ in range(part_count)]
     for worker_id, member in summary.members.items():
         members[part_of(worker_id, part_count)][worker_id] = member

@@ -15,7 +15,7 @@ from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 
 PREFIX: Final = "KPL_"
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
-_NUMBER: Final = re.compile(r"[+-]?(\d+)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(\d{1,40})(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
 # The options that are objects: what their variable has, and how the object is made of it.
 _OBJECTS: Final[Mapping[str, tuple[str, Any]]] = {
     "spool": ("the path of its file", lambda text: SpoolOptions(path=Path(text))),
@@ -44,7 +44,7 @@ def options_from(environment: Mapping[str, str], hints: Mapping[str, object]) ->
     """Return the options of these types that the environment sets. An empty variable counts as not set.
 
     Raises:
-        ConfigError: a value has the wrong type. The message has the variable and, but for secrets, the value.
+        ConfigError: a value has the wrong type. The message has the variable and the value; no variable has a secret.
     """
     found: dict[str, Any] = {}
     for option, hint in hints.items():

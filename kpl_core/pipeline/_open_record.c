@@ -138,6 +138,7 @@ static PyObject *append_run(OpenRecord *self, PyObject *const *given, Py_ssize_t
     if (!require(count == 3 && PyList_CheckExact(given[0]), "a list of user records, an index and a time")) return NULL;
     Py_ssize_t position = PyLong_AsSsize_t(given[1]);
     if (position == -1 && PyErr_Occurred()) return NULL;
+    if (!require(position >= 0, "an index of 0 or more")) return NULL;
     for (; position < PyList_GET_SIZE(given[0]); position++) {
         PyObject *placed = PyList_GET_ITEM(given[0], position);
         if (!require(PyTuple_CheckExact(placed) && PyTuple_GET_SIZE(placed) == 4 && PyBytes_CheckExact(PyTuple_GET_ITEM(placed, 1)) &&
@@ -323,6 +324,7 @@ static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
     Py_ssize_t position, free_records, free_bytes, taken = 0, size = 0;
     if (!PyArg_ParseTuple(arguments, "O!nO!(nn)OO!", &PyList_Type, &pairs, &position, &PyDict_Type, &routes, &free_records,
                           &free_bytes, &now, &PyList_Type, &deliveries)) return NULL;
+    if (!require(position >= 0, "an index of 0 or more")) return NULL;
     for (; position < PyList_GET_SIZE(pairs) && free_records > 0; position++, free_records--) {
         int done = put_pair(PyList_GET_ITEM(pairs, position), routes, free_bytes - taken, now, deliveries, &size);
         if (done < 0) return NULL;

@@ -103,7 +103,8 @@ class DuplicateFilter:
             yield record
             self._seen[key] = now
             self._seen.move_to_end(key)
-            while len(self._seen) > self._max_records or not self._is_near(next(iter(self._seen.values())), now):
+            # Not by time: the records of one shard may be hours behind those of another.
+            if len(self._seen) > self._max_records:
                 self._seen.popitem(last=False)
 
     def _is_near(self, arrived_at: float | None, now: float | None) -> bool:

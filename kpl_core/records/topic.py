@@ -47,9 +47,17 @@ class Compressed(NamedTuple):
         if self.codec == "gzip":
             level = 6 if self.level is None else self.level
             return lambda data: zlib.compress(data, level, _GZIP_WBITS)
-        compress = import_module("zstandard").compress
+        compress = _zstandard().compress
         level = 3 if self.level is None else self.level
         return lambda data: compress(data, level)
+
+
+def _zstandard() -> Any:  # noqa: ANN401 - an optional module
+    try:
+        return import_module("zstandard")
+    except ImportError:
+        message = "zstd needs a package that is not installed; pip install 'kpl-integrations[zstd]'"
+        raise ConfigError(message) from None
 
 
 def decompressed(data: bytes) -> bytes:
@@ -57,7 +65,7 @@ def decompressed(data: bytes) -> bytes:
     if data.startswith(_GZIP_MAGIC):
         return zlib.decompress(data, _GZIP_WBITS)
     if data.startswith(_ZSTD_MAGIC):
-        plain: bytes = import_module("zstandard").decompress(data)
+        plain: bytes = _zstandard().decompress(data)
         return plain
     return data
 
@@ -97,20 +105,23 @@ def _raw_bytes(value: object) -> bytes:
 
 
 def _with_members(data: bytes, members: TraceContext, encoded: Format) -> bytes:
-    """Return a JSON object or MessagePack map with these members before its own; other data as it is."""
+    """Return a JSON object or MessagePack map with these members behind its own; other data as it is.
+
+    Of two members with one name, readers take the last.
+    """
     if not members:
         return data
     if encoded == "json":
-        if not data.startswith(b"{"):
+        if not (data.startswith(b"{") and data.endswith(b"}")):
             return data
-        inside = msgspec.json.encode(members)[:-1]
-        return inside + data[1:] if data[1:2] == b"}" else inside + b"," + data[1:]
+        inside = msgspec.json.encode(members)[1:]
+        return data[:-1] + (b"," if data[1:-1].strip() else b"") + inside
     size = next((size for low, high, size in _MAP_HEADS if low <= data[0] <= high), None)
     if size is None:
         return data
     count = len(members) + (int.from_bytes(data[1:size]) if size > 1 else data[0] & 0x0F)
     pairs = b"".join(msgspec.msgpack.encode(text) for pair in members.items() for text in pair)
-    return b"\xdf" + count.to_bytes(4) + pairs + data[size:]
+    return b"\xdf" + count.to_bytes(4) + data[size:] + pairs
 
 
 # First byte, from and to, and size of the head of a MessagePack map.

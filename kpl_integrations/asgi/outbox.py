@@ -204,12 +204,15 @@ class OutboxProducer:
         ]
         for record in checked:
             self._checked_size(stream, record)
-        before = len(self._kept)
-        try:
-            return [self.put_record_nowait(stream, record) for record in checked]
-        except BufferFull:
-            self._release(before)
-            raise
+        with self._lock:
+            # First count what threads have reserved, and let them keep nothing in between.
+            self._producer.threads.drain()
+            before = len(self._kept)
+            try:
+                return [self._put(stream, record, self._producer.buffer_limit.reserve) for record in checked]
+            except BufferFull:
+                self._release(before)
+                raise
 
     def publish(self) -> None:
         """Put all kept records in order; their capacity is already reserved.

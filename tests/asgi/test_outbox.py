@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
@@ -253,6 +254,35 @@ def test_put_many_keeps_all_records_or_none(kinesis_double: KinesisDouble) -> No
     with TestClient(application(endpoint, Config(max_outstanding_records=2))) as client:
         assert client.get("/").status_code == 200
     assert stored(kinesis_double) == [b"a", b"b"]
+
+
+def test_put_many_that_fails_drops_no_record_of_a_thread(
+    kinesis_double: KinesisDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endpoint(request: Request, producer: OutboxProducer) -> Response:
+        limit = cast("Any", producer)._producer.buffer_limit  # noqa: SLF001 - the outbox does not offer it
+        reserve = limit.reserve
+        putting = threading.Thread(
+            target=producer.put_nowait, args=("orders",), kwargs={"partition_key": "1", "data": b"of a thread"}
+        )
+
+        def full_at_the_second(**of_record: Any) -> None:
+            if of_record["size_bytes"] == 3:
+                putting.start()
+                putting.join(0.2)
+                raise limit.full()
+            reserve(**of_record)
+
+        monkeypatch.setattr(limit, "reserve", full_at_the_second)
+        with pytest.raises(BufferFull):
+            await producer.put_many("orders", [("1", b"a"), ("1", b"bb")])
+        monkeypatch.undo()
+        putting.join()
+        return Response()
+
+    with TestClient(application(endpoint)) as client:
+        assert client.get("/").status_code == 200
+    assert stored(kinesis_double) == [b"of a thread"]
 
 
 def test_a_mutable_buffer_is_copied_at_the_put(kinesis_double: KinesisDouble) -> None:

@@ -74,6 +74,17 @@ def test_a_calm_worker_with_a_burst_has_the_unassigned_capacity_in_a_second_and_
     assert fleet.workers[0].share() >= 0.6 * LIMIT[0]
 
 
+def test_a_calm_worker_whose_load_its_own_share_limits_gets_the_unassigned_capacity() -> None:
+    """A caller that sends one record after the other offers no more than the share, and may never be seen to wait."""
+    fleet = CalmFleet()
+    for worker in fleet.workers[1:]:
+        worker.demand = 1.0
+    for _ in range(40):
+        fleet.workers[0].demand = fleet.workers[0].share()
+        fleet.run(1.0)
+    assert fleet.workers[0].share() >= 0.85 * LIMIT[0]
+
+
 def test_leases_of_killed_calm_workers_are_free_two_intervals_after_they_are_needed() -> None:
     fleet = CalmFleet()
     del fleet.workers[4:]

@@ -14,15 +14,19 @@ from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store_objects import (
     MEMBERS_IN_HEAD,
     MEMBERS_PER_PART,
+    SMALL_PARTS,
     Claim,
     FleetMember,
     Grant,
     ResourcePlan,
     Summary,
+    SummaryPart,
     UnreadableObject,
     WorkerReport,
     decode,
     encode,
+    part_count_of,
+    part_name,
 )
 
 RESOURCE = "orders/shard-0"
@@ -209,8 +213,8 @@ def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
         clock[0] += 2.0
         summarise(store, clock[0])
     parts = finished(store.read_all("part-")).bodies
-    # Three of the latest summary, and three of the one before, which a worker may be reading.
-    assert len(parts) == 6
+    # Those of the latest summary, and those of the one before, which a worker may be reading.
+    assert len(parts) == 2 * part_count_of(workers)
     assert len(finished(store.read("leases.json")).body) < 500
 
     name = "worker-7"
@@ -223,6 +227,17 @@ def test_a_large_fleet_has_a_summary_in_parts_and_old_parts_are_deleted():
     assert 0.0 < holder.share(resource, LIMIT)[0] <= LIMIT[0] / 10
 
 
+def test_a_lost_part_is_written_again_by_the_next_summary() -> None:
+    store, clock = filled_store(MEMBERS_IN_HEAD + 1, shard_count=10)
+    summarise(store, clock[0])
+    before = decode(finished(store.read("leases.json")).body, Summary)
+    finished(store.delete(part_name(before, 0)))
+    summarise(store, clock[0] + 2.0)
+    after = decode(finished(store.read("leases.json")).body, Summary)
+    assert after.generation == before.generation + 1
+    assert len(decode(finished(store.read(part_name(after, 0))).body, SummaryPart).members) == MEMBERS_IN_HEAD + 1
+
+
 def test_a_summary_costs_one_listing_and_one_write_per_part():
     few, _ = filled_store(MEMBERS_IN_HEAD, shard_count=10)
     many, clock = filled_store(400, shard_count=10)
@@ -232,7 +247,15 @@ def test_a_summary_costs_one_listing_and_one_write_per_part():
         summarise(store, clock[0] + 6.0)
     # One listing of the reports per summary; two writes of the head, and the parts.
     assert few.calls == {"read": 1, "write": 2, "read_all": 1}
-    assert many.calls == {"read": 1, "write": 4, "read_all": 2}
+    assert many.calls == {"read": 1, "write": 2 + SMALL_PARTS, "read_all": 2}
+
+
+@pytest.mark.parametrize(
+    ("workers", "parts"),
+    [(20, 0), (21, 1), (50, 1), (100, 2), (200, 4), (400, 8), (1_600, 8), (1_601, 9), (10_000, 50)],
+)
+def test_the_parts_of_a_summary_are_small_or_few(workers: int, parts: int) -> None:
+    assert part_count_of(workers) == parts
 
 
 def test_a_store_that_fails_for_hours_ends_no_worker_and_is_not_asked_without_pause() -> None:

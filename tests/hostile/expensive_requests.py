@@ -119,6 +119,8 @@ RECORDS_JSON: Final[dict[str, Body]] = {
     "a wide key": repeated(b"a", b'{"partition_key":"' + "😀".encode(), b'","data":1}'),
     "a long hash key": repeated(b"1", b'{"data":1,"explicit_hash_key":"', b'"}'),
     "a long number": repeated(b"1", DATA, b"}"),
+    "blanks after the records": repeated(b" ", b'{"records":[{"data":1}]', b"}"),
+    "unclosed brackets for records": repeated(b"[", b'{"records":['),
     "sixteen chained records": lambda size: (
         b'{"records":[' + b",".join([repeated(_CHAIN, b'{"data":[', b"1]}")(size // 16)] * 16) + b"]}"
     ),
@@ -149,6 +151,7 @@ BATCHES: Final[dict[str, Body]] = {
     "10,000 bad events": lambda size: (
         b"[" + b",".join([b'{"x":%b}' % (b"1" * max(1, size // 10_000 - 7))] * 9_999) + b"]"
     ),
+    "blanks after the events": repeated(b" ", b"[" + EVENT + b"1}]"),
     "small events": lambda size: b"[" + b",".join([EVENT + b"1}"] * min(9_999, size // 60 + 1)) + b"]",
 }
 OTLP: Final[dict[str, Body]] = {
@@ -156,6 +159,7 @@ OTLP: Final[dict[str, Body]] = {
     "empty resources": repeated(b"{},", b'{"resourceLogs":[', b"{}]}"),
     "numbers for resources": repeated(b"1,", b'{"resourceLogs":[', b"1]}"),
     "other members": repeated(b'"aa":1,', b'{"resourceLogs":[],', b'"z":1}'),
+    "blanks after the resources": repeated(b" ", b'{"resourceLogs":[{}]', b"}"),
     "nested attributes": repeated(b'{"a":' * 30 + b"1" + b"}" * 30 + b",", b'{"resourceLogs":[{"a":[', b"1]}]}"),
 }
 OTLP_PROTOBUF: Final[dict[str, Body]] = {
@@ -193,6 +197,7 @@ KINESIS_JSON: Final[dict[str, tuple[str, Body]]] = {
         "PutRecords",
         repeated(b'{"PartitionKey":"k","Data":""},', b'{"StreamName":"orders","Records":[', b"{}]}"),
     ),
+    "blanks after the records": ("PutRecords", repeated(b" ", b'{"StreamName":"orders","Records":[{}]', b"}")),
     "braces": ("PutRecords", repeated(b"{", b'{"StreamName":"orders","Records":[{"PartitionKey":"', b'"}]}')),
     "500 wrong records": (
         "PutRecords",

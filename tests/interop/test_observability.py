@@ -150,7 +150,15 @@ async def test_a_real_prometheus_has_every_name_of_the_dashboard_and_bounded_ten
     metrics.watch(telemetry_source(lambda: {"traces": exported}))
     metrics.watch(outbox_source({404: 2}))
     # Metrics that only a gateway has.
-    alone = ("waiting_records", "waiting_tenants", "open", "workers", "lost_records")
+    alone = [
+        "waiting_records",
+        "waiting_tenants",
+        "open",
+        "workers",
+        "lost_records",
+        "paused_connections",
+        "read_pauses_total",
+    ]
     metrics.watch(lambda: [Sample(f"kinesis_ingest_{name}", (), 1.0) for name in alone])
     with served(metrics) as target, prometheus(target, logs) as url:
         wait_until(

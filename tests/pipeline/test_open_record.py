@@ -142,3 +142,11 @@ def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
     with pytest.raises((IndexError, StopIteration)):
         record.only_data()
     assert (record.size, record.arrivals, record.records()) == (20, [], b"")
+
+
+def test_an_index_below_zero_is_refused(in_c):
+    record = in_c.OpenRecord(Delivery)
+    with pytest.raises(TypeError, match="an index of 0 or more"):
+        record.append_run([], -1, 0.0)
+    with pytest.raises(TypeError, match="an index of 0 or more"):
+        in_c.append_pairs([], -1, {}, (1, 1), 0.0, [])

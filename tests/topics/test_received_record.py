@@ -151,6 +151,13 @@ def test_aws_kinesis_agg_finds_the_same_records(batch: Sequence[bytes], *, is_bo
 # Duplicates
 
 
+def test_a_shard_that_is_behind_another_keeps_its_duplicates() -> None:
+    seen = DuplicateFilter(window_seconds=60)
+    batches = [lambda_event(b"a", arrived_at=ARRIVED + 5_000), lambda_event(b"b", arrived_at=ARRIVED)] * 2
+    received = [each.data for batch in batches for each in user_records(batch, duplicates=seen)]
+    assert received == [b"a", b"b"]
+
+
 def test_duplicates_within_the_window_are_dropped() -> None:
     seen = DuplicateFilter(window_seconds=60)
     batches = [

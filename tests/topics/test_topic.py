@@ -94,6 +94,13 @@ def test_data_that_is_not_compressed_is_returned_as_it_is() -> None:
     assert decompressed(b"plain") == b"plain"
 
 
+@pytest.mark.parametrize("encoder", ["json", "msgpack"])
+@pytest.mark.parametrize("own", [None, "00-old-old-01"])
+def test_a_trace_context_counts_before_members_of_the_same_name(encoder: Any, own: str | None) -> None:
+    orders = topic(dict, encoder=encoder, trace_context=lambda: TRACE)
+    assert trace_context_of(orders.record({"traceparent": own, "id": 1}).data) == TRACE
+
+
 @pytest.mark.parametrize("members", [TRACE, {"traceparent": TRACE["traceparent"]}, {}])
 @pytest.mark.parametrize("codec", [None, "gzip", "zstd"])
 @pytest.mark.parametrize("encoder", ["json", "msgpack"])

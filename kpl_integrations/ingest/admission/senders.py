@@ -4,7 +4,7 @@ A sender is a tenant, or the address of a client whose credentials are not verif
 
 - `SharedRoom`: the memory of unfinished bodies. There is one for verified tenants and one for all others. It is shared
   by max-min fairness: a sender may use all of it until others need it. Then the largest body of the sender that uses
-  most is evicted, so a sender with less than an equal share is never refused.
+  most is evicted, so a sender with less than an equal share is refused only for a body that is being decoded.
 - `RefusedBytes`: the bytes, received and inflated, of requests that were refused.
 - `LoginAttempts`: guesses of the admin key.
 """
@@ -13,7 +13,6 @@ import ipaddress
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from kpl_core.pipeline.token_bucket import TokenBucket
@@ -51,6 +50,10 @@ class HeldBody:
         """Take bytes for another piece; return False if the sender may use no more."""
         return not self.is_evicted and self.room.try_take(self, size_bytes)
 
+    def keep(self) -> None:
+        """Never evict this body from now on. It takes no more bytes."""
+        self.room.keep(self)
+
     def release(self) -> None:
         """Give all bytes back."""
         self.room.release(self)
@@ -74,8 +77,8 @@ class SharedRoom:
     def try_take(self, body: HeldBody, size_bytes: int) -> bool:
         """Take bytes for a body, if necessary from a sender that uses more. Return False if none uses more."""
         while self.used_bytes + size_bytes > self.max_bytes and self.used_bytes > body.size_bytes:
-            largest, largest_bytes = max(self._by_sender.items(), key=itemgetter(1))
-            if largest_bytes <= self.bytes_of(body.sender) + size_bytes:
+            largest = max(self._bodies, key=self.bytes_of, default=body.sender)
+            if self.bytes_of(largest) <= self.bytes_of(body.sender) + size_bytes:
                 return False
             evicted = max(self._bodies[largest], key=lambda each: each.size_bytes)
             self.release(evicted)
@@ -92,11 +95,16 @@ class SharedRoom:
         self.used_bytes -= body.size_bytes
         self._by_sender[body.sender] -= body.size_bytes
         body.size_bytes = 0
+        self.keep(body)
+        if not self._by_sender[body.sender]:
+            del self._by_sender[body.sender]
+
+    def keep(self, body: HeldBody) -> None:
+        """Do not evict this body."""
         bodies = self._bodies.get(body.sender, set())
         bodies.discard(body)
         if not bodies:
             self._bodies.pop(body.sender, None)
-            del self._by_sender[body.sender]
 
 
 class SenderRoom(NamedTuple):

@@ -54,6 +54,26 @@ def put_records_in_steps(body: bytes, max_uncut_bytes: int) -> Generator[None, N
     return request
 
 
+def named_stream(body: bytes) -> str:
+    """Return the stream that a large request names before or after its records; empty if its text is not found there.
+
+    Raises:
+        RequestRefused: the name violates the API's constraints.
+    """
+    head = _HEAD.match(body[:_HEAD_BYTES])
+    tail = body[body.rfind(b"]", max(0, len(body) - _HEAD_BYTES)) + 1 :][:_HEAD_BYTES]
+    if head is None or _TAIL.fullmatch(tail) is None:
+        return ""
+    try:
+        request = _OTHERS.decode(head.group() + b"]" + tail)
+    except MALFORMED:
+        return ""
+    # Only the name is checked here.
+    request.records = [PutRecordsRequestEntry("k", data=b"")]
+    check_constraints(request)
+    return request.stream()
+
+
 def _pieces(body: bytes) -> Iterator[bytes]:
     for at in range(_HEAD_BYTES, len(body), STEP_BYTES):
         yield body[at : at + STEP_BYTES]

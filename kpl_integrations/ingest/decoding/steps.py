@@ -30,6 +30,8 @@ STEP_BYTES: Final = 32_768
 STEP_RECORDS: Final = 500
 _HASH_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 256
+# After an array come a few brackets, spaces and, in a PutRecords request, the name of the stream.
+_MOST_TAIL_BYTES: Final = 8_192
 # A string, a bracket, or the quotation mark of a string that does not end here.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
 # The change of the depth. None: the string has no end yet.
@@ -66,6 +68,7 @@ class ArrayRuns:
         """Add text, and return the runs that are complete: elements with their commas, without the brackets."""
         if self.is_closed:
             self.tail += piece
+            yield b""
             return
         text = self._text = self._text + piece
         start = whole = count = 0
@@ -117,8 +120,14 @@ def elements_in_steps(
                     detail = "this is not JSON: two elements of the array have no comma between them"
                     raise DecodeRefusal(400, "malformed", detail, field="$")
                 text = text[1:]
+                if not text.strip(b" \t\r\n"):
+                    detail = "this is not JSON: no element follows the last comma of the array"
+                    raise DecodeRefusal(400, "malformed", detail, field="$")
             is_first = is_first and not text
             yield b"[" + text + b"]" if text else b""
+        if len(runs.tail) > _MOST_TAIL_BYTES:
+            detail = f"after the array come more than {_MOST_TAIL_BYTES:,} bytes; send nothing after a large array"
+            raise DecodeRefusal(400, "malformed", detail, field="$")
     if not runs.is_closed:
         raise DecodeRefusal(400, "truncated", "the JSON ends too early; send all of it", field="$")
     if tail.fullmatch(runs.tail) is None:

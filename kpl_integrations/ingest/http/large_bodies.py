@@ -6,6 +6,7 @@ bodies never wait here: they are decoded between the slices.
 """
 
 import contextlib
+import hashlib
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Generator
@@ -18,6 +19,7 @@ from kpl_core import GroupPut
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.decoding import DecodeRefusal, inflate
+from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.bodies import no_room
 
 # A slice ends with the first step after this time, and a step takes about a millisecond.
@@ -56,6 +58,7 @@ class LargeBodies:
         self._seconds = seconds
         self._clock = clock
         self._is_busy = False
+        self._slice = anyio.Lock(fast_acquire=True)
         self._group: GroupPut | None = None
         self._lines: OrderedDict[str, deque[anyio.Event]] = OrderedDict()
 
@@ -67,48 +70,57 @@ class LargeBodies:
             Refused: its sender may use no more room, or the body has waited too long.
         """
         has_turn = False
-        with anyio.move_on_after(self._seconds) as waiting:
-            held = room.hold(waiting.cancel)
-            if not held.try_take(size_bytes):
-                raise no_room(room.room)
-            try:
-                await self._acquire(room.sender)
-                # From now on it takes a bounded time, so it keeps its room.
-                held.evict = _keep
-                has_turn = True
-            except BaseException:
-                held.release()
-                raise
-        if held.is_evicted:
-            raise no_room(room.room, is_evicted=True)
-        if not has_turn:
-            detail = f"other large bodies were decoded for {self._seconds:g} s; send this one again later"
-            raise Refused(Refusal.NO_ROOM, detail)
+        waiting = anyio.move_on_after(self._seconds)
+        held = room.hold(waiting.cancel)
+        if not held.try_take(size_bytes):
+            raise no_room(room.room)
         try:
+            with waiting:
+                await self._acquire(room.sender)
+                has_turn = True
+                # From now on it takes a bounded time.
+                held.keep()
+            if held.is_evicted:
+                raise no_room(room.room, is_evicted=True)
+            if not has_turn:
+                detail = f"this body waited {self._seconds:g} s behind other large bodies; send it again later"
+                raise Refused(Refusal.NO_ROOM, detail)
             yield
         finally:
             held.release()
-            self._release()
+            if has_turn:
+                self._release()
 
     async def run(self, steps: Generator[None, None, T]) -> T:
-        """Run all steps in slices, and return their result."""
+        """Run all steps in slices, and return their result. In each round of the event loop runs one slice at most."""
         clock = self._clock
-        ends_at = clock() + SLICE_SECONDS
         while True:
-            try:
-                next(steps)
-            except StopIteration as finished:
-                return finished.value  # type: ignore[no-any-return]
-            if clock() >= ends_at:
-                await anyio.lowlevel.checkpoint()
+            async with self._slice:
                 ends_at = clock() + SLICE_SECONDS
+                try:
+                    next(steps)
+                    while clock() < ends_at:
+                        next(steps)
+                except StopIteration as finished:
+                    return finished.value  # type: ignore[no-any-return]
+                await anyio.lowlevel.checkpoint()
+
+    async def add_to_hash(self, hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> None:
+        """Add a body to a hash, in slices if it is large. It needs no turn."""
+        if len(body) <= SMALL_BYTES:
+            hashed.update(body)
+        else:
+            await self.run(hash_in_steps(hashed, body))
 
     async def put(self, group: GroupPut) -> None:
         """Put a group in slices; if this task is cancelled, all that are left at once."""
         self._group = group
         try:
-            while group.step():
-                await anyio.lowlevel.checkpoint()
+            is_left = True
+            while is_left:
+                async with self._slice:
+                    is_left = group.step()
+                    await anyio.lowlevel.checkpoint()
         finally:
             self.finish()
 
@@ -145,7 +157,3 @@ class LargeBodies:
         line.popleft().set()
         if line:
             self._lines[sender] = line
-
-
-def _keep() -> None:
-    """Do nothing: the body is being decoded."""

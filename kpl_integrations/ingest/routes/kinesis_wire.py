@@ -25,8 +25,7 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import AddressBudget
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding.decoded import is_aggregated
-from kpl_integrations.ingest.decoding.put_records_body import put_records_in_steps
-from kpl_integrations.ingest.decoding.steps import hash_in_steps
+from kpl_integrations.ingest.decoding.put_records_body import named_stream, put_records_in_steps
 from kpl_integrations.ingest.http.answers import send_answer
 from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_length
 from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
@@ -201,7 +200,7 @@ class KinesisWireRoute:
         try:
             body = await read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
             hashed = sha256()
-            await gateway.large_bodies.run(hash_in_steps(hashed, body))
+            await gateway.large_bodies.add_to_hash(hashed, body)
             return gateway.accounts.of(require_signed(hashed.hexdigest())), body
         except (Refused, RequestRefused) as refused:
             work_bytes = len(body) + getattr(refused, "work_bytes", 0)
@@ -234,14 +233,16 @@ class KinesisWireRoute:
 
     async def _require_stream(self, account: TenantAccount, stream: str, operation: str) -> str:
         """Return the canonical name of the stream."""
-        allows = account.tenant.allows
-        if stream in self._gateway.streams.known and allows(stream):
+        if self._is_known(account, stream):
             return stream
-        name = await self._gateway.streams.admit(stream, allows, tenant=account.tenant.id)
+        name = await self._gateway.streams.admit(stream, account.tenant.allows, tenant=account.tenant.id)
         if name is None:
             detail = f"tenant {account.tenant.id} is not authorized to perform: kinesis:{operation} on stream {stream}"
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
+
+    def _is_known(self, account: TenantAccount, stream: str) -> bool:
+        return stream in self._gateway.streams.known and account.tenant.allows(stream)
 
     async def _put(
         self,
@@ -267,19 +268,31 @@ class KinesisWireRoute:
     async def _put_records(
         self, wire: Wire, account: TenantAccount, scope: Scope, body: bytes, payer: AddressBudget | None
     ) -> bytes:
-        gateway, large = self._gateway, self._gateway.large_bodies
+        gateway, large, room = self._gateway, self._gateway.large_bodies, self._gateway.room_of(account, scope)
         is_large = len(body) > SMALL_BYTES
+        is_cut = is_large and wire.content_type == JSON_CONTENT_TYPE
         entries: Sequence[PutRecordsRequestEntry] = ()
+        deliveries: list[Delivery] = []
+        # Kinesis is asked for a stream without a turn, so that a slow answer does not stop other large bodies.
+        asked = named_stream(body) if is_cut else ""
+        stream = await self._require_stream(account, asked, "PutRecords") if asked else ""
         try:
-            async with large.turn(gateway.room_of(account, scope), len(body)) if is_large else nullcontext():
-                if is_large and wire.content_type == JSON_CONTENT_TYPE:
+            async with large.turn(room, len(body)) if is_large else nullcontext():
+                if is_cut:
                     most = gateway.settings.decode_limits().max_uncut_bytes
                     request = await large.run(put_records_in_steps(body, most))
                 else:
                     request = cast("PutRecords", request_of(wire, "PutRecords", body))
-                stream = await self._require_stream(account, request.stream(), "PutRecords")
                 entries = request.records or ()
-                deliveries = await self._put(account, stream, entries, in_slices=is_large)
+                if request.stream() != asked:
+                    asked = request.stream()
+                    stream = asked if self._is_known(account, asked) else ""
+                if stream:
+                    deliveries = await self._put(account, stream, entries, in_slices=is_large)
+            if not stream:
+                stream = await self._require_stream(account, asked, "PutRecords")
+                async with large.turn(room, len(body)) if is_large else nullcontext():
+                    deliveries = await self._put(account, stream, entries, in_slices=is_large)
         except Refused as refused:
             answer = WIRE_ANSWERS.get(refused.refusal)
             if answer is None or not answer.per_record or not entries:

@@ -34,7 +34,6 @@ from kpl_integrations.ingest.decoding import (
     pieces_of,
 )
 from kpl_integrations.ingest.decoding.decoded import NeighbourKeys, random_partition_key
-from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.bodies import require_length, require_size
 from kpl_integrations.ingest.http.large_bodies import small_body
 from kpl_integrations.ingest.http.request_head import (
@@ -99,7 +98,7 @@ class RecordsRoute:
             if key_header is not None:
                 key = parse_key(key_header)
                 hashed = begin_fingerprint(stream.encode(), query, ack.encode(), *_decoding_fields(headers))
-                await self._gateway.large_bodies.run(hash_in_steps(hashed, body))
+                await self._gateway.large_bodies.add_to_hash(hashed, body)
                 return await self._once(account, key, hashed.digest(), answering), account
             if ack == "queued" and (answer := self._queue(head, body, account, stream)) is not None:
                 return answer, account

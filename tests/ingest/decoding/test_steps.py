@@ -232,3 +232,31 @@ def test_an_array_is_cut_between_its_elements_only():
     assert b"".join(found) == text[:-6]
     assert {run for run in found if run} == {b'{"a":"]}"}', b',{"b":[{},{}]}', b',{"c":"\\"}"}'}
     assert (runs.is_closed, runs.tail) == (True, b" rest")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "start"),
+    [(NATIVE, b'{"records":[{"data":1}]'), (BATCH, b"[" + json.dumps(EVENT).encode() + b"]")],
+)
+def test_a_long_text_after_the_array_is_refused_before_it_is_read(content_type, start):
+    sizes: list[int] = []
+    pieces = _counted(cut(start + b" " * (1 << 20), 1_000), sizes)
+    with pytest.raises(DecodeRefusal, match="after the array come more than"):
+        finished(decode_in_steps(content_type, pieces, limits=LIMITS, headers={}))
+    assert sum(sizes) < 10_000
+
+
+def test_each_piece_after_the_array_is_a_step():
+    body = b'{"records":[{"data":1}]' + b" " * 8_000 + b"}"
+    sizes: list[int] = []
+    steps = decode_in_steps(NATIVE, _counted(cut(body, 100), sizes), limits=LIMITS, headers={})
+    assert sum(1 for _ in steps) >= len(sizes) >= 80
+
+
+@pytest.mark.parametrize("count", [STEP_RECORDS - 1, STEP_RECORDS, STEP_RECORDS + 1, 2 * STEP_RECORDS])
+@given(st.sampled_from([b"", b",", b" , ", b",,", b",1", b"\x00"]), st.sampled_from([40, 999, STEP_BYTES]))
+def test_the_end_of_an_array_is_valid_as_in_the_whole_body(count, end, size):
+    body = b'{"records":[' + b",".join([b'{"data":"a"}'] * count) + end + b"]}"
+    whole, made = at_once(NATIVE, body), in_steps(NATIVE, body, size)
+    assert isinstance(made, str) is isinstance(whole, str)
+    assert not isinstance(made, Decoded) or made == whole

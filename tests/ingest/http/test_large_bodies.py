@@ -155,8 +155,9 @@ async def test_a_body_that_waits_too_long_or_finds_no_room_is_refused():
     assert room.used_bytes == 0
 
 
-async def test_a_slice_ends_after_a_few_milliseconds_of_the_clock():
-    now, slices = [0.0], list[int]()
+@pytest.mark.parametrize("bodies", [1, 10])
+async def test_in_a_round_of_the_loop_runs_one_slice_of_a_few_milliseconds_of_the_clock(bodies):
+    now, slices, done = [0.0], list[int](), list[str]()
 
     def steps():
         for _ in range(100):
@@ -166,14 +167,16 @@ async def test_a_slice_ends_after_a_few_milliseconds_of_the_clock():
 
     turns = LargeBodies(10.0, lambda: now[0])
 
-    async def between() -> None:
-        while now[0] < 0.1:
-            slices.append(round(now[0] * 1_000))
-            await anyio.lowlevel.checkpoint()
+    async def run() -> None:
+        done.append(await turns.run(steps()))
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(between)
-        assert await turns.run(steps()) == "done"
+        for _ in range(bodies):
+            tasks.start_soon(run)
+        while len(done) < bodies:
+            slices.append(round(now[0] * 1_000))
+            await anyio.lowlevel.checkpoint()
+    assert done == ["done"] * bodies
     longest = max(after - before for before, after in pairwise(slices))
     # trio runs the tasks of a round in any order, so two slices may follow each other.
     assert longest <= 2 * (SLICE_SECONDS * 1_000 + 1)
@@ -204,3 +207,35 @@ async def test_a_single_record_that_is_too_large_to_decode_at_once_is_refused():
         answer = await Client(gateway).call("POST", PATH, body, headers={"content-type": JSON})
         assert (answer.status, answer.json()["code"]) == (413, "too-large")
         assert "max_uncut_bytes" in answer.json()["detail"]
+
+
+async def test_a_body_that_is_evicted_when_it_gets_its_turn_gives_it_away():
+    turns, room = LargeBodies(10.0), SharedRoom(100)
+    evicting = SenderRoom(room, "c").hold(lambda: None)
+
+    async def evicted() -> None:
+        with pytest.raises(Refused):
+            async with turns.turn(SenderRoom(room, "b"), 80):
+                pytest.fail("it has no room")
+
+    async with anyio.create_task_group() as tasks:
+        async with turns.turn(SenderRoom(room, "a"), 10):
+            tasks.start_soon(evicted)
+            await anyio.wait_all_tasks_blocked()
+        # The other body has the turn now, and its task has not run yet.
+        assert evicting.try_take(30)
+    evicting.release()
+    with anyio.fail_after(5):
+        async with turns.turn(SenderRoom(room, "a"), 10):
+            pass
+    assert room.used_bytes == 0
+
+
+async def test_a_body_that_has_its_turn_keeps_its_room():
+    turns, room = LargeBodies(10.0), SharedRoom(100)
+    other = SenderRoom(room, "b").hold(lambda: None)
+    async with turns.turn(SenderRoom(room, "a"), 80):
+        assert not other.try_take(30)
+        assert other.try_take(20)
+        assert room.used_bytes == 100
+    assert (room.bytes_of("a"), room.used_bytes) == (0, 20)
