@@ -62,6 +62,16 @@ _shared: "dict[int, BlockingProducer]" = {}
 _shared_lock = threading.Lock()
 
 
+def _renew_shared_lock() -> None:
+    """Replace the lock in a forked child: a thread that exists only in the parent may hold it."""
+    global _shared_lock  # noqa: PLW0603 - one for each process
+    _shared_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_shared_lock)
+
+
 class _QueuedPut(msgspec.Struct, frozen=True):
     """One put in the inbox."""
 

@@ -135,7 +135,7 @@ class Lifecycle:
                 streams.spawn(coordination.start(streams, chance=self._chance))
             self._exits = stack.pop_all()
         self.state = "open"
-        self._threads.open(self.asyncio_loop, self._hooks, self.waiters)
+        self._threads.open(self, self._hooks)
 
     async def exit(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-import time
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
@@ -18,11 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from kpl_core.errors import BufferFull, KplError, ProducerClosed, WrongEventLoop
+from kpl_core.errors import BufferFull, ProducerClosed, WrongEventLoop
 from kpl_core.hooks import Hook, OpeningHook
-from kpl_core.producer.capacity_waiters import WaitersByFlow
 from kpl_core.producer.delivery import Delivery
-from kpl_core.producer.lifecycle import require_timeout
+from kpl_core.producer.lifecycle import Lifecycle, require_timeout
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import INTERNAL, Attempt
 from kpl_core.records.user_record import Tier, UserRecord, check_user_record
@@ -56,10 +54,10 @@ class ThreadPuts:
         self._records = self._bytes = 0
         self._is_scheduled = False
 
-    def open(self, loop: asyncio.AbstractEventLoop | None, hooks: Iterable[Hook], waiters: WaitersByFlow) -> None:
-        """Accept puts for this loop; None, on trio, accepts none."""
-        self._waiters = waiters
-        self._loop, self._loop_thread = loop, threading.get_ident()
+    def open(self, life: Lifecycle, hooks: Iterable[Hook]) -> None:
+        """Accept puts for the running loop of an open producer; on trio, accept none."""
+        self._life = life
+        self._loop, self._loop_thread = life.asyncio_loop, threading.get_ident()
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
 
     # In a thread
@@ -85,7 +83,7 @@ class ThreadPuts:
         require_timeout(timeout)
         self._own_loop()
         # A put must not overtake those that wait in the loop.
-        has_line = self._waiters.has_line(record.tier, record.flow)
+        has_line = self._life.waiters.has_line(record.tier, record.flow)
         if not has_line and not self._is_made_in_the_loop and _get_running_loop() is None:
             with contextlib.suppress(BufferFull):
                 return self.put(stream, record)
@@ -156,20 +154,25 @@ class ThreadPuts:
             self._records = self._bytes = 0
             self._is_scheduled = False
         for stream, record, size, delivery, context in queue:
-            outcome = delivery.outcome
             try:
                 if context is None:
                     made = self.put_reserved(stream, record, size)
                 else:
                     made = context.run(self.put_reserved, stream, record, size)
-            except (KplError, TypeError) as error:
-                # The record limit became known after the put, and is lower.
-                now = time.monotonic()
-                outcome.attempted(Attempt(False, INTERNAL, str(error), now, now))  # noqa: FBT003
-                outcome.settle()
-            else:
-                outcome.move(0, made.outcome, made.index)
-                outcome.wake()
+            except Exception as error:  # noqa: BLE001 - the other records of the queue must be put
+                made = self._failed(stream, record, str(error))
+            delivery.outcome.move(0, made.outcome, made.index)
+            delivery.outcome.wake()
+
+    def _failed(self, stream: str, record: UserRecord, message: str) -> Delivery:
+        """Count a record as accepted and failed, such as one above a record limit that is lower since its put."""
+        life = self._life
+        pipeline, now = life.pipeline(stream), life.clock()
+        detached = pipeline.stages.accept_detached(record, now)
+        life.buffer_limit.overdraw(size_bytes=detached.size_bytes)
+        pipeline.ledger.fail_waiting(detached, Attempt(False, INTERNAL, message, now, now))  # noqa: FBT003
+        life.own_streams().wake(stream)
+        return Delivery(detached.outcome, 0)
 
     async def put_within(self, stream: str, record: UserRecord, timeout: float | None) -> Delivery:
         """Put within `timeout` seconds, which bound the wait for room. The wait for the spool's disk comes after it.

@@ -1,6 +1,7 @@
 """`BlockingProducer.shared`: one producer for each process."""
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -56,3 +57,18 @@ def test_a_forked_child_opens_its_own(config: Config) -> None:
     assert os.waitpid(child, 0) == (child, 0)
     assert os.read(read, 1) == b"1"
     assert parents.is_open
+
+
+def test_a_child_forked_while_another_thread_opens_the_shared_producer_opens_its_own(config: Config) -> None:
+    with blocking._shared_lock:  # noqa: SLF001 - as a call in another thread holds it
+        child = os.fork()
+        if child == 0:
+            # A child that waits for the lock ends with this signal.
+            signal.alarm(20)
+            try:
+                own = BlockingProducer.shared(config)
+                result = own.put("orders", partition_key="1", data=b"x").result(10).successful
+                os._exit(0 if result else 1)
+            finally:
+                os._exit(2)
+    assert os.waitpid(child, 0) == (child, 0)

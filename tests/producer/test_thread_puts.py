@@ -18,7 +18,9 @@ from kpl_core import (
     InvalidUserRecord,
     Producer,
     ProducerClosed,
+    RecordsFinished,
     SpoolOptions,
+    UserRecord,
     WrongEventLoop,
 )
 from kpl_core.testing import FakeKinesis
@@ -287,3 +289,39 @@ async def test_a_blocking_put_does_not_overtake_a_put_that_waits_for_room():
         await asyncio.to_thread(put_small)
         await waiting
     assert order == ["large", "small"]
+
+
+@pytest.mark.parametrize("is_limit", [True, False])
+async def test_a_record_that_fails_after_its_put_is_counted_and_the_others_are_delivered(
+    monkeypatch: pytest.MonkeyPatch, is_limit: bool
+):
+    facts: list[Fact] = []
+    async with producer(hooks=[facts.append]) as orders:
+        _ = put(orders, "from the loop")
+        await orders.flush()
+        deliveries: list[Delivery] = []
+        texts = ["1", "2, longer than ten bytes", "3"]
+        thread = threading.Thread(target=lambda: deliveries.extend(put(orders, text) for text in texts))
+        thread.start()
+        thread.join()
+        if is_limit:
+            orders._open[STREAM].max_record_bytes = 10  # noqa: SLF001 - as the stream's description does
+        else:
+            put_record_nowait = orders.put_record_nowait
+
+            def failing(stream: str, record: UserRecord) -> Delivery:
+                if record.data == texts[1].encode():
+                    message = "partition_key and data"
+                    raise RuntimeError(message)
+                return put_record_nowait(stream, record)
+
+            monkeypatch.setattr(orders, "put_record_nowait", failing)
+        results = [await delivery for delivery in deliveries]
+        assert [result.error_code for result in results] == [None, "Internal", None]
+        assert "partition_key and data" in str(results[1].attempts[-1].error_message)
+        report = await orders.flush()
+        assert (report.accepted, report.delivered, report.failed) == (4, 3, {"Internal": 1})
+        assert report.complete
+        assert (orders.buffer_limit.outstanding_records, orders.buffer_limit.outstanding_bytes) == (0, 0)
+    failed = [fact for fact in facts if isinstance(fact, RecordsFinished) and fact.outcome == "failed"]
+    assert [fact.reason for fact in failed] == ["Internal"]
