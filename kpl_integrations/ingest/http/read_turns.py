@@ -4,9 +4,10 @@
 pauses the reading of connections, so that TCP pushes back on their clients. Until the loop has a standing delay
 nothing is measured for a request, and nothing waits.
 
-- A connection belongs to the tenant of its last request, or to its peer's address until a request was verified.
-- A connection that has carried two tenants (a proxy's) is never paused. Requests above a share are refused, each
-  before its body is decoded.
+- A connection belongs to the tenant of its last verified request, or to its peer's address until there was one. A
+  request that is not verified is charged to the address, and refused above the address's share.
+- A connection that has carried two verified tenants (a proxy's) is never paused. Requests above a share are refused,
+  each before its body is decoded.
 - A connection that has waited for the longest time gets its turn, and what begins in this turn is refused.
 - Probes (`/livez`, `/readyz`, `/metrics`) never wait.
 - A pause stops the time limits of a head, a body and an idle connection. A client that has closed or reset its
@@ -185,7 +186,8 @@ class ReadTurns:
         if self._has_ended:
             self._last.append(reader)
         else:
-            self._turns.wait(reader, reader.flow, self.now(), weight=reader.weight)
+            flow, weight = reader.owner
+            self._turns.wait(reader, flow, self.now(), weight=weight)
         self._plan_round()
 
     def leave(self, reader: "ConnectionReader") -> None:
@@ -265,16 +267,19 @@ class ReadTurns:
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_address", "_body_timer", "_has_tenant", "_is_refusing", "_paused", "_paused_at", "_started",
-                 "authorization", "connection", "flow", "is_shared", "turns", "weight")  # fmt: skip
+    __slots__ = ("_address", "_body_timer", "_has_request", "_has_tenant", "_is_refusing", "_paused", "_paused_at",
+                 "_started", "authorization", "connection", "flow", "is_shared", "owner", "turns",
+                 "weight")  # fmt: skip
 
     def __init__(self, connection: PausableConnection, turns: ReadTurns, address: str) -> None:
         self.connection = connection
         self.turns = turns
         self._address = address
+        # The flow of the current request, which is charged, and that of the connection, which waits.
         self.flow: Hashable = _flow_of(address)
         self.weight = 1.0
-        self._has_tenant = False
+        self.owner = self.flow, self.weight
+        self._has_request = self._has_tenant = False
         self.is_shared = False
         # The credentials of the last request of the fast path, if `claim` has seen them.
         self.authorization: object = _NO_CREDENTIALS_YET
@@ -288,19 +293,20 @@ class ConnectionReader:
     def claim(self, tenant: Tenant | None) -> None:
         """Note the tenant of a request; None: it has no verified credentials."""
         flow = _flow_of(self._address) if tenant is None else tenant.id
-        self.weight = 1.0 if tenant is None else tenant.weight
+        if flow != self.flow:
+            self._settle()
+        self.flow, self.weight = flow, 1.0 if tenant is None else tenant.weight
         self.authorization = _NO_CREDENTIALS_YET
-        if flow == self.flow:
+        self._has_request = True
+        if tenant is not None:
+            self.is_shared = self.is_shared or (self._has_tenant and flow != self.owner[0])
             self._has_tenant = True
-            return
-        self._settle()
-        self.is_shared = self.is_shared or self._has_tenant
-        self._has_tenant = True
-        self.flow = flow
+            self.owner = flow, self.weight
 
     def refuses(self) -> bool:
         """Return True if the request whose tenant was claimed last is above its tenant's share and cannot wait."""
-        return self._is_refusing or (self.is_shared and not self.turns.may_run(self.flow))
+        cannot_wait = self.is_shared or self.flow != self.owner[0]
+        return self._is_refusing or (cannot_wait and not self.turns.may_run(self.flow))
 
     def receive(self, data: bytes) -> None:
         """Feed received bytes to the connection, or keep them until its turn."""
@@ -311,14 +317,14 @@ class ConnectionReader:
         if not self.turns.is_active:
             self.connection.feed(data)
             return
-        if not self._has_tenant:
+        if not self._has_request:
             self._recognize(data)
         if self.is_shared:
             self._started = time.thread_time()
             self.connection.feed(data)
             self._settle()
             self._started = None
-        elif self.turns.may_run(self.flow) or self._is_probe(data):
+        elif self.turns.may_run(self.owner[0]) or self._is_probe(data):
             self._run(deque((data,)), _ROUND_SECONDS)
         elif self.turns.paused_bytes + len(data) > MOST_PAUSED_BYTES:
             self.connection.refuse_busy()
@@ -328,7 +334,7 @@ class ConnectionReader:
     def run_turn(self, *, is_overdue: bool) -> None:
         """Feed some of the kept bytes. Pause again if some are left, else resume reading."""
         pieces = self._end_pause()
-        self._is_refusing = is_overdue and self._has_tenant
+        self._is_refusing = is_overdue and self._has_request
         self._run(pieces, 0.0 if is_overdue else _TURN_SECONDS)
         self._is_refusing = False
 

@@ -16,7 +16,7 @@ import pytest
 
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.http import read_turns
-from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, CombinedFlow
+from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, CombinedFlow, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import STREAM, Client, KnownTenants, gateway_of, kinesis
@@ -311,6 +311,13 @@ class Transport:
 
     def __init__(self) -> None:
         self.is_reading = True
+        self.is_aborted = False
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
     def pause_reading(self) -> None:
         assert self.is_reading
@@ -331,3 +338,56 @@ def test_the_transport_reads_only_if_uvicorn_and_the_turns_allow_it():
             allowed["uvicorn" if call.endswith("reading") else "turns"] = call in {"resume_reading", "release"}
             assert transport.is_reading is all(allowed.values())
             assert flow.read_paused is not allowed["uvicorn"]
+
+
+class StagedConnection:
+    """A connection whose `feed` counts, or fails."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.transport: Any = Transport()
+        self.flow = CombinedFlow(self.transport)
+        self.fails = fails
+        self.fed = 0
+
+    def feed(self, _: bytes) -> None:
+        self.fed += 1
+        if self.fails:
+            raise LookupError
+
+    def is_between_requests(self) -> bool:
+        return True
+
+    def stop_timers(self) -> None:
+        pass
+
+    restart_timers = refuse_busy = stop_timers
+
+
+def late_turns() -> ReadTurns:
+    turns = ReadTurns()
+    turns._turns.is_active = True  # noqa: SLF001 - the delay of the loop is staged
+    return turns
+
+
+@pytest.mark.parametrize("tenants", [[None, "flood"], ["flood", None], ["flood", None, "flood"], [None, "flood", None]])
+async def test_a_request_with_a_wrong_key_exempts_no_connection_from_pauses(tenants):
+    turns = late_turns()
+    turns.charge("flood", 1.0, 1e4)
+    reader = ConnectionReader(staged := StagedConnection(), turns, "192.0.2.1")
+    for tenant in tenants:
+        reader.claim(None if tenant is None else Tenant(id=tenant))
+    reader.receive(b"x")
+    assert (reader.is_shared, staged.fed, turns.pauses) == (False, 0, 1)
+    reader.close()
+
+
+async def test_a_wrong_key_on_a_tenants_connection_is_refused_above_the_share_of_its_address():
+    turns = late_turns()
+    turns.charge(("address", "192.0.2.1"), 1.0, 1e4)
+    reader = ConnectionReader(StagedConnection(), turns, "192.0.2.1")
+    reader.claim(Tenant(id="quiet"))
+    assert not reader.refuses()
+    reader.claim(None)
+    assert reader.refuses()
+    reader.receive(b"x")
+    assert turns.pauses == 0
