@@ -43,17 +43,28 @@ def put_records_in_steps(body: bytes, max_uncut_bytes: int) -> Generator[None, N
         raise RequestRefused(SERIALIZATION, message)
     runs, entries = ArrayRuns(max_uncut_bytes, _MAX_DEPTH), list[PutRecordsRequestEntry]()
     try:
+        tail = _tail_of(body)
         for run in elements_in_steps(head, _pieces(body), runs, _TAIL):
-            # One more than allowed is enough for the violated constraint.
-            if run and len(entries) <= RECORDS_PER_REQUEST:
+            if run:
                 entries += _ENTRIES.decode(run)
+            if tail and len(entries) > RECORDS_PER_REQUEST:
+                # One more than allowed is enough for the violated constraint: the others are not looked at.
+                break
             yield
-        request = _OTHERS.decode(head.group() + b"]" + runs.tail)
+        else:
+            tail = runs.tail
+        request = _OTHERS.decode(head.group() + b"]" + tail)
     except (*MALFORMED, DecodeRefusal) as error:
         raise RequestRefused(SERIALIZATION, getattr(error, "detail", str(error))) from None
     request.records = entries[: RECORDS_PER_REQUEST + 1]
     check_constraints(request)
     return request
+
+
+def _tail_of(body: bytes) -> bytes:
+    """Return the text after the records, empty if it is not found in the last bytes."""
+    tail = body[body.rfind(b"]", max(0, len(body) - _HEAD_BYTES)) + 1 :][:_HEAD_BYTES]
+    return b"" if _TAIL.fullmatch(tail) is None else tail
 
 
 def named_stream(body: bytes) -> str:
@@ -62,9 +73,8 @@ def named_stream(body: bytes) -> str:
     Raises:
         RequestRefused: the name violates the API's constraints.
     """
-    head = _HEAD.match(body[:_HEAD_BYTES])
-    tail = body[body.rfind(b"]", max(0, len(body) - _HEAD_BYTES)) + 1 :][:_HEAD_BYTES]
-    if head is None or _TAIL.fullmatch(tail) is None:
+    head, tail = _HEAD.match(body[:_HEAD_BYTES]), _tail_of(body)
+    if head is None or not tail:
         return ""
     try:
         request = _OTHERS.decode(head.group() + b"]" + tail)
