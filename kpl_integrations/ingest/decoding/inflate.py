@@ -53,7 +53,10 @@ def inflate(content_encoding: str | None, body: bytes, *, max_inflated_bytes: in
 
 
 def inflated_pieces(content_encoding: str | None, body: bytes, *, max_inflated_bytes: int) -> Iterator[bytes]:
-    """Return the decoded body as `inflate`, in pieces. Each costs about a millisecond at most, but for bombs."""
+    """Return the decoded body as `inflate`, in pieces.
+
+    Each costs about a millisecond, but up to 16 ms for a bomb (measured: 546 bytes of zstd).
+    """
     return _pieces(_coding(content_encoding), body, max_inflated_bytes)
 
 

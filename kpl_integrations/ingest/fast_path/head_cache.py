@@ -16,14 +16,17 @@ import msgspec
 
 from kpl_integrations.ingest.http.request_head import RecordsHead
 
-# Every open connection may store one head.
+# A connection stores one head with at most so many bytes and lines, and verified credentials of so many bytes.
 LONGEST_HEAD: Final = 4_096
+_MOST_LINES: Final = 64
+_MOST_CREDENTIAL_BYTES: Final = 8_192
+# What a stored head uses apart from its line, which it has twice: as bytes and as text.
+_HEAD_BYTES: Final = 256
 _MOST_DIGITS: Final = 10
 _LINE: Final = b"\r\n"
 _END: Final = b"\r\n\r\n"
 _CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)", re.IGNORECASE)
 _AUTHORIZATION: Final = b"authorization"
-_MOST_CREDENTIALS: Final = 64
 # Fields whose values are the same in each request that takes the cached head: those that the server or the gateway
 # reads. Names with these starts are read too.
 _READ: Final = frozenset(
@@ -57,7 +60,8 @@ _PLAIN: Final = bytes(range(0x20, 0x7F))
 class HeadCache:
     """The bytes of a head, cut at the digits of its Content-Length, and the parsed head of the latest request."""
 
-    __slots__ = ("_after", "_before", "_changing", "_first", "_heads", "_latest", "_length_line", "_lines", "head")
+    __slots__ = ("_after", "_before", "_changing", "_credential_bytes", "_first", "_heads", "_latest", "_length_line",
+                 "_line", "_lines", "head")  # fmt: skip
 
     def __init__(self, before: bytes, after: bytes, head: RecordsHead) -> None:
         self.head = self._first = head
@@ -68,8 +72,11 @@ class HeadCache:
         # The lines, and by number the start of those whose rest may differ; made for the first head that differs.
         self._lines: list[bytes] = []
         self._changing: dict[int, bytes] = {}
-        # Heads with other credentials, by their line.
+        # Heads with other verified credentials, by their line.
         self._heads: dict[bytes, RecordsHead] = {}
+        self._credential_bytes = 0
+        # The line with the credentials of `head`, unless that is the first head.
+        self._line = b""
 
     @classmethod
     def of(cls, received: bytes, body_bytes: int, head: RecordsHead) -> Self | None:
@@ -78,7 +85,7 @@ class HeadCache:
         Returns None if other bytes follow it, if it has no Content-Length, or if it is long.
         """
         end = received.find(_END, 0, LONGEST_HEAD) + len(_END)
-        if end < len(_END) or len(received) - end != body_bytes:
+        if end < len(_END) or len(received) - end != body_bytes or received.count(_LINE, 0, end) > _MOST_LINES:
             return None
         length = _CONTENT_LENGTH.search(received, 0, end)
         return None if length is None else cls(received[: length.start(1)], received[length.end(1) : end], head)
@@ -149,13 +156,23 @@ class HeadCache:
         """Return the parsed head with the credentials of this line; empty: with those of the first head."""
         if not line:
             return self._first
+        self._line = line
         head = self._heads.get(line)
         if head is None:
-            if len(self._heads) >= _MOST_CREDENTIALS:
-                self._heads.clear()
             shown = line.partition(b":")[2].strip().decode("ascii")
-            head = self._heads[line] = msgspec.structs.replace(self._first, authorization=shown)
+            head = msgspec.structs.replace(self._first, authorization=shown)
         return head
+
+    def keep_credentials(self) -> None:
+        """Store `head`, because its credentials are verified."""
+        if self.head is self._first or self._line in self._heads:
+            return
+        size = 2 * len(self._line) + _HEAD_BYTES
+        self._credential_bytes += size
+        if self._credential_bytes > _MOST_CREDENTIAL_BYTES:
+            self._heads.clear()
+            self._credential_bytes = size
+        self._heads[self._line] = self.head
 
     def _cut(self) -> None:
         """Cut the head into lines, and find those whose rest may differ."""

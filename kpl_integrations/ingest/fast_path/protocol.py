@@ -8,6 +8,7 @@ Most requests of a connection repeat the head of the one before. Those are not e
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -88,8 +89,8 @@ class FastPathProtocol(BoundedProtocol):
         body = cached.body_of(data)
         if body is None:
             return False
-        if cached.head.authorization != self.reader.authorization:
-            self._claim(cached.head)
+        if cached.head.authorization != self.reader.authorization and self._claim(cached.head):
+            cached.keep_credentials()
         answer = self._fair_answer_to(cached.head, body)
         if answer is None:
             return False
@@ -188,18 +189,20 @@ class FastPathProtocol(BoundedProtocol):
             super().on_message_complete()
             return
         self._held = None
-        if is_first_and_whole and (cached := HeadCache.of(self._received, len(body), head)) is not None:
+        is_accepted = answer.status < HTTPStatus.BAD_REQUEST
+        if is_accepted and is_first_and_whole and (cached := HeadCache.of(self._received, len(body), head)) is not None:
             self._cached = cached
         self._write(answer)
 
-    def _claim(self, head: RecordsHead) -> None:
-        """Note the tenant of a request whose credentials differ from the last one's."""
+    def _claim(self, head: RecordsHead) -> bool:
+        """Note the tenant of a request whose credentials differ from the last one's. Return True if they are valid."""
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held
         tenant = self.answerer.tenant_of(head)
         self.reader.claim(tenant)
         self.reader.authorization = head.authorization
         if tenant is not None:
             self.verified()
+        return tenant is not None
 
     def _fair_answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
         """Answer a request. Refuse it if it cannot wait for its tenant's turn."""

@@ -32,7 +32,7 @@ class CrossOrigin:
         return origin
 
     async def answer_preflight(self, scope: Scope, send: Send) -> bool:
-        """Answer the question of a browser whether a page may send a request; return False for another request."""
+        """Answer a CORS preflight request; return False for another request."""
         names = {name for name, _ in scope["headers"]}
         if scope["method"] != "OPTIONS" or not names >= {b"origin", b"access-control-request-method"}:
             return False

@@ -16,6 +16,7 @@ nothing is measured for a request, and nothing waits.
 """
 
 import asyncio
+import logging
 import re
 import select
 import time
@@ -30,6 +31,8 @@ from kpl_core.fairness import CpuTurns
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.senders import network_of
 from kpl_integrations.ingest.tenants import Tenant
+
+_log: Final = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS: Final = 1.0
 # Received bytes of all paused connections. Above this, a connection that would be paused is closed.
@@ -239,15 +242,17 @@ class ReadTurns:
         self._has_round = False
         now = self.now()
         until = now + _ROUND_SECONDS
-        self._turns.begin_round(now)
-        while (turn := self._turns.next_turn(self.now())) is not None:
-            turn.item.run_turn(is_overdue=turn.is_overdue)
-        while self._last and self.now() < until:
-            self._last.popleft().run_turn(is_overdue=False)
-        if len(self._turns) or self._last:
-            self._plan_round()
-        else:
-            self._refresh()
+        try:
+            self._turns.begin_round(now)
+            while (turn := self._turns.next_turn(self.now())) is not None:
+                _run_turn(turn.item, is_overdue=turn.is_overdue)
+            while self._last and self.now() < until:
+                _run_turn(self._last.popleft(), is_overdue=False)
+        finally:
+            if self.paused_connections:
+                self._plan_round()
+            else:
+                self._refresh()
 
     def _abort_closed(self) -> None:
         """Close the paused connections whose clients have closed them on both sides."""
@@ -264,10 +269,19 @@ class ReadTurns:
             readers[descriptor].connection.transport.abort()
 
 
+def _run_turn(reader: "ConnectionReader", *, is_overdue: bool) -> None:
+    """Run the turn of a connection. Close the connection if this fails, and let the others continue."""
+    try:
+        reader.run_turn(is_overdue=is_overdue)
+    except Exception:  # noqa: BLE001 - an application's directory may raise anything
+        _log.exception("a connection is closed, because its turn failed")
+        reader.connection.transport.abort()
+
+
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_address", "_body_timer", "_has_request", "_has_tenant", "_is_refusing", "_paused", "_paused_at",
+    __slots__ = ("_address", "_body_timer", "_has_tenant", "_is_known", "_is_refusing", "_paused", "_paused_at",
                  "_started", "authorization", "connection", "flow", "is_shared", "owner", "turns",
                  "weight")  # fmt: skip
 
@@ -279,7 +293,7 @@ class ConnectionReader:
         self.flow: Hashable = _flow_of(address)
         self.weight = 1.0
         self.owner = self.flow, self.weight
-        self._has_request = self._has_tenant = False
+        self._is_known = self._has_tenant = False
         self.is_shared = False
         # The credentials of the last request of the fast path, if `claim` has seen them.
         self.authorization: object = _NO_CREDENTIALS_YET
@@ -297,7 +311,7 @@ class ConnectionReader:
             self._settle()
         self.flow, self.weight = flow, 1.0 if tenant is None else tenant.weight
         self.authorization = _NO_CREDENTIALS_YET
-        self._has_request = True
+        self._is_known = True
         if tenant is not None:
             self.is_shared = self.is_shared or (self._has_tenant and flow != self.owner[0])
             self._has_tenant = True
@@ -317,13 +331,14 @@ class ConnectionReader:
         if not self.turns.is_active:
             self.connection.feed(data)
             return
-        if not self._has_request:
+        if not self._is_known:
             self._recognize(data)
         if self.is_shared:
             self._started = time.thread_time()
-            self.connection.feed(data)
-            self._settle()
-            self._started = None
+            try:
+                self.connection.feed(data)
+            finally:
+                self._settle(is_last=True)
         elif self.turns.may_run(self.owner[0]) or self._is_probe(data):
             self._run(deque((data,)), _ROUND_SECONDS)
         elif self.turns.paused_bytes + len(data) > MOST_PAUSED_BYTES:
@@ -334,9 +349,11 @@ class ConnectionReader:
     def run_turn(self, *, is_overdue: bool) -> None:
         """Feed some of the kept bytes. Pause again if some are left, else resume reading."""
         pieces = self._end_pause()
-        self._is_refusing = is_overdue and self._has_request
-        self._run(pieces, 0.0 if is_overdue else _TURN_SECONDS)
-        self._is_refusing = False
+        self._is_refusing = is_overdue and self._is_known
+        try:
+            self._run(pieces, 0.0 if is_overdue else _TURN_SECONDS)
+        finally:
+            self._is_refusing = False
 
     def close(self) -> None:
         """Forget the kept bytes of a lost connection."""
@@ -375,29 +392,30 @@ class ConnectionReader:
         now = self.turns.now
         until = now() + seconds
         self._started = time.thread_time()
-        while pieces:
-            piece = pieces.popleft()
-            if len(piece) > _SLICE_BYTES and piece.count(_VERSION) > 1:
-                pieces.extendleft(reversed(_slices(piece)))
+        try:
+            while pieces:
                 piece = pieces.popleft()
-            self.connection.feed(piece)
-            if self.connection.transport.is_closing():
-                pieces.clear()
-            elif now() >= until:
-                break
-        self._settle()
-        self._started = None
+                if len(piece) > _SLICE_BYTES and piece.count(_VERSION) > 1:
+                    pieces.extendleft(reversed(_slices(piece)))
+                    piece = pieces.popleft()
+                self.connection.feed(piece)
+                if self.connection.transport.is_closing():
+                    pieces.clear()
+                elif now() >= until:
+                    break
+        finally:
+            self._settle(is_last=True)
         if pieces:
             self._pause(pieces)
         else:
             self.connection.flow.release()
 
-    def _settle(self) -> None:
+    def _settle(self, *, is_last: bool = False) -> None:
         """Charge the time since bytes were fed, or since the last call, to the flow."""
         if self._started is not None:
             now = time.thread_time()
             self.turns.charge(self.flow, self.weight, now - self._started)
-            self._started = now
+            self._started = None if is_last else now
 
     def _pause(self, pieces: deque[bytes]) -> None:
         if not self.connection.flow.is_held:

@@ -201,11 +201,22 @@ def test_a_head_with_another_value_that_the_gateway_reads_is_parsed(changed):
     assert cache.body_of(request(b"ab", changed)) is None
 
 
-def test_the_heads_of_many_tenants_use_little_memory():
+@pytest.mark.parametrize("padding", [0, 3_800])
+@pytest.mark.parametrize("is_verified", [True, False])
+def test_a_connection_stores_few_bytes_of_verified_credentials_only(padding, is_verified):
     cache = HeadCache.of(request(b"ab", b"authorization: a"), 2, head_of([(b"authorization", b"a")]))
     assert cache is not None
-    for number in range(1_000):
-        assert cache.body_of(request(b"ab", b"authorization: %d" % number)) == b"ab"
-        assert cache.head.authorization == str(number)
-    assert len(cache._heads) <= 64  # noqa: SLF001 - how many heads it stores
+    for number in range(200):
+        shown = b"%d" % number + b"x" * padding
+        assert cache.body_of(request(b"ab", b"authorization: " + shown)) == b"ab"
+        assert cache.head.authorization == shown.decode()
+        if is_verified:
+            cache.keep_credentials()
+    stored = cache._heads  # noqa: SLF001 - what it stores
+    assert bool(stored) is is_verified
+    assert sum(2 * len(line) + 256 for line in stored) <= 8_192
     assert cache.body_of(request(b"ab", b"authorization: a")) == b"ab"
+
+
+def test_a_head_of_many_lines_is_not_cached():
+    assert HeadCache.of(request(b"ab", *[b"a:"] * 70), 2, HEAD) is None

@@ -161,6 +161,18 @@ class TestOneConnection:
                 await line.hear(ASKED[name])
             assert gateway.tally.answers == {202: 5, 400: 1}
 
+    async def test_no_head_and_no_credentials_of_a_refused_request_are_stored(self):
+        async with gateway_of(kinesis(), tenants()) as gateway:
+            await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
+            line = line_to(gateway)
+            await line.hear(ASKED["nobody"])
+            assert line.protocol._cached is None  # noqa: SLF001 - what it stores
+            for name in ("one", "nobody", "metered"):
+                await line.hear(ASKED[name])
+            cached = line.protocol._cached  # noqa: SLF001
+            assert cached is not None
+            assert [head.authorization for head in cached._heads.values()] == ["Bearer metered"]  # noqa: SLF001
+
     async def test_the_tenant_is_looked_up_for_each_request(self):
         directory = tenants()
         async with gateway_of(kinesis(), directory) as gateway:

@@ -344,8 +344,8 @@ class StagedConnection:
     """A connection whose `feed` counts, or fails."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.transport: Any = Transport()
-        self.flow = CombinedFlow(self.transport)
+        transport: Any = Transport()
+        self.transport, self.flow = transport, CombinedFlow(transport)
         self.fails = fails
         self.fed = 0
 
@@ -391,3 +391,19 @@ async def test_a_wrong_key_on_a_tenants_connection_is_refused_above_the_share_of
     assert reader.refuses()
     reader.receive(b"x")
     assert turns.pauses == 0
+
+
+async def test_a_connection_whose_turn_fails_is_closed_and_the_others_get_theirs(caplog):
+    turns = late_turns()
+    turns.charge("flood", 1.0, 0.1)
+    stages = [StagedConnection(fails=number == 0) for number in range(3)]
+    for staged in stages:
+        reader = ConnectionReader(staged, turns, "192.0.2.1")
+        reader.claim(Tenant(id="flood"))
+        reader.receive(b"x")
+    for _ in range(50):
+        turns._round()  # noqa: SLF001 - the rounds are staged
+    assert [staged.fed for staged in stages] == [1, 1, 1]
+    assert [staged.transport.is_aborted for staged in stages] == [True, False, False]
+    assert turns.paused_connections == turns.paused_bytes == 0
+    assert "its turn failed" in caplog.text
