@@ -1,5 +1,6 @@
 """The access log of the gateway: one line for a share of the requests, off by default."""
 
+import json
 import logging
 import random
 import time
@@ -38,8 +39,9 @@ class AccessLog:
         if self._chance() >= self._share:
             return send
         began = self._clock()
-        query: bytes = scope["query_string"]
-        target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
+        # Without the query, which may have secrets.
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        target = raw_path.decode("latin-1").partition("?")[0]
         request = _Request((scope.get("client") or ("",))[0], scope["method"], target)
 
         async def watched(message: Message) -> None:
@@ -62,7 +64,7 @@ class AccessLog:
     def _write(self, request: _Request, status: int, began: float) -> None:
         milliseconds = round(1e3 * (self._clock() - began), 3)
         fields: dict[str, Any] = {
-            "client": request.client,
+            "client": printable(request.client),
             "method": printable(request.method),
             "target": printable(request.target),
             "status": status,
@@ -70,5 +72,5 @@ class AccessLog:
         }
         if request.received_bytes is not None:
             fields["received_bytes"] = request.received_bytes
-        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        text = " ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
         _log.info("request %s", text, extra={"fields": fields})

@@ -81,12 +81,14 @@ def test_each_path_logs_its_requests_and_answers_pages_and_http_2(fast_path, cap
         for _ in range(3):
             assert exchange(running.url, post()).startswith(b"HTTP/1.1 202")
         assert b"access-control-allow-origin: https://shop.example" in exchange(running.url, post(f"Origin: {PAGE}"))
-        assert exchange(running.url, b"GET /none?a=%0a HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 404")
+        assert exchange(running.url, b"GET /none%20a?key=secret HTTP/1.1\r\nHost: x\r\n\r\n").startswith(
+            b"HTTP/1.1 404"
+        )
         frames = exchange(running.url, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
     fields = [record.fields for record in caplog.records if record.name.endswith("access")]
     assert [(each["method"], each["target"], each["status"]) for each in fields] == [
         *[("POST", PATH, 202)] * 4,
-        ("GET", "/none?a=%0a", 404),
+        ("GET", "/none%20a", 404),
     ]
     assert all(each["client"] == "127.0.0.1" and each["milliseconds"] >= 0 for each in fields)
     # SETTINGS, then GOAWAY with HTTP_1_1_REQUIRED and its reason.
@@ -95,6 +97,14 @@ def test_each_path_logs_its_requests_and_answers_pages_and_http_2(fast_path, cap
     assert frames[22:26] == b"\x00\x00\x00\x0d"
     assert b"speaks HTTP/1.1" in frames
     assert any("speaks HTTP/2" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.anyio
+async def test_a_client_cannot_forge_fields_of_the_access_log(caplog):
+    caplog.set_level(logging.INFO, "kpl_integrations.ingest.access")
+    async with open_gateway(access_log=1.0) as gateway:
+        await Client(gateway).get('/a" status="200')
+    assert r'target="/a\" status=\"200" status=404' in caplog.text
 
 
 def test_a_share_of_the_requests_is_logged(caplog):
