@@ -81,12 +81,12 @@ class Fleet:
         return sum(began_at <= at < began_at + seconds for at in self.accepted)
 
     def used_in(self, began_at: float, seconds: float) -> float:
-        """Return what was accepted as a share of the rate, or of the requests while a slow machine sends fewer."""
+        """Return what was accepted as a share of the rate, or of the answers if a slow machine gets fewer, down to half."""
         possible = 0.0
         for step in range(round(seconds * 4)):
             start = began_at + step / 4
             possible += min(RATE / 4, sum(start <= at < start + 0.25 for at in self.answered))
-        return self.accepted_in(began_at, seconds) / possible
+        return self.accepted_in(began_at, seconds) / max(possible, RATE * seconds / 2)
 
     def most_in(self, seconds: float, *, since: float) -> int:
         """Return the most records accepted in any window of this many seconds after a time."""
