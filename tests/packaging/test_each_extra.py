@@ -64,6 +64,11 @@ async def main():
 
 anyio.run(main)
 """,
+    "boto3": """
+import boto3
+import kpl_core.transport.aiobotocore_transport
+boto3.client("kinesis", region_name="us-east-1")
+""",
     "glue": """
 from aws_schema_registry.avro import AvroSchema
 from kpl_integrations.glue import GlueEncoder
