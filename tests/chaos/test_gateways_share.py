@@ -81,7 +81,7 @@ class Fleet:
         return sum(began_at <= at < began_at + seconds for at in self.accepted)
 
     def used_in(self, began_at: float, seconds: float) -> float:
-        """Return what was accepted as a share of the rate; of the answers if fewer come, but at least of half the rate."""
+        """Return the accepted share of the rate; if fewer answers come, of these, but of half the rate at least."""
         possible = 0.0
         for step in range(round(seconds * 4)):
             start = began_at + step / 4
