@@ -34,10 +34,10 @@ _HASH_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 256
 # After an array come a few brackets, spaces and, in a PutRecords request, the name of the stream.
 _MOST_TAIL_BYTES: Final = 8_192
-# A string, a bracket, or the quotation mark of a string that does not end here.
-TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
-# The change of the depth. None: the string has no end yet.
-_STEPS: Final = {b"[": 1, b"{": 1, b"]": -1, b"}": -1, b'"': None}
+# A string, a run of equal brackets, or the quotation mark of a string that does not end here.
+TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[++|\]++|\{++|\}++|"', re.DOTALL)
+# The change of the depth by a bracket.
+_SIGNS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _RECORDS_HEAD: Final = re.compile(rb'\s*\{\s*"records"\s*:\s*\[')
 _RECORDS_TAIL: Final = re.compile(rb"\s*\}\s*")
 _BATCH_HEAD: Final = re.compile(rb"\s*\[")
@@ -83,20 +83,23 @@ class ArrayRuns:
         for tokens, token in enumerate(TOKEN.finditer(text, at), 1):
             if not tokens % STEP_TOKENS:
                 yield b""
-            step = _STEPS.get(token.group(), 0)
-            if step is None:
+            found = token.group()
+            if found == b'"':
                 # The rest of the string is in the next piece.
                 at = token.start()
                 break
-            depth += step
             at = token.end()
+            step = _SIGNS.get(found[0], 0) * len(found)
+            if depth + step < 0:
+                # The bracket after those of the element closes the array.
+                end = token.start() + depth
+                self.is_closed, self.tail = True, text[end + 1 :]
+                yield text[start:end]
+                return
+            depth += step
             if depth > self._max_depth:
                 detail = f"an element of the array is nested more than {self._max_depth} deep; flatten it"
                 raise DecodeRefusal(400, "too-deep", detail)
-            if depth < 0:
-                self.is_closed, self.tail = True, text[at:]
-                yield text[start : at - 1]
-                return
             if step < 0 and not depth:
                 whole, count = at, count + 1
                 if count >= STEP_RECORDS or whole - start >= STEP_BYTES:
