@@ -318,10 +318,14 @@ class IngestGateway:
         found = self.directory.authenticate(authorization) if self.directory.verifies else None
         return None if found is self.directory.unknown else found
 
-    def sync_refusal(self, tenant: Tenant | None) -> SyncAnswer:
+    def sync_refusal(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer:
         """Return the answer to a request above its tenant's share of CPU time; see `SyncAnswerer`."""
+        tenant = self.tenant_of(head)
         account = None if tenant is None else self.opened.accounts.of(tenant)
-        return sync_refusal(self.tally, account, self._chance())
+        refused = sync_refusal(self.tally, account, self._chance())
+        if self._access_log is not None:
+            self._access_log.answered(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body), lambda: refused)
+        return refused
 
     def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
         """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""

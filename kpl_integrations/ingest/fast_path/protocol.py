@@ -208,7 +208,7 @@ class FastPathProtocol(BoundedProtocol):
         """Answer a request. Refuse it if it cannot wait for its tenant's turn."""
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held
         if self.turns.is_attentive and self.reader.refuses():
-            return self.answerer.sync_refusal(self.answerer.tenant_of(head))
+            return self.answerer.sync_refusal(head, body, self.client[0] if self.client else "")
         return self._answer_to(head, body)
 
     def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:

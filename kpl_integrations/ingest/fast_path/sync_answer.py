@@ -47,7 +47,7 @@ class SyncAnswerer(Protocol):
     def tenant_of(self, head: RecordsHead) -> Tenant | None:
         """Return the tenant of a request with valid credentials, else None."""
 
-    def sync_refusal(self, tenant: Tenant | None) -> SyncAnswer:
+    def sync_refusal(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer:
         """Return the answer to a request above its tenant's share of CPU time, and count it."""
 
     def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:

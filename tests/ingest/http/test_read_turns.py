@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import logging
 import select
 import signal
 import socket
@@ -291,6 +292,16 @@ async def test_many_pipelined_requests_are_answered_in_order_over_several_turns(
         await staged.make_late(used_seconds=0.1)
         flood.writer.write(b"".join(post("flood", body) for body in bodies * 40))
         assert [(await flood.answer())[0] for _ in range(120)] == [202, 400, 202] * 40
+
+
+async def test_a_refusal_for_cpu_time_is_in_the_access_log(caplog):
+    caplog.set_level(logging.INFO, "kpl_integrations.ingest.access")
+    async with scene(access_log=1.0) as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late()
+        await staged.paused(flood, post("flood"))
+        assert (await flood.answer())[0] == 429
+    assert [record.fields["status"] for record in caplog.records if record.name.endswith("access")][-1] == 429
 
 
 async def test_the_metrics_count_pauses():
