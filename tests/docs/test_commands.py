@@ -91,6 +91,7 @@ def folder(tmp_path: Path) -> Path:
         record = SpooledRecord("orders", "ada", b"...", 1_700_000_000.0)
         for reason in ("invalid", "ttl"):
             queue.bury_nowait([queue.letter(record, reason)]).result()
+        spool.append_nowait([record], claim=True).result()
     return tmp_path
 
 
