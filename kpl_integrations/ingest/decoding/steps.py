@@ -105,6 +105,8 @@ class ArrayRuns:
                 if count >= STEP_RECORDS or whole - start >= STEP_BYTES:
                     yield text[start:whole]
                     start, count = whole, 0
+        else:
+            at = len(text)
         if whole > start:
             yield text[start:whole]
             start = whole

@@ -284,6 +284,24 @@ def test_a_step_looks_at_a_bounded_number_of_brackets_and_strings(piece, monkeyp
     assert seen[0] > 2 * STEP_TOKENS
 
 
+@pytest.mark.parametrize("piece", [b"1,", b"null,", b"1,[],1,", b'1,"a",1,'])
+def test_the_text_of_an_array_is_looked_at_once(piece, monkeypatch):
+    seen_bytes = [0]
+
+    class Counted:
+        """The pattern, which counts the bytes it is given."""
+
+        def finditer(self, text: bytes, at: int, *, pattern: Any = step_module.TOKEN) -> Any:
+            seen_bytes[0] += len(text) - at
+            return pattern.finditer(text, at)
+
+    monkeypatch.setattr(step_module, "TOKEN", Counted())
+    runs, body = ArrayRuns(1 << 20, 64), piece * (400_000 // len(piece))
+    for fed in cut(body, STEP_BYTES):
+        assert list(runs.feed(fed))
+    assert seen_bytes[0] == len(body)
+
+
 @pytest.mark.parametrize("depth", [1, 63, 64])
 def test_data_of_a_large_body_may_be_as_deep_as_that_of_a_small_one(depth):
     body = b'{"records":[{"data":' + b"[" * depth + b"]" * depth + b"}]}"
