@@ -118,6 +118,7 @@ def test_a_flush_of_all_signals_reports_a_loss_of_each_signal_once(kinesis: Fake
     telemetry.shutdown()
 
 
+@pytest.mark.long
 def test_a_flush_of_all_signals_takes_half_a_second_although_an_export_waits_for_room():
     with black_hole() as url:
         telemetry = kinesis_telemetry(
