@@ -181,7 +181,7 @@ LOWEST_CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("width", [390, 820, 1400])
 def test_the_dashboard_answers_the_four_questions_of_an_operator(
     browser: Browser, serve: Serve, width: int, scheme: str
 ) -> None:
@@ -203,6 +203,9 @@ def test_the_dashboard_answers_the_four_questions_of_an_operator(
         ["202 Accepted", "429 Too Many Requests", "refused: quota", "refused: queue share"]
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every((each) => each.scrollWidth <= each.clientWidth)"
+    )
     page.evaluate("document.getElementById('main').classList.remove('stale')")
     contrast, text = page.evaluate(LOWEST_CONTRAST)
     assert contrast >= 4.5, text
