@@ -40,7 +40,7 @@ def body(form: str, first: int = 0) -> bytes:
         "base64": lambda _: {"data_base64": base64.b64encode(TEXT.encode()).decode()},
         "hash key": lambda number: {
             "data": TEXT,
-            "explicit_hash_key": str((first + number) * 0x9E3779B97F4A7C15F39CC060),
+            "explicit_hash_key": str((first + number) * 0x9E3779B97F4A7C15F39CC0605CEDC834 % (1 << 128)),
         },
     }
     made = members.get(form, members["text"])

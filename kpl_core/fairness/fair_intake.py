@@ -16,9 +16,8 @@ from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import Placed
-from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
-from kpl_core.records.hash_key import hash_key_to_digest, parse_explicit_hash_key
+from kpl_core.pipeline.open_record import Run
+from kpl_core.pipeline.stages import PAIR, GroupPlace, GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
 from kpl_core.records.user_record import (
@@ -201,13 +200,22 @@ class FairIntake:
             if record.explicit_hash_key is None:
                 lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
             else:
-                digest = hash_key_to_digest(parse_explicit_hash_key(record.explicit_hash_key))
-                lane, key_entry, key_bytes, _ = self._router.find_explicit(key, digest)
+                lane, key_entry, key_bytes, _ = self._explicit_route(key, record.explicit_hash_key)
             size = len(record.data) + key_bytes
             if size > most and not has_room:
                 require_size(key_bytes, len(record.data), max_record_bytes=most)
             places.append((record, lane, key_entry, size))
         return places
+
+    def _explicit_route(self, key: str, explicit_hash_key: str) -> tuple[Lane, bytes, int, bytes]:
+        """Return the lane of an explicit hash key, the partition key's entry and bytes, and the other's entry."""
+        router = self._router
+        lane, entry = router.explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
+        _, key_entry, key_bytes, open_record = router.routes.get(key) or router.find(key)
+        if (open_record is None) is not (lane.open_record is None):
+            # The partition key belongs to another kind of lane.
+            key_entry = lane.entry(key.encode(), None)
+        return lane, key_entry, key_bytes, entry
 
     def _place(self, record: UserRecord, terms: GroupTerms) -> GroupPlace:
         key = encode_partition_key(record.partition_key)
@@ -253,9 +261,14 @@ class FairIntake:
         self.enqueue(shard_id, detached)
         return self._delivery(detached.outcome, 0)
 
-    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, list[Placed]]:
-        """Check pairs of key and data, take room for all of them, and return what goes into which lane, in order."""
-        runs: dict[Lane, list[Placed]] = {}
+    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
+        """Check pairs of key and data, take room for all of them, and return what goes into which lane, in order.
+
+        All of them may have an explicit hash key as a third item.
+        """
+        if pairs and len(pairs[0]) > PAIR:
+            return self._admit_explicit(pairs, terms)
+        runs: dict[Lane, Run] = {}
         routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
         size_bytes = 0
         for key, data in pairs:
@@ -274,15 +287,35 @@ class FairIntake:
             self.reserve(size_bytes, len(pairs), terms.flow, "normal")
         return runs
 
-    def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:
+    def _admit_explicit(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
+        runs: dict[Lane, Run] = {}
+        find, most = self._explicit_route, self._stages.max_record_bytes
+        size_bytes = 0
+        for key, data, explicit_hash_key in pairs:
+            lane, key_entry, key_bytes, entry = find(key, explicit_hash_key)
+            if data.__class__ is not bytes:
+                data = as_bytes(data)  # noqa: PLW2901 - the same data
+            size = len(data) + key_bytes
+            if size > most and not terms.has_room:
+                require_size(key_bytes, len(data), max_record_bytes=most)
+            size_bytes += size
+            run = runs.get(lane)
+            if run is None:
+                runs[lane] = run = []
+            run.append((key, key_entry, data, size, explicit_hash_key, entry))
+        if not terms.has_room:
+            self.reserve(size_bytes, len(pairs), terms.flow, "normal")
+        return runs
+
+    def enter_runs(self, runs: dict[Lane, Run], now: float, flow: str | None) -> None:
         """Remove runs and put them into their lanes or queues."""
         # A gate can only close when a lane has closed a record.
         all_let_pass = self.all_let_pass()
         while runs:
             lane, run = runs.popitem()
             if not (all_let_pass or self.lets_pass(lane.shard_id)):
-                for key, _, data, _ in run:
-                    self._queue(lane.shard_id, UserRecord(key, data), now, flow, "normal")
+                for key, _, data, _, *explicit in run:
+                    self._queue(lane.shard_id, UserRecord(key, data, *explicit[:1]), now, flow, "normal")
                 continue
             position = 0
             while position < len(run):

@@ -2,7 +2,8 @@
 
 It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c`),
 which the compiled wheel has. A property test compares every byte of the two. `append` and `append_pairs` take only what
-most user records are: bytes, under a partition key without an explicit hash key, that fit. The lane does the rest.
+most user records are: bytes, under a partition key without an explicit hash key, that fit. A run may have explicit hash
+keys too. The lane does the rest.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ from kpl_core.records.aggregated_record import (
     HEADS_LONG,
     KEY_INDEX,
     SHORT_KEY_INDICES,
+    VARINTS,
     record_head,
 )
 from kpl_core.records.outcome import Outcome, ResultHandle
@@ -21,8 +23,10 @@ from kpl_core.records.outcome import Outcome, ResultHandle
 # The size limit of a record whose next user record is the lane's to add: no size is below it.
 SHUT: Final = -1
 
-# A user record on its way into a lane: its partition key, the lane's entry for it, data, bytes of key and data.
-Placed = tuple[str, bytes, bytes, int]
+# User records on their way into a lane: partition key, the lane's entry for it, data, bytes of key and data. If all of
+# them have explicit hash keys, each of these and its entry follow.
+Run = list[Any]
+_PLAIN_PARTS: Final = 4
 
 
 class PythonOpenRecord:
@@ -43,6 +47,8 @@ class PythonOpenRecord:
         self.arrivals: list[float] = []
         self._key_indices: dict[str, int] = {}
         self._key_entries: list[bytes] = []
+        self._explicit_indices: dict[str, int] = {}
+        self._explicit_entries: list[bytes] = []
         self._pieces: list[bytes] = []
 
     def append(
@@ -74,8 +80,10 @@ class PythonOpenRecord:
         arrivals.append(now)
         return self._delivery(self.outcome, len(arrivals) - 1)
 
-    def append_run(self, run: list[Placed], start: int, now: float) -> int:
+    def append_run(self, run: Run, start: int, now: float) -> int:
         """Append the user records of a run from `start` on; return the index of the first one it refuses."""
+        if start < len(run) and len(run[start]) > _PLAIN_PARTS:
+            return self._append_explicit_run(run, start, now)
         indices, entries, pieces = self._key_indices, self._key_entries, self._pieces
         known, size, limit, user_bytes = len(entries), self.size, self.limit, self.user_bytes
         position, end = start, len(run)
@@ -106,6 +114,49 @@ class PythonOpenRecord:
         self.arrivals += [now] * (position - start)
         return position
 
+    def _append_explicit_run(self, run: Run, start: int, now: float) -> int:
+        """Do what `append_run` does, for user records with explicit hash keys."""
+        indices, explicit_indices, pieces = self._key_indices, self._explicit_indices, self._pieces
+        known, known_explicit, size = len(indices), len(explicit_indices), self.size
+        position, end = start, len(run)
+        while position < end:
+            partition_key, key_entry, data, user_bytes, explicit_hash_key, explicit_entry = run[position]
+            index = indices.setdefault(partition_key, known)
+            explicit_index = explicit_indices.setdefault(explicit_hash_key, known_explicit)
+            head: tuple[bytes, ...]
+            try:
+                key_field, explicit_field, length = VARINTS[index], KEY_INDEX[explicit_index], VARINTS[len(data)]
+                fields = 2 + len(key_field) + len(explicit_field) + len(length) + len(data)
+                head = (b"\x1a", VARINTS[fields], b"\x08", key_field, b"\x10", explicit_field, length, data)
+                grown = size + 1 + len(head[1]) + fields
+            except IndexError:
+                head = (record_head(index, explicit_index, len(data)), data)
+                grown = size + len(head[0]) + len(data)
+            is_new, is_new_explicit = index == known, explicit_index == known_explicit
+            if is_new:
+                grown += len(key_entry)
+            if is_new_explicit:
+                grown += len(explicit_entry)
+            if grown >= self.limit:
+                if is_new:
+                    del indices[partition_key]
+                if is_new_explicit:
+                    del explicit_indices[explicit_hash_key]
+                break
+            if is_new:
+                self._key_entries.append(key_entry)
+                known += 1
+            if is_new_explicit:
+                self._explicit_entries.append(explicit_entry)
+                known_explicit += 1
+            pieces += head
+            size = grown
+            self.user_bytes += user_bytes
+            position += 1
+        self.size = size
+        self.arrivals += [now] * (position - start)
+        return position
+
     def key_index(self, partition_key: str) -> int | None:
         """Return the index of a partition key in the key table, None if it is not there."""
         return self._key_indices.get(partition_key)
@@ -114,6 +165,20 @@ class PythonOpenRecord:
     def key_count(self) -> int:
         """Return how many partition keys the key table has."""
         return len(self._key_entries)
+
+    def explicit_index(self, explicit_hash_key: str) -> int | None:
+        """Return the index of an explicit hash key in the table of these, None if it is not there."""
+        return self._explicit_indices.get(explicit_hash_key)
+
+    @property
+    def explicit_count(self) -> int:
+        """Return how many explicit hash keys their table has."""
+        return len(self._explicit_entries)
+
+    def add_explicit(self, explicit_hash_key: str, entry: bytes) -> None:
+        """Add a new explicit hash key to the table of these."""
+        self._explicit_indices[explicit_hash_key] = len(self._explicit_entries)
+        self._explicit_entries.append(entry)
 
     def add(
         self, partition_key: str, key_entry: bytes, head: bytes, data: bytes, user_bytes: int, arrived_at: float
@@ -133,6 +198,10 @@ class PythonOpenRecord:
     def key_table(self) -> bytes:
         """Return the protobuf of the key table."""
         return b"".join(self._key_entries)
+
+    def explicit_table(self) -> bytes:
+        """Return the protobuf of the table of explicit hash keys."""
+        return b"".join(self._explicit_entries)
 
     def only_data(self) -> bytes:
         """Return the data of the only user record."""

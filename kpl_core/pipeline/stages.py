@@ -14,7 +14,7 @@ the fair queue and the gate.
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
@@ -25,7 +25,7 @@ from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
-from kpl_core.pipeline.open_record import Placed
+from kpl_core.pipeline.open_record import Run
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
@@ -96,6 +96,10 @@ class WriteAhead:
         self._ledger.settle_unsent(detached, Attempt(False, SHUTDOWN, text, now, now), "spooled")  # noqa: FBT003
 
 
+# How many items a pair has; a third one is an explicit hash key.
+PAIR: Final = 2
+
+
 class GroupTerms(NamedTuple):
     """How a group of records is put: all of them or none.
 
@@ -138,10 +142,10 @@ class FairQueueing(Protocol):
     ) -> None:
         """Put the records behind those that have a delivery, until a lane has closed a record."""
 
-    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, list[Placed]]:
+    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
         """Check pairs of key and data, take room for all of them, and return what goes into which lane."""
 
-    def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:
+    def enter_runs(self, runs: dict[Lane, Run], now: float, flow: str | None) -> None:
         """Remove runs and put them, until a lane has closed a record."""
 
     def next_ready(self, now: float) -> DetachedUserRecord | None:

@@ -84,10 +84,10 @@ SHORT_KEY_INDICES: Final = 128
 PREPARED_KEY_INDICES: Final = 2048
 
 # Made when the package is imported, so without a call for each element.
-_VARINTS: Final = [bytes((low,)) for low in range(128)] + [
+VARINTS: Final = [bytes((low,)) for low in range(128)] + [
     bytes((low, high)) for high in range(1, PREPARED_DATA_BYTES // 128 + 1) for low in range(128, 256)
 ]
-KEY_INDEX: Final[list[bytes]] = [index + b"\x1a" for index in _VARINTS[:PREPARED_KEY_INDICES]]
+KEY_INDEX: Final[list[bytes]] = [index + b"\x1a" for index in VARINTS[:PREPARED_KEY_INDICES]]
 
 
 def _heads(key_index_bytes: int) -> list[tuple[int, bytes, bytes]]:
@@ -95,8 +95,8 @@ def _heads(key_index_bytes: int) -> list[tuple[int, bytes, bytes]]:
     sizes = [2 + key_index_bytes + (1 if size < SHORT_KEY_INDICES else 2) + size for size in range(PREPARED_DATA_BYTES)]
     return [
         (1 + len(length) + fields, b"\x1a" + length + b"\x08", data_length)
-        for fields, data_length in zip(sizes, _VARINTS, strict=False)
-        for length in (_VARINTS[fields],)
+        for fields, data_length in zip(sizes, VARINTS, strict=False)
+        for length in (VARINTS[fields],)
     ]
 
 

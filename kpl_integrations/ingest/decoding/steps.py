@@ -292,8 +292,8 @@ def _joined(
         pairs = None
         if text and decoded.pairs is not None:
             pairs = decode_plain(plain_type, text, limits, keys)
-        if pairs is not None and decoded.pairs is not None:
-            decoded.pairs.extend(pairs)
+        if pairs and decoded.pairs is not None and len(pairs[0]) == len((decoded.pairs or pairs)[0]):
+            decoded.pairs.extend(pairs)  # type: ignore[arg-type] # of the same kind
             count += len(pairs)
         elif text:
             try:
