@@ -24,7 +24,7 @@ from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
 from kpl_integrations.ingest.streams.upstream import UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
-from kpl_integrations.kinesis_protocol.wire import wire_of
+from kpl_integrations.kinesis_protocol.wire import Wire, wire_of
 from kpl_integrations.local_kinesis import listener
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 
@@ -385,7 +385,12 @@ def test_this_projects_producer_puts_in_json_and_in_cbor(gateway, wire_path):
 @pytest.mark.parametrize(("wire_path", "content_type"), [("fast", "json"), ("cbor", "cbor")])
 def test_the_gateway_sends_in_the_format_of_its_wire_path(monkeypatch, wire_path, content_type):
     content_types: list[str | None] = []
-    monkeypatch.setattr(listener, "wire_of", lambda each: wire_of(content_types.append(each) or each))  # type: ignore[func-returns-value]
+
+    def noted(content_type: str | None) -> Wire:
+        content_types.append(content_type)
+        return wire_of(content_type)
+
+    monkeypatch.setattr(listener, "wire_of", noted)
     with running_gateway(DIRECTORY, {STREAM: 1}, wire_path=wire_path) as gateway:
         client_for(gateway.url).put_record(StreamName=STREAM, PartitionKey="k", Data=bytes(range(256)))
         assert [each.data for each in gateway.user_records(STREAM)] == [bytes(range(256))]
