@@ -212,8 +212,8 @@ class FairIntake:
         router = self._router
         lane, entry = router.explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
         _, key_entry, key_bytes, open_record = router.routes.get(key) or router.find(key)
-        if (open_record is None) is not (lane.open_record is None):
-            # The partition key belongs to another kind of lane.
+        if open_record is None:
+            # The partition key alone belongs to another kind of lane, perhaps.
             key_entry = lane.entry(key.encode(), None)
         return lane, key_entry, key_bytes, entry
 
@@ -289,10 +289,15 @@ class FairIntake:
 
     def _admit_explicit(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
         runs: dict[Lane, Run] = {}
-        find, most = self._explicit_route, self._stages.max_record_bytes
+        router, most = self._router, self._stages.max_record_bytes
+        routes, explicit_routes = router.routes, router.explicit_routes
         size_bytes = 0
         for key, data, explicit_hash_key in pairs:
-            lane, key_entry, key_bytes, entry = find(key, explicit_hash_key)
+            # As `_explicit_route`, without a call.
+            lane, entry = explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
+            _, key_entry, key_bytes, open_record = routes.get(key) or router.find(key)
+            if open_record is None:
+                key_entry = lane.entry(key.encode(), None)
             if data.__class__ is not bytes:
                 data = as_bytes(data)  # noqa: PLW2901 - the same data
             size = len(data) + key_bytes

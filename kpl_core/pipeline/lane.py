@@ -342,10 +342,10 @@ class SingleLane:
         deadline: float = math.inf,
     ) -> ResultHandle:
         """Make a Kinesis record of any user record, also of a detached one with a history."""
+        key_entry = key_entry if explicit_hash_key is None else explicit_hash_key.encode()
         delivery = self.add(partition_key, key_entry, data, user_bytes, arrived_at)
         record = self._output.closed[-1]
-        if explicit_hash_key is not None:
-            record.explicit_hash_key = record.user_explicit_hash_key = explicit_hash_key
+        record.user_explicit_hash_key = explicit_hash_key
         if detached is not None:
             self._output.single_count -= 1
             self._output.generations.retain(detached.generation)

@@ -15,7 +15,7 @@ from kpl_core.records.aggregated_record import (
     HEADS_LONG,
     KEY_INDEX,
     SHORT_KEY_INDICES,
-    VARINTS,
+    explicit_heads,
     record_head,
 )
 from kpl_core.records.outcome import Outcome, ResultHandle
@@ -117,43 +117,43 @@ class PythonOpenRecord:
     def _append_explicit_run(self, run: Run, start: int, now: float) -> int:
         """Do what `append_run` does, for user records with explicit hash keys."""
         indices, explicit_indices, pieces = self._key_indices, self._explicit_indices, self._pieces
-        known, known_explicit, size = len(indices), len(explicit_indices), self.size
-        position, end = start, len(run)
+        known, known_explicit, size, user_bytes = len(indices), len(explicit_indices), self.size, self.user_bytes
+        heads, key_fields = explicit_heads()
+        limit, position, end = self.limit, start, len(run)
         while position < end:
-            partition_key, key_entry, data, user_bytes, explicit_hash_key, explicit_entry = run[position]
+            partition_key, key_entry, data, record_user_bytes, explicit_hash_key, explicit_entry = run[position]
             index = indices.setdefault(partition_key, known)
             explicit_index = explicit_indices.setdefault(explicit_hash_key, known_explicit)
-            head: tuple[bytes, ...]
             try:
-                key_field, explicit_field, length = VARINTS[index], KEY_INDEX[explicit_index], VARINTS[len(data)]
-                fields = 2 + len(key_field) + len(explicit_field) + len(length) + len(data)
-                head = (b"\x1a", VARINTS[fields], b"\x08", key_field, b"\x10", explicit_field, length, data)
-                grown = size + 1 + len(head[1]) + fields
+                are_short = index < SHORT_KEY_INDICES > explicit_index
+                long_indices = 0 if are_short else (index >= SHORT_KEY_INDICES) + (explicit_index >= SHORT_KEY_INDICES)
+                record_bytes, head, length = heads[long_indices][len(data)]
+                index_field, explicit_field = key_fields[index], KEY_INDEX[explicit_index]
             except IndexError:
-                head = (record_head(index, explicit_index, len(data)), data)
-                grown = size + len(head[0]) + len(data)
-            is_new, is_new_explicit = index == known, explicit_index == known_explicit
-            if is_new:
+                head, index_field, explicit_field, length = record_head(index, explicit_index, len(data)), b"", b"", b""
+                record_bytes = len(head) + len(data)
+            grown = size + record_bytes
+            if index == known:
                 grown += len(key_entry)
-            if is_new_explicit:
+            if explicit_index == known_explicit:
                 grown += len(explicit_entry)
-            if grown >= self.limit:
-                if is_new:
+            if grown >= limit:
+                if index == known:
                     del indices[partition_key]
-                if is_new_explicit:
+                if explicit_index == known_explicit:
                     del explicit_indices[explicit_hash_key]
                 break
-            if is_new:
+            if index == known:
                 self._key_entries.append(key_entry)
                 known += 1
-            if is_new_explicit:
+            if explicit_index == known_explicit:
                 self._explicit_entries.append(explicit_entry)
                 known_explicit += 1
-            pieces += head
+            pieces += (head, index_field, explicit_field, length, data)
             size = grown
-            self.user_bytes += user_bytes
+            user_bytes += record_user_bytes
             position += 1
-        self.size = size
+        self.size, self.user_bytes = size, user_bytes
         self.arrivals += [now] * (position - start)
         return position
 

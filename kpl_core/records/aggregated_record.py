@@ -18,6 +18,7 @@ project together. The aggregator appends user records with the tables below. All
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from hashlib import md5 as bulk_md5
 from typing import Final
 
@@ -78,7 +79,8 @@ def record_head(key_index: int, explicit_hash_key_index: int | None, data_bytes:
 # Most user records have small data, one of the first keys, and no explicit hash key. Their head is assembled from
 # prepared pieces. HEADS[data size] is the length of the whole record, the bytes before the key index, and the
 # encoded length of the data. KEY_INDEX[key index] belongs between those two pieces. HEADS_LONG is for a key index
-# of two varint bytes, which makes the head longer.
+# of two varint bytes, which makes the head longer. With an explicit hash key, EXPLICIT_KEY_INDEX[key index] and
+# KEY_INDEX[index of the explicit hash key] belong there.
 PREPARED_DATA_BYTES: Final = 4096
 SHORT_KEY_INDICES: Final = 128
 PREPARED_KEY_INDICES: Final = 2048
@@ -102,6 +104,15 @@ def _heads(key_index_bytes: int) -> list[tuple[int, bytes, bytes]]:
 
 HEADS: Final = _heads(1)
 HEADS_LONG: Final = _heads(2)
+
+
+@cache
+def explicit_heads() -> tuple[list[list[tuple[int, bytes, bytes]]], list[bytes]]:
+    """Return the HEADS of records with explicit hash keys, by how many of the two indices are long; EXPLICIT_KEY_INDEX.
+
+    They are made when they are first needed.
+    """
+    return [_heads(3), _heads(4), _heads(5)], [index + b"\x10" for index in VARINTS[:PREPARED_KEY_INDICES]]
 
 
 def seal(*protobuf: bytes) -> bytes:

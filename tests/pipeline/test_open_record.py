@@ -67,7 +67,7 @@ steps = st.one_of(
     st.tuples(st.just("add"), puts),
     st.tuples(st.just("run"), st.lists(puts, max_size=12)),
     st.tuples(st.just("run"), st.lists(explicit_puts, max_size=12)),
-    st.tuples(st.just("many"), st.tuples(st.integers(100, 200), st.integers(0, 200))),
+    st.tuples(st.just("many"), st.tuples(st.integers(100, 200), st.sampled_from([1, 7, 500]))),
     st.tuples(st.just("explicit"), st.integers(300, 400)),
     st.tuples(st.just("limit"), st.integers(-1, 60_000)),
     st.tuples(st.just("restart"), st.none()),
@@ -83,9 +83,13 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
             record.restart(Outcome())
         case "run", list(run):
             return record.append_run([placed(*put) for put in run], 0, now)
-        case "many", (int(count), int(start)):
-            return record.append_run([placed(f"{at}", b"x" * at, at) for at in range(count)], min(start, count), now)
-        case "explicit", int(number):
+        case "many", (int(count), int(keys)):
+            # Few keys with many explicit hash keys, or the other way round.
+            both = [(at % keys, at % (500 // keys)) for at in range(count)]
+            return record.append_run(
+                [placed(str(key), b"x" * key, explicit) for key, explicit in both], count // 9, now
+            )
+        case "explicit", int(number) if record.explicit_index(str(number)) is None:
             record.add_explicit(str(number), b"?")
         case _, (str(key), bytes(data)):
             if step == "append":
