@@ -7,6 +7,7 @@ order until it closes again.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -16,8 +17,8 @@ from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import Run
-from kpl_core.pipeline.stages import PAIR, GroupPlace, GroupTerms, Stages
+from kpl_core.pipeline.open_record import Run, place_pairs
+from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
 from kpl_core.records.user_record import (
@@ -266,51 +267,39 @@ class FairIntake:
 
         All of them may have an explicit hash key as a third item.
         """
-        if pairs and len(pairs[0]) > PAIR:
-            return self._admit_explicit(pairs, terms)
-        runs: dict[Lane, Run] = {}
-        routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
-        size_bytes = 0
-        for key, data in pairs:
-            lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
-            if data.__class__ is not bytes:
-                data = as_bytes(data)  # noqa: PLW2901 - the same data
-            size = len(data) + key_bytes
-            if size > most and not terms.has_room:
-                require_size(key_bytes, len(data), max_record_bytes=most)
-            size_bytes += size
-            run = runs.get(lane)
-            if run is None:
-                runs[lane] = run = []
-            run.append((key, key_entry, data, size))
+        records, runs = pairs if type(pairs) is list else list(pairs), dict[Lane, Run]()
+        routes, explicit_routes, most = self._router.routes, self._router.explicit_routes, self._stages.max_record_bytes
+        if terms.has_room:
+            most = sys.maxsize
+        position, size_bytes = place_pairs(records, 0, routes, explicit_routes, most, runs)
+        while position < len(records):
+            # One that `place_pairs` does not take, and those with new keys.
+            is_known = False
+            while position < len(records) and not is_known:
+                size_bytes += self._place_pair(records[position], most, runs)
+                position += 1
+                key, _, *explicit = records[position] if position < len(records) else records[-1]
+                is_known = key in routes and (not explicit or explicit[0] in explicit_routes)
+            position, placed_bytes = place_pairs(records, position, routes, explicit_routes, most, runs)
+            size_bytes += placed_bytes
         if not terms.has_room:
-            self.reserve(size_bytes, len(pairs), terms.flow, "normal")
+            self.reserve(size_bytes, len(records), terms.flow, "normal")
         return runs
 
-    def _admit_explicit(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
-        runs: dict[Lane, Run] = {}
-        router, most = self._router, self._stages.max_record_bytes
-        routes, explicit_routes = router.routes, router.explicit_routes
-        size_bytes = 0
-        for key, data, explicit_hash_key in pairs:
-            # As `_explicit_route`, without a call.
-            lane, entry = explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
-            _, key_entry, key_bytes, open_record = routes.get(key) or router.find(key)
-            if open_record is None:
-                key_entry = lane.entry(key.encode(), None)
-            if data.__class__ is not bytes:
-                data = as_bytes(data)  # noqa: PLW2901 - the same data
-            size = len(data) + key_bytes
-            if size > most and not terms.has_room:
-                require_size(key_bytes, len(data), max_record_bytes=most)
-            size_bytes += size
-            run = runs.get(lane)
-            if run is None:
-                runs[lane] = run = []
-            run.append((key, key_entry, data, size, explicit_hash_key, entry))
-        if not terms.has_room:
-            self.reserve(size_bytes, len(pairs), terms.flow, "normal")
-        return runs
+    def _place_pair(self, pair: Any, most: int, runs: dict[Lane, Run]) -> int:  # noqa: ANN401 - two or three items
+        """Add any pair to the run of its lane; return the bytes of key and data."""
+        key, data, *explicit = pair
+        lane, key_entry, key_bytes, _ = self._router.routes.get(key) or self._router.find(key)
+        entries: tuple[str, bytes] | tuple[()] = ()
+        if explicit:
+            lane, key_entry, key_bytes, entry = self._explicit_route(key, explicit[0])
+            entries = (explicit[0], entry)
+        data = as_bytes(data)
+        size = len(data) + key_bytes
+        if size > most:
+            require_size(key_bytes, len(data), max_record_bytes=most)
+        runs.setdefault(lane, []).append((key, key_entry, data, size, *entries))
+        return size
 
     def enter_runs(self, runs: dict[Lane, Run], now: float, flow: str | None) -> None:
         """Remove runs and put them into their lanes or queues."""

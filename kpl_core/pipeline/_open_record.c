@@ -395,7 +395,67 @@ static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
     return Py_BuildValue("(nn)", position, taken);
 }
 
-static PyMethodDef functions[] = {{"append_pairs", append_pairs, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+/* Try to add one pair to the run of its lane. The result is that of put_pair. */
+static int place_pair(PyObject *pair, PyObject *routes, PyObject *explicit_routes, Py_ssize_t most, PyObject *runs, Py_ssize_t *size)
+{
+    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) < 2 || PyTuple_GET_SIZE(pair) > 3) return 0;
+    PyObject *key = PyTuple_GET_ITEM(pair, 0), *data = PyTuple_GET_ITEM(pair, 1), *explicit_route = NULL;
+    if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(data)) return 0;
+    PyObject *route = PyDict_GetItemWithError(routes, key);
+    if (route == NULL) return PyErr_Occurred() ? -1 : 0;
+    if (!require(PyTuple_CheckExact(route) && PyTuple_GET_SIZE(route) == 4, "routes of four parts")) return -1;
+    Py_ssize_t key_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(route, 2));
+    if (key_bytes == -1 && PyErr_Occurred()) return -1;
+    *size = key_bytes + PyBytes_GET_SIZE(data);
+    if (*size > most) return 0;
+    PyObject *lane = PyTuple_GET_ITEM(route, 0), *entry = PyTuple_GET_ITEM(route, 1);
+    if (PyTuple_GET_SIZE(pair) == 3) {
+        if (PyTuple_GET_ITEM(route, 3) == Py_None) return 0;
+        explicit_route = PyDict_GetItemWithError(explicit_routes, PyTuple_GET_ITEM(pair, 2));
+        if (explicit_route == NULL) return PyErr_Occurred() ? -1 : 0;
+        if (!require(PyTuple_CheckExact(explicit_route) && PyTuple_GET_SIZE(explicit_route) == 2, "routes of two parts")) return -1;
+        lane = PyTuple_GET_ITEM(explicit_route, 0);
+    }
+    PyObject *run = PyDict_GetItemWithError(runs, lane);
+    if (run == NULL) {
+        if (PyErr_Occurred() || (run = PyList_New(0)) == NULL) return -1;
+        int failed = PyDict_SetItem(runs, lane, run);
+        Py_DECREF(run);
+        if (failed) return -1;
+    }
+    if (!require(PyList_CheckExact(run), "runs that are lists")) return -1;
+    PyObject *number = PyLong_FromSsize_t(*size), *placed = NULL;
+    if (number != NULL)
+        placed = explicit_route == NULL ? PyTuple_Pack(4, key, entry, data, number)
+                                        : PyTuple_Pack(6, key, entry, data, number, PyTuple_GET_ITEM(pair, 2),
+                                                       PyTuple_GET_ITEM(explicit_route, 1));
+    int failed = placed == NULL || PyList_Append(run, placed);
+    Py_XDECREF(number);
+    Py_XDECREF(placed);
+    return failed ? -1 : 1;
+}
+
+static PyObject *place_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *pairs, *routes, *explicit_routes, *runs;
+    Py_ssize_t position, most, taken = 0, size = 0;
+    if (!PyArg_ParseTuple(arguments, "O!nO!O!nO!", &PyList_Type, &pairs, &position, &PyDict_Type, &routes, &PyDict_Type,
+                          &explicit_routes, &most, &PyDict_Type, &runs)) return NULL;
+    if (!require(position >= 0, "an index of 0 or more")) return NULL;
+    for (; position < PyList_GET_SIZE(pairs); position++) {
+        int done = place_pair(PyList_GET_ITEM(pairs, position), routes, explicit_routes, most, runs, &size);
+        if (done < 0) return NULL;
+        if (done == 0) break;
+        taken += size;
+    }
+    return Py_BuildValue("(nn)", position, taken);
+}
+
+static PyMethodDef functions[] = {
+    {"append_pairs", append_pairs, METH_VARARGS, NULL},
+    {"place_pairs", place_pairs, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_open_record", .m_doc = "open_record.py in C.", .m_size = -1, .m_methods = functions};

@@ -27,6 +27,8 @@ SHUT: Final = -1
 # them have explicit hash keys, each of these and its entry follow.
 Run = list[Any]
 _PLAIN_PARTS: Final = 4
+# How many items a pair of partition key and data has; a third one is an explicit hash key.
+PAIR: Final = 2
 
 
 class PythonOpenRecord:
@@ -248,12 +250,76 @@ def python_append_pairs(
     return position, taken
 
 
+def python_place_pairs(
+    pairs: list[Any],
+    start: int,
+    routes: dict[str, Any],
+    explicit_routes: dict[str, Any],
+    most: int,
+    runs: dict[Any, Run],
+) -> tuple[int, int]:
+    """Add pairs of partition key and data from `start` on to the runs of their lanes.
+
+    Or all of them have an explicit hash key as a third item. Stops at the first whose data is not bytes, that has no
+    route there, or more than `most` bytes, or whose explicit hash key leads to another kind of lane than its partition
+    key may. Returns its index, and the bytes of keys and data of those before it.
+    """
+    if start < len(pairs) and len(pairs[start]) > PAIR:
+        return _place_explicit(pairs, start, routes, explicit_routes, most, runs)
+    position, end, taken = start, len(pairs), 0
+    while position < end:
+        partition_key, data = pairs[position]
+        route = routes.get(partition_key)
+        if route is None or data.__class__ is not bytes:
+            break
+        lane, key_entry, key_bytes, _ = route
+        size = len(data) + key_bytes
+        if size > most:
+            break
+        run = runs.get(lane)
+        if run is None:
+            runs[lane] = run = []
+        run.append((partition_key, key_entry, data, size))
+        taken += size
+        position += 1
+    return position, taken
+
+
+def _place_explicit(
+    pairs: list[Any],
+    start: int,
+    routes: dict[str, Any],
+    explicit_routes: dict[str, Any],
+    most: int,
+    runs: dict[Any, Run],
+) -> tuple[int, int]:
+    position, end, taken = start, len(pairs), 0
+    while position < end:
+        partition_key, data, explicit_hash_key = pairs[position]
+        route, explicit_route = routes.get(partition_key), explicit_routes.get(explicit_hash_key)
+        if route is None or explicit_route is None or data.__class__ is not bytes:
+            break
+        _, key_entry, key_bytes, record = route
+        size = len(data) + key_bytes
+        if size > most or record is None:
+            break
+        lane, entry = explicit_route
+        run = runs.get(lane)
+        if run is None:
+            runs[lane] = run = []
+        run.append((partition_key, key_entry, data, size, explicit_hash_key, entry))
+        taken += size
+        position += 1
+    return position, taken
+
+
 if TYPE_CHECKING:
     OpenRecord = PythonOpenRecord
     append_pairs = python_append_pairs
+    place_pairs = python_place_pairs
 else:
     try:
         _in_c = import_module("kpl_core.pipeline._open_record")
-        OpenRecord, append_pairs = _in_c.OpenRecord, _in_c.append_pairs
+        OpenRecord, append_pairs, place_pairs = _in_c.OpenRecord, _in_c.append_pairs, _in_c.place_pairs
     except ImportError:
-        OpenRecord, append_pairs = PythonOpenRecord, python_append_pairs
+        OpenRecord, append_pairs, place_pairs = PythonOpenRecord, python_append_pairs, python_place_pairs

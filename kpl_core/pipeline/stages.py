@@ -14,7 +14,7 @@ the fair queue and the gate.
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
@@ -94,10 +94,6 @@ class WriteAhead:
         self._in_transit -= 1
         text = "the producer was closed before this record could be sent; the spool has it"
         self._ledger.settle_unsent(detached, Attempt(False, SHUTDOWN, text, now, now), "spooled")  # noqa: FBT003
-
-
-# How many items a pair has; a third one is an explicit hash key.
-PAIR: Final = 2
 
 
 class GroupTerms(NamedTuple):

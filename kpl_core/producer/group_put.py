@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.pipeline.open_record import PAIR
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import PAIR, GroupTerms
+from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.delivery import Delivery
 from kpl_core.records.hash_key import parse_explicit_hash_key
 from kpl_core.records.user_record import (

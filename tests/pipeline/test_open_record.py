@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kpl_core.pipeline import open_record
-from kpl_core.pipeline.open_record import PythonOpenRecord, python_append_pairs
+from kpl_core.pipeline.open_record import PythonOpenRecord, python_append_pairs, python_place_pairs
 from kpl_core.producer.delivery import Delivery
 from kpl_core.records.aggregated_record import explicit_hash_key_entry, record_head
 from kpl_core.records.outcome import Outcome
@@ -146,6 +146,29 @@ def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, start, ro
     assert outcomes[0] == outcomes[1]
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(
+        st.lists(st.one_of(puts, st.sampled_from([("key-1", bytearray(b"x")), ("single", b"x"), ("new", b"x")]))),
+        st.lists(st.one_of(explicit_puts, st.sampled_from([("single", b"x", 0), ("key-1", b"x", -1)]))),
+    ),
+    st.integers(0, 5),
+    st.integers(0, 6_000),
+)
+def test_both_place_the_same_pairs_and_stop_at_the_same_one(in_c, drawn, start, most):
+    pairs = [(*put[:2], *map(str, put[2:])) for put in drawn]
+    record = PythonOpenRecord(Delivery)
+    routes: dict[str, Any] = {"single": ("lane", b"", 6, None)}
+    for key in {pair[0] for pair in pairs} - {"new", "single"}:
+        routes[key] = (f"lane {len(key) % 3}", entry(key), len(key.encode()), record)
+    explicit_routes = {str(number): (f"lane {number % 4}", b"entry %d" % number) for number in range(300)}
+    answers = []
+    for place_pairs in (python_place_pairs, in_c.place_pairs):
+        runs: dict[Any, Any] = {"lane 1": [("before", b"", b"", 0)]}
+        answers.append((place_pairs(pairs, start, routes, explicit_routes, most, runs), list(runs.items())))
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -172,3 +195,5 @@ def test_an_index_below_zero_is_refused(in_c):
         record.append_run([], -1, 0.0)
     with pytest.raises(TypeError, match="an index of 0 or more"):
         in_c.append_pairs([], -1, {}, (1, 1), 0.0, [])
+    with pytest.raises(TypeError, match="an index of 0 or more"):
+        in_c.place_pairs([], -1, {}, {}, 1, {})
