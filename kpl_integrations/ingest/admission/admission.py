@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, TypeVar
 
 from kpl_core import BufferFull, Delivery, Fact, GroupPut, InvalidUserRecord, Producer, ProducerClosed, UserRecord
 from kpl_core.hooks import BreakerChanged
-from kpl_core.producer.group_put import Pairs
 from kpl_integrations.ingest.admission.refusals import (
     DrainRate,
     Refusal,
@@ -22,6 +21,7 @@ from kpl_integrations.ingest.admission.refusals import (
     over_quota,
 )
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.decoding.decoded import Pairs
 
 AdmissionState = Literal["open", "draining", "closed"]
 WHOLE_STREAM: Final = ""
