@@ -267,24 +267,25 @@ class FairIntake:
 
         All of them may have an explicit hash key as a third item.
         """
-        records, runs = pairs if type(pairs) is list else list(pairs), dict[Lane, Run]()
-        routes, explicit_routes, most = self._router.routes, self._router.explicit_routes, self._stages.max_record_bytes
-        if terms.has_room:
-            most = sys.maxsize
+        records = pairs if type(pairs) is list else list(pairs)
+        runs: dict[Lane, Run] = {}
+        routes, explicit_routes = self._router.routes, self._router.explicit_routes
+        most = sys.maxsize if terms.has_room else self._stages.max_record_bytes
         position, size_bytes = place_pairs(records, 0, routes, explicit_routes, most, runs)
         while position < len(records):
-            # One that `place_pairs` does not take, and those with new keys.
-            is_known = False
-            while position < len(records) and not is_known:
-                size_bytes += self._place_pair(records[position], most, runs)
-                position += 1
-                key, _, *explicit = records[position] if position < len(records) else records[-1]
-                is_known = key in routes and (not explicit or explicit[0] in explicit_routes)
-            position, placed_bytes = place_pairs(records, position, routes, explicit_routes, most, runs)
-            size_bytes += placed_bytes
+            # `place_pairs` takes no new key, and nothing else that is rare.
+            size_bytes += self._place_pair(records[position], most, runs)
+            position += 1
+            if position < len(records) and self._has_routes(records[position]):
+                position, placed_bytes = place_pairs(records, position, routes, explicit_routes, most, runs)
+                size_bytes += placed_bytes
         if not terms.has_room:
             self.reserve(size_bytes, len(records), terms.flow, "normal")
         return runs
+
+    def _has_routes(self, pair: Any) -> bool:  # noqa: ANN401 - two or three items
+        key, _, *explicit = pair
+        return key in self._router.routes and (not explicit or explicit[0] in self._router.explicit_routes)
 
     def _place_pair(self, pair: Any, most: int, runs: dict[Lane, Run]) -> int:  # noqa: ANN401 - two or three items
         """Add any pair to the run of its lane; return the bytes of key and data."""
