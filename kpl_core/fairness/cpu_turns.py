@@ -17,9 +17,9 @@ time at which its used CPU time is paid, and grows by `cpu_seconds / weight`. A 
   counts, because sending records takes CPU time too. It passes between two rounds or samples only, so that a flow
   that is alone does not run without end in one round of the loop.
 
-An item waits at most `longest_wait_seconds`. Then it gets a turn out of order, marked as overdue unless its flow is next
-and the round has time. Items often begin to wait together, so half of each round is for those that have waited half of
-this time.
+An item waits at most `longest_wait_seconds`. Then it gets a turn out of order. It is marked as overdue, unless its flow
+is next and the round has time. Items often begin to wait together, so half of each round is for those that have waited
+half of this time.
 """
 
 import math
