@@ -131,7 +131,7 @@ bench: $(READY_TO_DEV)
 
 # The pages open as files, so they load nothing from a server.
 docs: $(READY_TO_DOC)
-	$(call quietly,docs,NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict && ! grep -rE '<(script|link)[^>]+(src|href)="?https?:' --include='*.html' site)
+	$(call quietly,docs,{ NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict && ! grep -rE '<(script|link)[^>]+(src|href)="?https?:' --include='*.html' site; })
 
 # Here the packages are imported from this folder. Only tests outside of it prove that the wheel is complete.
 # $(call on_the_wheel,the wheel,what is tested)
