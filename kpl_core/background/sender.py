@@ -488,7 +488,9 @@ def import_early(config: Config) -> None:
     A process that forks while its sender's thread is inside an import leaves the child half a module. A fork waits for
     the thread, and half a second of imports is many seconds on a busy machine.
     """
-    import_module("kpl_core.transport.aiobotocore_transport")
+    import_module("kpl_core.transport.direct_transport")
+    if config.wire_path == "stock" or config.botocore:
+        import_module("kpl_core.transport.aiobotocore_transport")
     if config.spool is not None or config.dead_letters is not None:
         import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:
