@@ -31,7 +31,7 @@ from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.producer.yield_budget import YieldBudget
 from kpl_core.records.user_record import require_stream
-from kpl_core.transport.transport import KinesisTransport, default_transport
+from kpl_core.transport.transport import KinesisTransport, default_transport, require_packages
 
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
@@ -71,6 +71,8 @@ class Lifecycle:
         self.config = config
         self._threads = threads
         self._session = session
+        if transport is None:
+            require_packages(config)
         self._transport = transport
         self._hooks = require_hooks(hooks)
         self._chance: Callable[[], float] = random.random

@@ -23,7 +23,7 @@ from botocore.endpoint_provider import EndpointProvider
 from botocore.httpsession import get_cert_path
 from botocore.parsers import JSONParser
 from botocore.session import Session
-from botocore.utils import get_environ_proxies, is_valid_endpoint_url, validate_region_name
+from botocore.utils import get_environ_proxies, validate_region_name
 
 from kpl_core.options.config import Config
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
@@ -97,7 +97,7 @@ def _resolved(config: Config) -> Resolved | None:
         session.get_scoped_config()
     )
     if (
-        region is None
+        not region
         or any(session.get_config_variable(name) for name in _CLIENT_VARIABLES)
         or (is_configured and (config.endpoint_url is None or _SERVICE in session.get_scoped_config()))
     ):
@@ -106,7 +106,7 @@ def _resolved(config: Config) -> Resolved | None:
     url = endpoint("PutRecords", None)
     proxies = {} if is_loopback(config.endpoint_url) else get_environ_proxies(url.geturl())
     credentials = _credentials(config, session, region)
-    if proxies.get(url.scheme) or credentials is None or not is_valid_endpoint_url(url.geturl()):
+    if proxies.get(url.scheme) or credentials is None:
         return None
     tls = _tls(config, session) if url.scheme == "https" else None
     return Resolved(credentials, region, session.user_agent(), tls, endpoint)

@@ -126,14 +126,10 @@ class HttpConnections:
         clock = asyncio.get_running_loop().time
         async with self._places:
             idle = self._idle.setdefault((url.scheme, url.netloc), [])
-            connection, is_reusable = None, False
-            while idle and connection is None:
-                connection = idle.pop()
-                if not connection.is_usable(clock()):
-                    connection.abort()
-                    connection = None
-            if connection is None:
-                connection = await self._connect(url)
+            for connection in [each for each in idle if not each.is_usable(clock())]:
+                idle.remove(connection)
+                connection.abort()
+            connection, is_reusable = idle.pop() if idle else await self._connect(url), False
             try:
                 answer, is_reusable = await connection.exchange(head, body)
             finally:
@@ -157,7 +153,6 @@ class HttpConnections:
                     url.hostname or "",
                     port,
                     ssl=self._tls if is_tls else None,
-                    happy_eyeballs_delay=0.25,
                 )
         except TimeoutError as error:
             message = f"no connection to {url.hostname}:{port} within {self._connect_seconds:g} s"

@@ -13,15 +13,14 @@ JSON.
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, Final
 
 import msgspec
 import pybase64
 
-from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
+from kpl_core.transport.transport import require_packages
 
 _EVENTS: Final = "kinesis.PutRecords"
 FIRST_ERROR_STATUS: Final = 300
@@ -205,14 +204,7 @@ def _error_as_json(body: bytes) -> bytes:
 
 
 def cbor_wire() -> PutRecordsWire:
-    """Return the wire format that AWS's Java SDKs use: CBOR.
-
-    Raises:
-        ConfigError: the extra `cbor` is not installed.
-    """
-    if find_spec("cbor2") is None:
-        message = "wire_path is 'cbor', which needs cbor2; pip install 'kpl-integrations[cbor]'"
-        raise ConfigError(message)
+    """Return the wire format that AWS's Java SDKs use: CBOR. It needs the extra `cbor`."""
     return PutRecordsWire(
         content_type="application/x-amz-cbor-1.1",
         body=cbor_body,
@@ -222,7 +214,12 @@ def cbor_wire() -> PutRecordsWire:
 
 
 def configured_wire(config: Config) -> PutRecordsWire | None:
-    """Return the configured wire format, or None for botocore's own."""
+    """Return the configured wire format, or None for botocore's own.
+
+    Raises:
+        ConfigError: its extra is not installed.
+    """
+    require_packages(config)
     if config.wire_path == "stock":
         return None
     return json_wire() if config.wire_path == "fast" else cbor_wire()

@@ -7,8 +7,10 @@ import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Protocol
 
+from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.pipeline.shard_map import Shard
@@ -40,6 +42,18 @@ class KinesisTransport(Protocol):
 
     async def max_record_bytes(self, stream: str) -> int | RequestFailure:
         """Return the stream's limit on one record: the bytes of key and data."""
+
+
+def require_packages(config: Config) -> None:
+    """Check that what the configured transport imports later is installed.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    for package, extra in {"aiobotocore": "", "cbor2": "[cbor]"}.items():
+        if (not extra or config.wire_path == "cbor") and find_spec(package) is None:
+            message = f"wire_path is {config.wire_path!r}, which needs {package}; pip install 'kpl-integrations{extra}'"
+            raise ConfigError(message)
 
 
 async def default_transport(config: Config, session: "AioSession | None" = None) -> KinesisTransport:

@@ -318,10 +318,14 @@ async def test_the_password_of_a_proxy_url_is_in_no_result(unused_port):
     assert "hunter2" not in answer.message
 
 
-def test_cbor_without_its_extra_names_the_extra_to_install(monkeypatch):
+@pytest.mark.parametrize("make", [Producer, AiobotocoreTransport])
+def test_a_missing_package_is_an_error_at_once_that_names_what_to_install(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "cbor2", None)
     with pytest.raises(ConfigError, match=r"pip install 'kpl-integrations\[cbor\]'"):
-        AiobotocoreTransport(Config(wire_path="cbor"))
+        make(Config(wire_path="cbor"))
+    monkeypatch.setitem(sys.modules, "aiobotocore", None)
+    with pytest.raises(ConfigError, match=r"which needs aiobotocore; pip install 'kpl-integrations'"):
+        make(Config())
 
 
 # From producer to stream
