@@ -141,7 +141,8 @@ define on_the_wheel
 @$(VENV)-wheel/bin/python -m pip --quiet install --force-reinstall --no-deps $(1)
 @elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && \
     cp -R $(wildcard tests examples benchmarks docs .ci *.md *.toml *.yml Makefile LICENSE) "$$elsewhere" && \
-    python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && $$python -m pytest --quiet $(PARALLEL) $(2) $(ARGS)
+    python=$(abspath $(VENV))-wheel/bin/python && cd "$$elsewhere" && \
+    $$python -m pytest --quiet -o cache_dir=$(abspath $(VENV))-wheel/.cache-of-$@ $(PARALLEL) $(2) $(ARGS)
 endef
 
 package: $(BUILT)

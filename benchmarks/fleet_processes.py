@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -54,13 +54,14 @@ class Shard:
         self.arrived: list[tuple[float, int, int]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer each count with how many of it are accepted."""
-        while line := await reader.readline():
-            count, now = int(line), time.monotonic()
-            accepted = int(max(0.0, min(count, self.bucket.tokens(now)[0])))
-            self.bucket.charge((accepted,), now)
-            self.arrived.append((now, count, accepted))
-            writer.write(b"%d\n" % accepted)
+        """Answer each count with how many of it are accepted, until the worker is killed or the benchmark ends."""
+        with suppress(ConnectionResetError, asyncio.CancelledError):
+            while line := await reader.readline():
+                count, now = int(line), time.monotonic()
+                accepted = int(max(0.0, min(count, self.bucket.tokens(now)[0])))
+                self.bucket.charge((accepted,), now)
+                self.arrived.append((now, count, accepted))
+                writer.write(b"%d\n" % accepted)
         writer.close()
 
     def sent(self, start: float, end: float) -> float:
@@ -229,7 +230,7 @@ class Fleet:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
             )
-            self._stack.callback(_killed, process)
+            self._stack.push_async_callback(_kill, process)
             started.append(process)
         for process in started:
             assert process.stdout is not None
@@ -261,9 +262,10 @@ def _write(process: asyncio.subprocess.Process, command: object) -> None:
     process.stdin.write(json.dumps(command).encode() + b"\n")
 
 
-def _killed(process: asyncio.subprocess.Process) -> None:
+async def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.kill()
+    await process.communicate()
 
 
 class Figure(NamedTuple):

@@ -37,8 +37,8 @@ async def produce(endpoint_url: str, store: str, counts: Counter[str]) -> None:
         aws_secret_access_key="local",  # noqa: S106 - a dummy value
         aggregation_enabled=False,
         max_outstanding_records=500,
-        # The maximum number of processes. The short interval of half a second keeps the example short.
-        coordination=CoordinationOptions(store=store, max_workers=2, interval_seconds=0.5),
+        # At most two processes. The interval of half a second keeps the example short; the timeout is for a busy disk.
+        coordination=CoordinationOptions(store=store, max_workers=2, interval_seconds=0.5, store_timeout_seconds=20.0),
     )
     async with Producer(config, hooks=[count]) as producer:
         end = asyncio.get_running_loop().time() + SECONDS

@@ -27,6 +27,7 @@ import weakref
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
 from functools import partial, wraps
+from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
 from typing import Any, Final, TypeVar
@@ -37,6 +38,8 @@ T = TypeVar("T")
 Wait = Callable[[], object]
 
 _logger: Final = logging.getLogger("kpl_core")
+# CPython 3.12 starts no thread once the main thread has ended. Other versions do until the interpreter finalizes.
+NEEDS_SPARE_THREADS: Final = sys.version_info[:2] == (3, 12)
 # The share of a listener's exit time that the flush at threading's exit may use. The rest is for the close.
 FLUSH_SHARE: Final = 0.7
 # A sender stands still within milliseconds, except in the step that makes its client: tenths of a second of CPU,
@@ -118,6 +121,22 @@ def _logged(step: Callable[[], T]) -> Callable[[], T | None]:
 def _flush_all(share: float = 1.0) -> None:
     for wait in begin_last_flushes(share):
         wait()
+
+
+class SpareThread:
+    """A daemon thread that waits for its work, because it may be too late to start a thread when the work comes."""
+
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.thread = threading.Thread(target=self._wait_and_run, name=name, daemon=True)
+        self.thread.start()
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Let the thread do this, and end."""
+        self._work.put(work)
+
+    def _wait_and_run(self) -> None:
+        self._work.get()()
 
 
 # Threading's exit and atexit

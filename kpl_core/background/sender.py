@@ -4,8 +4,8 @@
 drains it into a `Producer` whenever it is woken, or when the producer has made progress.
 
 The thread is a daemon, so it works until the interpreter finalizes: after the main thread and after the last
-non-daemon thread have ended. Executors refuse work by then (Python 3.9 and later), and from 3.12 on no thread starts
-while the interpreter finalizes. So the loop (`ExitSafeLoop`) needs neither to open a connection.
+non-daemon thread have ended. Executors refuse work by then, and from Python 3.12 on no thread starts while the
+interpreter finalizes. So the loop (`ExitSafeLoop`) needs neither to open a connection.
 
 Signal handlers may call the sender even if they interrupt a thread in the middle of a call: the lock is reentrant,
 and a waiting thread releases it.
@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 
-from kpl_core.background.process_end import watch_uvicorn
+from kpl_core.background.process_end import SpareThread, watch_uvicorn
 from kpl_core.errors import WrongEventLoop
 from kpl_core.options.config import Config
 from kpl_core.producer.producer import Producer
@@ -128,8 +128,7 @@ class ExitSafeLoop(asyncio.SelectorEventLoop):
         return await answer
 
     def _tell(self, callback: Callable[[], object]) -> None:
-        # Nothing waits for a closed loop.
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # raised by a closed loop, which nothing waits for
             self.call_soon_threadsafe(callback)
 
 
@@ -179,8 +178,8 @@ class BackgroundSender:
 
     # From any thread
 
-    def start(self) -> None:
-        """Start the thread.
+    def start(self, spare: SpareThread | None = None) -> None:
+        """Start the thread, or use a spare one if none can be started.
 
         Raises:
             RuntimeError: the interpreter finalizes and starts no threads.
@@ -192,8 +191,11 @@ class BackgroundSender:
         try:
             self._thread.start()
         except RuntimeError:
-            loop.close()
-            raise
+            if spare is None:
+                loop.close()
+                raise
+            self._thread = spare.thread
+            spare.run(self._run)
 
     def wait_until_open(self) -> None:
         """Wait until the producer takes records.

@@ -14,7 +14,7 @@ from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 
 PREFIX: Final = "KPL_"
-_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
+_FLAGS: Final = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 _NUMBER: Final = re.compile(r"[+-]?(\d{1,40})(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
 # The options that are objects: what their variable has, and how the object is made of it.
 _OBJECTS: Final[Mapping[str, tuple[str, Any]]] = {

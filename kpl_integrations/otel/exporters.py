@@ -2,7 +2,8 @@
 
     OTEL_TRACES_EXPORTER=kinesis KPL_OTEL_STREAM=telemetry opentelemetry-instrument uvicorn app:app
 
-The sender's thread starts with the first export, in the process that exports. A forked child starts empty.
+The sender's thread starts with the first export, in the process that exports. A forked child starts empty. On CPython
+3.12 an idle thread starts with the exporter, because none can be started once the main thread has ended.
 
 Each exporter can have metrics of its own, by the names of OpenTelemetry's semantic conventions:
 
@@ -34,7 +35,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from kpl_core import Fact, Producer
-from kpl_core.background.process_end import ProcessListener, flush_on_sigterm, keep_for_parent, listen
+from kpl_core.background.process_end import (
+    NEEDS_SPARE_THREADS,
+    ProcessListener,
+    SpareThread,
+    flush_on_sigterm,
+    keep_for_parent,
+    listen,
+)
 from kpl_core.background.sender import import_early
 from kpl_core.background.stderr_report import StderrReport
 from kpl_core.hooks import RequestCompleted
@@ -207,6 +215,8 @@ class SignalExporter(ProcessListener):
     def begin_child(self) -> None:
         """Start empty, as a forked child does."""
         self._starting = threading.Lock()
+        # The first export of a short program comes after its main thread has ended.
+        self._spare = SpareThread("kpl-otel-sender") if NEEDS_SPARE_THREADS else None
         if self._sender is not None:
             keep_for_parent(self._sender)
         self._sender = None
@@ -324,7 +334,7 @@ class SignalExporter(ProcessListener):
                     report=self._report,
                 )
                 try:
-                    sender.start()
+                    sender.start(self._spare)
                 except (RuntimeError, OSError):
                     # The interpreter finalizes and starts no threads, or no file descriptor is left.
                     return None

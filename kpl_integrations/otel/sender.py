@@ -23,6 +23,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context, attach
 from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
 
 from kpl_core import BufferFull, KplError, Producer, RecordResult
+from kpl_core.background.process_end import SpareThread
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.stderr_report import StderrReport
 from kpl_core.producer.delivery import call_when_finished
@@ -135,9 +136,9 @@ class TelemetrySender:
             prepare_thread=lambda: attach(_suppressing()),
         )
 
-    def start(self) -> None:
+    def start(self, spare: SpareThread | None) -> None:
         """Start the thread; raises as `BackgroundSender.start`."""
-        self._background.start()
+        self._background.start(spare)
 
     # From any thread
 

@@ -278,6 +278,7 @@ def test_lazy_startup_does_not_call_kinesis(kinesis_double: KinesisDouble) -> No
     assert fault.fired == 0
 
 
+@pytest.mark.long
 def test_steady_state_lists_shards_once_and_never_describes_the_stream(
     kinesis_double: KinesisDouble,
 ) -> None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.programs.running_program import environment
 
 TESTS = """
@@ -37,6 +39,7 @@ def test_without_the_fixture_the_real_transport_is_used():
 """
 
 
+@pytest.mark.long
 def test_pytest_loads_the_fixture_and_its_mark(tmp_path: Path) -> None:
     (tmp_path / "test_app.py").write_text(TESTS, encoding="utf-8")
     ended = subprocess.run(

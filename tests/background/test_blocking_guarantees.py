@@ -52,6 +52,7 @@ def test_a_flow_beyond_its_share_is_rejected_at_once_and_other_flows_do_not_wait
         orders.close(timeout=0.0)
 
 
+@pytest.mark.long
 def test_a_put_into_a_full_buffer_is_spilled_to_the_spool_and_delivered_later(tmp_path: Path) -> None:
     kinesis = transport()
     outage = kinesis.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation=PUT))

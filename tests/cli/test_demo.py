@@ -11,6 +11,7 @@ from kpl_integrations.cli.tail import ReadRecord, user_records
 from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
 
 
+@pytest.mark.long
 def test_no_record_is_lost():
     outcome = run("demo", "--records", "5000")
     assert (outcome.status, outcome.err) == (0, "")
@@ -65,6 +66,7 @@ def test_a_lost_record_is_status_1(kpl, monkeypatch, as_json):
         assert re.search(r"^lost [1-9]\d*: not every record was read back", outcome.out, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_terminal_shows_progress_and_ctrl_c_stops_it():
     outcome = in_a_terminal("demo", "--records", "1000000", after="put and acknowledged", typed="\x03")
     assert outcome.status == 130

@@ -63,6 +63,7 @@ def test_a_usable_stream_passes_every_check(kpl, stream):
     assert set(verdicts(out).values()) == {"ok"}
 
 
+@pytest.mark.long
 def test_in_a_pipe_the_table_has_no_escape_codes(stream):
     status, out, err = run("doctor", *stream.address)
     assert (status, err) == (0, "")

@@ -56,6 +56,7 @@ def test_a_closed_output_is_status_141(arguments):
         os.close(writer)
 
 
+@pytest.mark.long
 @needs_a_full_disk
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("keys", "new", "--json")])
 def test_an_output_on_a_full_disk_is_one_sentence(arguments):

@@ -184,6 +184,7 @@ def test_ctrl_c_delivers_the_read_lines_and_prints_the_option_to_continue(stream
     assert err.splitlines()[1:] == ["interrupted; continue with --skip 2"]
 
 
+@pytest.mark.long
 def test_a_second_signal_stops_it_immediately(stream):
     matching = When(stream=stream.name, operation="PutRecords")
     unavailable = ErrorAnswer("ServiceUnavailable")

@@ -18,6 +18,7 @@ def url_of(line: str) -> str:
     return line.rsplit(maxsplit=1)[-1]
 
 
+@pytest.mark.long
 def test_one_command_serves_and_the_lines_it_prints_work_as_they_stand():
     with started("serve", "--local", "--port", "0") as serve:
         shown = serve.stdout.readline()
@@ -35,6 +36,7 @@ def test_one_command_serves_and_the_lines_it_prints_work_as_they_stand():
         assert "1,001 accepted: 1,001 delivered, 0 failed, 0 buffered" in serve.stderr.read()
 
 
+@pytest.mark.long
 def test_sigterm_drains_what_it_took():
     with started("serve", "--local", "--port", "0", "--stream", "orders:2", "--drain-delay-seconds", "0.5") as serve:
         url = url_of(serve.stdout.readline())
@@ -53,6 +55,7 @@ def test_sigterm_drains_what_it_took():
         assert "1,001 accepted: 1,001 delivered" in said
 
 
+@pytest.mark.long
 def test_a_local_gateway_answers_only_to_loopback_names_and_those_of_allow_host():
     """A web page that names this machine as its own server (DNS rebinding) reaches the gateway under its own name."""
     with started("serve", "--local", "--port", "0", "--allow-host", "dev.internal", "--allow-host", "b") as serve:
@@ -104,6 +107,7 @@ def test_tenants_of_a_file_are_asked_for_their_keys(tmp_path: Path, kpl):
         assert key not in serve.stderr.read()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_KINESIS", "AWS_ENDPOINT_URL", "KPL_INGEST_ENDPOINT_URL"])
 def test_a_local_gateway_uses_no_kinesis_of_the_environment(variable, monkeypatch):
     """The README exports the endpoint of `kpl local` before it starts `kpl serve --local`."""

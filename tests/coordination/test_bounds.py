@@ -65,6 +65,7 @@ def test_workers_that_join_while_the_store_is_down_add_at_most_a_fifth(seed):
     assert theirs["most"] > 1.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("max_workers", "joining"), [(20, 0), (40, 20), (200, 180)])
 def test_any_number_of_workers_joining_while_the_store_is_down_add_at_most_a_fifth(max_workers, joining):
     fleet = Fleet(LIMIT)
@@ -80,6 +81,7 @@ def test_any_number_of_workers_joining_while_the_store_is_down_add_at_most_a_fif
     assert max(fleet.shares(start=30)) <= 1.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_halving_or_doubling_the_fleet_the_limit_is_used_again_in_three_intervals(seed):
     ours, theirs = figures("half killed, then doubled", seed)

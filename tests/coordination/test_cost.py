@@ -10,6 +10,7 @@ from benchmarks.coordination_cost import measured, row
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "coordination.md"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [4, 20, 100, 200])
 def test_the_documented_table_agrees_with_the_counted_calls(workers: int) -> None:
     (documented,) = re.findall(rf"^\| {workers} \| .+ \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

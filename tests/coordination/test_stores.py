@@ -228,6 +228,7 @@ async def test_a_cancelled_write_that_waits_for_the_lock_writes_nothing(tmp_path
     assert (await store.read("second.json")).body is None
 
 
+@pytest.mark.long
 async def test_cancelled_writes_to_a_disk_that_hangs_return_and_leave_at_most_four_threads(tmp_path: Path) -> None:
     store = SlowFileStore(tmp_path)
     try:

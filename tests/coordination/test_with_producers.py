@@ -105,6 +105,7 @@ async def pressed(count: int, store: CoordinationStore | None, **options: object
     )
 
 
+@pytest.mark.long
 async def test_four_producers_use_one_shard_without_being_throttled():
     throttled, used, facts = await pressed(4, Virtual())
     assert throttled < 0.005
@@ -113,6 +114,7 @@ async def test_four_producers_use_one_shard_without_being_throttled():
     assert {fact.state for fact in facts if isinstance(fact, CoordinatorMet)} == {"leased"}
 
 
+@pytest.mark.long
 async def test_four_producers_without_coordination_are_throttled():
     throttled, _, _ = await pressed(4, None)
     assert throttled > 0.02

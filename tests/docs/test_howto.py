@@ -62,6 +62,7 @@ def test_a_program_on_a_page_prints_what_its_comments_promise(
     assert [line for line in promised if line not in printed.out.splitlines()] == []
 
 
+@pytest.mark.long
 def test_the_tests_on_the_pages_pass(tmp_path: Path) -> None:
     for number, (_, code) in enumerate(TESTS):
         (tmp_path / f"test_page_{number}.py").write_text(code, encoding="utf-8")

@@ -95,6 +95,7 @@ def kinesis() -> Iterator[ThreadedLocalKinesis]:
         yield running
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_python_on_a_page_prints_what_its_comments_promise(
     page: Path, kinesis: ThreadedLocalKinesis, tmp_path: Path

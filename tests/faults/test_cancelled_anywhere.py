@@ -175,6 +175,7 @@ async def _patiently(client: Client, books: Books) -> None:
 ROLES: Iterator[tuple[Client, BackendName]] = itertools.product(CLIENTS, BACKENDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("client", "backend"), list(ROLES))
 def test_a_task_that_shares_a_producer_can_be_cancelled_at_any_checkpoint(client: Client, backend: BackendName) -> None:
     assert cancel_everywhere(_client_cancelled(client), backend) > 3

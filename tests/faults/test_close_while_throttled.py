@@ -34,6 +34,7 @@ TROUBLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limits", "options", "records"), TROUBLE.values(), ids=TROUBLE)
 async def test_close_within_3_seconds_of_a_throttled_stream_reports_exactly_what_is_stored(
     limits: ServiceLimits, options: dict[str, Any], records: int

@@ -81,6 +81,7 @@ async def test_a_black_hole_is_left_by_the_timeout() -> None:
         books.balance(service.fake)
 
 
+@pytest.mark.long
 async def test_a_stall_shorter_than_the_timeout_is_only_slow() -> None:
     async with LocalKinesis({STREAM: 2}) as service, TcpProxy(service.endpoint_url) as network:
         async with Producer(config(network.endpoint_url, request_timeout_ms=PATIENCE_SECONDS * 1_000)) as producer:
@@ -97,6 +98,7 @@ async def test_a_stall_shorter_than_the_timeout_is_only_slow() -> None:
         assert books.balance(service.fake).duplicates == 0
 
 
+@pytest.mark.long
 async def test_a_long_narrow_line_carries_everything() -> None:
     async with LocalKinesis({STREAM: 2}) as service, TcpProxy(service.endpoint_url) as network:
         network.to_service = Weather(latency_seconds=0.05, bytes_per_second=300_000)

@@ -174,6 +174,7 @@ async def test_an_outage_longer_than_the_time_to_live_fails_with_its_reason_and_
     books.balance(kinesis)
 
 
+@pytest.mark.long
 async def test_after_hanging_requests_a_stream_is_not_flooded_with_what_was_admitted_meanwhile() -> None:
     """A limiter that goes on admitting while no request can leave would send all of it at once in the end."""
     kinesis = FakeKinesis({STREAM: 1})

@@ -48,6 +48,7 @@ CHANGES: list[tuple[Reshard, ...]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("listing_seconds", [0.0, 0.15], ids=["quick-listing", "slow-listing"])
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "+".join(change.__name__ for change in changes))
 async def test_a_consumer_loses_nothing_while_shards_change_under_load(

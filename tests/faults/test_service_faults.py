@@ -33,6 +33,7 @@ PUT_RECORDS = "PutRecords"
 UNLISTABLE: list[Effect] = [ErrorAnswer("AccessDeniedException"), Hang(), Latency(600.0), ResetBeforeCommit()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("effect", UNLISTABLE, ids=lambda effect: type(effect).__name__)
 async def test_a_stream_whose_shards_cannot_be_listed_degrades_alone_and_says_so_once(
     effect: Effect, caplog: pytest.LogCaptureFixture
@@ -63,6 +64,7 @@ async def test_a_stream_whose_shards_cannot_be_listed_degrades_alone_and_says_so
         assert f"shards of stream {STREAM!r} cannot be listed" in warnings[0]
 
 
+@pytest.mark.long
 async def test_two_producers_offered_twice_what_they_can_get_share_a_stream_and_fail_honestly() -> None:
     limits = ServiceLimits().scaled(0.1)
     async with LocalKinesis({STREAM: 2}, limits=limits) as service:

@@ -223,6 +223,7 @@ async def test_an_iterator_at_a_records_timestamp_returns_the_record(service: Se
     assert [stored["Data"] for stored in page["Records"]] == [b"1"]
 
 
+@pytest.mark.long
 async def test_no_acknowledged_record_is_lost_with_many_writers_and_a_reshard() -> None:
     async with (
         LocalKinesis({"orders": 2}, enforce_limits=False) as server,

@@ -287,6 +287,7 @@ def test_a_running_server_cannot_be_started_in_a_thread() -> None:
         ThreadedLocalKinesis(server).__enter__()
 
 
+@pytest.mark.long
 def test_it_runs_in_a_process_of_its_own_and_closes_all_resources() -> None:
     with LocalKinesisProcess({"orders": 2}, "--no-limits") as kinesis:
         client = boto3.client("kinesis", region_name="us-east-1", endpoint_url=kinesis.endpoint_url)

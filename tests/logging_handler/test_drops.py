@@ -173,6 +173,7 @@ def test_a_notice_that_does_not_arrive_is_repeated(make, kinesis, logger, capsys
     assert handler.counts().dropped_total == 1
 
 
+@pytest.mark.long
 def test_records_that_a_close_gives_up_are_reported_in_the_stream(make, kinesis, logger, capsys):
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     config = Config(max_outstanding_records=100, retry_backoff_cap_ms=50)

@@ -77,6 +77,7 @@ def test_records_without_room_in_an_outage_are_kept_on_disk_and_none_is_dropped(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.long
 def test_spooled_records_are_delivered_when_the_outage_is_over(make, kinesis, logger):
     fault = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
     handler = make(overflow="spool", max_queue_records=1_000, max_sending_bytes=40_000)

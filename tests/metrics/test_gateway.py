@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
@@ -16,6 +17,7 @@ RECORDS = 110
 RECORD_BYTES = 20_000
 
 
+@pytest.mark.long
 def test_a_gateways_metrics_are_in_the_catalogue_and_name_the_waiting_tenant():
     data = base64.b64encode(bytes(RECORD_BYTES)).decode()
     lines = "\n".join(json.dumps({"partition_key": str(number), "data_base64": data}) for number in range(RECORDS))

@@ -33,7 +33,8 @@ def test_each_simple_option_has_a_variable():
     assert config.spool is not None
     assert str(config.spool.path) == "/var/spool.db"
     assert config.coordination is not None
-    assert Config.from_env({"KPL_VERIFY_SSL": "false"}).verify_ssl is False
+    assert all(Config.from_env({"KPL_VERIFY_SSL": text}).verify_ssl is False for text in ("false", "0", "no", "Off"))
+    assert all(Config.from_env({"KPL_VERIFY_SSL": text}).verify_ssl is True for text in ("true", "1", "YES", "on"))
 
 
 def test_without_variables_the_options_are_the_defaults(monkeypatch):

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from kpl_core import Config, ConfigError, Producer
 from kpl_core.testing import FakeKinesis, FakeTransport
-from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
+from kpl_integrations.otel import KinesisSpanExporter, exporters, kinesis_telemetry
 from tests.otel.conftest import EXPORTERS, emit
 from tests.otel.telemetry_stream import impatient_exporter
 from tests.otel.test_splitting import large_spans
@@ -52,6 +52,24 @@ def test_a_flush_of_half_a_second_takes_half_a_second_with_every_dead_endpoint(e
         assert took < 1.5
         counts = exporter.counts()
     assert (counts.exported, counts.delivered, counts.pending, counts.lost_total) == (5, 0, 0, 5)
+
+
+def test_a_first_export_after_the_end_of_the_main_thread_is_delivered_where_no_thread_can_be_started(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(thread: threading.Thread) -> None:
+        message = "can't create new thread at interpreter shutdown"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(exporters, "NEEDS_SPARE_THREADS", True)
+    exporter = KinesisSpanExporter("telemetry", transport=lambda _config: FakeTransport(kinesis))
+    spans = large_spans(5, 10)
+    with monkeypatch.context() as late:
+        late.setattr(threading.Thread, "start", refuse)
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        assert exporter.force_flush(5_000) is True
+    exporter.shutdown()
+    assert (exporter.counts().delivered, exporter.counts().lost_total) == (5, 0)
 
 
 def test_the_exporter_reports_a_loss_that_the_sdk_reports_as_success(kinesis: FakeKinesis):
@@ -118,6 +136,7 @@ def test_a_flush_of_all_signals_reports_a_loss_of_each_signal_once(kinesis: Fake
     telemetry.shutdown()
 
 
+@pytest.mark.long
 def test_a_flush_of_all_signals_takes_half_a_second_although_an_export_waits_for_room():
     with black_hole() as url:
         telemetry = kinesis_telemetry(

@@ -148,7 +148,7 @@ class Ordered:
     seed=1,
 )
 @example(steps=SPLIT_TWICE.split(","), ttl_ms=30_000, collection_max_count=500, seed=1)
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=min(100, settings().max_examples), derandomize=True)
 def test_a_reader_sees_each_key_in_the_order_of_its_puts(
     aggregation, consumer, steps, ttl_ms, collection_max_count, seed
 ):

@@ -377,7 +377,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert sum(fact.user_bytes for fact in finished) == sum(len(key) + len(data) for _, key, data in self.accepted)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+# As many examples as the profile says, at most: measuring coverage makes each of them slower.
+AnyOrder.TestCase.settings = settings(max_examples=min(100, settings().max_examples), stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase
 
 
@@ -403,4 +404,4 @@ class AnyOrderWithFlows(AnyOrder):
 
 
 TestAnyOrderWithFlows = AnyOrderWithFlows.TestCase
-TestAnyOrderWithFlows.settings = settings(max_examples=60, stateful_step_count=40)
+TestAnyOrderWithFlows.settings = settings(max_examples=min(60, settings().max_examples), stateful_step_count=40)

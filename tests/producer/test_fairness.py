@@ -65,6 +65,7 @@ async def quiet_waits(flood_per_second: int, *, size: int, **options: Any) -> Wa
     return waits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flood", "size", "aggregation"), [(20_000, 200, True), (3_000, 200, False), (3_000, 1_000, True)]
 )
@@ -80,6 +81,7 @@ async def test_without_flows_the_same_flood_makes_them_wait_for_seconds():
     assert (await quiet_waits(3_000, size=1_000)).p99() > 2.0
 
 
+@pytest.mark.long
 async def test_shares_of_a_hot_shard_follow_the_weights():
     transport = service()
     fairness = FairnessPolicy(weights={"gold": 3, "tin": 1})

@@ -138,6 +138,7 @@ async def test_a_shard_that_another_process_fills_gets_less_and_recovers():
     assert report.delivered == 7_000
 
 
+@pytest.mark.long
 async def test_two_producers_that_share_a_shard_waste_little_and_lose_nothing():
     """Each is offered twice what it can get; both know nothing of each other."""
     transport = service(limits=TENTH)

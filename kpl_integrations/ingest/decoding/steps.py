@@ -36,6 +36,8 @@ _MOST_PIECES: Final = 256
 _MOST_TAIL_BYTES: Final = 8_192
 # A string, a run of equal brackets, or the quotation mark of a string that does not end here.
 TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[++|\]++|\{++|\}++|"', re.DOTALL)
+# The rest of a string that begins before.
+_STRING_END: Final = re.compile(rb'(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # The change of the depth by a bracket.
 _SIGNS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _RECORDS_HEAD: Final = re.compile(rb'\s*\{\s*"records"\s*:\s*\[')
@@ -64,6 +66,7 @@ class ArrayRuns:
         self._text = b""
         self._at = 0
         self._depth = 0
+        self._is_in_string = False
         self.is_closed = False
         self.tail = b""
 
@@ -77,23 +80,35 @@ class ArrayRuns:
             self.tail += piece
             yield b""
             return
-        text = self._text = self._text + piece
+        self._text += piece
+        if self._is_in_string:
+            string_end = _STRING_END.match(self._text, self._at)
+            self._is_in_string = string_end is None
+            self._at = _end_of_whole_characters(self._text, self._at) if string_end is None else string_end.end()
+        if not self._is_in_string:
+            yield from self._complete_runs()
+        if len(self._text) > self._most_bytes:
+            raise uncut(self._most_bytes)
+        # A step in which no element ended.
+        yield b""
+
+    def _complete_runs(self) -> Iterator[bytes]:
+        text, at, depth = self._text, self._at, self._depth
         start = whole = count = 0
-        depth, at = self._depth, self._at
         for tokens, token in enumerate(TOKEN.finditer(text, at), 1):
             if not tokens % STEP_TOKENS:
                 yield b""
             found = token.group()
             if found == b'"':
                 # The rest of the string is in the next piece.
-                at = token.start()
+                at, self._is_in_string = _end_of_whole_characters(text, token.end()), True
                 break
             at = token.end()
             step = _SIGNS.get(found[0], 0) * len(found)
             if depth + step < 0:
                 # The bracket after those of the element closes the array.
                 end = token.start() + depth
-                self.is_closed, self.tail = True, text[end + 1 :]
+                self.is_closed, self.tail, self._text = True, text[end + 1 :], b""
                 yield text[start:end]
                 return
             depth += step
@@ -105,18 +120,19 @@ class ArrayRuns:
                 if count >= STEP_RECORDS or whole - start >= STEP_BYTES:
                     yield text[start:whole]
                     start, count = whole, 0
+        else:
+            at = len(text)
         if whole > start:
             yield text[start:whole]
             start = whole
-        self._store(text[start:], at - start, depth)
-        # A step in which no element ended.
-        yield b""
+        # The start of an element, for the next piece.
+        self._text, self._at, self._depth = text[start:], at - start, depth
 
-    def _store(self, text: bytes, at: int, depth: int) -> None:
-        """Keep the start of an element for the next piece."""
-        self._text, self._at, self._depth = text, at, depth
-        if len(text) > self._most_bytes:
-            raise uncut(self._most_bytes)
+
+def _end_of_whole_characters(text: bytes, at: int) -> int:
+    """Return the end of a string's text from `at` on, without a last backslash that escapes what follows."""
+    rest = text[at:]
+    return len(text) - (len(rest) - len(rest.rstrip(b"\\"))) % 2
 
 
 def elements_in_steps(

@@ -63,14 +63,14 @@ def kinesis() -> FakeKinesis:
 
 
 @pytest.fixture
-async def producer(kinesis: FakeKinesis) -> AsyncIterator[Producer]:
+async def producer(request: pytest.FixtureRequest, kinesis: FakeKinesis) -> AsyncIterator[Producer]:
     kinesis.create_stream("orders", shard_count=2, now=anyio.current_time())
     config = Config(
         region="us-east-1",
         record_max_buffered_time_ms=2,
         retry_backoff_base_ms=1,
         retry_backoff_cap_ms=5,
-        record_ttl_ms=200,
+        record_ttl_ms=getattr(request, "param", 200),
     )
     async with Producer(config, transport=FakeTransport(kinesis)) as each:
         yield each
@@ -127,6 +127,7 @@ async def test_records_stay_in_the_spool_during_an_outage_and_leave_after_it(
     assert sorted(number for numbers in consumed(kinesis).values() for number in numbers) == list(range(100))
 
 
+@pytest.mark.parametrize("producer", [30_000], indirect=True)
 async def test_all_dead_letters_are_redriven_critical_first(
     options: SpoolOptions, kinesis: FakeKinesis, producer: Producer
 ) -> None:

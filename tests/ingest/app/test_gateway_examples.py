@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml  # type: ignore[import-untyped]
 
 from kpl_integrations.ingest import load_settings
@@ -31,6 +32,7 @@ def test_every_line_of_the_curl_example_is_accepted():
     assert '"rejected":[{"index":1,"field":"data"' in ended.stdout
 
 
+@pytest.mark.long
 def test_the_httpx_client_delivers_everything_for_a_tenant_with_a_low_rate():
     tenant = Tenant(id="t", records_per_second=400)
     with running_gateway(CallableTenants(lambda _: tenant, tenants=[tenant]), {"demo": 1}) as gateway:

@@ -74,6 +74,7 @@ def test_optional_members_are_left_out_and_never_null():
     assert '"null"' not in json.dumps(DOCUMENT["components"]["schemas"]).replace('"not": {"type": "null"}', "")
 
 
+@pytest.mark.long
 @SCHEMA.parametrize()
 @hypothesis_settings(
     max_examples=12,

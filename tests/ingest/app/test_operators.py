@@ -72,6 +72,7 @@ def post(*fields: str, body: bytes = b'{"data":"x"}') -> bytes:
     return "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fast_path", [True, False])
 def test_each_path_logs_its_requests_and_answers_pages_and_http_2(fast_path, caplog):
     caplog.set_level(logging.INFO, "kpl_integrations.ingest.access")

@@ -146,6 +146,7 @@ def answering_after(gateway: IngestGateway, told: asyncio.Event) -> None:
     gateway.__class__ = Waiting
 
 
+@pytest.mark.long
 async def test_a_slow_head_behind_a_pending_request_is_rejected_after_the_answer():
     told = asyncio.Event()
     gateway = gateway_of(kinesis(), header_seconds=1.0)

@@ -284,6 +284,44 @@ def test_a_step_looks_at_a_bounded_number_of_brackets_and_strings(piece, monkeyp
     assert seen[0] > 2 * STEP_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [(b"", b"1,"), (b"", b"1,[],1,"), (b"", b'1,"a",1,'), (b'["', b"x"), (b'["', b"\\\\"), (b'["x', b"\\\\")],
+)
+def test_the_text_of_an_array_is_looked_at_once(start, piece, monkeypatch):
+    seen_bytes = [0]
+
+    class Counted:
+        """A pattern, which counts the bytes it is given."""
+
+        def __init__(self, pattern: Any) -> None:
+            self._pattern = pattern
+
+        def finditer(self, text: bytes, at: int) -> Any:
+            seen_bytes[0] += len(text) - at
+            return self._pattern.finditer(text, at)
+
+        def match(self, text: bytes, at: int) -> Any:
+            seen_bytes[0] += len(text) - at
+            return self._pattern.match(text, at)
+
+    for name in ("TOKEN", "_STRING_END"):
+        monkeypatch.setattr(step_module, name, Counted(getattr(step_module, name)))
+    runs, body = ArrayRuns(1 << 20, 64), start + piece * (400_000 // len(piece))
+    pieces = list(cut(body, STEP_BYTES))
+    for fed in pieces:
+        assert list(runs.feed(fed))
+    assert seen_bytes[0] <= len(body) + 2 * len(pieces)
+
+
+@given(st.lists(st.sampled_from(['"', "\\", "\\\\", "a", "é", "]", "{", "\n"]), max_size=12), st.integers(1, 9))
+def test_a_string_is_whole_wherever_its_pieces_begin(characters, size):
+    text = json.dumps(["".join(characters), 1]).encode()[1:]
+    runs = ArrayRuns(1_000, 64)
+    assert b"".join(run for piece in cut(text + b" rest", size) for run in runs.feed(piece)) == text[:-1]
+    assert (runs.is_closed, runs.tail) == (True, b" rest")
+
+
 @pytest.mark.parametrize("depth", [1, 63, 64])
 def test_data_of_a_large_body_may_be_as_deep_as_that_of_a_small_one(depth):
     body = b'{"records":[{"data":' + b"[" * depth + b"]" * depth + b"}]}"

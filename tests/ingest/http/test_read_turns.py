@@ -256,6 +256,7 @@ async def test_a_half_open_client_gets_its_answer_after_the_pause():
         assert staged.turns.paused_connections == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_each_path")
 async def test_a_slow_reader_is_paused_by_its_answers_and_by_its_share():
     async with scene() as staged:

@@ -285,6 +285,7 @@ def test_an_answer_is_true_for_each_record_when_kinesis_fails_some(gateway):
     assert 60 <= failed <= 70
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("default_ack", ["queued", "spooled", "delivered"])
 def test_a_record_answered_with_an_error_is_not_kept_so_that_a_retry_does_not_duplicate_it(tmp_path, default_ack):
     tenant = Tenant(id="ada", default_ack=default_ack)

@@ -164,6 +164,7 @@ def test_every_refusal_has_the_specification_s_status_and_a_status_message(gatew
         assert set(answered.json()) == {"code", "message"}
 
 
+@pytest.mark.long
 def test_overload_is_429_for_the_whole_request_and_an_sdk_that_retries_loses_nothing(gateway, caplog):
     held = {"authorization": "Bearer held"}
     loggers = LoggerProvider(resource=Resource.create({"service.name": "held"}))

@@ -113,7 +113,7 @@ FAULTS: list[tuple[str, str]] = [
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_env = 'NONE'"), "NONE has no value"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'none'"), "No such file"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = '.'"), "not a regular file|Is a directory"),
-    (one(more='[[tenant.sigv4]]\naccess_key_id = "K"\nsecret_file = "\\u0000"'), "null byte"),
+    (one(more='[[tenant.sigv4]]\naccess_key_id = "K"\nsecret_file = "\\u0000"'), "null (byte|character)"),
     (one(more="[[tenant.sigv4]]\naccess_key_id = 'K'\nsecret_file = 'open'"), "mode 0644 lets other users read it"),
     (one().replace('"a"', f"'{KEY}'"), "tenant id is a value of 47 characters"),
     (f"{KEY} = 1", "a value of 47 characters, which may be a key"),

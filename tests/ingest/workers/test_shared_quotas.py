@@ -97,6 +97,7 @@ def bound(count: int, window: float) -> float:
     return RATE * BURST_SECONDS + 1.1 * RATE * window + count * REQUEST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4, 16])
 async def test_flooded_workers_together_take_no_more_than_one_worker_would(count):
     async with workers(count) as found:
