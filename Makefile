@@ -129,8 +129,9 @@ bench: $(READY_TO_DEV)
 	@$(RUN) benchmarks $(ARGS)
 	@$(RUN) benchmarks.hooks_cost
 
+# The pages open as files, so they load nothing from a server.
 docs: $(READY_TO_DOC)
-	$(call quietly,docs,NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict)
+	$(call quietly,docs,{ NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict && ! grep -rE '<(script|link)[^>]+(src|href)="?https?:' --include='*.html' site; })
 
 # Here the packages are imported from this folder. Only tests outside of it prove that the wheel is complete.
 # $(call on_the_wheel,the wheel,what is tested)
@@ -220,6 +221,8 @@ $(READY_TO_REL): pyproject.toml | $(READY_TO_DEV)
 	@$(PIP) install --group release
 	@touch $@
 
-$(READY_TO_DOC): pyproject.toml | $(READY_TO_DEV)
+# Not the development environment: the generated tables need the packages only.
+$(READY_TO_DOC): pyproject.toml | $(READY_TO_RUN)
+	@$(PIP) install --upgrade 'pip>=25.1'
 	@$(PIP) install --group docs
 	@touch $@

@@ -40,7 +40,7 @@ def body(form: str, first: int = 0) -> bytes:
         "base64": lambda _: {"data_base64": base64.b64encode(TEXT.encode()).decode()},
         "hash key": lambda number: {
             "data": TEXT,
-            "explicit_hash_key": str((first + number) * 0x9E3779B97F4A7C15F39CC060),
+            "explicit_hash_key": str((first + number) * 0x9E3779B97F4A7C15F39CC0605CEDC834 % (1 << 128)),
         },
     }
     made = members.get(form, members["text"])
@@ -78,7 +78,8 @@ def slice_seconds(connections: list[socket.socket], pid: int, requests: Iterator
     for request in islice(requests, count):
         for connection in connections:
             connection.sendall(request)
-        assert {answered(connection) for connection in connections} == {202}
+        statuses = {answered(connection) for connection in connections}
+        assert statuses == {202}, f"{statuses}; 429 means that the loop was late: run this on a quieter machine"
     return (cpu_seconds(pid) - before) / count / len(connections)
 
 

@@ -2,8 +2,9 @@
 
 `gateway` is `kpl serve` without a limit on the shards' rate, because only the gateway is measured.
 `bare` is a minimal ASGI application: it reads the request and answers 202. `fastapi` is a route as in the
-framework's documentation, with pydantic models, into the same producer. All on uvicorn with one worker,
-uvloop and httptools. Prints its port, serves until its standard input closes.
+framework's documentation, with pydantic models, into the same producer. `mounted` is the gateway in a FastAPI
+application, on plain uvicorn, without the fast path. All on uvicorn with one worker, uvloop and httptools. Prints its
+port, serves until its standard input closes.
 """
 
 # ruff: noqa: PLC0415 - each process imports only its own server
@@ -13,6 +14,8 @@ import asyncio
 import dataclasses
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -26,7 +29,7 @@ from kpl_integrations.ingest.admission.tenant_account import TenantFairness
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 
-APPS: Final = ("gateway", "bare", "fastapi")
+APPS: Final = ("gateway", "bare", "fastapi", "mounted")
 _ANSWER: Final = b'{"ack":"queued","accepted":1}'
 _UNLIMITED: Final[dict[str, Any]] = {
     "rate_limit_records_per_sec_per_shard": 1e12,
@@ -80,6 +83,21 @@ def fastapi_app(endpoint_url: str) -> Any:  # noqa: ANN401 - FastAPI's own
     return app
 
 
+def mounted(endpoint_url: str) -> Any:  # noqa: ANN401 - FastAPI's own
+    from fastapi import FastAPI
+
+    served = gateway(endpoint_url)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with served:
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+    app.mount("/", served)
+    return app
+
+
 async def _serve(app: str, endpoint_url: str) -> None:
     parent_gone = anyio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), parent_gone.set)
@@ -102,7 +120,7 @@ async def _serve(app: str, endpoint_url: str) -> None:
 
 
 def _plain_server(app: str, endpoint_url: str) -> uvicorn.Server:
-    served: Any = bare if app == "bare" else fastapi_app(endpoint_url)
+    served: Any = bare if app == "bare" else {"fastapi": fastapi_app, "mounted": mounted}[app](endpoint_url)
     lifespan: Any = "off" if app == "bare" else "on"
     return uvicorn.Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan=lifespan, ws="none"))
 

@@ -24,16 +24,21 @@ from kpl_integrations.metrics.catalogue import METRICS
 __all__ = ["GENERATED", "on_page_markdown"]
 
 _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+_CODE = re.compile(r"`[^`]*`")
 _LONGEST = 60
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Replace each marker by its table.
+    """Replace each marker by its table, and an escaped `|` in the code of a table by a plain one.
+
+    The repository's pages need the backslash. Here the reader would see it.
 
     Raises:
         KeyError: a marker names no table.
     """
-    return _MARKER.sub(lambda marker: GENERATED[marker[1]](), markdown)
+    text = _MARKER.sub(lambda marker: GENERATED[marker[1]](), markdown)
+    return _ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), text)
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:

@@ -104,7 +104,7 @@ if __name__ == "__main__":
     with kinesis() as url:
         logging.config.dictConfig(configuration(url))
         work()
-        # loguru accepts a handler as its sink. Bound values are in the record, as `extra`.
+        # loguru accepts a handler as its sink. Bound values become fields of the line.
         loguru.logger.remove()
         loguru.logger.add(the_handler("root"), format="{message}")
         loguru.logger.bind(customer="c1").info("loguru says {}", "hello")

@@ -15,12 +15,16 @@ _MOST_HISTORY: Final = 60
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant: its requests, its accepted records, and its records that wait in the fair queue."""
+    """One tenant: its requests, its accepted records, and its records that wait in the fair queue.
+
+    `cpu_seconds` is measured only while CPU time is short, that is, while the event loop has a standing delay.
+    """
 
     requests: int = 0
     accepted_records: int = 0
     waiting_records: int = 0
     waiting_bytes: int = 0
+    cpu_seconds: float = 0.0
     refused: dict[str, int] = {}
 
 

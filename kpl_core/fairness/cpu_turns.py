@@ -17,8 +17,9 @@ time at which its used CPU time is paid, and grows by `cpu_seconds / weight`. A 
   counts, because sending records takes CPU time too. It passes between two rounds or samples only, so that a flow
   that is alone does not run without end in one round of the loop.
 
-An item waits at most `longest_wait_seconds`. Then it gets a turn out of order, marked as overdue. Items often begin to
-wait together, so half of each round is for those that have waited half of this time.
+An item waits at most `longest_wait_seconds`. Then it gets a turn out of order. It is marked as overdue, unless its flow
+is next and the round has time. Items often begin to wait together, so half of each round is for those that have waited
+half of this time.
 """
 
 import math
@@ -188,11 +189,13 @@ class CpuTurns(Generic[T]):
         """Remove and return the item whose turn is next; None: this round is over. Charge its flow before the next."""
         if not self._items:
             return None
-        item, (_, since) = next(iter(self._items.items()))
-        waited = now - since
+        item, (flow, since) = next(iter(self._items.items()))
+        waited, first = now - since, self._first()
         is_overdue = waited >= self._longest or (waited >= self._longest / 2 and self._spent < self._round / 2)
+        if self._spent < self._round and flow is first:
+            # Its flow is due too: a flow that waits alone is never refused while a round has time.
+            is_overdue = False
         if not is_overdue:
-            first = self._first()
             if first is None or self._spent >= self._round:
                 return None
             item = next(iter(first.waiting))

@@ -7,6 +7,7 @@ order until it closes again.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -16,9 +17,8 @@ from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import Placed
+from kpl_core.pipeline.open_record import Run, place_pairs
 from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
-from kpl_core.records.hash_key import hash_key_to_digest, parse_explicit_hash_key
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
 from kpl_core.records.user_record import (
@@ -201,13 +201,22 @@ class FairIntake:
             if record.explicit_hash_key is None:
                 lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
             else:
-                digest = hash_key_to_digest(parse_explicit_hash_key(record.explicit_hash_key))
-                lane, key_entry, key_bytes, _ = self._router.find_explicit(key, digest)
+                lane, key_entry, key_bytes, _ = self._explicit_route(key, record.explicit_hash_key)
             size = len(record.data) + key_bytes
             if size > most and not has_room:
                 require_size(key_bytes, len(record.data), max_record_bytes=most)
             places.append((record, lane, key_entry, size))
         return places
+
+    def _explicit_route(self, key: str, explicit_hash_key: str) -> tuple[Lane, bytes, int, bytes]:
+        """Return the lane of an explicit hash key, the partition key's entry and bytes, and the other's entry."""
+        router = self._router
+        lane, entry = router.explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)
+        _, key_entry, key_bytes, open_record = router.routes.get(key) or router.find(key)
+        if open_record is None:
+            # The partition key alone belongs to another kind of lane, perhaps.
+            key_entry = lane.entry(key.encode(), None)
+        return lane, key_entry, key_bytes, entry
 
     def _place(self, record: UserRecord, terms: GroupTerms) -> GroupPlace:
         key = encode_partition_key(record.partition_key)
@@ -253,36 +262,55 @@ class FairIntake:
         self.enqueue(shard_id, detached)
         return self._delivery(detached.outcome, 0)
 
-    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, list[Placed]]:
-        """Check pairs of key and data, take room for all of them, and return what goes into which lane, in order."""
-        runs: dict[Lane, list[Placed]] = {}
-        routes, find, most = self._router.routes, self._router.find, self._stages.max_record_bytes
-        size_bytes = 0
-        for key, data in pairs:
-            lane, key_entry, key_bytes, _ = routes.get(key) or find(key)
-            if data.__class__ is not bytes:
-                data = as_bytes(data)  # noqa: PLW2901 - the same data
-            size = len(data) + key_bytes
-            if size > most and not terms.has_room:
-                require_size(key_bytes, len(data), max_record_bytes=most)
-            size_bytes += size
-            run = runs.get(lane)
-            if run is None:
-                runs[lane] = run = []
-            run.append((key, key_entry, data, size))
+    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
+        """Check pairs of key and data, take room for all of them, and return what goes into which lane, in order.
+
+        All of them may have an explicit hash key as a third item.
+        """
+        records = pairs if type(pairs) is list else list(pairs)
+        runs: dict[Lane, Run] = {}
+        routes, explicit_routes = self._router.routes, self._router.explicit_routes
+        most = sys.maxsize if terms.has_room else self._stages.max_record_bytes
+        position, size_bytes = place_pairs(records, 0, routes, explicit_routes, most, runs)
+        while position < len(records):
+            # `place_pairs` takes no new key, and nothing else that is rare.
+            size_bytes += self._place_pair(records[position], most, runs)
+            position += 1
+            if position < len(records) and self._has_routes(records[position]):
+                position, placed_bytes = place_pairs(records, position, routes, explicit_routes, most, runs)
+                size_bytes += placed_bytes
         if not terms.has_room:
-            self.reserve(size_bytes, len(pairs), terms.flow, "normal")
+            self.reserve(size_bytes, len(records), terms.flow, "normal")
         return runs
 
-    def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:
+    def _has_routes(self, pair: Any) -> bool:  # noqa: ANN401 - two or three items
+        key, _, *explicit = pair
+        return key in self._router.routes and (not explicit or explicit[0] in self._router.explicit_routes)
+
+    def _place_pair(self, pair: Any, most: int, runs: dict[Lane, Run]) -> int:  # noqa: ANN401 - two or three items
+        """Add any pair to the run of its lane; return the bytes of key and data."""
+        key, data, *explicit = pair
+        lane, key_entry, key_bytes, _ = self._router.routes.get(key) or self._router.find(key)
+        entries: tuple[str, bytes] | tuple[()] = ()
+        if explicit:
+            lane, key_entry, key_bytes, entry = self._explicit_route(key, explicit[0])
+            entries = (explicit[0], entry)
+        data = as_bytes(data)
+        size = len(data) + key_bytes
+        if size > most:
+            require_size(key_bytes, len(data), max_record_bytes=most)
+        runs.setdefault(lane, []).append((key, key_entry, data, size, *entries))
+        return size
+
+    def enter_runs(self, runs: dict[Lane, Run], now: float, flow: str | None) -> None:
         """Remove runs and put them into their lanes or queues."""
         # A gate can only close when a lane has closed a record.
         all_let_pass = self.all_let_pass()
         while runs:
             lane, run = runs.popitem()
             if not (all_let_pass or self.lets_pass(lane.shard_id)):
-                for key, _, data, _ in run:
-                    self._queue(lane.shard_id, UserRecord(key, data), now, flow, "normal")
+                for key, _, data, _, *explicit in run:
+                    self._queue(lane.shard_id, UserRecord(key, data, *explicit[:1]), now, flow, "normal")
                 continue
             position = 0
             while position < len(run):

@@ -11,7 +11,7 @@ from typing import Final
 
 from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.ledger import Generations
-from kpl_core.pipeline.open_record import SHUT, OpenRecord, Placed
+from kpl_core.pipeline.open_record import SHUT, OpenRecord, Run
 from kpl_core.pipeline.wakeups import Wakeups
 from kpl_core.records.aggregated_record import PARTITION_KEY_HEAD, explicit_hash_key_entry, record_head, seal
 from kpl_core.records.hash_key import md5
@@ -77,7 +77,6 @@ class AggregatingLane:
 
     def _start(self) -> None:
         self.open_record.restart(Outcome())
-        self._explicit_indices: dict[str, int] = {}
         self._rejoined = 0
         self._first_explicit_hash_key: str | None = None
         self._oldest_arrival = math.inf
@@ -106,12 +105,13 @@ class AggregatingLane:
         delivery = self.open_record.append(partition_key, key_entry, data, user_bytes, now)
         return self.add_any(partition_key, key_entry, data, user_bytes, now) if delivery is None else delivery
 
-    def add_run(self, run: list[Placed], start: int, now: float) -> int:
+    def add_run(self, run: Run, start: int, now: float) -> int:
         """Append the user records of a run from `start` on, up to one that needs `add_any`; return the next index."""
         position = self.open_record.append_run(run, start, now)
         if position < len(run):
-            partition_key, key_entry, data, user_bytes = run[position]
-            self.add_any(partition_key, key_entry, data, user_bytes, now)
+            partition_key, key_entry, data, user_bytes, *explicit = run[position]
+            explicit_hash_key = explicit[0] if explicit else None
+            self.add_any(partition_key, key_entry, data, user_bytes, now, explicit_hash_key=explicit_hash_key)
         return position + 1
 
     def add_any(
@@ -141,8 +141,8 @@ class AggregatingLane:
             self._open(arrived_at, explicit_hash_key)
         if detached is not None:
             self._rejoin(detached, deadline)
-        if explicit_hash_key is not None:
-            self._explicit_indices.setdefault(explicit_hash_key, len(self._explicit_indices))
+        if explicit_hash_key is not None and record.explicit_index(explicit_hash_key) is None:
+            record.add_explicit(explicit_hash_key, explicit_hash_key_entry(explicit_hash_key))
         delivery = record.add(partition_key, key_entry, head, data, user_bytes, arrived_at)
         record.size = size
         left = math.inf if self._rules.count_limit is None else self._rules.count_limit - len(record.arrivals)
@@ -181,9 +181,9 @@ class AggregatingLane:
             size += len(key_entry)
         explicit_index = None
         if explicit_hash_key is not None:
-            explicit_index = self._explicit_indices.get(explicit_hash_key)
+            explicit_index = record.explicit_index(explicit_hash_key)
             if explicit_index is None:
-                explicit_index = len(self._explicit_indices)
+                explicit_index = record.explicit_count
                 size += len(explicit_hash_key_entry(explicit_hash_key))
         head = record_head(index, explicit_index, len(data))
         return size + len(head) + len(data), head
@@ -221,11 +221,8 @@ class AggregatingLane:
         first_key = record.first_key()
         first_explicit = self._first_explicit_hash_key
         aggregated = len(arrivals) > 1
-        if aggregated:
-            explicit_entries = [explicit_hash_key_entry(entry) for entry in self._explicit_indices]
-            data = seal(record.key_table(), b"".join(explicit_entries), record.records())
-        else:
-            data = record.only_data()
+        parts = (record.key_table(), record.explicit_table(), record.records())
+        data = seal(*parts) if aggregated else record.only_data()
         partition_key = first_key if self._rules.first_partition_key or not aggregated else "a"
         expires_at = self._oldest_arrival + self._rules.ttl_seconds
         output = self._output
@@ -323,9 +320,13 @@ class SingleLane:
             output.has_closed = True
         return self._delivery(outcome, 0)
 
-    def add_run(self, run: list[Placed], start: int, now: float) -> int:
+    def add_run(self, run: Run, start: int, now: float) -> int:
         """Make a Kinesis record of the user record at `start` of a run; return the next index."""
-        self.add(*run[start], now)
+        partition_key, key_entry, data, user_bytes, *explicit = run[start]
+        if explicit:
+            self.add_any(partition_key, key_entry, data, user_bytes, now, explicit_hash_key=explicit[0])
+        else:
+            self.add(partition_key, key_entry, data, user_bytes, now)
         return start + 1
 
     def add_any(
@@ -341,10 +342,10 @@ class SingleLane:
         deadline: float = math.inf,
     ) -> ResultHandle:
         """Make a Kinesis record of any user record, also of a detached one with a history."""
+        key_entry = key_entry if explicit_hash_key is None else explicit_hash_key.encode()
         delivery = self.add(partition_key, key_entry, data, user_bytes, arrived_at)
         record = self._output.closed[-1]
-        if explicit_hash_key is not None:
-            record.explicit_hash_key = record.user_explicit_hash_key = explicit_hash_key
+        record.user_explicit_hash_key = explicit_hash_key
         if detached is not None:
             self._output.single_count -= 1
             self._output.generations.retain(detached.generation)

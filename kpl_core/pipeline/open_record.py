@@ -2,7 +2,8 @@
 
 It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c`),
 which the compiled wheel has. A property test compares every byte of the two. `append` and `append_pairs` take only what
-most user records are: bytes, under a partition key without an explicit hash key, that fit. The lane does the rest.
+most user records are: bytes, under a partition key without an explicit hash key, that fit. A run may have explicit hash
+keys too. The lane does the rest.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ from kpl_core.records.aggregated_record import (
     HEADS_LONG,
     KEY_INDEX,
     SHORT_KEY_INDICES,
+    explicit_heads,
     record_head,
 )
 from kpl_core.records.outcome import Outcome, ResultHandle
@@ -21,8 +23,12 @@ from kpl_core.records.outcome import Outcome, ResultHandle
 # The size limit of a record whose next user record is the lane's to add: no size is below it.
 SHUT: Final = -1
 
-# A user record on its way into a lane: its partition key, the lane's entry for it, data, bytes of key and data.
-Placed = tuple[str, bytes, bytes, int]
+# User records on their way into a lane: partition key, the lane's entry for it, data, bytes of key and data. If all of
+# them have explicit hash keys, each of these and its entry follow.
+Run = list[Any]
+_PLAIN_PARTS: Final = 4
+# How many items a pair of partition key and data has; a third one is an explicit hash key.
+PAIR: Final = 2
 
 
 class PythonOpenRecord:
@@ -43,6 +49,8 @@ class PythonOpenRecord:
         self.arrivals: list[float] = []
         self._key_indices: dict[str, int] = {}
         self._key_entries: list[bytes] = []
+        self._explicit_indices: dict[str, int] = {}
+        self._explicit_entries: list[bytes] = []
         self._pieces: list[bytes] = []
 
     def append(
@@ -74,8 +82,10 @@ class PythonOpenRecord:
         arrivals.append(now)
         return self._delivery(self.outcome, len(arrivals) - 1)
 
-    def append_run(self, run: list[Placed], start: int, now: float) -> int:
+    def append_run(self, run: Run, start: int, now: float) -> int:
         """Append the user records of a run from `start` on; return the index of the first one it refuses."""
+        if start < len(run) and len(run[start]) > _PLAIN_PARTS:
+            return self._append_explicit_run(run, start, now)
         indices, entries, pieces = self._key_indices, self._key_entries, self._pieces
         known, size, limit, user_bytes = len(entries), self.size, self.limit, self.user_bytes
         position, end = start, len(run)
@@ -106,6 +116,49 @@ class PythonOpenRecord:
         self.arrivals += [now] * (position - start)
         return position
 
+    def _append_explicit_run(self, run: Run, start: int, now: float) -> int:
+        """Do what `append_run` does, for user records with explicit hash keys."""
+        indices, explicit_indices, pieces = self._key_indices, self._explicit_indices, self._pieces
+        known, known_explicit, size, user_bytes = len(indices), len(explicit_indices), self.size, self.user_bytes
+        heads, key_fields = explicit_heads()
+        limit, position, end = self.limit, start, len(run)
+        while position < end:
+            partition_key, key_entry, data, record_user_bytes, explicit_hash_key, explicit_entry = run[position]
+            index = indices.setdefault(partition_key, known)
+            explicit_index = explicit_indices.setdefault(explicit_hash_key, known_explicit)
+            try:
+                are_short = index < SHORT_KEY_INDICES > explicit_index
+                long_indices = 0 if are_short else (index >= SHORT_KEY_INDICES) + (explicit_index >= SHORT_KEY_INDICES)
+                record_bytes, head, length = heads[long_indices][len(data)]
+                index_field, explicit_field = key_fields[index], KEY_INDEX[explicit_index]
+            except IndexError:
+                head, index_field, explicit_field, length = record_head(index, explicit_index, len(data)), b"", b"", b""
+                record_bytes = len(head) + len(data)
+            grown = size + record_bytes
+            if index == known:
+                grown += len(key_entry)
+            if explicit_index == known_explicit:
+                grown += len(explicit_entry)
+            if grown >= limit:
+                if index == known:
+                    del indices[partition_key]
+                if explicit_index == known_explicit:
+                    del explicit_indices[explicit_hash_key]
+                break
+            if index == known:
+                self._key_entries.append(key_entry)
+                known += 1
+            if explicit_index == known_explicit:
+                self._explicit_entries.append(explicit_entry)
+                known_explicit += 1
+            pieces += (head, index_field, explicit_field, length, data)
+            size = grown
+            user_bytes += record_user_bytes
+            position += 1
+        self.size, self.user_bytes = size, user_bytes
+        self.arrivals += [now] * (position - start)
+        return position
+
     def key_index(self, partition_key: str) -> int | None:
         """Return the index of a partition key in the key table, None if it is not there."""
         return self._key_indices.get(partition_key)
@@ -114,6 +167,20 @@ class PythonOpenRecord:
     def key_count(self) -> int:
         """Return how many partition keys the key table has."""
         return len(self._key_entries)
+
+    def explicit_index(self, explicit_hash_key: str) -> int | None:
+        """Return the index of an explicit hash key in the table of these, None if it is not there."""
+        return self._explicit_indices.get(explicit_hash_key)
+
+    @property
+    def explicit_count(self) -> int:
+        """Return how many explicit hash keys their table has."""
+        return len(self._explicit_entries)
+
+    def add_explicit(self, explicit_hash_key: str, entry: bytes) -> None:
+        """Add a new explicit hash key to the table of these."""
+        self._explicit_indices[explicit_hash_key] = len(self._explicit_entries)
+        self._explicit_entries.append(entry)
 
     def add(
         self, partition_key: str, key_entry: bytes, head: bytes, data: bytes, user_bytes: int, arrived_at: float
@@ -133,6 +200,10 @@ class PythonOpenRecord:
     def key_table(self) -> bytes:
         """Return the protobuf of the key table."""
         return b"".join(self._key_entries)
+
+    def explicit_table(self) -> bytes:
+        """Return the protobuf of the table of explicit hash keys."""
+        return b"".join(self._explicit_entries)
 
     def only_data(self) -> bytes:
         """Return the data of the only user record."""
@@ -179,12 +250,76 @@ def python_append_pairs(
     return position, taken
 
 
+def python_place_pairs(
+    pairs: list[Any],
+    start: int,
+    routes: dict[str, Any],
+    explicit_routes: dict[str, Any],
+    most: int,
+    runs: dict[Any, Run],
+) -> tuple[int, int]:
+    """Add pairs of partition key and data from `start` on to the runs of their lanes.
+
+    Or all of them have an explicit hash key as a third item. Stops at the first whose data is not bytes, that has no
+    route there, or more than `most` bytes, or whose explicit hash key leads to another kind of lane than its partition
+    key may. Returns its index, and the bytes of keys and data of those before it.
+    """
+    if start < len(pairs) and len(pairs[start]) > PAIR:
+        return _place_explicit(pairs, start, routes, explicit_routes, most, runs)
+    position, end, taken = start, len(pairs), 0
+    while position < end:
+        partition_key, data = pairs[position]
+        route = routes.get(partition_key)
+        if route is None or data.__class__ is not bytes:
+            break
+        lane, key_entry, key_bytes, _ = route
+        size = len(data) + key_bytes
+        if size > most:
+            break
+        run = runs.get(lane)
+        if run is None:
+            runs[lane] = run = []
+        run.append((partition_key, key_entry, data, size))
+        taken += size
+        position += 1
+    return position, taken
+
+
+def _place_explicit(
+    pairs: list[Any],
+    start: int,
+    routes: dict[str, Any],
+    explicit_routes: dict[str, Any],
+    most: int,
+    runs: dict[Any, Run],
+) -> tuple[int, int]:
+    position, end, taken = start, len(pairs), 0
+    while position < end:
+        partition_key, data, explicit_hash_key = pairs[position]
+        route, explicit_route = routes.get(partition_key), explicit_routes.get(explicit_hash_key)
+        if route is None or explicit_route is None or data.__class__ is not bytes:
+            break
+        _, key_entry, key_bytes, record = route
+        size = len(data) + key_bytes
+        if size > most or record is None:
+            break
+        lane, entry = explicit_route
+        run = runs.get(lane)
+        if run is None:
+            runs[lane] = run = []
+        run.append((partition_key, key_entry, data, size, explicit_hash_key, entry))
+        taken += size
+        position += 1
+    return position, taken
+
+
 if TYPE_CHECKING:
     OpenRecord = PythonOpenRecord
     append_pairs = python_append_pairs
+    place_pairs = python_place_pairs
 else:
     try:
         _in_c = import_module("kpl_core.pipeline._open_record")
-        OpenRecord, append_pairs = _in_c.OpenRecord, _in_c.append_pairs
+        OpenRecord, append_pairs, place_pairs = _in_c.OpenRecord, _in_c.append_pairs, _in_c.place_pairs
     except ImportError:
-        OpenRecord, append_pairs = PythonOpenRecord, python_append_pairs
+        OpenRecord, append_pairs, place_pairs = PythonOpenRecord, python_append_pairs, python_place_pairs

@@ -267,7 +267,7 @@ class StreamPipeline:
         assert fair is not None  # noqa: S101 - the producer checked
         if self.ledger.is_durable:
             # A durable store needs the flow of each.
-            self.put_together([UserRecord(key, as_bytes(data)) for key, data in pairs], now, terms)
+            self.put_together([with_bytes(UserRecord(*pair)) for pair in pairs], now, terms)
             return
         runs = fair.admit_pairs(pairs, terms)
         while runs:

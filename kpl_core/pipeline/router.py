@@ -14,7 +14,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from kpl_core.pipeline.open_record import OpenRecord
 from kpl_core.pipeline.shard_map import ShardMap
-from kpl_core.records.hash_key import md5
+from kpl_core.records.aggregated_record import explicit_hash_key_entry
+from kpl_core.records.hash_key import hash_key_to_digest, md5, parse_explicit_hash_key
 from kpl_core.records.user_record import encode_partition_key
 
 
@@ -38,6 +39,8 @@ WORTHWHILE_HIT_SHARE: Final = 0.3
 
 # Where the user record goes, what that place needs of its key, the key's bytes, and the place's open record.
 Route = tuple[L, bytes, int, OpenRecord | None]
+# Where user records with an explicit hash key go, and the entry of the explicit hash key in the place's table.
+ExplicitRoute = tuple[L, bytes]
 
 
 class Router(Generic[L]):
@@ -58,6 +61,7 @@ class Router(Generic[L]):
         self._lookups = lookups
         # Read by the pipeline directly, one dict look-up per user record. Never replaced.
         self.routes: dict[str, Route[L]] = {}
+        self.explicit_routes: dict[str, ExplicitRoute[L]] = {}
         self._old: dict[str, Route[L]] = {}
         # By position among the shards, where they leave no gap.
         self._lanes: dict[int, L] = {}
@@ -93,9 +97,13 @@ class Router(Generic[L]):
             self._turn_generation()
         return route
 
-    def find_explicit(self, partition_key: str, digest: bytes) -> Route[L]:
-        """Return the route of a user record with an explicit hash key, as 16 bytes. It is not remembered."""
-        key = encode_partition_key(partition_key)
+    def find_explicit(self, explicit_hash_key: str) -> ExplicitRoute[L]:
+        """Return the route of an explicit hash key that `explicit_routes` does not hold, and remember it.
+
+        Raises:
+            TypeError, InvalidUserRecord: the explicit hash key is not valid.
+        """
+        digest = hash_key_to_digest(parse_explicit_hash_key(explicit_hash_key))
         ends = self._shard_map.gapless_ends
         position = bisect_left(ends, digest)
         lane = self._lanes.get(position) if ends else None
@@ -103,7 +111,10 @@ class Router(Generic[L]):
             lane = self._lane_of(self._shard_map.predict(digest))
             if ends:
                 self._lanes[position] = lane
-        return lane, lane.entry(key, digest), len(key), lane.open_record
+        if len(self.explicit_routes) >= self._generation_keys:
+            self.explicit_routes.clear()
+        route = self.explicit_routes[explicit_hash_key] = (lane, explicit_hash_key_entry(explicit_hash_key))
+        return route
 
     def _turn_generation(self) -> None:
         lookups = self._lookups()
@@ -119,6 +130,7 @@ class Router(Generic[L]):
     def forget(self) -> None:
         """Forget all routes, because the shard map changed."""
         self.routes.clear()
+        self.explicit_routes.clear()
         self._lanes.clear()
         self._old = {}
         self._lookups_at_start = self._lookups()

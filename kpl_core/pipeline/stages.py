@@ -25,7 +25,7 @@ from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
-from kpl_core.pipeline.open_record import Placed
+from kpl_core.pipeline.open_record import Run
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
@@ -138,10 +138,10 @@ class FairQueueing(Protocol):
     ) -> None:
         """Put the records behind those that have a delivery, until a lane has closed a record."""
 
-    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, list[Placed]]:
+    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
         """Check pairs of key and data, take room for all of them, and return what goes into which lane."""
 
-    def enter_runs(self, runs: dict[Lane, list[Placed]], now: float, flow: str | None) -> None:
+    def enter_runs(self, runs: dict[Lane, Run], now: float, flow: str | None) -> None:
         """Remove runs and put them, until a lane has closed a record."""
 
     def next_ready(self, now: float) -> DetachedUserRecord | None:

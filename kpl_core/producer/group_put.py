@@ -5,9 +5,10 @@ refused. The caller must call `finish`, also if it is cancelled. A producer that
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.pipeline.open_record import PAIR
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.delivery import Delivery
@@ -20,6 +21,9 @@ from kpl_core.records.user_record import (
     require_size,
     with_bytes,
 )
+
+# Partition key and data of user records, without a flow of their own; all or none with an explicit hash key.
+Pairs = Sequence[tuple[str, bytes]] | Sequence[tuple[str, bytes, str]]
 
 # What a slice has at most, if it has several records: about a millisecond of work.
 SLICE_RECORDS: Final = 250
@@ -45,7 +49,7 @@ class GroupPut:
     def __init__(
         self,
         pipeline: StreamPipeline,
-        records: Sequence[UserRecord] | Sequence[tuple[str, bytes]],
+        records: Sequence[UserRecord] | Pairs,
         terms: GroupTerms,
         clock: Callable[[], float],
         wake: Callable[[], object],
@@ -61,21 +65,22 @@ class GroupPut:
         # The deliveries so far; pairs have none.
         self.deliveries: list[Delivery] = []
         require_notes(terms.flow, None)
-        texts = [each if type(each) is tuple else (each.partition_key, each.data) for each in records]  # type: ignore[union-attr]
-        if not {type(data) for _, data in texts} <= {bytes}:
-            texts = [(key, as_bytes(data)) for key, data in texts]
-            records = texts if self._pairs else [with_bytes(each) for each in records]  # type: ignore[arg-type]
+        items: Any = records
         if not self._pairs:
-            for each in records:
-                if each.explicit_hash_key is not None:  # type: ignore[union-attr]
-                    parse_explicit_hash_key(each.explicit_hash_key)  # type: ignore[union-attr]
-        sizes = [_key_bytes(key) + len(data) for key, data in texts]
+            items = [(each.partition_key, each.data, each.explicit_hash_key) for each in items]
+        if not {type(each[1]) for each in items} <= {bytes}:
+            items = [(each[0], as_bytes(each[1]), *each[2:]) for each in items]
+            records = items if self._pairs else [with_bytes(each) for each in records]  # type: ignore[arg-type]
+        for each in items:
+            if len(each) > PAIR and each[2] is not None:
+                parse_explicit_hash_key(each[2])
+        sizes = [_key_bytes(each[0]) + len(each[1]) for each in items]
         if max(sizes, default=0) > (most := pipeline.max_record_bytes):
-            key, data = texts[sizes.index(max(sizes))]
+            key, data, *_ = items[sizes.index(max(sizes))]
             require_size(len(key.encode()), len(data), max_record_bytes=most)
         fair.reserve(sum(sizes), len(records), terms.flow, terms.tier)
         self._terms = terms._replace(has_room=True)
-        self._records: Sequence[UserRecord | tuple[str, bytes]] = records
+        self._records: Any = records
         self._sizes = sizes
         # The producer's groups with records that are not put yet.
         self._open_groups = open_groups

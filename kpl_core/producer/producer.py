@@ -20,7 +20,7 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
 from kpl_core.producer.delivery import Delivery, wait_for_spool
-from kpl_core.producer.group_put import GroupPut
+from kpl_core.producer.group_put import GroupPut, Pairs
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.thread_puts import ThreadPuts
@@ -180,11 +180,10 @@ class Producer:
             self._wake(stream)
         return deliveries  # type: ignore[return-value] # as `put_nowait`
 
-    def put_pairs_together_nowait(
-        self, stream: str, pairs: Sequence[tuple[str, bytes]], *, flow: str | None = None
-    ) -> None:
+    def put_pairs_together_nowait(self, stream: str, pairs: Pairs, *, flow: str | None = None) -> None:
         """Accept all pairs of partition key (str) and data (bytes) of one flow now, or none of them; no deliveries.
 
+        All of them may have an explicit hash key (str) as a third item.
         For a caller that answers a whole request at once, and leaves the rest to hooks and `report`. Half the cost
         of `put_together_nowait`, which raises the same.
         """
@@ -196,7 +195,7 @@ class Producer:
     def begin_group(
         self,
         stream: str,
-        records: Sequence[UserRecord] | Sequence[tuple[str, bytes]],
+        records: Sequence[UserRecord] | Pairs,
         *,
         flow: str | None = None,
         tier: Tier = "normal",

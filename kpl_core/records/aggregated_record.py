@@ -18,6 +18,7 @@ project together. The aggregator appends user records with the tables below. All
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from hashlib import md5 as bulk_md5
 from typing import Final
 
@@ -78,16 +79,17 @@ def record_head(key_index: int, explicit_hash_key_index: int | None, data_bytes:
 # Most user records have small data, one of the first keys, and no explicit hash key. Their head is assembled from
 # prepared pieces. HEADS[data size] is the length of the whole record, the bytes before the key index, and the
 # encoded length of the data. KEY_INDEX[key index] belongs between those two pieces. HEADS_LONG is for a key index
-# of two varint bytes, which makes the head longer.
+# of two varint bytes, which makes the head longer. With an explicit hash key, EXPLICIT_KEY_INDEX[key index] and
+# KEY_INDEX[index of the explicit hash key] belong there.
 PREPARED_DATA_BYTES: Final = 1280
 SHORT_KEY_INDICES: Final = 128
 PREPARED_KEY_INDICES: Final = 2048
 
 # Made when the package is imported, so without a call for each element.
-_VARINTS: Final = [bytes((low,)) for low in range(128)] + [
+VARINTS: Final = [bytes((low,)) for low in range(128)] + [
     bytes((low, high)) for high in range(1, PREPARED_KEY_INDICES // 128) for low in range(128, 256)
 ]
-KEY_INDEX: Final[list[bytes]] = [index + b"\x1a" for index in _VARINTS[:PREPARED_KEY_INDICES]]
+KEY_INDEX: Final[list[bytes]] = [index + b"\x1a" for index in VARINTS[:PREPARED_KEY_INDICES]]
 
 
 def _heads(key_index_bytes: int) -> list[tuple[int, bytes, bytes]]:
@@ -95,13 +97,22 @@ def _heads(key_index_bytes: int) -> list[tuple[int, bytes, bytes]]:
     sizes = [2 + key_index_bytes + (1 if size < SHORT_KEY_INDICES else 2) + size for size in range(PREPARED_DATA_BYTES)]
     return [
         (1 + len(length) + fields, b"\x1a" + length + b"\x08", data_length)
-        for fields, data_length in zip(sizes, _VARINTS, strict=False)
-        for length in (_VARINTS[fields],)
+        for fields, data_length in zip(sizes, VARINTS, strict=False)
+        for length in (VARINTS[fields],)
     ]
 
 
 HEADS: Final = _heads(1)
 HEADS_LONG: Final = _heads(2)
+
+
+@cache
+def explicit_heads() -> tuple[list[list[tuple[int, bytes, bytes]]], list[bytes]]:
+    """Return the HEADS of records with explicit hash keys, by how many of the two indices are long; EXPLICIT_KEY_INDEX.
+
+    They are made when they are first needed.
+    """
+    return [_heads(3), _heads(4), _heads(5)], [index + b"\x10" for index in VARINTS[:PREPARED_KEY_INDICES]]
 
 
 def seal(*protobuf: bytes) -> bytes:

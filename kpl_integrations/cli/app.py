@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from kpl_integrations.cli.dlq import dlq
 from kpl_integrations.cli.exit_code import ExitCode
 from kpl_integrations.cli.options import (
     EXIT_CODES,
@@ -18,6 +17,8 @@ from kpl_integrations.cli.options import (
     requires_extra,
     run,
 )
+from kpl_integrations.cli.spool_file.dlq import dlq
+from kpl_integrations.cli.spool_file.spool import spool as spool_commands
 
 app = Commands(
     help="Put records into Amazon Kinesis, read them back, or try it all without an account.",
@@ -27,6 +28,7 @@ app = Commands(
 )
 keys = Commands(help="Create and check the credentials of the ingest gateway's tenants.")
 app.add_typer(dlq, name="dlq")
+app.add_typer(spool_commands, name="spool")
 app.add_typer(keys, name="keys")
 
 Stream = Annotated[str, typer.Argument(help="Name or ARN of the stream.", show_default=False)]

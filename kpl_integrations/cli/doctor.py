@@ -3,11 +3,13 @@
 Limits are those of the Kinesis Data Streams developer guide, "Quotas and limits".
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 import msgspec
@@ -39,6 +41,7 @@ _NAMES: Final = (
     "clock",
     "open files",
     "hot path",
+    "wire path",
 )
 
 
@@ -71,6 +74,7 @@ class DoctorCommand:
             self._checks.append(Check(self._current, "failed", found, fix))
         self._checks.append(check_open_files(_open_files_limit()))
         self._checks.append(check_hot_path(is_compiled=COMPILED, direct_url=_direct_url()))
+        self._checks.append(check_wire_path(os.environ, has_cbor=find_spec("cbor2") is not None))
         known = {check.name: check for check in self._checks}
         checks = [known.get(name, Check(name, "skipped", "an earlier check failed")) for name in _NAMES]
         is_ok = all(check.status != "failed" for check in checks)
@@ -156,6 +160,15 @@ def check_hot_path(*, is_compiled: bool, direct_url: str | None) -> Check:
     else:
         why = "the installed wheel is the pure Python one, as where no compiled one fits this Python and platform"
     return Check("hot path", "ok", f"interpreted: {why}")
+
+
+def check_wire_path(environment: Mapping[str, str], *, has_cbor: bool) -> Check:
+    """Say how producers and gateways with this environment encode their requests."""
+    names = ("KPL_WIRE_PATH", "KPL_INGEST_WIRE_PATH")
+    found = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
+    if not has_cbor and "=cbor" in found:
+        return Check("wire path", "failed", found, "CBOR needs cbor2: pip install 'kpl-integrations[cbor]'")
+    return Check("wire path", "ok", found or "JSON, by the producer's own encoder")
 
 
 def check_clock(answered: str | None, now: datetime) -> Check:

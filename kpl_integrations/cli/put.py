@@ -22,7 +22,7 @@ from kpl_integrations.cli.terminal import Figure, note, print_failure, print_fig
 
 _POLL_SECONDS: Final = 0.1
 # Print a note when requests have failed for this long; a progress bar that does not move explains nothing.
-_PATIENCE_SECONDS: Final = 3.0
+PATIENCE_SECONDS: Final = 3.0
 # A file is read faster than a shard accepts it (1 MiB a second), and records read ahead must not expire.
 _OUTSTANDING_BYTES: Final = 16 * MIB
 _TTL_MS: Final = 60_000
@@ -108,7 +108,7 @@ class PutCommand:
             failing = self._totals.failing
             if failing is None:
                 is_noted = False
-            elif not is_noted and anyio.current_time() - failing[1] > _PATIENCE_SECONDS:
+            elif not is_noted and anyio.current_time() - failing[1] > PATIENCE_SECONDS:
                 is_noted = True
                 note(f"all requests fail now ({failing[0]}); each record is retried for {_TTL_MS / 1000:g} seconds")
             if producer.report().failed_total:

@@ -94,6 +94,14 @@ def printable(text: str) -> str:
     )
 
 
+def duration_text(seconds: float) -> str:
+    """Return a duration with its unit, such as "42 s", "3 min" or "5 h"."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def note(text: str) -> None:
     """Print a remark on stderr that is neither a result nor an error."""
     with suppress(OSError):  # stderr on a full disk or closed must not end the command

@@ -178,7 +178,8 @@ def _figures(view: GatewayView) -> Table:
     if records.spooled or records.dead_lettered:
         table.add_row("kept", _bold(f"{records.spooled:,} spooled"), f"{records.dead_lettered:,} dead letters")
     if room is not None and room.max_bytes:
-        words = f"{_short(room.outstanding_bytes)}B of {_short(room.max_bytes)}B, {room.outstanding_records:,} records"
+        used, limit = _size(room.outstanding_bytes), _size(room.max_bytes)
+        words = f"{used} of {limit}, {room.outstanding_records:,} records"
         table.add_row("buffer", _bar(room.used_share), words)
     return table
 
@@ -209,7 +210,7 @@ def _streams(view: GatewayView, rows: int) -> Table:
 
 
 def _tenants(view: GatewayView, rows: int) -> Table:
-    table = _table("tenant", "requests/s", "records/s", "refused/s", "waiting", "waiting bytes")
+    table = _table("tenant", "requests/s", "records/s", "refused/s", "waiting", "waiting size")
     for each in view.tenants[:rows]:
         table.add_row(
             each.tenant,
@@ -217,7 +218,7 @@ def _tenants(view: GatewayView, rows: int) -> Table:
             _short(each.records_per_second),
             Text(_short(each.refused_per_second), "yellow" if each.refused_per_second else ""),
             f"{each.waiting_records:,}",
-            f"{_short(each.waiting_bytes)}B",
+            _size(each.waiting_bytes),
         )
     return _with_more(table, view.tenants, rows)
 
@@ -250,6 +251,14 @@ def _sparkline(values: Iterable[float]) -> str:
     if most <= 0:
         return ""
     return "".join(_BLOCKS[round(value / most * (len(_BLOCKS) - 1))] for value in shown)
+
+
+def _size(size_bytes: float) -> str:
+    """Return a size in the units of the options and the pages, such as 32.0 MiB."""
+    for unit, letter in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:,.1f} {letter}B"
+    return f"{size_bytes:.0f} B"
 
 
 def _short(number: float) -> str:

@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kpl_core import BreakerPolicy, Config, ConfigError, DeadLetterOptions, FairnessPolicy, SpoolOptions, TierPolicy
+from kpl_core.options.config import WirePath
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.validation import Bound, require_number
 from kpl_integrations.ingest.decoding import DecodeLimits
@@ -86,6 +87,8 @@ class IngestSettings(BaseSettings):
     record_ttl_ms: Annotated[float, Bound(100, 1e12, "milliseconds")] = 30_000
     record_max_buffered_time_ms: Annotated[float, Bound(0, 1e12, "milliseconds")] = 100
     aggregation_enabled: bool = True
+    # How PutRecords requests are encoded: "fast" and "stock" are JSON, "cbor" needs no Base64.
+    wire_path: WirePath = "fast"
     spool: Path | None = None
     dead_letters: Path | None = None
 
@@ -158,6 +161,7 @@ class IngestSettings(BaseSettings):
             region=self.region,
             endpoint_url=self.endpoint_url,
             aggregation_enabled=self.aggregation_enabled,
+            wire_path=self.wire_path,
             record_max_buffered_time_ms=self.record_max_buffered_time_ms,
             record_ttl_ms=self.record_ttl_ms,
             max_outstanding_records=self.max_outstanding_records,

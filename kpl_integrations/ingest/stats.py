@@ -12,7 +12,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from kpl_core import Producer
 from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.open_gateway import OpenGateway
@@ -77,7 +76,7 @@ class SingleProcessStats:
     async def tenant_stats(self, account: TenantAccount) -> StatsDocument:
         """Return one tenant's figures in this process."""
         opened = self._opened
-        return StatsDocument(state=opened.admission.state, tenants=_tenants([account], opened.producer))
+        return StatsDocument(state=opened.admission.state, tenants=_tenants([account], opened))
 
     def _state(self) -> Iterator[Sample]:
         waiting = self._opened.producer.waiting_by_flow()
@@ -93,7 +92,7 @@ def _document(opened: OpenGateway) -> StatsDocument:
     producer = opened.producer
     return StatsDocument(
         state=opened.admission.state,
-        tenants=_tenants(opened.accounts, producer),
+        tenants=_tenants(opened.accounts, opened),
         records=msgspec.convert(producer.report(), RecordStats, from_attributes=True),
         room=msgspec.convert(producer.buffer_limit, BufferStats, from_attributes=True),
         answers={str(status): count for status, count in sorted(opened.tally.answers.items())},
@@ -113,8 +112,8 @@ def _document(opened: OpenGateway) -> StatsDocument:
     )
 
 
-def _tenants(accounts: Iterable[TenantAccount], producer: Producer) -> dict[str, TenantStats]:
-    queued = producer.waiting_by_flow()
+def _tenants(accounts: Iterable[TenantAccount], opened: OpenGateway) -> dict[str, TenantStats]:
+    queued = opened.producer.waiting_by_flow()
     found = {}
     for account in accounts:
         records, size_bytes = queued.get(account.flow, (0, 0))
@@ -123,6 +122,7 @@ def _tenants(accounts: Iterable[TenantAccount], producer: Producer) -> dict[str,
             accepted_records=account.accepted_records,
             waiting_records=records,
             waiting_bytes=size_bytes,
+            cpu_seconds=round(opened.read_turns.cpu_seconds.get(account.tenant.id, 0.0), 3),
             refused={refusal.value: count for refusal, count in account.refused.items()},
         )
     return found

@@ -113,7 +113,7 @@ def key_chooser(choice: KeyChoice | None) -> KeyOf | None:
         return _trace_id
     if choice is not None and choice.startswith(_EXTRA) and len(choice) > len(_EXTRA):
         field = choice.removeprefix(_EXTRA)
-        return lambda record: _text(getattr(record, field, None))
+        return lambda record: _text(_extra_field(record, field))
     message = (
         f"partition_key is {choice!r}; it must be 'random', 'logger', 'trace_id', 'extra:<field>' or a function "
         f"of the log record"
@@ -137,6 +137,13 @@ def random_keys() -> Iterator[str]:
 def _trace_id(_record: logging.LogRecord) -> str | None:
     trace = current_trace()
     return None if trace is None else trace[0]
+
+
+def _extra_field(record: logging.LogRecord, name: str) -> object:
+    """Return an extra field of a record; loguru has its bound fields in the attribute `extra`."""
+    fields = vars(record)
+    bound = fields.get("extra")
+    return bound[name] if name not in fields and isinstance(bound, dict) and name in bound else fields.get(name)
 
 
 def _text(value: object) -> str | None:

@@ -280,7 +280,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def _extra_of(record: logging.LogRecord) -> Fields:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in _LEFT_BEHIND}
+    fields = {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in _LEFT_BEHIND}
+    if isinstance(fields.get("extra"), dict):
+        # loguru's bound fields.
+        fields |= fields.pop("extra")
+    return fields
 
 
 def _add_fields(fields: Fields, extra: Fields) -> None:

@@ -101,7 +101,6 @@ class KinesisHandler(logging.Handler, ProcessListener):
         transport: Callable[[Config], KinesisTransport] | None = None,
         **options: Unpack[LogOptions],
     ) -> None:
-        super().__init__(level)
         settings = self._settings = LogSettings(**options)
         self.stream = stream
         self.close_timeout = settings.patience_seconds
@@ -118,6 +117,8 @@ class KinesisHandler(logging.Handler, ProcessListener):
         self._max_data_bytes = self._config.for_stream(stream).known_max_record_size - _KEY_BYTES
         self._encode_large = partial(encode_large, rule=settings.oversize, max_bytes=self._max_data_bytes)
         self._json = JsonFormatter(settings.json_format)
+        # Only now: `logging` flushes at the exit each handler that began, also one whose options are wrong.
+        super().__init__(level)
         # Without a formatter, basicConfig would set its own.
         self.setFormatter(self._json)
         self._is_closed = False

@@ -5,11 +5,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from prometheus_client.samples import Sample
 
+from benchmarks.dashboard_pictures import PICTURES as PICTURES_TAKEN, take_pictures
+from kpl_integrations.gateway_figures import StatsDocument
+from kpl_integrations.ingest.dashboard.board import Board
 from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
 from tests.browser.conftest import Gateway
 
@@ -17,6 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 Serve = Callable[..., Gateway]
 # Where screenshots are saved, if set.
 PICTURES = os.environ.get("KPL_PICTURES")
+PUBLISHED = Path(__file__).parents[2] / "docs" / "pictures"
 SECRET = "an-admin-key-of-32-characters-xyz"
 NUMBER = "[data-number='{}']"
 
@@ -84,11 +91,11 @@ def _picture(page: Page, name: str, width: int) -> None:
 
 def _enter(page: Page) -> None:
     page.fill("#key", SECRET)
-    page.get_by_role("button").click()
+    page.get_by_role("button", name="Log in").click()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [390, 1400])
 def test_the_dashboard_shows_live_numbers_under_load(
     browser: Browser, serve: Serve, load: Load, width: int, scheme: str
 ) -> None:
@@ -100,12 +107,19 @@ def test_the_dashboard_shows_live_numbers_under_load(
     # The delivered count only grows, so two readings differ.
     books = page.locator("#books")
     expect(books).to_contain_text("delivered")
-    expect(page.locator(".shard").first).to_be_visible(timeout=15_000)
+    expect(page.locator("#shards .bar").first).to_be_visible(timeout=15_000)
     first = books.inner_text()
     expect(books).not_to_have_text(first, timeout=10_000)
     page.wait_for_function("parseFloat(document.querySelector(\"[data-number='accepted']\").textContent) > 0")
     expect(page.locator("#tenants tr")).to_have_count(len(TENANTS))
-    expect(page.locator("#answers")).to_contain_text("refused: quota")
+    expect(page.locator("#answers")).to_contain_text("refused: quota", timeout=15_000)
+    # Each chart has a unit and a time range.
+    for chart, unit in (("#rates", "/s"), ("#delays", "ms")):
+        expect(page.locator(chart)).to_contain_text(unit)
+        expect(page.locator(chart)).to_contain_text("5 min ago")
+        expect(page.locator(chart)).to_contain_text("now")
+    expect(page.locator("#lost")).to_have_text("No")
+    expect(page.locator("#tenants polyline")).to_have_count(len(TENANTS))
     shown = page.content()
     assert [secret for secret in (SECRET, *load.keys.values()) if secret in shown or stored_key(secret) in shown] == []
     _picture(page, f"dashboard-{scheme}-{width}", width)
@@ -114,6 +128,111 @@ def test_the_dashboard_shows_live_numbers_under_load(
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(","))) > 380) == (scheme == "light")
     assert [url for url in asked if not url.startswith((gateway.url, "data:"))] == []
+
+
+def _trouble() -> dict[str, Any]:
+    """Return the event of a gateway that lost records, with a queue of one tenant and a hot shard."""
+    tenants = {
+        "flood": {"accepted_records": 900, "waiting_records": 800, "waiting_bytes": 9 << 20, "cpu_seconds": 3.0},
+        "quiet": {"accepted_records": 100, "waiting_records": 8, "waiting_bytes": 1 << 20, "cpu_seconds": 1.0},
+    }
+    document = {
+        "state": "open",
+        "records": {
+            "accepted": 1_000,
+            "delivered": 900,
+            "failed": {"Expired": 12},
+            "spooled": 5,
+            "dead_lettered": 3,
+            "buffered": 80,
+        },
+        "room": {"outstanding_records": 80, "max_records": 100, "outstanding_bytes": 1, "max_bytes": 32 << 20},
+        "answers": {"202": 90, "429": 10},
+        "refusals": {"quota": 7, "queue share": 3},
+    }
+    board = Board()
+    board.update(msgspec.convert(document | {"tenants": {each: {} for each in tenants}}, StatsDocument), [], 0.0)
+    place = {"stream": "orders", "shard": "shardId-000000000003"}
+    samples = [
+        Sample("kinesis_producer_shard_utilisation", place, 0.97),
+        Sample("kinesis_ingest_tenant_wait_seconds", {"tenant": "flood"}, 17.0),
+    ]
+    return board.update(msgspec.convert(document | {"tenants": tenants}, StatsDocument), samples, 1.0)
+
+
+# The lowest contrast of a text with its background, as WCAG 2.2 defines it, and that text.
+LOWEST_CONTRAST = """() => {
+  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = (text) => channels(text).slice(0, 3).map((each) => each / 255)
+    .map((each) => each <= .04045 ? each / 12.92 : ((each + .055) / 1.055) ** 2.4)
+    .reduce((sum, each, index) => sum + each * [.2126, .7152, .0722][index], 0);
+  const behind = (element) => {
+    const color = getComputedStyle(element).backgroundColor;
+    return channels(color)[3] === 0 ? behind(element.parentElement) : color;
+  };
+  const texts = [...document.querySelectorAll("main *")].filter((each) => each.checkVisibility() &&
+    [...each.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim()));
+  return texts.map((each) => {
+    const style = getComputedStyle(each), color = each.closest("svg") ? style.fill : style.color;
+    const [one, other] = [luminance(color), luminance(behind(each))];
+    return [(Math.max(one, other) + .05) / (Math.min(one, other) + .05), each.textContent];
+  }).sort((one, other) => one[0] - other[0])[0];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 820, 1400])
+def test_the_dashboard_answers_the_four_questions_of_an_operator(
+    browser: Browser, serve: Serve, width: int, scheme: str
+) -> None:
+    gateway = serve("--local")
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    event = f"data: {json.dumps(_trouble())}\n\n"
+    page.route("**/dashboard/events", lambda route: route.fulfill(body=event, content_type="text/event-stream"))
+    page.goto(f"{gateway.url}/dashboard")
+    expect(page.locator("#lost")).to_have_text("Yes: 12 records")
+    expect(page.locator("#books")).to_contain_text("+ failed12 12 Expired")
+    red = [row.inner_text().split()[1] for row in page.locator("#books .bad").all()]
+    assert red == ["spooled", "dead-lettered", "failed"]
+    expect(page.locator("#late")).to_have_text("17 s")
+    expect(page.locator("#cause")).to_have_text("flood")
+    expect(page.locator("#cause-shares output")).to_have_text(["90%", "90%", "75%"])
+    expect(page.locator("#hot")).to_have_text("orders 3")
+    expect(page.locator("#answers tr")).to_have_count(4)
+    expect(page.locator("#answers tr td:first-child")).to_have_text(
+        ["202 Accepted", "429 Too Many Requests", "refused: quota", "refused: queue share"]
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every((each) => each.scrollWidth <= each.clientWidth)"
+    )
+    page.evaluate("document.getElementById('main').classList.remove('stale')")
+    contrast, text = page.evaluate(LOWEST_CONTRAST)
+    assert contrast >= 4.5, text
+    # The cards of each row end together: no hole in the grid.
+    edges = page.evaluate("[...document.querySelectorAll('.card')].map((card) => card.getBoundingClientRect())")
+    rows = {edge["y"]: max(each["right"] for each in edges if each["y"] == edge["y"]) for edge in edges}
+    assert len(set(map(round, rows.values()))) == 1
+    page.close()
+
+
+def test_the_time_range_is_changed_with_the_keyboard(browser: Browser, serve: Serve) -> None:
+    page, _ = _looked_at(browser, serve("--local").url)
+    expect(page.locator("#rates")).to_contain_text("5 min ago")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "range"
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#rates")).to_contain_text("60 s ago")
+
+
+@pytest.mark.long
+def test_the_pictures_of_the_documentation_are_taken_by_a_script(browser: Browser, tmp_path: Path) -> None:
+    for path, picture in zip(take_pictures(browser, tmp_path, seconds=2.0), PICTURES_TAKEN, strict=True):
+        taken, published = path.read_bytes(), (PUBLISHED / path.name).read_bytes()
+        for each in (taken, published):
+            assert each.startswith(b"\x89PNG\r\n\x1a\n")
+            assert int.from_bytes(each[16:20]) == picture.width
+            assert len(each) < 150 * 1024
 
 
 def test_the_dashboard_asks_for_the_admin_key_and_does_not_leak_it(browser: Browser, serve: Serve, load: Load) -> None:

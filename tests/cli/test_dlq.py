@@ -17,7 +17,7 @@ from kpl_core.durability.dead_letters import DeadLetterQueue, ExportReport, Lett
 from kpl_core.durability.spool import LetterFilter, Spool, SpooledRecord, SpoolOptions
 from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.cli import dead_letters
+from kpl_integrations.cli.spool_file import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome, run, started
 

@@ -6,7 +6,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kpl_core.testing import ErrorAnswer, When
-from kpl_integrations.cli.doctor import check_clock, check_hot_path, check_open_files, check_shards, check_stream
+from kpl_integrations.cli.doctor import (
+    check_clock,
+    check_hot_path,
+    check_open_files,
+    check_shards,
+    check_stream,
+    check_wire_path,
+)
 from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -42,6 +49,9 @@ VERDICTS = [
     (check_hot_path(is_compiled=False, direct_url=None), "ok", "interpreted: these are sources"),
     (check_hot_path(is_compiled=False, direct_url='{"dir_info": {}, "url": "file:///src"}'), "ok", "from sources"),
     (check_hot_path(is_compiled=False, direct_url=""), "ok", "the installed wheel is the pure Python one"),
+    (check_wire_path({}, has_cbor=False), "ok", "JSON"),
+    (check_wire_path({"KPL_INGEST_WIRE_PATH": "cbor"}, has_cbor=True), "ok", "KPL_INGEST_WIRE_PATH=cbor"),
+    (check_wire_path({"KPL_WIRE_PATH": "cbor"}, has_cbor=False), "failed", "pip install 'kpl-integrations[cbor]'"),
 ]
 
 
@@ -78,6 +88,7 @@ def test_in_a_pipe_the_table_has_no_escape_codes(stream):
         "clock",
         "open",
         "hot",
+        "wire",
     ]
 
 
@@ -106,7 +117,7 @@ def test_without_a_region_only_local_checks_run(kpl, monkeypatch):
     status, out, _ = kpl("doctor", "orders", "--json")
     found = verdicts(out)
     assert (status, found.pop("configuration")) == (3, "failed")
-    assert (found.pop("open files"), found.pop("hot path")) == ("ok", "ok")
+    assert (found.pop("open files"), found.pop("hot path"), found.pop("wire path")) == ("ok", "ok", "ok")
     assert set(found.values()) == {"skipped"}
     assert "--region" in out
 

@@ -73,6 +73,8 @@ def test_in_a_pipe_there_is_one_update_without_escape_codes(kpl, gateway):
     assert (status, err) == (0, "")
     assert "\x1b" not in out
     assert " in all" in out
+    # In the unit of the option, not in millions of bytes.
+    assert re.search(r"[\d.]+ MiB of 32\.0 MiB, [\d,]+ records", out)
     assert [line.split()[0] for line in out.splitlines() if line.startswith(("bulk-import", "shop", "mobile"))] == [
         "bulk-import",
         "shop",

@@ -40,6 +40,10 @@ ELSEWHERE = {
     r"python -m benchmarks.*": "benchmarks",
     r"opentelemetry-instrument .*": "tests/otel/test_programs.py",
     r"kpl top .*": "tests/cli/test_top.py",
+    r"curl -i http://127.0.0.1:8080/v1/streams/demo/records .*": "tests/ingest/app/test_gateway_examples.py",
+    # No Docker engine and no cluster here, as docs/howto/deploy.md says. These test what the commands read.
+    r"docker .*": "tests/ingest/app/test_image_and_compose.py",
+    r"kubectl .*|helm .*": "tests/interop/test_kubernetes.py",
     r"umask 077|sqlite3 (?:MOVED|RECOVERED) .*": "tests/docs/test_runbook.py",
 }
 # Commands that run until they are interrupted.
@@ -91,6 +95,7 @@ def folder(tmp_path: Path) -> Path:
         record = SpooledRecord("orders", "ada", b"...", 1_700_000_000.0)
         for reason in ("invalid", "ttl"):
             queue.bury_nowait([queue.letter(record, reason)]).result()
+        spool.append_nowait([record], claim=True).result()
     return tmp_path
 
 

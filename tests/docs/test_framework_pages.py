@@ -64,7 +64,8 @@ def importable(folder: Path) -> dict[str, str]:
 
 
 def served(command: Sequence[str], *options: str, folder: Path) -> AbstractContextManager[Running]:
-    return running([*command, *options], folder / "output.txt", importable(folder))
+    # A program may write files, such as a database.
+    return running([*command, *options], folder / "output.txt", importable(folder), folder=folder)
 
 
 GUNICORN = ("gunicorn", "orders:app", "--workers", "2", "--threads", "4")
@@ -183,6 +184,12 @@ def test_the_lambda_consumer_reports_the_first_failure_and_repeats_only_it(
     again = {"Records": event(b"", encode([*good, UserRecord("c-3", b'{"total": 3}')]), b'{"total": 4}')["Records"][1:]}
     assert handler(again, None) == {"batchItemFailures": []}
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "4"]
+
+
+def test_the_lambda_consumer_can_be_tried_as_its_page_says(handlers: Any, tmp_path: Path) -> None:
+    command = [sys.executable, str(tmp_path / "try_consumer.py")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=50)
+    assert done.stdout == "ada 12 {}\n{'batchItemFailures': []}\n", done.stderr
 
 
 def test_the_lambda_producer_has_stored_its_records_when_it_returns(

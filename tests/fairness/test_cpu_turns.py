@@ -217,6 +217,20 @@ def test_an_overdue_item_has_its_turn_even_if_the_round_is_over():
     assert turns.next_turn(now + LONGEST + 0.001) == ("old", True)
 
 
+def test_a_flow_that_waits_alone_is_overdue_only_when_the_round_is_over():
+    turns: CpuTurns[Any] = CpuTurns()
+    now = late(turns)
+    for item in range(4):
+        turns.wait(item, "a", now)
+    # The machine stopped for two seconds.
+    turns.begin_round(now + 2.0)
+    found = []
+    while (turn := turns.next_turn(now + 2.0)) is not None:
+        found.append(turn.is_overdue)
+        turns.charge("a", ROUND / 2)
+    assert found == [False, False, True, True]
+
+
 def test_a_flow_that_cannot_wait_may_run_at_its_share_of_the_time():
     turns: CpuTurns[str] = CpuTurns()
     now = started = late(turns)

@@ -47,6 +47,7 @@ class Installed:
     node_modules: Path
     moto_python: Path
     frameworks_python: Path
+    deploy_python: Path
     kcl_jars: Path
     kcl_python: Path
     java: str | None
@@ -64,6 +65,7 @@ def install_all() -> Installed:
         moto = installers.submit(_python_environment, "moto")
         kcl = installers.submit(_python_environment, "kcl")
         frameworks = installers.submit(_python_environment, "frameworks")
+        deploy = installers.submit(_python_environment, "deploy")
         redis = installers.submit(redis_server_path)
         node = _node()
         node_modules = _node_modules(node)
@@ -73,6 +75,7 @@ def install_all() -> Installed:
             node_modules=node_modules,
             moto_python=moto.result(),
             frameworks_python=frameworks.result(),
+            deploy_python=deploy.result(),
             kcl_jars=site_packages(kcl_python) / "amazon_kclpy" / "jars",
             kcl_python=kcl_python,
             java=shutil.which("java"),

@@ -6,7 +6,10 @@ import logging
 import logging.config
 import math
 import os
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import loguru
@@ -20,7 +23,7 @@ from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
 from kpl_integrations.logging_handler.sender import SENDER_THREADS
 from tests.logging_handler.log_stream import log_records, user_records
-from tests.programs.running_program import wait_until
+from tests.programs.running_program import environment, wait_until
 
 
 def messages(kinesis: FakeKinesis) -> list[str]:
@@ -90,16 +93,60 @@ def test_structlog_works(make, kinesis, logger):
     assert (found["message"], found["order"], found["customer"]) == ("placed", 42, "7")
 
 
-def test_loguru_works(make, kinesis):
-    handler = make()
-    sink = loguru.logger.add(handler, format="{message}")
-    try:
-        loguru.logger.bind(order=42).warning("placed {}", 1)
-    finally:
+@pytest.fixture
+def to_loguru() -> Iterator[Callable[[logging.Handler], None]]:
+    """Return a function that makes a handler the sink of loguru until the end of the test."""
+    sinks: list[int] = []
+    yield lambda handler: sinks.append(loguru.logger.add(handler, format="{message}"))
+    for sink in sinks:
         loguru.logger.remove(sink)
+
+
+@pytest.mark.parametrize("json_format", ["plain", "otel"])
+def test_bound_fields_of_loguru_are_fields_of_the_line(make, kinesis, to_loguru, json_format):
+    handler = make(json_format=json_format)
+    to_loguru(handler)
+    loguru.logger.bind(order=42, level="gold", extra="more").warning("placed {}", 1)
+    loguru.logger.info("without bound fields")
     handler.close()
-    (found,) = log_records(kinesis)
-    assert (found["message"], found["level"], found["extra"]) == ("placed 1", "WARNING", {"order": 42})
+    found, bare = log_records(kinesis)
+    fields = found if json_format == "plain" else found["Attributes"]
+    assert (fields["order"], fields["extra"]) == (42, "more")
+    assert "extra" not in (bare if json_format == "plain" else bare["Attributes"])
+    if json_format == "plain":
+        # A bound field does not replace a field of each line.
+        assert (found["message"], found["level"], found["extra.level"]) == ("placed 1", "WARNING", "gold")
+
+
+def test_a_bound_field_of_loguru_is_the_partition_key(make, kinesis, to_loguru):
+    handler = make(partition_key="extra:customer")
+    to_loguru(handler)
+    loguru.logger.bind(customer="c7").info("x")
+    handler.close()
+    assert [record.partition_key for record in user_records(kinesis)] == ["c7"]
+
+
+WRONG_IN_DICTCONFIG = """
+import logging.config
+handler = {"class": "kpl_integrations.logging_handler.KinesisHandler", "stream": "logs", %s}
+logging.config.dictConfig({"version": 1, "handlers": {"kinesis": handler}, "root": {"handlers": ["kinesis"]}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ('"json_format": "elastic"', "json_format is 'elastic'; it must be one of 'plain', 'ecs', 'otel'"),
+        ('"overflow": "wait"', "overflow is 'wait'; it must be one of 'drop_oldest'"),
+    ],
+)
+def test_a_wrong_option_in_dictconfig_shows_only_its_own_error(wrong, error):
+    program = [sys.executable, "-c", WRONG_IN_DICTCONFIG % wrong]
+    ended = subprocess.run(program, env=environment(), capture_output=True, text=True, check=False, timeout=30)
+    assert error in ended.stderr
+    assert "Unable to configure handler 'kinesis'" in ended.stderr
+    # `logging.shutdown` flushes every handler that began, at the exit.
+    assert "AttributeError" not in ended.stderr
 
 
 @pytest.mark.parametrize(

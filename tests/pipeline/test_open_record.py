@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kpl_core.pipeline import open_record
-from kpl_core.pipeline.open_record import PythonOpenRecord, python_append_pairs
+from kpl_core.pipeline.open_record import PythonOpenRecord, python_append_pairs, python_place_pairs
 from kpl_core.producer.delivery import Delivery
-from kpl_core.records.aggregated_record import record_head
+from kpl_core.records.aggregated_record import explicit_hash_key_entry, record_head
 from kpl_core.records.outcome import Outcome
 
 SOURCE = Path(open_record.__file__).with_name("_open_record.c")
@@ -45,9 +45,15 @@ def entry(key: str) -> bytes:
     return b"\x0a" + bytes([len(key.encode())]) + key.encode()
 
 
+def placed(key: str, data: bytes, explicit: int | None = None) -> tuple[Any, ...]:
+    plain = (key, entry(key), data, len(key) + len(data))
+    return plain if explicit is None else (*plain, str(explicit), explicit_hash_key_entry(str(explicit)))
+
+
 def state(record: PythonOpenRecord, keys: list[str]) -> list[object]:
     whole = [record.size, record.limit, record.user_bytes, record.arrivals, record.key_count, record.key_table()]
-    return [*whole, record.records(), [record.key_index(key) for key in keys]]
+    explicit = [record.explicit_count, record.explicit_table(), [record.explicit_index(str(at)) for at in range(300)]]
+    return [*whole, *explicit, record.records(), [record.key_index(key) for key in keys]]
 
 
 keys = st.one_of(
@@ -55,10 +61,14 @@ keys = st.one_of(
 )
 datas = st.one_of(st.binary(max_size=40), st.integers(0, 20_000).map(bytes), st.sampled_from([bytes(127), bytes(1280)]))
 puts = st.tuples(keys, datas)
+explicit_puts = st.tuples(keys, datas, st.one_of(st.integers(0, 5), st.integers(0, 299)))
 steps = st.one_of(
     st.tuples(st.just("append"), puts),
     st.tuples(st.just("add"), puts),
     st.tuples(st.just("run"), st.lists(puts, max_size=12)),
+    st.tuples(st.just("run"), st.lists(explicit_puts, max_size=12)),
+    st.tuples(st.just("many"), st.tuples(st.integers(100, 200), st.sampled_from([1, 7, 500]))),
+    st.tuples(st.just("explicit"), st.integers(300, 400)),
     st.tuples(st.just("limit"), st.integers(-1, 60_000)),
     st.tuples(st.just("restart"), st.none()),
 )
@@ -72,7 +82,15 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
         case "restart", _:
             record.restart(Outcome())
         case "run", list(run):
-            return record.append_run([(key, entry(key), data, len(key) + len(data)) for key, data in run], 0, now)
+            return record.append_run([placed(*put) for put in run], 0, now)
+        case "many", (int(count), int(keys)):
+            # Few keys with many explicit hash keys, or the other way round.
+            both = [(at % keys, at % (500 // keys)) for at in range(count)]
+            return record.append_run(
+                [placed(str(key), b"x" * key, explicit) for key, explicit in both], count // 9, now
+            )
+        case "explicit", int(number) if record.explicit_index(str(number)) is None:
+            record.add_explicit(str(number), b"?")
         case _, (str(key), bytes(data)):
             if step == "append":
                 delivery = record.append(key, entry(key), data, len(key) + len(data), now)
@@ -94,7 +112,7 @@ def test_both_records_have_the_same_bytes_after_any_steps(in_c, drawn):
     first, second = PythonOpenRecord(Delivery), in_c.OpenRecord(Delivery)
     first.restart(Outcome())
     second.restart(Outcome())
-    seen = [key for _, given_ in drawn if isinstance(given_, tuple) for key in given_[:1]]
+    seen = [str(given_[0]) for _, given_ in drawn if isinstance(given_, tuple)]
     for number, (step, given_) in enumerate(drawn):
         now = float(number)
         assert take(first, step, given_, now) == take(second, step, given_, now)
@@ -128,8 +146,35 @@ def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, start, ro
     assert outcomes[0] == outcomes[1]
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(
+        st.lists(st.one_of(puts, st.sampled_from([("key-1", bytearray(b"x")), ("single", b"x"), ("new", b"x")]))),
+        st.lists(st.one_of(explicit_puts, st.sampled_from([("single", b"x", 0), ("key-1", b"x", -1)]))),
+    ),
+    st.integers(0, 5),
+    st.integers(0, 6_000),
+)
+def test_both_place_the_same_pairs_and_stop_at_the_same_one(in_c, drawn, start, most):
+    pairs = [(*put[:2], *map(str, put[2:])) for put in drawn]
+    record = PythonOpenRecord(Delivery)
+    routes: dict[str, Any] = {"single": ("lane", b"", 6, None)}
+    for key in {pair[0] for pair in pairs} - {"new", "single"}:
+        routes[key] = (f"lane {len(key) % 3}", entry(key), len(key.encode()), record)
+    explicit_routes = {str(number): (f"lane {number % 4}", b"entry %d" % number) for number in range(300)}
+    answers = []
+    for place_pairs in (python_place_pairs, in_c.place_pairs):
+        runs: dict[Any, Any] = {"lane 1": [("before", b"", b"", 0)]}
+        answers.append((place_pairs(pairs, start, routes, explicit_routes, most, runs), list(runs.items())))
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize(
-    "arguments", [(), (1,), ("k", "entry", b"", 1, 0.0), ("k", b"", "data", 1, 0.0), ("k", b"", b"", "1", 0.0)]
+    "arguments",
+    [
+        *[(), (1,), ("k", "entry", b"", 1, 0.0), ("k", b"", "data", 1, 0.0), ("k", b"", b"", "1", 0.0)],
+        ("k", b"", b"", 1, "0", "entry"),
+    ],
 )
 def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
     record = in_c.OpenRecord(Delivery)
@@ -150,3 +195,5 @@ def test_an_index_below_zero_is_refused(in_c):
         record.append_run([], -1, 0.0)
     with pytest.raises(TypeError, match="an index of 0 or more"):
         in_c.append_pairs([], -1, {}, (1, 1), 0.0, [])
+    with pytest.raises(TypeError, match="an index of 0 or more"):
+        in_c.place_pairs([], -1, {}, {}, 1, {})

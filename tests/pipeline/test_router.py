@@ -2,8 +2,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from kpl_core.errors import InvalidUserRecord
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.pipeline.router import GENERATION_KEYS, Router
 from kpl_core.pipeline.shard_map import ShardMap
+from kpl_core.records.aggregated_record import explicit_hash_key_entry
 from tests.pipeline.material import even_shards, hash_key, keys_in, shard_of
 
 
@@ -55,6 +57,20 @@ def test_a_key_is_routed_where_the_service_stores_it(partition_key, shard_count)
     _, entry, size, _ = routing.router.find(partition_key)
     assert entry == b"entry of " + partition_key.encode()
     assert size == len(partition_key.encode())
+
+
+@given(st.integers(0, MAX_HASH_KEY), st.integers(1, 9))
+def test_an_explicit_hash_key_is_routed_where_the_service_stores_it(number, shard_count):
+    routing = Routing(shard_count, generation_keys=2)
+    lane, entry = routing.router.find_explicit(str(number))
+    assert lane.shard_id == shard_of(routing.shards, number)
+    assert entry == explicit_hash_key_entry(str(number))
+    assert routing.router.explicit_routes == {str(number): (lane, entry)}
+    for other in range(9):
+        routing.router.find_explicit(str(other))
+        assert len(routing.router.explicit_routes) <= 2
+    routing.router.forget()
+    assert routing.router.explicit_routes == {}
 
 
 def test_without_a_map_every_key_is_unpredicted():

@@ -18,7 +18,7 @@ from kpl_core import (
     UserRecord,
 )
 from kpl_core.options.reliability import SpoolOptions
-from tests.producer.scene import STREAM, assert_books_close, service, stored, unmetered
+from tests.producer.scene import STREAM, assert_books_close, seen_by_kcl, service, stored, unmetered
 
 pytestmark = pytest.mark.anyio
 
@@ -173,11 +173,47 @@ async def test_pairs_arrive_once_each_in_its_shard_and_in_the_order_of_their_key
         assert [data for other, data in found if other == key] == 2 * [data for other, data in put if other == key]
 
 
+@pytest.mark.parametrize("aggregated", [True, False])
+async def test_pairs_with_explicit_hash_keys_arrive_once_each_in_the_shard_of_that_key(aggregated):
+    transport = unmetered(4)
+    put = [(*pair, str(number * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128)) for number, pair in enumerate(pairs(900))]
+    put += [("k0", b"large".ljust(60_000), "5"), ("k" * 200, b"more", str(2**128 - 1))]
+    async with Producer(fair(aggregation_enabled=aggregated), transport=transport) as producer:
+        _ = await producer.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
+        producer.put_pairs_together_nowait(STREAM, put, flow="t")
+        group = producer.begin_group(STREAM, put, flow="t")
+        group.finish()
+        assert group.deliveries == []
+        report = await producer.close()
+    assert report.accepted == report.delivered == 1 + 2 * len(put)
+    assert Counter(stored(transport)) == Counter([("first", b""), *(2 * [each[:2] for each in put])])
+    # A consumer drops an aggregated record in which a user record belongs to another shard.
+    assert seen_by_kcl(transport, now=1e6) == {b"", *(data for _, data, _ in put)}
+
+
+async def test_pairs_with_explicit_hash_keys_wait_in_the_fair_queue_too():
+    config = fair(rate_limit_bytes_per_sec_per_shard=10_000, record_ttl_ms=600_000)
+    transport = unmetered(2)
+    async with Producer(config, transport=transport) as producer:
+        _ = await producer.put_together_nowait(STREAM, records(1), flow="t")[0]
+        put = [(*pair, str(number << 120)) for number, pair in enumerate(pairs(200))]
+        for _ in range(20):
+            producer.put_pairs_together_nowait(STREAM, put, flow="t")
+        assert producer.statistics()[STREAM].queueing > 0
+        report = await producer.close()
+    assert report.delivered == 4_001
+    assert seen_by_kcl(transport, now=1e6) == {data for _, data, _ in put}
+
+
 async def test_pairs_of_which_one_is_bad_or_too_many_put_none():
     async with Producer(fair(max_outstanding_records=100), transport=unmetered()) as producer:
         for bad in (("", b"x"), ("k" * 257, b"x"), ("k", bytes(2_000_000)), ("\ud800", b"x")):
             with pytest.raises(InvalidUserRecord):
                 producer.put_pairs_together_nowait(STREAM, [*pairs(3), bad], flow="t")
+        for key, data, explicit in (("k", 1, "01"), ("k", 1, str(2**128)), ("", 1, "1"), ("k", 2_000_000, "1")):
+            for put in (producer.put_pairs_together_nowait, producer.begin_group):
+                with pytest.raises(InvalidUserRecord):
+                    put(STREAM, [("k", b"x", "7"), (key, bytes(data), explicit)], flow="t")
         with pytest.raises(BufferFull):
             producer.put_pairs_together_nowait(STREAM, pairs(101), flow="t")
         assert producer.report().accepted == 0

@@ -63,11 +63,13 @@ def wait_until(happened: Callable[[], bool], wanted: Callable[[], str], *, secon
 
 
 @contextmanager
-def running(command: list[str], output: Path, more: Mapping[str, str]) -> Iterator[Running]:
-    """Start `python -m command`, and terminate it at the end if it still runs."""
+def running(
+    command: list[str], output: Path, more: Mapping[str, str], *, folder: Path | None = None
+) -> Iterator[Running]:
+    """Start `python -m command` in a folder, by default this one, and terminate it at the end if it still runs."""
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], env=environment(more), stdout=file, stderr=subprocess.STDOUT
+            [sys.executable, "-m", *command], env=environment(more), cwd=folder, stdout=file, stderr=subprocess.STDOUT
         )
         try:
             yield Running(process, output)

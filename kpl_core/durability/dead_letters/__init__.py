@@ -12,7 +12,8 @@ from kpl_core.durability.dead_letters.dead_letter_sink import (
     RefusedLetter,
     SinkReport,
 )
-from kpl_core.durability.dead_letters.operations import ExportReport, LetterReader, RedriveProgress, Redriver, purge
+from kpl_core.durability.dead_letters.operations import LetterReader, RedriveProgress, Redriver, purge
+from kpl_core.durability.spool.spool_reader import ExportReport
 
 __all__ = [
     "CallableSink",

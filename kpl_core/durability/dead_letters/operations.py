@@ -7,17 +7,13 @@ Reading takes no lock, so it works while another process owns the spool. Redrivi
 need the spool itself.
 """
 
-import errno
 import math
-import os
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
-from urllib.parse import quote
+from typing import Final, NamedTuple
 
 import anyio
 
@@ -25,15 +21,14 @@ from kpl_core.durability.dead_letters.dead_letter_queue import DeadLetterQueue
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool.async_spool import LoopMailbox
 from kpl_core.durability.spool.envelope import SpooledPut, SpooledRecord, letter_to_json
-from kpl_core.durability.spool.spool_error import SpoolError, SpoolUnavailable, as_spool_error
-from kpl_core.durability.spool.store import require_main_file, sync_folder
+from kpl_core.durability.spool.spool_error import SpoolError
+from kpl_core.durability.spool.spool_reader import ExportReport, SpoolReader
 from kpl_core.durability.spool.tables import (
     LetterFilter,
     StoredLetter,
     count_letters,
     find_letter,
     letters_matching,
-    require_readable,
 )
 from kpl_core.errors import BufferFull, InvalidUserRecord
 from kpl_core.records.record_result import Reason, RecordResult
@@ -207,49 +202,8 @@ class Redriver:
             await self._wakeup.wait()
 
 
-_Answer = TypeVar("_Answer")
-_Arguments = ParamSpec("_Arguments")
-
-
-class ExportReport(NamedTuple):
-    """The outcome of an export. `damaged` letters changed on the disk and were left out."""
-
-    written: int
-    damaged: int
-
-
-class LetterReader:
+class LetterReader(SpoolReader):
     """Reads the dead letters of a spool file without its lock: `with LetterReader(path) as letters:`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-
-    def __enter__(self) -> Self:
-        """Open the file for reading.
-
-        Raises:
-            SpoolUnavailable: the file does not exist or cannot be read.
-            SpoolCorrupt: the file is not a spool, has a later version, or was emptied without its log.
-        """
-        if not self._path.is_file():
-            message = f"spool {self._path}: there is no such file; give the path of the producer's spool"
-            raise SpoolUnavailable(message)
-        require_main_file(self._path)
-        try:
-            self._connection = sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True, isolation_level=None)
-            require_readable(self._connection, name=str(self._path))
-        except sqlite3.Error as error:
-            self._close()
-            raise as_spool_error(error, self._path) from error
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the file."""
-        self._close()
 
     def pages(self, wanted: LetterFilter, *, limit: int | None = None) -> Iterator[list[StoredLetter]]:
         """Yield the letters that match, at most `limit`, in pages: critical first, then in the order of arrival."""
@@ -275,57 +229,12 @@ class LetterReader:
     def export(
         self, wanted: LetterFilter, destination: Path, *, on_progress: Callable[[int], None] | None = None
     ) -> ExportReport:
-        """Write the letters that match as JSON lines. `on_progress` receives the number written so far.
-
-        The destination appears complete or not at all: an interrupted export leaves the old file unchanged.
-
-        Raises:
-            OSError: the destination cannot be written, or must not be replaced (the spool itself, a folder, a pipe).
-        """
-        if destination.exists() and (not destination.is_file() or destination.samefile(self._path)):
-            # Renaming onto it would delete the spool, or replace a device by a file.
-            raise FileExistsError(errno.EEXIST, "only a regular file may be replaced", str(destination))
-        partial = destination.with_name(f"{destination.name}.{os.getpid()}.partial")
-        written = damaged = 0
-        try:
-            with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                for page in self.pages(wanted):
-                    for stored in page:
-                        if stored.letter is None:
-                            damaged += 1
-                            continue
-                        file.write(letter_to_json(stored.letter) + b"\n")
-                        written += 1
-                    if on_progress is not None:
-                        on_progress(written)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(destination)
-            # After an export and a purge, a power failure must not lose the exported file.
-            sync_folder(destination.parent)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        return ExportReport(written, damaged)
-
-    def _ask(
-        self,
-        question: Callable[Concatenate[sqlite3.Connection, _Arguments], _Answer],
-        *arguments: _Arguments.args,
-        **options: _Arguments.kwargs,
-    ) -> _Answer:
-        if self._connection is None:
-            message = f"spool {self._path} is not open; use `with LetterReader(path) as letters:`"
-            raise SpoolUnavailable(message)
-        try:
-            return question(self._connection, *arguments, **options)
-        except sqlite3.Error as error:
-            raise as_spool_error(error, self._path) from error
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Write the letters that match as JSON lines; see `write_lines`."""
+        pages = (
+            [None if stored.letter is None else letter_to_json(stored.letter) for stored in page]
+            for page in self.pages(wanted)
+        )
+        return self.write_lines(destination, pages, on_progress=on_progress)
 
 
 def purge(queue: DeadLetterQueue, wanted: LetterFilter, *, on_progress: Callable[[int], None] | None = None) -> int:

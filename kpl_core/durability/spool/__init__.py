@@ -8,6 +8,7 @@ from kpl_core.durability.spool.envelope import (
     SpooledPut,
     SpooledRecord,
     letter_to_json,
+    record_to_json,
 )
 from kpl_core.durability.spool.spool import Spool, SpoolStatistics
 from kpl_core.durability.spool.spool_error import (
@@ -18,6 +19,7 @@ from kpl_core.durability.spool.spool_error import (
     SpoolLocked,
     SpoolUnavailable,
 )
+from kpl_core.durability.spool.spool_reader import NumberedRecord, SpoolReader
 from kpl_core.durability.spool.tables import LetterFilter, StoredLetter
 from kpl_core.options.reliability import SpoolOptions
 
@@ -26,6 +28,7 @@ __all__ = [
     "Claimed",
     "DeadLetter",
     "LetterFilter",
+    "NumberedRecord",
     "SharedPut",
     "Spool",
     "SpoolClosed",
@@ -34,10 +37,12 @@ __all__ = [
     "SpoolFull",
     "SpoolLocked",
     "SpoolOptions",
+    "SpoolReader",
     "SpoolStatistics",
     "SpoolUnavailable",
     "SpooledPut",
     "SpooledRecord",
     "StoredLetter",
     "letter_to_json",
+    "record_to_json",
 ]

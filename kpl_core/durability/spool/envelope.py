@@ -232,13 +232,26 @@ def _utf8(text: str | None) -> str | None:
 
 def letter_to_json(letter: DeadLetter) -> bytes:
     """Return one JSON object with the envelope's field names; `data` is base64."""
-    fields = {name: getattr(letter, name) for name in letter.__struct_fields__}
+    return _json({name: getattr(letter, name) for name in letter.__struct_fields__})
+
+
+def record_to_json(record: SpooledRecord) -> bytes:
+    """Return one JSON object with the envelope's field names; data that is not UTF-8 is in `data_base64` instead."""
+    fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__}
+    try:
+        fields["data"] = record.data.decode()
+    except UnicodeDecodeError:
+        fields["data_base64"] = fields.pop("data")
+    return _json(fields)
+
+
+def _json(fields: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(fields, enc_hook=_encodable)
     except _NOT_ENCODABLE as error:
-        if letter.metadata is None:
+        if fields["metadata"] is None:
             raise
-        # As in the file: the metadata of one letter must not cost the other letters of its batch.
+        # As in the file: the metadata of one row must not cost the other rows of its batch.
         return msgspec.json.encode({**fields, "metadata": _unserialisable(error)})
 
 

@@ -190,6 +190,12 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         return " AND ".join(conditions), parameters
 
 
+def records_after(connection: sqlite3.Connection, last_id: int, limit: int) -> list[RecordRow]:
+    """Return up to `limit` spooled records that arrived after `last_id`, in order."""
+    statement = "SELECT id, checksum, envelope FROM spooled WHERE id > ? ORDER BY id LIMIT ?"
+    return [RecordRow(*row) for row in connection.execute(statement, (last_id, limit))]
+
+
 def letter_row(letter: DeadLetter, *, due_at: float | None) -> LetterRow:
     """Return the row of a letter; the spool assigns its number."""
     checksum, envelope = encode(letter)

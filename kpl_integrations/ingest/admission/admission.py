@@ -21,6 +21,7 @@ from kpl_integrations.ingest.admission.refusals import (
     over_quota,
 )
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.decoding.decoded import Pairs
 
 AdmissionState = Literal["open", "draining", "closed"]
 WHOLE_STREAM: Final = ""
@@ -155,10 +156,11 @@ class Admission:
 
         return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep)
 
-    def put_pairs(self, account: TenantAccount, stream: str, pairs: Sequence[tuple[str, bytes]]) -> None:
+    def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs) -> None:
         """Put pairs of partition key and data like `put_records`, without deliveries.
 
-        The tenant's tier must be normal, with aggregation (`TenantAccount.puts_pairs`).
+        All of them may have an explicit hash key as a third item. The tenant's tier must be normal, with aggregation
+        (`TenantAccount.puts_pairs`).
 
         Raises:
             Refused: the request is rejected.
@@ -173,7 +175,7 @@ class Admission:
         self,
         account: TenantAccount,
         stream: str,
-        records: Sequence[UserRecord] | Sequence[tuple[str, bytes]],
+        records: Sequence[UserRecord] | Pairs,
         *,
         aggregate: bool = True,
         keep: bool = True,
@@ -310,8 +312,8 @@ def _bytes_of_records(records: Sequence[UserRecord]) -> int:
     return sum([len(record.data) + _key_bytes(record.partition_key) for record in records])
 
 
-def _bytes_of_pairs(pairs: Sequence[tuple[str, bytes]]) -> int:
-    return sum([_key_bytes(key) + len(data) for key, data in pairs])
+def _bytes_of_pairs(pairs: Sequence[Any]) -> int:
+    return sum([_key_bytes(each[0]) + len(each[1]) for each in pairs])
 
 
 def _key_bytes(key: str) -> int:

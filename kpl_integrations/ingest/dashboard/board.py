@@ -1,17 +1,29 @@
-"""The document of a dashboard event: the figures of a gateway, its rates, and its busiest tenants and shards. Pure."""
+"""The document of a dashboard event: what is lost, how late it is, which tenant causes it, which shard is hot. Pure."""
 
-from collections.abc import Iterable
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import GatewayView, RateTracker, StatsDocument, StreamView, per_second
+from kpl_integrations.ingest.admission.refusals import REFUSALS
 
 MOST_TENANTS: Final = 20
-MOST_SHARDS: Final = 200
+MOST_SHARDS: Final = 20
+# Quantiles are those of so many updates, which are seconds.
+WINDOW_UPDATES: Final = 10
 _BYTES: Final = "kinesis_producer_bytes_total"
 _THROTTLED: Final = "kinesis_producer_throttled_records_total"
+_DELIVERY: Final = "kinesis_producer_delivery_seconds_bucket"
+_USED: Final = "kinesis_producer_shard_utilisation"
+_LIMIT: Final = "kinesis_producer_shard_rate_limit"
+_STATUSES: Final = {refusal.value: row.status for refusal, row in REFUSALS.items()}
+
+_Shard = tuple[str, str]
 
 
 class Board:
@@ -19,71 +31,149 @@ class Board:
 
     def __init__(self) -> None:
         self._tracker = RateTracker()
-        self._before: dict[str, float] = {}
+        self._delivery = DeliveryQuantiles()
+        self._delivered_bytes = 0.0
+        self._throttled: dict[_Shard, float] = {}
+        self._cpu_seconds: dict[str, float] = {}
         self._updated_at: float | None = None
 
     def update(self, stats: StatsDocument, samples: Iterable[Sample], now: float) -> dict[str, Any]:
         """Return the document of one event; the rates of the first are 0. `samples` are the gateway's metrics."""
         samples = list(samples)
+        seconds = 0.0 if self._updated_at is None else now - self._updated_at
+        self._updated_at = now
         view = self._tracker.update(stats, now)
-        metric_rates = self._metric_rates({name: _sum(samples, name) for name in (_BYTES, _THROTTLED)}, now)
+        throttled = self._throttled_per_second(samples, seconds)
+        p50, p99 = self._delivery.update(samples)
+        delivered_bytes, before = _sum(samples, _BYTES), self._delivered_bytes
+        self._delivered_bytes = delivered_bytes
         records = stats.records
         return {
             "state": stats.state,
+            "workers": len(stats.workers),
             "now": {
                 "accepted": view.accepted_per_second,
                 "delivered": view.delivered_per_second,
-                "delivered_bytes": metric_rates[_BYTES],
-                "throttled": metric_rates[_THROTTLED],
+                "delivered_bytes": per_second(delivered_bytes, before, seconds),
+                "throttled": sum(throttled.values()),
                 "refused": sum(view.refusals_per_second.values()),
             },
             "totals": msgspec.structs.asdict(records) | {"failed": sum(records.failed.values())},
+            "reasons": records.failed,
+            "late": {"p50": p50, "p99": p99, "queue": _most(samples, "kinesis_ingest_tenant_wait_seconds")},
             "room": stats.room.used_share,
-            "answers": stats.answers,
-            "refusals": stats.refusals,
-            "shards": _shards(samples),
+            "room_bytes": stats.room.max_bytes,
+            "answers": _answers(stats, view),
+            "shards": _shards(samples, throttled),
+            "shard_count": sum(each.name == _USED for each in samples),
             "breakers": _open_breakers(view.streams),
             "spool_bytes": _sum(samples, "kinesis_producer_spool_bytes"),
             "dead_letters": _sum(samples, "kinesis_producer_dlq_depth"),
-            "tenants": _tenants(stats, view),
+            "tenants": self._tenants(stats, view),
         }
 
-    def _metric_rates(self, totals: dict[str, float], now: float) -> dict[str, float]:
-        seconds = 0.0 if self._updated_at is None else now - self._updated_at
-        before, self._before, self._updated_at = self._before, totals, now
-        return {name: per_second(total, before.get(name, total), seconds) for name, total in totals.items()}
+    def _throttled_per_second(self, samples: Iterable[Sample], seconds: float) -> dict[_Shard, float]:
+        totals = {_place(each): each.value for each in samples if each.name == _THROTTLED}
+        before, self._throttled = self._throttled, totals
+        return {shard: per_second(total, before.get(shard, 0.0), seconds) for shard, total in totals.items()}
+
+    def _tenants(self, stats: StatsDocument, view: GatewayView) -> list[dict[str, Any]]:
+        """Return the tenants with the longest queues, each with its shares of rate, queue and measured CPU time."""
+        totals = {name: each.cpu_seconds for name, each in stats.tenants.items()}
+        before, self._cpu_seconds = self._cpu_seconds, totals
+        cpu = {name: max(0.0, total - before.get(name, total)) for name, total in totals.items()}
+        rate = sum(each.records_per_second for each in view.tenants)
+        queue = sum(each.waiting_bytes for each in view.tenants)
+        used = sum(cpu.values())
+        rows: list[dict[str, Any]] = [
+            {
+                "id": each.tenant,
+                "accepted": each.records_per_second,
+                "rate_share": each.records_per_second / rate if rate else None,
+                "waiting_records": each.waiting_records,
+                "waiting_bytes": each.waiting_bytes,
+                "queue_share": each.waiting_bytes / queue if queue else None,
+                "cpu_share": cpu[each.tenant] / used if used else None,
+                "refused_per_second": each.refused_per_second,
+                "refused": sum(stats.tenants[each.tenant].refused.values()),
+            }
+            for each in view.tenants
+        ]
+        rows.sort(key=lambda row: (-row["waiting_bytes"], -row["accepted"], -row["refused"], row["id"]))
+        return rows[:MOST_TENANTS]
 
 
-def _tenants(stats: StatsDocument, view: GatewayView) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
+class DeliveryQuantiles:
+    """The time from put to acknowledgement over the last updates, from the counts of a histogram.
+
+    A quantile is interpolated in its bucket, as Prometheus does. Above the last bound it is that bound.
+    """
+
+    def __init__(self) -> None:
+        # The cumulative counts by upper bound at each update, oldest first.
+        self._seen: deque[dict[float, float]] = deque(maxlen=WINDOW_UPDATES + 1)
+
+    def update(self, samples: Iterable[Sample]) -> tuple[float | None, float | None]:
+        """Return p50 and p99 in seconds; None if nothing was delivered since the oldest update."""
+        counts: Counter[float] = Counter()
+        for each in samples:
+            if each.name == _DELIVERY:
+                counts[float(each.labels["le"])] += each.value  # type: ignore[assignment] # a Counter of floats
+        if self._seen and any(counts[bound] < count for bound, count in self._seen[-1].items()):
+            # A restarted process counts from 0.
+            self._seen.clear()
+        self._seen.append(dict(counts))
+        oldest = self._seen[0]
+        recent = {bound: count - oldest.get(bound, 0.0) for bound, count in sorted(counts.items())}
+        return _quantile(recent, 0.5), _quantile(recent, 0.99)
+
+
+def _quantile(cumulative: Mapping[float, float], share: float) -> float | None:
+    total = max(cumulative.values(), default=0.0)
+    if total <= 0:
+        return None
+    rank = share * total
+    bounds = [0.0, *cumulative]
+    counts = [0.0, *cumulative.values()]
+    for (low, below), (high, count) in itertools.pairwise(zip(bounds, counts, strict=True)):
+        if count >= rank:
+            return low if high == float("inf") else low + (high - low) * (rank - below) / (count - below)
+    return None
+
+
+def _answers(stats: StatsDocument, view: GatewayView) -> list[dict[str, Any]]:
+    """Return the answered statuses, each with the reasons of its refusals."""
+    return [
         {
-            "id": each.tenant,
-            "accepted": each.records_per_second,
-            "waiting_records": each.waiting_records,
-            "waiting_bytes": each.waiting_bytes,
-            "refused": sum(stats.tenants[each.tenant].refused.values()),
+            "status": int(status),
+            "phrase": HTTPStatus(int(status)).phrase,
+            "count": count,
+            "per_second": view.answers_per_second[status],
+            "refusals": [
+                {"reason": reason, "count": refused, "per_second": view.refusals_per_second[reason]}
+                for reason, refused in sorted(stats.refusals.items(), key=lambda each: -each[1])
+                if _STATUSES.get(reason) == int(status)
+            ],
         }
-        for each in view.tenants
+        for status, count in sorted(stats.answers.items())
     ]
-    rows.sort(key=lambda row: (-row["waiting_bytes"], -row["accepted"], -row["refused"], row["id"]))
-    return rows[:MOST_TENANTS]
 
 
-def _sum(samples: Iterable[Sample], name: str) -> float:
-    return sum(each.value for each in samples if each.name == name)
-
-
-def _shards(samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Return the busiest shards, each with the used share of its service limit and of the limit that it may use."""
-    shards: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, field in (("kinesis_producer_shard_utilisation", "used"), ("kinesis_producer_shard_rate_limit", "limit")):
-        for sample in samples:
-            if sample.name == name:
-                place = (sample.labels["stream"], sample.labels["shard"])
-                row = shards.setdefault(place, {"stream": place[0], "shard": place[1], "used": 0.0, "limit": 1.0})
-                row[field] = sample.value
-    busiest = sorted(shards.values(), key=lambda row: -row["used"])[:MOST_SHARDS]
-    return sorted(busiest, key=lambda row: (row["stream"], row["shard"]))
+def _shards(samples: Iterable[Sample], throttled: Mapping[_Shard, float]) -> list[dict[str, Any]]:
+    """Return the hottest shards: the used share of the service limit, and the share that the adaptive rate allows."""
+    used = {_place(each): each.value for each in samples if each.name == _USED}
+    limits = {_place(each): each.value for each in samples if each.name == _LIMIT}
+    places = sorted({*used, *limits}, key=lambda place: (-used.get(place, 0.0), -throttled.get(place, 0.0), place))
+    return [
+        {
+            "stream": place[0],
+            "shard": place[1],
+            "used": used.get(place, 0.0),
+            "limit": limits.get(place, 1.0),
+            "throttled": throttled.get(place, 0.0),
+        }
+        for place in places[:MOST_SHARDS]
+    ]
 
 
 def _open_breakers(streams: Iterable[StreamView]) -> list[dict[str, str]]:
@@ -92,3 +182,15 @@ def _open_breakers(streams: Iterable[StreamView]) -> list[dict[str, str]]:
         for each in streams
         for shard, state in sorted(each.breakers.items())
     ]
+
+
+def _place(sample: Sample) -> _Shard:
+    return sample.labels["stream"], sample.labels["shard"]
+
+
+def _sum(samples: Iterable[Sample], name: str) -> float:
+    return sum(each.value for each in samples if each.name == name)
+
+
+def _most(samples: Iterable[Sample], name: str) -> float:
+    return max((each.value for each in samples if each.name == name), default=0.0)

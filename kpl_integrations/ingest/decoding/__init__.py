@@ -1,7 +1,7 @@
 """Decode request bodies into user records. Pure functions with bounded memory; every error names its place."""
 
 from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal, RecordProblem
-from kpl_integrations.ingest.decoding.inflate import inflate
+from kpl_integrations.ingest.decoding.inflate import declares_more, inflate
 from kpl_integrations.ingest.decoding.otlp_body import otlp_in_steps, otlp_records
 from kpl_integrations.ingest.decoding.request_body import CONTENT_TYPES, decode, decode_plain
 from kpl_integrations.ingest.decoding.steps import decode_in_steps, pieces_of
@@ -12,6 +12,7 @@ __all__ = [
     "DecodeRefusal",
     "Decoded",
     "RecordProblem",
+    "declares_more",
     "decode",
     "decode_in_steps",
     "decode_plain",

@@ -14,6 +14,9 @@ from kpl_core.records.user_record import encode_partition_key, require_size
 
 RECORDS_PER_KEY: Final = 100
 
+# Partition key and data of each record; or of each its explicit hash key too.
+Pairs = list[tuple[str, bytes]] | list[tuple[str, bytes, str]]
+
 
 class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one request.
@@ -41,7 +44,7 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     """The valid user records of a request, in request order, and the problems of the others.
 
     Each record passes `kpl_core.records.user_record.check_user_record` within the limits. The caller adds flow
-    and tier. The records of a large body may be `pairs` of partition key and data; then `records` is empty.
+    and tier. The records of a large body may be `pairs`; then `records` is empty.
 
     `holds_aggregates` is True if the client is a KPL producer and sent aggregated records. These must not be
     aggregated again: consumers de-aggregate only once. `inflated_bytes` is the size of a decompressed body.
@@ -51,13 +54,13 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     problems: list[RecordProblem]
     holds_aggregates: bool = False
     inflated_bytes: int = 0
-    pairs: list[tuple[str, bytes]] | None = None
+    pairs: Pairs | None = None
 
     def with_records(self) -> "Decoded":
         """Return the same without pairs."""
         if self.pairs is None:
             return self
-        records = [UserRecord(key, data) for key, data in self.pairs]
+        records = [UserRecord(*pair) for pair in self.pairs]
         return msgspec.structs.replace(self, records=records, pairs=None)
 
     def with_more(self, others: "Decoded", count: int) -> "Decoded":

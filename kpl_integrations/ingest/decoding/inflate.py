@@ -60,6 +60,17 @@ def inflated_pieces(content_encoding: str | None, body: bytes, *, max_inflated_b
     return _pieces(_coding(content_encoding), body, max_inflated_bytes)
 
 
+def declares_more(content_encoding: str, body: bytes, most_bytes: int) -> bool:
+    """Return True if a compressed body says that it is larger. It may be larger too if it says nothing or lies."""
+    coding = content_encoding.lower()
+    if coding in _GZIPS:
+        # ISIZE, modulo 2**32 (RFC 1952, 2.3.1).
+        return int.from_bytes(body[-4:], "little") > most_bytes
+    with contextlib.suppress(zstandard.ZstdError):
+        return coding == _ZSTD and zstandard.frame_content_size(body) > most_bytes
+    return False
+
+
 def _coding(content_encoding: str | None) -> str:
     """Return the one coding of a body: gzip, zstd, or an empty string."""
     listed = [coding.strip().lower() for coding in (content_encoding or "").split(",")]

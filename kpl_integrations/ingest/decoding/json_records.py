@@ -22,13 +22,14 @@ import msgspec
 import pybase64
 
 from kpl_core import UserRecord
-from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY, PARTITION_KEY_CHARACTERS
 from kpl_core.records.aggregated_record import MAGIC
 from kpl_integrations.ingest.decoding.decoded import (
     Decoded,
     DecodeLimits,
     DecodeRefusal,
     NeighbourKeys,
+    Pairs,
     RecordProblem,
     checked_record,
     is_aggregated,
@@ -46,7 +47,6 @@ from kpl_integrations.ingest.decoding.json_text import (
 
 # For OpenAPI. Some numbers of 39 digits are below 2**128 too; this pattern leaves them out.
 HASH_KEY_PATTERN: Final = "^(0|[1-9][0-9]{0,37})$"
-Pairs = list[tuple[str, bytes]]
 
 _UTF8_BYTES_PER_CHARACTER: Final = 4
 _STRING: Final = msgspec.json.Decoder(str)
@@ -56,6 +56,8 @@ _BRACE: Final = ord("{")
 _KEY_SCHEMA: Final = {"minLength": 1, "maxLength": PARTITION_KEY_CHARACTERS}
 
 
+_LAST_HASH_KEY: Final = str(MAX_HASH_KEY)
+_MOST_DIGITS: Final = len(_LAST_HASH_KEY)
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=PARTITION_KEY_CHARACTERS)]
 
 
@@ -84,6 +86,14 @@ class Base64Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     partition_key: _Key
     data_base64: bytes
+
+
+class HashKeyRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A key, a text and an explicit hash key."""
+
+    partition_key: _Key
+    data: str
+    explicit_hash_key: Annotated[str, msgspec.Meta(min_length=1, max_length=_MOST_DIGITS)]
 
 
 class PairRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -189,6 +199,15 @@ def _json_pairs(records: list[JsonRecord], body: bytes, limits: DecodeLimits, ke
     return pairs if _is_utf_8(body) else None
 
 
+def _hash_key_pairs(records: list[HashKeyRecord], *_: object) -> Pairs | None:
+    hash_keys = [each.explicit_hash_key for each in records]
+    # As bytes, because every digit of Unicode is a digit of a str, and it takes five times as long.
+    is_canonical = "".join(hash_keys).encode().isdigit() and {key for key in hash_keys if key[0] == "0"} <= {"0"}
+    if not is_canonical or max([key for key in hash_keys if len(key) == _MOST_DIGITS], default="") > _LAST_HASH_KEY:
+        return None
+    return [(each.partition_key, each.data.encode(), each.explicit_hash_key) for each in records]
+
+
 def _any_pairs(records: list[PairRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
     if not _is_utf_8(body):
         return None
@@ -240,6 +259,7 @@ _FORMS: Final = (
     _Form(TextRecord, _text_pairs),
     _Form(JsonRecord, _json_pairs),
     _Form(KeylessRecord, _keyless_pairs),
+    _Form(HashKeyRecord, _hash_key_pairs),
     _Form(Base64Record, _base64_pairs),
     _Form(PairRecord, _any_pairs),
 )

@@ -1,8 +1,10 @@
 """Checks of JSON text that msgspec does not make, and msgspec's errors as messages for clients."""
 
 import codecs
+import sys
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, product
+from operator import add
 from typing import Final
 
 import msgspec
@@ -14,10 +16,15 @@ MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Bytes scanned at a time, which bounds the memory for decoded and split text.
 _PIECE_BYTES: Final = 65_536
-# The innermost levels that `is_deeper_than` removes, and the runs of brackets that it then counts as one step each.
-_ROUNDS: Final = 4
-_RUNS: Final = ((b"[" * 16, b"A"), (b"]" * 16, b"B"), (b"[" * 4, b"C"), (b"]" * 4, b"D"))
-_STEPS: Final = {ord("A"): 16, ord("B"): -16, ord("C"): 4, ord("D"): -4, ord("["): 1, ord("]"): -1}
+# `is_deeper_than` counts so many brackets in one step: as a number of 8 bytes.
+_BLOCK: Final = 8
+# By block, how much deeper the text is after its brackets, and at the deepest place in it.
+_RISES: Final = {
+    int.from_bytes(block, sys.byteorder): list(accumulate([1 if bracket == ord("[") else -1 for bracket in block]))
+    for block in product(b"[]", repeat=_BLOCK)
+}
+_NET: Final = {block: rises[-1] for block, rises in _RISES.items()}
+_PEAK: Final = {block: max(rises) for block, rises in _RISES.items()}
 _BRACES_AS_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 # Decoded objects take up to 56 bytes each, and two bytes of JSON are enough for one. Larger bodies may have more.
@@ -90,11 +97,12 @@ def is_deeper_than(depth: int, text: bytes) -> bool:
         brackets.append(b"".join(parts[in_string::2]))
         in_string = (in_string + len(parts) - 1) % 2
     left = b"".join(brackets)
-    for _ in range(min(_ROUNDS, depth)):
-        left = left.replace(b"[]", b"")
-    for run, step in _RUNS:
-        left = left.replace(run, step)
-    return max(accumulate(map(_STEPS.__getitem__, left)), default=0) > depth - min(_ROUNDS, depth)
+    if depth:
+        # Most objects and arrays contain no other.
+        left, depth = left.replace(b"[]", b""), depth - 1
+    blocks = memoryview(left + b"]" * (-len(left) % _BLOCK)).cast("Q").tolist()
+    before = accumulate(map(_NET.__getitem__, blocks), initial=0)
+    return max(map(add, before, map(_PEAK.__getitem__, blocks)), default=0) > depth
 
 
 def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:

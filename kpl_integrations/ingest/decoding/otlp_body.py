@@ -176,7 +176,7 @@ def _json_parts(signal: str, pieces: Iterator[bytes], limits: DecodeLimits) -> G
     pieces = pieces if rest is None else chain((rest,), pieces)
     if head is None:
         body = yield from gathered(chain((first,), pieces), limits.max_uncut_bytes)
-        return _whole_json_parts(signal, body, limits)
+        return (yield from _whole_json_parts(signal, body, limits))
     parts: list[bytes] = []
     for run in elements_in_steps(head, pieces, ArrayRuns(limits.max_uncut_bytes, limits.max_depth), _TAIL):
         if run:
@@ -205,14 +205,17 @@ def _objects(
     return parts
 
 
-def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> list[bytes]:
+def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> Generator[None, None, list[bytes]]:
     require_text(body)
+    yield
     name = RESOURCES[signal]
     try:
         resources = bytes(getattr(_REQUESTS[signal].decode(body), name))
+        yield
         if has_many_elements(resources):
             _require_count(len(_COUNTED.decode(resources)), limits)
         texts = _TEXTS.decode(resources) if resources else []
+        yield
     except msgspec.ValidationError as error:
         detail = f"the body is not an export request in JSON: {mismatch(error)[1]}"
         raise DecodeRefusal(400, "malformed", detail, field="$") from None

@@ -15,6 +15,7 @@ from kpl_integrations.ingest.decoding.decoded import (
     DecodeLimits,
     DecodeRefusal,
     NeighbourKeys,
+    Pairs,
     RecordProblem,
     checked_record,
     is_aggregated,
@@ -37,7 +38,7 @@ _BY_MEDIA_TYPE: Final[dict[str, _Decoder]] = {
     "application/cloudevents+json": structured_event,
     "application/cloudevents-batch+json": batched_events,
 }
-_PLAIN: Final[dict[str, Callable[[bytes, DecodeLimits, NeighbourKeys], list[tuple[str, bytes]] | None]]] = {
+_PLAIN: Final[dict[str, Callable[[bytes, DecodeLimits, NeighbourKeys], Pairs | None]]] = {
     "application/json": pairs_of_json,
     "application/x-ndjson": pairs_of_ndjson,
 }
@@ -50,13 +51,11 @@ _UTF_8: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 CONTENT_TYPES: Final = (*_BY_MEDIA_TYPE, _OCTET_STREAM)
 
 
-def decode_plain(
-    content_type: str, body: bytes, limits: DecodeLimits, keys: NeighbourKeys
-) -> list[tuple[str, bytes]] | None:
+def decode_plain(content_type: str, body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
     """Return the pairs of partition key and data of a request whose records are in an ordinary form.
 
-    Returns None if a record has an explicit hash key, if the request is invalid, or if it is large. Then call `decode`
-    with `is_plain=False`.
+    If all records are texts with an explicit hash key, it is the third item of each pair. Returns None if only some
+    have one, if the request is invalid, or if it is large. Then call `decode` with `is_plain=False`.
 
     Raises:
         DecodeRefusal: it has no records or too many.
@@ -119,7 +118,7 @@ def media_type_of(content_type: str) -> str:
 def _decoded(media_type: str, body: bytes, limits: DecodeLimits, keys: NeighbourKeys, *, is_plain: bool) -> Decoded:
     pairs = decode_plain(media_type, body, limits, keys) if is_plain else None
     if pairs is not None:
-        return Decoded([UserRecord(key, data) for key, data in pairs], [])
+        return Decoded([UserRecord(*pair) for pair in pairs], [])
     return _BY_MEDIA_TYPE[media_type](body, limits, keys)
 
 

@@ -18,7 +18,7 @@ import anyio.lowlevel
 from kpl_core import GroupPut
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom
-from kpl_integrations.ingest.decoding import DecodeRefusal, inflate
+from kpl_integrations.ingest.decoding import DecodeRefusal, declares_more, inflate
 from kpl_integrations.ingest.decoding.steps import hash_in_steps
 from kpl_integrations.ingest.http.bodies import no_room
 
@@ -41,9 +41,11 @@ def small_body(content_encoding: bytes | None, body: bytes, max_inflated_bytes: 
     if len(body) > SMALL_BYTES:
         return None
     if content_encoding is not None:
-        most = min(SMALL_BYTES, max_inflated_bytes)
+        most, encoding = min(SMALL_BYTES, max_inflated_bytes), content_encoding.decode("latin-1")
+        if most < max_inflated_bytes and declares_more(encoding, body, most):
+            return None
         try:
-            body = inflate(content_encoding.decode("latin-1"), body, max_inflated_bytes=most)
+            body = inflate(encoding, body, max_inflated_bytes=most)
         except DecodeRefusal as refusal:
             if refusal.code == "too-large" and most < max_inflated_bytes:
                 return None

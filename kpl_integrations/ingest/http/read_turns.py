@@ -20,7 +20,7 @@ import logging
 import re
 import select
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Generator, Hashable
 from typing import Any, Final, Protocol
 
@@ -134,7 +134,7 @@ class CombinedFlow(FlowControl):
 
 
 class ReadTurns:
-    """The turns of all connections of one gateway. `pauses` counts from its construction on."""
+    """The turns of all connections of one gateway. `pauses` and `cpu_seconds`, by tenant, count from the start on."""
 
     def __init__(
         self, tenant_of: Callable[[str], Tenant | None] = lambda _: None, clock: Callable[[], float] = time.perf_counter
@@ -146,14 +146,14 @@ class ReadTurns:
         self.is_attentive = True
         self.pauses = 0
         self.paused_bytes = 0
+        self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
         self._turns: CpuTurns[ConnectionReader] = CpuTurns(
             round_seconds=_ROUND_SECONDS, longest_wait_seconds=LONGEST_PAUSE_SECONDS
         )
         self._is_ticking = self._has_round = self._has_ended = False
         self._due = self._used = 0.0
-        self._ticks = 0
         self._requests: Callable[[], int] = int
-        self._seen_requests = -1
+        self._ticks, self._seen_requests = 0, -1
         # The paused connections while all pauses end.
         self._last: deque[ConnectionReader] = deque()
 
@@ -183,6 +183,8 @@ class ReadTurns:
         """Add CPU time that a request has used."""
         if self._turns.is_active:
             self._turns.charge(flow, seconds, weight=weight)
+            if isinstance(flow, str):
+                self.cpu_seconds[flow] += seconds
 
     def wait(self, reader: "ConnectionReader") -> None:
         """Let a connection wait for its turn."""

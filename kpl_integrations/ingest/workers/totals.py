@@ -18,7 +18,7 @@ import msgspec
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric as Family
 from prometheus_client.samples import Sample
 
-from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamStats, TenantStats, WorkerStats
+from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamStats, WorkerStats
 from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.metrics.catalogue import METRICS
 
@@ -119,7 +119,7 @@ def _counters_of(stats: StatsDocument, finished: int) -> StatsDocument:
         answers=stats.answers,
         refusals=stats.refusals,
         tenants={
-            tenant: TenantStats(requests=each.requests, accepted_records=each.accepted_records, refused=each.refused)
+            tenant: msgspec.structs.replace(each, waiting_records=0, waiting_bytes=0)
             for tenant, each in stats.tenants.items()
         },
         streams={

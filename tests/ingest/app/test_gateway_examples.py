@@ -18,6 +18,7 @@ from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
 from tests.ingest.running_gateway import running_gateway
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "ingest"
+DEPLOY = EXAMPLES.parent / "deploy"
 
 
 def test_every_line_of_the_curl_example_is_accepted():
@@ -79,7 +80,7 @@ def test_the_httpx_client_duplicates_nothing_when_an_answer_is_lost():
 def test_systemd_waits_longer_than_the_gateway_needs():
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
-    text = (EXAMPLES / "kpl-gateway.service").read_text()
+    text = (DEPLOY / "kpl-gateway.service").read_text()
     unit.read_string(text)
     environment = dict(re.findall(r"^Environment=KPL_INGEST_(\w+)=(\d+)$", text, re.MULTILINE))
     needed = float(environment["DRAIN_DELAY_SECONDS"]) + float(environment["CLOSE_SECONDS"])
@@ -87,7 +88,7 @@ def test_systemd_waits_longer_than_the_gateway_needs():
 
 
 def test_the_manifest_uses_the_gateways_probes_and_gives_it_enough_time():
-    documents = list(yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()))
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
     (workload,) = (each for each in documents if each["kind"] == "StatefulSet")
     pod = workload["spec"]["template"]["spec"]
     container = pod["containers"][0]

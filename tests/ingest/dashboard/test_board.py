@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import StatsDocument
-from kpl_integrations.ingest.dashboard.board import MOST_SHARDS, MOST_TENANTS, Board
+from kpl_integrations.ingest.dashboard.board import MOST_SHARDS, MOST_TENANTS, WINDOW_UPDATES, Board
 
 
 def _stats(
@@ -34,8 +34,9 @@ def _stats(
     return msgspec.convert(document, StatsDocument)
 
 
-def _tenant(*, accepted: int = 0, waiting_bytes: int = 0, refused: int = 0) -> dict[str, Any]:
+def _tenant(*, accepted: int = 0, waiting_bytes: int = 0, refused: int = 0, cpu_seconds: float = 0.0) -> dict[str, Any]:
     return {
+        "cpu_seconds": cpu_seconds,
         "accepted_records": accepted,
         "waiting_records": waiting_bytes // 100,
         "waiting_bytes": waiting_bytes,
@@ -79,20 +80,94 @@ def test_shards_show_their_used_share_and_their_adaptive_limit() -> None:
         Sample("kinesis_producer_shard_rate_limit", place, 0.85),
         Sample("kinesis_producer_throttled_records_total", place, 7.0),
     ]
-    (shard,) = Board().update(_stats(), samples, 0.0)["shards"]
-    assert shard == {**place, "used": 0.75, "limit": 0.85}
+    board = Board()
+    board.update(_stats(), samples, 0.0)
+    throttled = [*samples[:2], samples[2]._replace(value=13.0)]
+    (shard,) = board.update(_stats(), throttled, 2.0)["shards"]
+    assert shard == {**place, "used": 0.75, "limit": 0.85, "throttled": 3.0}
 
 
-def test_the_busiest_of_many_shards_are_shown_in_the_order_of_their_names() -> None:
+def test_the_hottest_of_many_shards_come_first() -> None:
     samples = [
         Sample("kinesis_producer_shard_utilisation", {"stream": "s", "shard": f"{n:04d}"}, n / 1_000)
         for n in range(1_000)
     ]
-    shown = [row["shard"] for row in Board().update(_stats(), samples, 0.0)["shards"]]
-    assert shown == [f"{n:04d}" for n in range(1_000 - MOST_SHARDS, 1_000)]
+    board = Board().update(_stats(), samples, 0.0)
+    assert [row["shard"] for row in board["shards"]] == [f"{n:04d}" for n in range(999, 999 - MOST_SHARDS, -1)]
+    assert board["shard_count"] == 1_000
 
 
 def test_a_breaker_is_shown_while_it_is_not_closed() -> None:
     streams = {"orders": {"breakers": {"": "open", "shardId-000000000000": "closed"}}}
     shown = Board().update(_stats(streams=streams), [], 0.0)["breakers"]
     assert shown == [{"stream": "orders", "shard": "whole stream", "state": "open"}]
+
+
+def test_a_tenant_has_shares_of_rate_queue_and_cpu_time() -> None:
+    board = Board()
+    board.update(_stats(tenants={"a": _tenant(), "b": _tenant()}), [], 0.0)
+    tenants = {
+        "a": _tenant(accepted=300, waiting_bytes=100, cpu_seconds=0.1),
+        "b": _tenant(accepted=100, waiting_bytes=300, cpu_seconds=0.3),
+    }
+    first, second = board.update(_stats(tenants=tenants), [], 1.0)["tenants"]
+    assert (first["id"], first["rate_share"], first["queue_share"]) == ("b", 0.25, 0.75)
+    assert first["cpu_share"] == pytest.approx(0.75)
+    assert (second["id"], second["rate_share"], second["queue_share"]) == ("a", 0.75, 0.25)
+    # Nothing was measured since.
+    assert [row["cpu_share"] for row in board.update(_stats(tenants=tenants), [], 2.0)["tenants"]] == [None, None]
+
+
+def _delivered(**counts: float) -> list[Sample]:
+    """Return the cumulative counts of the histogram by upper bound, such as `_0_1` for 0.1."""
+    bounds = {name: name[1:].replace("_", ".") for name in counts}
+    return [
+        Sample("kinesis_producer_delivery_seconds_bucket", {"le": bounds[name]}, count)
+        for name, count in counts.items()
+    ]
+
+
+def test_the_delay_is_that_of_the_last_updates_only() -> None:
+    board = Board()
+    late = [board.update(_stats(), _delivered(_0_1=1_000, _1_0=1_000, _inf=1_000), 0.0)["late"]]
+    late += [board.update(_stats(), _delivered(_0_1=1_000, _1_0=1_100, _inf=1_100), 1.0)["late"]]
+    assert (late[0]["p50"], late[0]["p99"]) == (None, None)
+    assert (late[1]["p50"], late[1]["p99"]) == (pytest.approx(0.55), pytest.approx(0.991))
+    for second in range(2, 2 + WINDOW_UPDATES):
+        late.append(board.update(_stats(), _delivered(_0_1=1_000, _1_0=1_100, _inf=1_100), float(second))["late"])
+    assert late[-1]["p50"] is None
+
+
+def test_a_delay_above_the_last_bound_is_that_bound_and_a_restart_begins_again() -> None:
+    board = Board()
+    board.update(_stats(), _delivered(_1_0=0, _inf=0), 0.0)
+    assert board.update(_stats(), _delivered(_1_0=0, _inf=9), 1.0)["late"]["p99"] == 1.0
+    assert board.update(_stats(), _delivered(_1_0=2, _inf=2), 2.0)["late"]["p99"] is None
+
+
+def test_the_age_of_the_queue_is_that_of_the_tenant_that_waits_longest() -> None:
+    ages = {"a": 1.0, "b": 4.0, "c": 2.0}
+    samples = [Sample("kinesis_ingest_tenant_wait_seconds", {"tenant": name}, age) for name, age in ages.items()]
+    assert Board().update(_stats(), samples, 0.0)["late"]["queue"] == 4.0
+
+
+def test_refusals_are_grouped_under_the_status_of_their_answers() -> None:
+    stats = msgspec.structs.replace(
+        _stats(), answers={"202": 3, "429": 5, "503": 1}, refusals={"quota": 2, "queue share": 3, "no room": 1}
+    )
+    answers = Board().update(stats, [], 0.0)["answers"]
+    assert [(each["status"], each["phrase"]) for each in answers] == [
+        (202, "Accepted"),
+        (429, "Too Many Requests"),
+        (503, "Service Unavailable"),
+    ]
+    assert [[(row["reason"], row["count"]) for row in each["refusals"]] for each in answers] == [
+        [],
+        [("queue share", 3), ("quota", 2)],
+        [("no room", 1)],
+    ]
+
+
+def test_what_was_not_delivered_is_in_the_event_with_its_reasons() -> None:
+    document = Board().update(_stats(accepted=10), [], 0.0)
+    assert (document["totals"]["failed"], document["reasons"]) == (2, {"Expired": 2})

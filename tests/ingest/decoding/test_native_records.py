@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core import UserRecord, encode
-from kpl_integrations.ingest.decoding import Decoded, DecodeLimits, DecodeRefusal, RecordProblem, decode
-from kpl_integrations.ingest.decoding.decoded import RECORDS_PER_KEY
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY
+from kpl_integrations.ingest.decoding import Decoded, DecodeLimits, DecodeRefusal, RecordProblem, decode, decode_plain
+from kpl_integrations.ingest.decoding.decoded import RECORDS_PER_KEY, NeighbourKeys
 
 LIMITS = DecodeLimits(max_records=1000, max_record_bytes=4096, max_depth=8)
 JSON = "application/json"
@@ -39,6 +40,12 @@ SHAPES: list[tuple[str, UserRecord]] = [
     ('{"partition_key":"k","data":false}', UserRecord("k", b"false")),
     ('{"partition_key":"k","data_base64":"AAEC"}', UserRecord("k", b"\x00\x01\x02")),
     ('{"partition_key":"k","data":"x","explicit_hash_key":"7"}', UserRecord("k", b"x", "7")),
+    ('{"partition_key":"k","data":"x","explicit_hash_key":"0"}', UserRecord("k", b"x", "0")),
+    (
+        f'{{"partition_key":"k","data":"x","explicit_hash_key":"{MAX_HASH_KEY}"}}',
+        UserRecord("k", b"x", str(MAX_HASH_KEY)),
+    ),
+    ('{"partition_key":"k","data":{},"explicit_hash_key":"7"}', UserRecord("k", b"{}", "7")),
     ('{"data":"x"}', UserRecord("key-0", b"x")),
 ]
 
@@ -67,6 +74,13 @@ FAULTS: list[tuple[str, str, str]] = [
     ),
     ('{"data":"x","explicit_hash_key":"01"}', "explicit_hash_key", "decimal"),
     ('{"data":"x","explicit_hash_key":"340282366920938463463374607431768211456"}', "explicit_hash_key", "largest"),
+    *(
+        (f'{{"partition_key":"k","data":"x","explicit_hash_key":"{number}"}}', "explicit_hash_key", said)
+        for number, said in {
+            str(MAX_HASH_KEY + 1): "largest",
+            **dict.fromkeys(("", "01", "+1", "1 ", "1_0", "\uff11", "1" * 40), "decimal"),
+        }.items()
+    ),
     ('{"partition_key":"k","data":"' + "x" * 4096 + '"}', "data", "4,097 bytes"),
     ('{"data":' + "[" * 9 + "]" * 9 + "}", "data", "more than 8 deep"),
     ('{"partition_key":"k","data":' + '{"a":' * 9 + "1" + "}" * 9 + "}", "data", "more than 8 deep"),
@@ -134,6 +148,14 @@ def test_a_line_that_is_not_json_is_a_problem_of_that_line(line, said):
     assert [record.data for record in result.records] == [b"x", b"z"]
     assert [(problem.index, problem.field) for problem in result.problems] == [(1, "$")]
     assert said in result.problems[0].detail
+
+
+def test_texts_with_explicit_hash_keys_are_decoded_at_once():
+    lines = [
+        b'{"partition_key":"k","data":"x","explicit_hash_key":"%d"}' % number for number in (7, 10**38, MAX_HASH_KEY)
+    ]
+    found = decode_plain(NDJSON, b"\n".join(lines), LIMITS, NeighbourKeys(lambda: "k"))
+    assert found == [("k", b"x", str(number)) for number in (7, 10**38, MAX_HASH_KEY)]
 
 
 def test_a_body_without_lines_is_rejected():

@@ -187,6 +187,17 @@ def test_inflated_bytes_of_refused_requests_are_charged_to_a_default_budget(serv
     assert int(again["retry-after"]) <= int(headers["retry-after"])
 
 
+@pytest.mark.parametrize("fast_path", ["true", "false"])
+def test_a_bomb_costs_its_sender_what_was_decompressed_under_the_default_bound(fast_path, monkeypatch) -> None:
+    monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast_path)
+    with gateway(max_uncut_bytes=2 * MIB) as running:
+        statuses = [post(running, "greedy", BOMB, content_encoding="gzip") for _ in range(24)]
+        # Each is decompressed up to the bound, so the budget of 32 MiB is enough for 16 and a few more.
+        assert statuses[:12] == [413] * 12
+        assert statuses[-1] == 429
+        assert post(running, "quiet") == 202
+
+
 def test_wrong_signatures_are_charged_to_their_address_only() -> None:
     with gateway() as running:
         for _ in range(3):

@@ -4,9 +4,11 @@ import gzip
 import json
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import anyio
 import pytest
+import zstandard
 
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.admission.refusals import Refused
@@ -206,10 +208,22 @@ async def test_in_a_round_of_the_loop_runs_one_slice_of_a_few_milliseconds_of_th
         (None, b"{}" * 20_000, False),
         (b"gzip", gzip.compress(b"x" * 131_072), True),
         (b"gzip", gzip.compress(b"x" * 131_073), False),
+        # Of two members only the last one says its size.
+        (b"gzip", gzip.compress(b"x" * 131_072) + gzip.compress(b"x"), False),
+        (b"zstd", zstandard.compress(b"x" * 131_072), True),
+        (b"zstd", zstandard.compress(b"x" * 131_073), False),
     ],
 )
 def test_only_bodies_that_are_decoded_in_no_time_are_small(encoding, body, is_small):
     assert (small_body(encoding, body, 1 << 24) is not None) is is_small
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"zstd"])
+def test_a_body_that_says_that_it_is_large_is_not_decompressed_to_find_out(encoding, monkeypatch):
+    monkeypatch.setattr(large_bodies, "inflate", None)
+    compress: Any = {b"gzip": gzip.compress, b"zstd": zstandard.compress}[encoding]
+    body = compress(b"x" * 131_073)
+    assert small_body(encoding, body, 1 << 24) is None
 
 
 def test_a_record_of_the_largest_size_can_be_sent_in_any_form():

@@ -130,6 +130,8 @@ async def test_a_tenant_above_its_share_waits_while_others_are_served():
         assert (await flood.answer())[0] == 429
         assert LONGEST_PAUSE_SECONDS / 2 <= time.monotonic() - started < LONGEST_PAUSE_SECONDS + LATE
         assert staged.turns.paused_bytes == 0
+        answer = await Client(staged.gateway, "flood").call("GET", "/v1/stats")
+        assert answer.json()["tenants"]["flood"]["cpu_seconds"] > 0
 
 
 @pytest.mark.usefixtures("_each_path")

@@ -24,6 +24,8 @@ from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
 from kpl_integrations.ingest.streams.upstream import UNAVAILABLE, AiobotocoreUpstream
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
+from kpl_integrations.kinesis_protocol.wire import Wire, wire_of
+from kpl_integrations.local_kinesis import listener
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
 
 SECRET = "a-secret-of-the-tenant"
@@ -379,6 +381,21 @@ def test_this_projects_producer_puts_in_json_and_in_cbor(gateway, wire_path):
         results = [delivery.result(timeout=30) for delivery in deliveries]
     found = {r.data: (r.shard_id, r.sequence_number) for r in gateway.user_records(STREAM)}
     assert [found[data] for data in sent] == [(result.shard_id, result.sequence_number) for result in results]
+
+
+@pytest.mark.parametrize(("wire_path", "content_type"), [("fast", "json"), ("cbor", "cbor")])
+def test_the_gateway_sends_in_the_format_of_its_wire_path(monkeypatch, wire_path, content_type):
+    content_types: list[str | None] = []
+
+    def noted(content_type: str | None) -> Wire:
+        content_types.append(content_type)
+        return wire_of(content_type)
+
+    monkeypatch.setattr(listener, "wire_of", noted)
+    with running_gateway(DIRECTORY, {STREAM: 1}, wire_path=wire_path) as gateway:
+        client_for(gateway.url).put_record(StreamName=STREAM, PartitionKey="k", Data=bytes(range(256)))
+        assert [each.data for each in gateway.user_records(STREAM)] == [bytes(range(256))]
+    assert f"application/x-amz-{content_type}-1.1" in content_types
 
 
 def test_records_that_a_client_aggregated_are_sent_unchanged(gateway, client):

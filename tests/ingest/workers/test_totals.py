@@ -164,14 +164,14 @@ def test_each_statistic_is_combined_by_its_own_rule():
     )
     other = report(
         0,
-        tenants={"a": TenantStats(requests=10, refused={"quota": 1}), "b": TenantStats(requests=5)},
+        tenants={"a": TenantStats(requests=10, cpu_seconds=0.5, refused={"quota": 1}), "b": TenantStats(requests=5)},
         room=BufferStats(outstanding_records=3, max_records=10, outstanding_bytes=4, max_bytes=20),
         answers={"200": 2},
         streams={"s": StreamStats(accepted=2, waiting=1, breakers={"": "half_open", "shard": "closed"})},
     )
     stats = sum_of([one, other], DeadTotals()).stats
     assert stats.state == "draining"
-    tenant = TenantStats(requests=11, waiting_records=2, waiting_bytes=3, refused={"quota": 5})
+    tenant = TenantStats(requests=11, waiting_records=2, waiting_bytes=3, cpu_seconds=0.5, refused={"quota": 5})
     assert stats.tenants == {"a": tenant, "b": TenantStats(requests=5)}
     assert stats.room == BufferStats(outstanding_records=4, max_records=20, outstanding_bytes=6, max_bytes=40)
     assert stats.answers == {"200": 3, "429": 4}

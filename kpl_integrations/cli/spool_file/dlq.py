@@ -49,7 +49,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Count dead letters by reason, or list them, critical ones first. Works while a producer runs."""
-    from kpl_integrations.cli.dead_letters import count, list_letters  # noqa: PLC0415
+    from kpl_integrations.cli.spool_file.dead_letters import count, list_letters  # noqa: PLC0415
 
     wanted = _filter(reason, tier, stream, tenant)
     if letters:
@@ -63,7 +63,7 @@ def show(
     file: File, letter_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the letter.", show_default=False)]
 ) -> None:
     """Print one letter as JSON, with the service's error message and the data in base64."""
-    from kpl_integrations.cli.dead_letters import show as work  # noqa: PLC0415
+    from kpl_integrations.cli.spool_file.dead_letters import show as work  # noqa: PLC0415
 
     run(work, file, letter_id)
 
@@ -87,7 +87,7 @@ def redrive(  # noqa: PLR0913 - each parameter is an option
     no letter is lost, and at most the 500 in flight arrive twice. It needs exclusive access to the file:
     stop the producer that uses it, or let that producer redrive.
     """
-    from kpl_integrations.cli.dead_letters import redrive as work  # noqa: PLC0415
+    from kpl_integrations.cli.spool_file.dead_letters import redrive as work  # noqa: PLC0415
 
     run(work, file, _filter(reason, tier, stream, tenant), rate, region, endpoint_url, as_json)
 
@@ -104,7 +104,7 @@ def purge(
     as_json: Json = False,
 ) -> None:
     """Delete dead letters permanently; `kpl dlq export` with the same filter keeps a copy."""
-    from kpl_integrations.cli.dead_letters import purge_letters  # noqa: PLC0415
+    from kpl_integrations.cli.spool_file.dead_letters import purge_letters  # noqa: PLC0415
 
     wanted = _filter(reason, tier, stream, tenant)
     # Do not ask if the file does not exist.
@@ -138,6 +138,6 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write dead letters as JSON lines; the destination is replaced at the end or not at all."""
-    from kpl_integrations.cli.dead_letters import export as work  # noqa: PLC0415
+    from kpl_integrations.cli.spool_file.dead_letters import export as work  # noqa: PLC0415
 
     run(work, file, destination, _filter(reason, tier, stream, tenant), as_json)

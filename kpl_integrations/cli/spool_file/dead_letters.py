@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio.from_thread
 import anyio.lowlevel
@@ -14,7 +14,14 @@ import msgspec
 from rich.progress import Progress, TaskID
 
 from kpl_core import Producer, RecordResult, SpoolOptions, UserRecord
-from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, RedriveProgress, Redriver, purge
+from kpl_core.durability.dead_letters import (
+    DeadLetterQueue,
+    ExportReport,
+    LetterReader,
+    RedriveProgress,
+    Redriver,
+    purge,
+)
 from kpl_core.durability.delivery_pace import DeliveryPace
 from kpl_core.durability.spool import (
     AsyncSpool,
@@ -23,6 +30,7 @@ from kpl_core.durability.spool import (
     Spool,
     SpooledRecord,
     SpoolError,
+    SpoolReader,
     letter_to_json,
 )
 from kpl_core.producer.delivery import call_when_finished
@@ -30,6 +38,7 @@ from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.terminal import Figure, note, print_figures, printable, progress
 
+Reader = TypeVar("Reader", bound=SpoolReader)
 _IN_FLIGHT: Final = 500
 _BYTES_IN_FLIGHT: Final = 8 << 20
 # So many letters are searched for an undamaged one.
@@ -38,16 +47,18 @@ _MAX_SEARCHED: Final = 100
 
 async def count(path: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
     """Print the number of matching letters by reason."""
-    with _opened(path) as letters:
-        counts = letters.count(wanted)
+    with opened(LetterReader(path)) as letters:
+        counts, spooled = letters.count(wanted), letters.count_records()
     figures = [Figure(reason, number) for reason, number in counts.items()]
     print_figures([*figures, Figure("total", sum(counts.values()), "dead letters")], as_json=as_json)
+    if spooled:
+        note(f"{path} also has {spooled:,} spooled records; see `kpl spool count {path}` and `kpl spool drain {path}`")
     return ExitCode.DONE
 
 
 async def list_letters(path: Path, wanted: LetterFilter, limit: int, as_json: bool) -> ExitCode:
     """Print a line for each matching letter, critical ones first."""
-    with _opened(path) as letters:
+    with opened(LetterReader(path)) as letters:
         for page in letters.pages(wanted, limit=limit):
             for stored in page:
                 if stored.letter is None:
@@ -73,7 +84,7 @@ def _line(letter: DeadLetter, *, as_json: bool) -> str:
 
 async def show(path: Path, letter_id: str) -> ExitCode:
     """Print one letter as JSON with its data in base64."""
-    with _opened(path) as letters:
+    with opened(LetterReader(path)) as letters:
         stored = letters.find(letter_id)
     if stored is None or stored.letter is None:
         message = f"there is no letter {letter_id!r} in {path}; `kpl dlq list {path} --letters` shows the ids"
@@ -84,25 +95,42 @@ async def show(path: Path, letter_id: str) -> ExitCode:
 
 async def export(path: Path, destination: Path, wanted: LetterFilter, as_json: bool) -> ExitCode:
     """Write the matching letters as JSON lines; the destination is replaced at the end or not at all."""
-    written = damaged = 0
 
-    def work() -> None:
-        nonlocal written, damaged
-        with _opened(path) as letters, progress() as bar:
-            shown = bar.add_task("export", total=sum(letters.count(wanted).values()))
+    def work(on_total: Callable[[int], None], on_progress: Callable[[int], None]) -> ExportReport:
+        with opened(LetterReader(path)) as letters:
+            on_total(sum(letters.count(wanted).values()))
+            return letters.export(wanted, destination, on_progress=on_progress)
+
+    return await export_rows(path, destination, work, as_json)
+
+
+async def export_rows(
+    path: Path,
+    destination: Path,
+    work: Callable[[Callable[[int], None], Callable[[int], None]], ExportReport],
+    as_json: bool,
+) -> ExitCode:
+    """Run `work(on_total, on_progress)`, which writes the destination, in a thread, and print its report."""
+    report = ExportReport(0, 0)
+
+    def shown_work() -> None:
+        nonlocal report
+        with progress() as bar:
+            shown = bar.add_task("export", total=None)
             try:
-                written, damaged = letters.export(wanted, destination, on_progress=partial(_advanced, bar, shown))
+                report = work(lambda total: bar.update(shown, total=total), partial(_advanced, bar, shown))
             except OSError as error:
                 message = f"{destination} cannot be written ({error.strerror}); check its path, permissions and disk"
                 raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT) from error
 
-    ended = await until_signal(partial(anyio.to_thread.run_sync, work))
+    ended = await until_signal(partial(anyio.to_thread.run_sync, shown_work))
     if ended is not ExitCode.DONE:
         note(f"interrupted; {destination} is unchanged")
         return ended
-    print_figures([Figure("exported", written, f"to {destination}"), Figure("damaged", damaged)], as_json=as_json)
-    if damaged:
-        note(f"damaged letters are in {path} only; recover them with `sqlite3 FILE .recover` before you purge them")
+    figures = [Figure("exported", report.written, f"to {destination}"), Figure("damaged", report.damaged)]
+    print_figures(figures, as_json=as_json)
+    if report.damaged:
+        note(f"damaged rows are in {path} only; recover them with `sqlite3 FILE .recover` before you delete them")
     return ExitCode.DONE
 
 
@@ -111,7 +139,7 @@ async def purge_letters(path: Path, wanted: LetterFilter, as_json: bool) -> Exit
     purged = 0
 
     def work() -> None:
-        with Spool(_options(path)) as spool, progress() as bar:
+        with Spool(options_of(path)) as spool, progress() as bar:
             queue = DeadLetterQueue(spool)
             shown = bar.add_task("purge", total=sum(queue.count_nowait(wanted).result().values()))
 
@@ -151,7 +179,7 @@ async def redrive(
 
     async def work() -> None:
         nonlocal last
-        async with AsyncSpool(Spool(_options(path))) as spool:
+        async with AsyncSpool(Spool(options_of(path))) as spool:
             queue = DeadLetterQueue(spool.spool)
             stream = await _first_stream(queue, spool, wanted)
             if stream is None:
@@ -215,7 +243,17 @@ def _pace(rate: float) -> DeliveryPace:
     )
 
 
-def _options(path: Path) -> SpoolOptions:
+def options_of(path: Path) -> SpoolOptions:
+    """Return options that open an existing spool file.
+
+    Raises:
+        CommandFailure: there is no such file.
+    """
+    if path.is_dir():
+        found = sorted(lock.stem for lock in path.glob("*.lock") if lock.with_suffix("").is_file())
+        files = f"one of its spools: {', '.join(found)}" if found else "the producer's spool file"
+        message = f"{path} is a folder; give the path of {files}"
+        raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT)
     if not path.is_file():
         message = f"{path} is not a file; give the path of the producer's spool"
         raise CommandFailure(message, exit_code=ExitCode.BAD_INPUT)
@@ -224,10 +262,11 @@ def _options(path: Path) -> SpoolOptions:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[LetterReader]:
+def opened(reader: Reader) -> Iterator[Reader]:
     """Open a spool file for reading; turn its errors into a CommandFailure."""
+    options_of(reader.path)
     try:
-        with LetterReader(path) as letters:
-            yield letters
+        with reader:
+            yield reader
     except SpoolError as error:
         raise CommandFailure(str(error), exit_code=ExitCode.BAD_INPUT) from error
