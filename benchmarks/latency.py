@@ -7,25 +7,22 @@ notes only the longest step of the event loop, in which a whole request is built
 
 import asyncio
 import gc
-from collections.abc import Awaitable
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.end_to_end import DISTRIBUTIONS, producer_config, put_many
 from benchmarks.pacing import StepWatch, deliver_steadily
 from benchmarks.trial import Trial, call_sink
 from benchmarks.workload import STREAM_NAME
-from kpl_core import Delivery, Producer
+from kpl_core import Producer
 
 Records = list[tuple[str, bytes]]
 
 
 async def put_steadily(producer: Producer, records: Records) -> dict[str, Any]:
-    async def put(key: str, data: bytes) -> Awaitable[bool]:
-        return succeeded(await producer.put(STREAM_NAME, partition_key=key, data=data))
-
-    async def succeeded(delivery: Delivery) -> bool:
-        result = await delivery
-        return result.successful
+    async def put(key: str, data: bytes, done: Callable[[bool], None]) -> None:
+        delivery = await producer.put(STREAM_NAME, partition_key=key, data=data)
+        delivery.add_done_callback(lambda each: done(each.result().successful))
 
     return await deliver_steadily(records, put)
 

@@ -31,7 +31,7 @@ class RunningSink(NamedTuple):
     no_tls: str = ""
 
 
-def _make_certificate(path: Path) -> str:
+def make_certificate(path: Path) -> str:
     """Write a key and its certificate for 127.0.0.1 to `path`; return an empty string, or the reason of the failure."""
     if shutil.which("openssl") is None:
         return "no openssl here"
@@ -55,7 +55,7 @@ def running_sink(cpu: int | None, *, over_tls: bool = False) -> Iterator[Running
         command += ["--cpu", str(cpu)]
     with tempfile.TemporaryDirectory() as folder:
         certificate = Path(folder, "sink.pem")
-        no_tls = _make_certificate(certificate) if over_tls else "not asked for"
+        no_tls = make_certificate(certificate) if over_tls else "not asked for"
         if not no_tls:
             command += ["--certificate", str(certificate)]
         with subprocess.Popen(

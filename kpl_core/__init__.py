@@ -37,7 +37,6 @@ from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
 from kpl_core.records.aggregated_record import decode, encode
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
-from kpl_core.records.received_record import DuplicateFilter, ReceivedRecord, user_records
 from kpl_core.records.record_result import Attempt, RecordResult
 from kpl_core.records.topic import BoundTopic, Compressed, Topic, decompressed, trace_context_of
 from kpl_core.records.user_record import UserRecord
@@ -46,6 +45,7 @@ from kpl_core.transport.transport import KinesisTransport
 if TYPE_CHECKING:
     from kpl_core.background.blocking import BlockingProducer
     from kpl_core.background.blocking_delivery import BlockingDelivery
+    from kpl_core.records.received_record import DuplicateFilter, ReceivedRecord, user_records
 
 T = TypeVar("T")
 
@@ -112,15 +112,18 @@ __all__ = [
 ]
 
 
-# Imported at the first use, so that a program without threads of its own, such as a Lambda function, starts sooner.
-_BLOCKING: Final = {
+# Imported at the first use, so that a program without threads of its own or without a consumer starts sooner.
+_LATER: Final = {
     "BlockingDelivery": "kpl_core.background.blocking_delivery",
     "BlockingProducer": "kpl_core.background.blocking",
+    "DuplicateFilter": "kpl_core.records.received_record",
+    "ReceivedRecord": "kpl_core.records.received_record",
+    "user_records": "kpl_core.records.received_record",
 }
 
 
 def __getattr__(name: str) -> object:
-    module = _BLOCKING.get(name)
+    module = _LATER.get(name)
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

@@ -487,14 +487,14 @@ class BackgroundSender:
 def import_early(config: Config) -> None:
     """Import what a producer of `config` imports when it opens, on asyncio and over the network.
 
-    A process that forks while its sender's thread is inside an import leaves the child half a module. A fork waits for
-    the thread, and half a second of imports is many seconds on a busy machine.
+    A fork inside an import would leave the child half a module, so it waits; on a busy machine that is many seconds.
     """
-    import_module("kpl_core.transport.aiobotocore_transport")
+    import_module("kpl_core.transport.direct_transport")
+    if config.wire_path == "stock" or config.botocore:
+        import_module("kpl_core.transport.aiobotocore_transport")
     if config.spool is not None or config.dead_letters is not None:
         import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:
         import_module("kpl_core.producer.coordination_driver")
-    # anyio and name resolution import these when they are first used.
-    import_module("anyio._backends._asyncio")
+    import_module("anyio._backends._asyncio")  # anyio and name resolution import these at their first use
     import_module("encodings.idna")

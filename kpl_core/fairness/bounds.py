@@ -1,8 +1,9 @@
 """The bounds of a fair queue in items and cost, how much of them is used, and the queue's statistics."""
 
 import math
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from kpl_core.options.validation import Bound, require, require_bounds
 
@@ -13,8 +14,7 @@ _BOUND: Final = Bound(1, math.inf, "or None for no bound", whole=True, optional=
 _BOUNDS: Final = dict.fromkeys(("max_flow_items", "max_flow_cost", "max_items", "max_cost"), _BOUND)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueBounds:
+class QueueBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The largest size of a fair queue, for each flow and for all flows together. None means no bound.
 
     An empty flow or queue accepts an item above its cost bound. Otherwise such an item could never enter, and its
@@ -86,8 +86,7 @@ class UsedCapacity:
             self._critical_cost -= cost
 
 
-@dataclass(frozen=True, slots=True)
-class FairQueueStatistics:
+class FairQueueStatistics(msgspec.Struct, frozen=True):
     """What is queued now, and totals since construction.
 
     `flows` counts the flows with queued items. `remembered_flows` also counts the idle ones that virtual time has

@@ -9,7 +9,6 @@ division is carried to the flow's next item, and the error never exceeds one uni
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from fractions import Fraction
 from functools import lru_cache
 from itertools import count, islice
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -47,6 +46,8 @@ def _virtual_time_per_cost(weight: float) -> tuple[int, int, int]:
 
     The step is 0 if the division leaves remainders.
     """
+    from fractions import Fraction  # noqa: PLC0415 - most producers have no flows
+
     # A weight of 0.1 means one tenth, not the closest binary fraction.
     speed = TAG_UNITS / Fraction(require_weight("weight", weight)).limit_denominator(1_000_000)
     return speed.numerator, speed.denominator, speed.numerator << SLOT_BITS if speed.denominator == 1 else 0

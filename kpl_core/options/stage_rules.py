@@ -13,7 +13,7 @@ from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 
 LONGEST_RUN_SECONDS: Final = 0.025
 LONGEST_EXTENSION_SECONDS: Final = 0.05
-EXTENSION_SHARE: Final = 0.2
+EXTENSION_SHARE: Final = 0.1
 RUN_SHARE: Final = 0.25
 PATIENT_SHARE: Final = 0.5
 COMPANY_SHARE: Final = 0.5

@@ -2,8 +2,9 @@
 
 A request leaves when it is full (500 records, or its size in bytes) or when
 the most urgent record in it has waited long enough. Like in the KPL, a record
-may wait a little past its own deadline for company from other shards: 20 % of
-the buffered time, 50 ms at most. (`kinesis_record.cc` and `collector.h`; AWS
+may wait a little past its own deadline for company from other shards: 10 % of
+the buffered time (KPL: 20 %), 50 ms at most. Open records join the request too,
+so a longer wait hardly makes requests larger. (`kinesis_record.cc` and `collector.h`; AWS
 PutRecords.)
 
 Different from the KPL: 256 KiB for one shard make that shard's records leave

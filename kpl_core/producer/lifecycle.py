@@ -31,7 +31,7 @@ from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.producer.yield_budget import YieldBudget
 from kpl_core.records.user_record import require_stream
-from kpl_core.transport.transport import KinesisTransport
+from kpl_core.transport.transport import KinesisTransport, default_transport, require_packages
 
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
@@ -71,6 +71,8 @@ class Lifecycle:
         self.config = config
         self._threads = threads
         self._session = session
+        if transport is None:
+            require_packages(config)
         self._transport = transport
         self._hooks = require_hooks(hooks)
         self._chance: Callable[[], float] = random.random
@@ -112,7 +114,7 @@ class Lifecycle:
         self._closed = anyio.Event()
         transport = self._transport
         if transport is None:
-            transport = self._transport = self._default_transport()
+            transport = self._transport = await default_transport(self.config, self._session)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(transport.open())
             store = await self._open_files(stack)
@@ -153,11 +155,6 @@ class Lifecycle:
             seen = (kind, error, traceback) if cancelled else (None, None, None)
             suppressed = await self._exits.__aexit__(*seen)
         return suppressed
-
-    def _default_transport(self) -> KinesisTransport:
-        from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s, asyncio only
-
-        return AiobotocoreTransport(self.config, session=self._session)
 
     async def _open_files(self, stack: AsyncExitStack) -> "DurableStore | None":
         if self.config.spool is None and self.config.dead_letters is None:

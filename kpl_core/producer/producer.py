@@ -249,27 +249,27 @@ class Producer:
         budget.left -= 1
         if budget.left <= 0:
             await budget.let_others_run()
-        if not (self._waiters.lines and self._waiters.has_line(tier, flow)) and (
-            not self._overflows or self._has_room(partition_key, data, tier)
+        pipeline = self._open.get(stream)
+        if (
+            pipeline is not None
+            and explicit_hash_key is None
+            and flow is None
+            and metadata is None
+            and tier == "normal"
+            and not (self._overflows or self._waiters.lines)
+            and _get_running_loop() is self._asyncio_loop
         ):
+            # Most puts: what `put_nowait` does, without a call of it.
             try:
-                delivery = self.put_nowait(
-                    stream,
-                    partition_key=partition_key,
-                    data=data,
-                    explicit_hash_key=explicit_hash_key,
-                    flow=flow,
-                    tier=tier,
-                    metadata=metadata,
-                )
+                plain = pipeline.put(partition_key, data, self._clock())
             except BufferFull:
                 pass
             else:
-                if self._writes_ahead:
-                    await wait_for_spool(delivery)
-                return delivery
+                if pipeline.attention:
+                    self._wake(stream)
+                return plain  # type: ignore[return-value] # as `put_nowait`
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
-        delivery = await self._put_in_turn(stream, record)
+        delivery = await self.put_unacknowledged(stream, record)
         if self._writes_ahead:
             await wait_for_spool(delivery)
         return delivery

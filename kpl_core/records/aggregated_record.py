@@ -81,13 +81,13 @@ def record_head(key_index: int, explicit_hash_key_index: int | None, data_bytes:
 # encoded length of the data. KEY_INDEX[key index] belongs between those two pieces. HEADS_LONG is for a key index
 # of two varint bytes, which makes the head longer. With an explicit hash key, EXPLICIT_KEY_INDEX[key index] and
 # KEY_INDEX[index of the explicit hash key] belong there.
-PREPARED_DATA_BYTES: Final = 4096
+PREPARED_DATA_BYTES: Final = 1280
 SHORT_KEY_INDICES: Final = 128
 PREPARED_KEY_INDICES: Final = 2048
 
 # Made when the package is imported, so without a call for each element.
 VARINTS: Final = [bytes((low,)) for low in range(128)] + [
-    bytes((low, high)) for high in range(1, PREPARED_DATA_BYTES // 128 + 1) for low in range(128, 256)
+    bytes((low, high)) for high in range(1, PREPARED_KEY_INDICES // 128) for low in range(128, 256)
 ]
 KEY_INDEX: Final[list[bytes]] = [index + b"\x1a" for index in VARINTS[:PREPARED_KEY_INDICES]]
 

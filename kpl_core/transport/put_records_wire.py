@@ -13,17 +13,17 @@ JSON.
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, Final
 
 import msgspec
 import pybase64
 
-from kpl_core.errors import ConfigError
+from kpl_core.options.config import Config
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
+from kpl_core.transport.transport import require_packages
 
 _EVENTS: Final = "kinesis.PutRecords"
-_FIRST_ERROR_STATUS: Final = 300
+FIRST_ERROR_STATUS: Final = 300
 # Below this size msgspec's Base64 is faster, because it needs no call of its own; above it pybase64's vector code is.
 SMALL_BYTES: Final = 256
 
@@ -39,10 +39,10 @@ class PutRecordsWire:
         entries: Callable[[bytes], list[PutRecordsEntry]],
         error_as_json: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        self._content_type = content_type
-        self._body = body
-        self._entries = entries
-        self._error_as_json = error_as_json
+        self.content_type = content_type
+        self.body = body
+        self.entries = entries
+        self.error_as_json = error_as_json
 
     def register(self, events: Any) -> None:  # noqa: ANN401 - botocore has no types
         """Handle the PutRecords calls of a client. The client's parameter validation must be off.
@@ -58,18 +58,18 @@ class PutRecordsWire:
         context["kpl_request"] = params.pop("Records")
 
     def _set_body(self, params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
-        params["body"] = self._body(context["kpl_request"])
-        params["headers"]["Content-Type"] = self._content_type
+        params["body"] = self.body(context["kpl_request"])
+        params["headers"]["Content-Type"] = self.content_type
 
     def _read_answer(
         self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
     ) -> None:
-        if response_dict["status_code"] < _FIRST_ERROR_STATUS:
-            customized_response_dict["Records"] = self._entries(response_dict["body"])
+        if response_dict["status_code"] < FIRST_ERROR_STATUS:
+            customized_response_dict["Records"] = self.entries(response_dict["body"])
             response_dict["body"] = b""
-        elif self._error_as_json is not None:
+        elif self.error_as_json is not None:
             # botocore parses errors, and its model of Kinesis knows only JSON.
-            response_dict["body"] = self._error_as_json(response_dict["body"])
+            response_dict["body"] = self.error_as_json(response_dict["body"])
 
 
 def stream_argument(stream: str) -> dict[str, str]:
@@ -204,17 +204,22 @@ def _error_as_json(body: bytes) -> bytes:
 
 
 def cbor_wire() -> PutRecordsWire:
-    """Return the wire format that AWS's Java SDKs use: CBOR.
-
-    Raises:
-        ConfigError: the extra `cbor` is not installed.
-    """
-    if find_spec("cbor2") is None:
-        message = "wire_path is 'cbor', which needs cbor2; pip install 'kpl-integrations[cbor]'"
-        raise ConfigError(message)
+    """Return the wire format that AWS's Java SDKs use: CBOR. It needs the extra `cbor`."""
     return PutRecordsWire(
         content_type="application/x-amz-cbor-1.1",
         body=cbor_body,
         entries=cbor_entries,
         error_as_json=_error_as_json,
     )
+
+
+def configured_wire(config: Config) -> PutRecordsWire | None:
+    """Return the configured wire format, or None for botocore's own.
+
+    Raises:
+        ConfigError: its extra is not installed.
+    """
+    require_packages(config)
+    if config.wire_path == "stock":
+        return None
+    return json_wire() if config.wire_path == "fast" else cbor_wire()

@@ -1,13 +1,24 @@
-"""The calls that the producer makes to Kinesis, and checks of what a transport returns. Failures are values."""
+"""The calls that the producer makes to Kinesis, checks of what they return, and the choice of a transport.
 
+Failures are values.
+"""
+
+import asyncio
+from asyncio import _get_running_loop
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, Protocol
 
+from kpl_core.errors import ConfigError
+from kpl_core.options.config import Config
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
+
+if TYPE_CHECKING:
+    from aiobotocore.session import AioSession
 
 # How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
@@ -31,6 +42,40 @@ class KinesisTransport(Protocol):
 
     async def max_record_bytes(self, stream: str) -> int | RequestFailure:
         """Return the stream's limit on one record: the bytes of key and data."""
+
+
+def require_packages(config: Config) -> None:
+    """Check that what the configured transport imports later is installed.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    for package, extra in {"aiobotocore": "", "cbor2": "[cbor]"}.items():
+        if (not extra or config.wire_path == "cbor") and find_spec(package) is None:
+            message = f"wire_path is {config.wire_path!r}, which needs {package}; pip install 'kpl-integrations{extra}'"
+            raise ConfigError(message)
+
+
+async def default_transport(config: Config, session: "AioSession | None" = None) -> KinesisTransport:
+    """Return the transport of a configuration; on asyncio it is imported and prepared in a thread.
+
+    Importing botocore and asking for credentials takes a tenth of a second and more, which would stall the loop.
+    """
+    if _get_running_loop() is None:  # trio, where the transport then says that it needs asyncio
+        return _prepared(config, session)
+    return await asyncio.to_thread(_prepared, config, session)
+
+
+def _prepared(config: Config, session: "AioSession | None") -> KinesisTransport:
+    if session is None:
+        from kpl_core.transport.direct_transport import DirectTransport, resolved  # noqa: PLC0415 - 0.1 s
+
+        found = resolved(config)
+        if found is not None:
+            return DirectTransport(config, found)
+    from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
+
+    return AiobotocoreTransport(config, session=session)
 
 
 # A user can write a transport. If it returns an invalid answer, the request fails as it does for an answer that

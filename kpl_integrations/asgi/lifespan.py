@@ -27,7 +27,7 @@ from kpl_core import Config, ConfigError, Hook, KplError, Producer, ProducerRepo
 from kpl_core.background.process_end import begin_last_flushes
 from kpl_core.backoff import ExponentialBackoff
 from kpl_core.options.validation import Bound, require_bounds, require_choice
-from kpl_core.transport.transport import KinesisTransport
+from kpl_core.transport.transport import KinesisTransport, default_transport
 from kpl_integrations.asgi.health import ProducerHealth, ReadinessCheck
 from kpl_integrations.asgi.protocol import (
     HEALTH_KEY,
@@ -176,7 +176,7 @@ class KinesisLifespan:
         Raises:
             StartupFailed: a stream that `startup` checks cannot be used.
         """
-        transport, settings = self._make_transport(), self._settings
+        transport, settings = await self._make_transport(), self._settings
         async with Producer(self.config, transport=transport, hooks=settings.hooks) as producer:
             if settings.patience_seconds is not None:
                 await _check_streams(transport, settings.streams, patience_seconds=settings.patience_seconds)
@@ -195,13 +195,9 @@ class KinesisLifespan:
                 for wait in begin_last_flushes():
                     await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
 
-    def _make_transport(self) -> KinesisTransport:
+    async def _make_transport(self) -> KinesisTransport:
         make = KinesisLifespan.transport_override or self._settings.transport
-        if make is not None:
-            return make(self.config)
-        from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s, asyncio only
-
-        return AiobotocoreTransport(self.config)
+        return await default_transport(self.config) if make is None else make(self.config)
 
 
 class KinesisASGI:

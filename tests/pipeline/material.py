@@ -21,7 +21,7 @@ explicit_hash_keys = st.integers(0, HASH_KEYS - 1).map(str)
 user_records = st.builds(
     UserRecord,
     partition_key=partition_keys | st.sampled_from(["a", "b", "key"]),
-    data=st.binary(max_size=300) | st.sampled_from([b"", bytes(4095), bytes(4096), bytes(20_000)]),
+    data=st.binary(max_size=300) | st.sampled_from([b"", bytes(1279), bytes(1280), bytes(20_000)]),
     explicit_hash_key=st.none() | explicit_hash_keys | st.sampled_from(["0", "1"]),
 )
 

@@ -78,7 +78,7 @@ def test_lanes_show_what_they_hold():
 @example([UserRecord(f"{number}", b"") for number in range(300)])
 @example([UserRecord(f"{number}", bytes(number % 100)) for number in range(2_200)])
 @example([UserRecord(f"{number % 150}", bytes(number)) for number in range(300)])
-@example([UserRecord("k", bytes(size)) for size in (126, 127, 128, 4_094, 4_095, 4_096, 16_383, 16_384)])
+@example([UserRecord("k", bytes(size)) for size in (126, 127, 128, 1_278, 1_279, 1_280, 16_383, 16_384)])
 def test_the_lanes_bytes_are_the_codecs(records):
     stage = aggregator(size_limit=10 * 1024 * 1024)
     for record in records:

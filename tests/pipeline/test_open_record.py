@@ -59,7 +59,7 @@ def state(record: PythonOpenRecord, keys: list[str]) -> list[object]:
 keys = st.one_of(
     st.sampled_from([f"key-{number}" for number in range(6)]), st.text("aé\U0001f600", min_size=1, max_size=20)
 )
-datas = st.one_of(st.binary(max_size=40), st.integers(0, 20_000).map(bytes), st.sampled_from([bytes(127), bytes(4096)]))
+datas = st.one_of(st.binary(max_size=40), st.integers(0, 20_000).map(bytes), st.sampled_from([bytes(127), bytes(1280)]))
 puts = st.tuples(keys, datas)
 explicit_puts = st.tuples(keys, datas, st.one_of(st.integers(0, 5), st.integers(0, 299)))
 steps = st.one_of(

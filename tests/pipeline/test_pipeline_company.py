@@ -8,7 +8,7 @@ from tests.pipeline.stream import Stream
 SHARDS = even_shards(2)
 FIRST, SECOND = (keys_in(shard, 2) for shard in SHARDS)
 # Of the first shard's record, put at 0: its deadline, and the wait of its request for company.
-LEAVES_AT = 0.1 + 0.02
+LEAVES_AT = 0.1 + 0.01
 
 
 def shards_of(request: object) -> list[str | None]:
@@ -17,7 +17,7 @@ def shards_of(request: object) -> list[str | None]:
 
 @pytest.mark.parametrize(
     ("second_put_at", "goes_along"),
-    [(0.0, True), (0.07, True), (0.071, False), (0.1, False)],
+    [(0.0, True), (0.06, True), (0.061, False), (0.1, False)],
     ids=["put with it", "half its time is left", "more than half is left", "fresh"],
 )
 def test_a_record_that_has_waited_half_of_its_time_joins_the_next_request(

@@ -20,7 +20,7 @@ LOTS = 100
 AGGREGATES_PER_LOT = 100
 
 # At these lengths a varint grows by a byte, or the prepared pieces of the encoder end.
-EDGES = (0, 1, 127, 128, 4095, 4096, 16_383, 16_384)
+EDGES = (0, 1, 127, 128, 1279, 1280, 16_383, 16_384)
 
 partition_keys = st.text(st.characters(codec="utf-8"), min_size=1, max_size=256)
 explicit_hash_keys = st.integers(0, MAX_HASH_KEY).map(str)

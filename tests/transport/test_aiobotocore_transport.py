@@ -1,4 +1,4 @@
-"""The transport over aiobotocore, against a Kinesis on loopback: asyncio and real time."""
+"""Both transports, over aiobotocore and without it, against a Kinesis on loopback: asyncio and real time."""
 
 import os
 import socket
@@ -28,10 +28,14 @@ from kpl_core.testing import (
     WrongCount,
 )
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
+from kpl_core.transport.direct_transport import DirectTransport, resolved
+from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.pipeline.material import kinesis_record, shard_id
 
-WIRES = ["fast", "stock", "cbor"]
+# The wire format, and whether botocore's client sends it.
+WIRES = ["fast", "stock", "cbor", "direct fast", "direct cbor"]
+both_transports = pytest.mark.parametrize("wire", ["fast", "direct fast"])
 
 
 @pytest.fixture
@@ -51,10 +55,18 @@ THREE = (UserRecord("k", b"\x00\xff" * 50), UserRecord("ü\U0001f600", b"", "7")
 
 
 @asynccontextmanager
-async def opened(kinesis: LocalKinesis, **options: Any) -> AsyncIterator[AiobotocoreTransport]:
-    transport = AiobotocoreTransport(config(kinesis.endpoint_url, **options))
+async def opened(kinesis: LocalKinesis, wire: str = "fast", **options: Any) -> AsyncIterator[KinesisTransport]:
+    transport = transport_of(wire, config(kinesis.endpoint_url, wire_path=wire.removeprefix("direct "), **options))
     async with transport.open():
         yield transport
+
+
+def transport_of(wire: str, settings: Config) -> KinesisTransport:
+    if not wire.startswith("direct"):
+        return AiobotocoreTransport(settings)
+    found = resolved(settings)
+    assert found is not None
+    return DirectTransport(settings, found)
 
 
 # The three calls
@@ -63,7 +75,7 @@ async def opened(kinesis: LocalKinesis, **options: Any) -> AsyncIterator[Aioboto
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", WIRES)
 async def test_every_wire_format_stores_the_same_records_and_reads_the_same_answer(wire):
-    async with LocalKinesis({"s": 2}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+    async with LocalKinesis({"s": 2}) as kinesis, opened(kinesis, wire) as transport:
         kinesis.faults.add(RecordError(), When(record=lambda key, _: key == "k"))
         answer = await transport.put_records(request_of(*THREE))
         assert not isinstance(answer, RequestFailure)
@@ -80,7 +92,7 @@ async def test_every_wire_format_stores_the_same_records_and_reads_the_same_answ
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_stream_may_be_named_by_its_arn(wire):
-    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire) as transport:
         answer = await transport.put_records(request_of(*THREE, stream=kinesis.fake.arn("s")))
         assert not isinstance(answer, RequestFailure)
         assert all(entry.sequence_number for entry in answer)
@@ -93,8 +105,9 @@ def open_shards(kinesis: LocalKinesis) -> list[Shard]:
 
 
 @pytest.mark.anyio
-async def test_all_open_shards_are_listed_from_any_number_of_pages():
-    async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis) as transport:
+@both_transports
+async def test_all_open_shards_are_listed_from_any_number_of_pages(wire):
+    async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis, wire) as transport:
         assert await transport.list_shards("s") == open_shards(kinesis)
         kinesis.fake.split_shard("s", shard_id=shard_id(0), new_starting_hash_key=5, now=kinesis.now)
         shards = await transport.list_shards("s")
@@ -105,8 +118,9 @@ async def test_all_open_shards_are_listed_from_any_number_of_pages():
 
 
 @pytest.mark.anyio
-async def test_a_failed_page_fails_the_listing_and_the_next_call_starts_again():
-    async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis) as transport:
+@both_transports
+async def test_a_failed_page_fails_the_listing_and_the_next_call_starts_again(wire):
+    async with LocalKinesis({"s": 1_001}) as kinesis, opened(kinesis, wire) as transport:
         kinesis.faults.add(ErrorAnswer("LimitExceededException"), When(operation="ListShards", page=2, times=1))
         failure = await transport.list_shards("s")
         assert isinstance(failure, RequestFailure)
@@ -115,8 +129,9 @@ async def test_a_failed_page_fails_the_listing_and_the_next_call_starts_again():
 
 
 @pytest.mark.anyio
-async def test_the_record_limit_is_read_from_the_stream():
-    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
+@both_transports
+async def test_the_record_limit_is_read_from_the_stream(wire):
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire) as transport:
         assert await transport.max_record_bytes("s") == 1024 * 1024
         kinesis.fake.update_max_record_size("s", max_record_size_kib=2_048, now=kinesis.now)
         assert await transport.max_record_bytes("s") == 2048 * 1024
@@ -131,7 +146,7 @@ async def test_the_record_limit_is_read_from_the_stream():
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_service_error_keeps_its_code_and_message(wire):
-    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire) as transport:
         kinesis.faults.add(ErrorAnswer("AccessDeniedException", "User: alice is not authorized"))
         assert await transport.put_records(request_of(*THREE)) == RequestFailure(
             "AccessDeniedException", "User: alice is not authorized"
@@ -145,7 +160,7 @@ async def test_a_service_error_keeps_its_code_and_message(wire):
     "effect", [ResetBeforeCommit(), ResetAfterCommit(), BadBody(), BadBody(b"<html>"), ErrorAnswer("Odd", status=500)]
 )
 async def test_a_broken_request_is_one_attempt_and_returns_a_failure(wire, effect):
-    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire_path=wire) as transport:
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire) as transport:
         fault = kinesis.faults.add(effect, When(operation="PutRecords"))
         answer = await transport.put_records(request_of(*THREE))
         assert isinstance(answer, RequestFailure)
@@ -156,8 +171,9 @@ async def test_a_broken_request_is_one_attempt_and_returns_a_failure(wire, effec
 
 
 @pytest.mark.anyio
-async def test_an_answer_with_another_count_is_returned_unchanged():
-    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis) as transport:
+@both_transports
+async def test_an_answer_with_another_count_is_returned_unchanged(wire):
+    async with LocalKinesis({"s": 1}) as kinesis, opened(kinesis, wire) as transport:
         kinesis.faults.add(WrongCount(-1), When(operation="PutRecords"))
         answer = await transport.put_records(request_of(*THREE))
         assert not isinstance(answer, RequestFailure)
@@ -165,11 +181,12 @@ async def test_an_answer_with_another_count_is_returned_unchanged():
 
 
 @pytest.mark.anyio
+@both_transports
 @pytest.mark.parametrize("effect", [Latency(5.0), Latency(5.0, after_commit=True)])
-async def test_an_answer_after_the_timeout_is_a_failure(effect):
+async def test_an_answer_after_the_timeout_is_a_failure(wire, effect):
     async with (
         LocalKinesis({"s": 1}) as kinesis,
-        opened(kinesis, request_timeout_ms=50, connect_timeout_ms=50) as transport,
+        opened(kinesis, wire, request_timeout_ms=50, connect_timeout_ms=50) as transport,
     ):
         kinesis.faults.add(effect, When(operation="PutRecords"))
         answer = await transport.put_records(request_of(*THREE))
@@ -186,8 +203,9 @@ def unused_port():
 
 
 @pytest.mark.anyio
-async def test_a_refused_connection_returns_a_failure(unused_port):
-    transport = AiobotocoreTransport(config(f"http://127.0.0.1:{unused_port}"))
+@both_transports
+async def test_a_refused_connection_returns_a_failure(wire, unused_port):
+    transport = transport_of(wire, config(f"http://127.0.0.1:{unused_port}"))
     async with transport.open():
         for answer in (await transport.put_records(request_of(*THREE)), await transport.list_shards("s")):
             assert isinstance(answer, RequestFailure)
@@ -300,10 +318,14 @@ async def test_the_password_of_a_proxy_url_is_in_no_result(unused_port):
     assert "hunter2" not in answer.message
 
 
-def test_cbor_without_its_extra_names_the_extra_to_install(monkeypatch):
+@pytest.mark.parametrize("make", [Producer, AiobotocoreTransport])
+def test_a_missing_package_is_an_error_at_once_that_names_what_to_install(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "cbor2", None)
     with pytest.raises(ConfigError, match=r"pip install 'kpl-integrations\[cbor\]'"):
-        AiobotocoreTransport(Config(wire_path="cbor"))
+        make(Config(wire_path="cbor"))
+    monkeypatch.setitem(sys.modules, "aiobotocore", None)
+    with pytest.raises(ConfigError, match=r"which needs aiobotocore; pip install 'kpl-integrations'"):
+        make(Config())
 
 
 # From producer to stream
@@ -313,8 +335,8 @@ def test_cbor_without_its_extra_names_the_extra_to_install(monkeypatch):
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_producer_reaches_a_kinesis_over_http(wire):
     async with LocalKinesis({"s": 2}) as kinesis:
-        settings = config(kinesis.endpoint_url, wire_path=wire, record_max_buffered_time_ms=5)
-        async with Producer(settings) as producer:
+        settings = config(kinesis.endpoint_url, wire_path=wire.removeprefix("direct "), record_max_buffered_time_ms=5)
+        async with Producer(settings, transport=transport_of(wire, settings)) as producer:
             await producer.put_many("s", [("first", b"")])
             await producer.flush(timeout=20.0)
             deliveries = await producer.put_many("s", [(str(number), bytes(number)) for number in range(300)])

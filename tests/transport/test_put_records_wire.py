@@ -111,7 +111,7 @@ def test_an_invalid_cbor_answer_is_an_error(answer):
 
 
 def test_the_error_page_of_a_proxy_is_left_to_botocore():
-    error_as_json = cbor_wire()._error_as_json  # noqa: SLF001 - called by botocore only
+    error_as_json = cbor_wire().error_as_json
     assert error_as_json is not None
     assert error_as_json(b"<html>502") == b"<html>502"
     assert json.loads(error_as_json(cbor2.dumps({"__type": "Odd"}))) == {"__type": "Odd"}

@@ -1,0 +1,244 @@
+"""The transport without botocore's client: its resolvers and its signer, and connections of our own.
+
+aiobotocore and aiohttp take most of the time from the start of a program to its first record, 30 MB of memory, and a
+millisecond of CPU for each request. This transport takes credentials, region, proxies, the endpoint, the CA bundle and
+the user agent from botocore's session, and signs with botocore's `SigV4Auth`. `resolved` returns None for a
+configuration that asks for more. Then the transport over aiobotocore is used, see docs/decisions.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials, RefreshableCredentials, create_credential_resolver
+from botocore.endpoint_provider import EndpointProvider
+from botocore.httpsession import get_cert_path
+from botocore.parsers import JSONParser
+from botocore.session import Session
+from botocore.utils import get_environ_proxies, validate_region_name
+
+from kpl_core.options.config import Config
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
+from kpl_core.records.record_result import INTERNAL
+from kpl_core.transport.http_connections import HttpAnswer, HttpConnections
+from kpl_core.transport.put_records_wire import (
+    FIRST_ERROR_STATUS,
+    PutRecordsWire,
+    configured_wire,
+    json_wire,
+    stream_argument,
+)
+from kpl_core.transport.service_calls import ServiceCalls, ca_bundle, failure_of, is_loopback, use_quick_loader
+
+_logger: Final = logging.getLogger("kpl_core")
+
+_SERVICE: Final = "kinesis"
+_TARGET: Final = "Kinesis_20131202."
+_RULES: Final = "endpoint-rule-set-1"
+# Settings that only botocore's client understands: of the environment and the profile.
+_CLIENT_VARIABLES: Final = ("use_fips_endpoint", "use_dualstack_endpoint", "csm_enabled")
+_CLIENT_SECTIONS: Final = {"endpoint_url", "services", _SERVICE}
+_CLIENT_ENVIRONMENT: Final = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KINESIS"}
+_OPERATIONS: Final = {
+    "put_records": "PutRecords",
+    "list_shards": "ListShards",
+    "describe_stream_summary": "DescribeStreamSummary",
+}
+
+_JSON: Final = json_wire()
+
+T = TypeVar("T")
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What botocore's resolvers found for a configuration.
+
+    Attributes:
+        credentials: as botocore's, which may refresh themselves.
+        region: the region to sign for.
+        user_agent: the session's.
+        tls: the context of TLS connections, None for http.
+        endpoint: returns the URL of an operation's endpoint; the second argument is the stream's ARN or None.
+    """
+
+    credentials: Any
+    region: str
+    user_agent: str
+    tls: ssl.SSLContext | None
+    endpoint: Callable[[str, str | None], SplitResult]
+
+
+def resolved(config: Config) -> Resolved | None:
+    """Return what the transport needs, or None if it needs botocore's client. Reads files; may ask for credentials."""
+    if config.wire_path == "stock" or config.botocore:
+        return None
+    try:
+        return _resolved(config)
+    except Exception:
+        # If the configuration is invalid, botocore's client says why.
+        _logger.debug("botocore's client is used, because its resolvers failed", exc_info=True)
+        return None
+
+
+def _resolved(config: Config) -> Resolved | None:
+    session = Session()
+    use_quick_loader(session)
+    region = config.region or session.get_config_variable("region")
+    validate_region_name(region)
+    is_configured = not _CLIENT_ENVIRONMENT.isdisjoint(os.environ) or not _CLIENT_SECTIONS.isdisjoint(
+        session.get_scoped_config()
+    )
+    if (
+        not region
+        or any(session.get_config_variable(name) for name in _CLIENT_VARIABLES)
+        or (is_configured and (config.endpoint_url is None or _SERVICE in session.get_scoped_config()))
+    ):
+        return None
+    endpoint = _endpoints(session, region) if config.endpoint_url is None else _given_endpoint(config.endpoint_url)
+    url = endpoint("PutRecords", None)
+    proxies = {} if is_loopback(config.endpoint_url) else get_environ_proxies(url.geturl())
+    credentials = _credentials(config, session, region)
+    if proxies.get(url.scheme) or credentials is None:
+        return None
+    tls = _tls(config, session) if url.scheme == "https" else None
+    return Resolved(credentials, region, session.user_agent(), tls, endpoint)
+
+
+def _given_endpoint(url: str) -> Callable[[str, str | None], SplitResult]:
+    parts = urlsplit(url)
+    return lambda _operation, _arn: parts
+
+
+def _endpoints(session: Any, region: str) -> Callable[[str, str | None], SplitResult]:  # noqa: ANN401
+    loader = session.get_component("data_loader")
+    provider = EndpointProvider(loader.load_service_model(_SERVICE, _RULES), loader.load_data("partitions"))
+
+    def endpoint(operation: str, arn: str | None) -> SplitResult:
+        parameters = {} if arn is None else {"StreamARN": arn}
+        kind = "data" if operation == "PutRecords" else "control"
+        found = provider.resolve_endpoint(
+            Region=region, UseFIPS=False, UseDualStack=False, OperationType=kind, **parameters
+        )
+        return urlsplit(found.url)
+
+    return endpoint
+
+
+def _credentials(config: Config, session: Any, region: str) -> Any:  # noqa: ANN401
+    key, secret = config.aws_access_key_id, config.aws_secret_access_key
+    if key is not None and secret is not None:
+        return Credentials(key, secret, config.aws_session_token)
+    if key is not None or secret is not None:
+        return None
+    session.register_component("credential_provider", create_credential_resolver(session, region_name=region))
+    return session.get_credentials()
+
+
+def _tls(config: Config, session: Any) -> ssl.SSLContext:  # noqa: ANN401
+    bundle = ca_bundle(config, session)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if bundle is False:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.load_verify_locations(bundle if isinstance(bundle, str) else get_cert_path(verify=True))
+    return context
+
+
+class DirectTransport(ServiceCalls):
+    """A transport over connections of its own, with what `resolved` has found."""
+
+    def __init__(self, config: Config, found: Resolved) -> None:
+        self._config = config
+        self._found = found
+        self._wire = configured_wire(config) or _JSON
+        self._connections: HttpConnections
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Accept calls, and close the connections at the end."""
+        config = self._config
+        self._connections = HttpConnections(
+            max_connections=config.max_connections,
+            connect_seconds=config.connect_timeout_ms / 1000,
+            tls=self._found.tls,
+        )
+        try:
+            yield
+        finally:
+            await self._connections.close()
+
+    async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+        """Send one request: one attempt, within `request_timeout_ms`."""
+        wire = self._wire
+        return await self._exchange("put_records", request.stream, wire, wire.body(request), wire.entries)
+
+    async def call(
+        self,
+        method: str,
+        read: Callable[[Any], T],
+        stream: str | None,
+        **arguments: Any,  # noqa: ANN401 - any JSON value
+    ) -> T | RequestFailure:
+        """Make one attempt; see `ServiceCalls.call`."""
+        if stream is not None:
+            arguments.update(stream_argument(stream))
+        body = msgspec.json.encode(arguments)
+        return await self._exchange(method, stream, _JSON, body, lambda answer: read(msgspec.json.decode(answer)))
+
+    async def _exchange(
+        self, method: str, stream: str | None, wire: PutRecordsWire, body: bytes, read: Callable[[bytes], T]
+    ) -> T | RequestFailure:
+        config = self._config
+        try:
+            # The timeout covers the whole call, so an answer that arrives slowly is cut off too.
+            async with asyncio.timeout((config.request_timeout_ms + config.connect_timeout_ms) / 1000):
+                operation = _OPERATIONS[method]
+                url = self._found.endpoint(operation, stream if stream and stream.startswith("arn:") else None)
+                head = await self._signed_head(url, operation, wire.content_type, body)
+                answer = await self._connections.post(url, head, body)
+            return read(answer.body) if answer.status < FIRST_ERROR_STATUS else _failure(answer, wire)
+        except TimeoutError as error:
+            text = str(error) or f"no answer to {method} within {config.request_timeout_ms} ms"
+            return RequestFailure(INTERNAL, text)
+        except Exception as error:  # noqa: BLE001 - credential providers may raise anything
+            return failure_of(method, error)
+
+    async def _signed_head(self, url: SplitResult, operation: str, content_type: str, body: bytes) -> bytes:
+        """Return the request line and the headers, signed."""
+        credentials = self._found.credentials
+        if isinstance(credentials, RefreshableCredentials) and credentials.refresh_needed():
+            # This may ask a server or run a program, and blocks until that has answered.
+            frozen = await asyncio.to_thread(credentials.get_frozen_credentials)
+        else:
+            frozen = credentials.get_frozen_credentials()
+        path = url.path or "/"
+        host = url.netloc.rpartition("@")[2].removesuffix(":443" if url.scheme == "https" else ":80")
+        headers = {
+            "Host": host,
+            "X-Amz-Target": _TARGET + operation,
+            "Content-Type": content_type,
+            "User-Agent": self._found.user_agent,
+        }
+        request = AWSRequest("POST", f"{url.scheme}://{host}{path}", headers, body)
+        SigV4Auth(frozen, _SERVICE, self._found.region).add_auth(request)
+        lines = [f"{name}: {value}\r\n" for name, value in request.headers.items()]
+        return f"POST {path} HTTP/1.1\r\n{''.join(lines)}Content-Length: {len(body)}\r\n\r\n".encode()
+
+
+def _failure(answer: HttpAnswer, wire: PutRecordsWire) -> RequestFailure:
+    """Return code and message of an error, as botocore reads them."""
+    body = answer.body if wire.error_as_json is None else wire.error_as_json(answer.body)
+    given = {"status_code": answer.status, "headers": answer.headers, "body": body}
+    error = JSONParser().parse(given, None)["Error"]  # type: ignore[arg-type] # an error has no shape
+    return RequestFailure(error.get("Code") or INTERNAL, error.get("Message") or f"HTTP status {answer.status}")

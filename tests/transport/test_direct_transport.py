@@ -1,0 +1,291 @@
+"""The transport without botocore's client: when it is used, what it sends, and the answers that it understands."""
+
+import asyncio
+import re
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import CredentialRetrievalError
+from msgspec.structs import replace
+
+from benchmarks.sink_process import make_certificate
+from kpl_core import Config, PutRecordsEntry, RequestFailure
+from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
+from kpl_core.transport.direct_transport import DirectTransport, Resolved, resolved
+from kpl_core.transport.transport import default_transport
+from kpl_integrations.kinesis_protocol.sigv4 import SignedRequest, named_credential, require_signature
+from tests.transport.test_aiobotocore_transport import THREE, config, request_of
+
+ANSWER = b'{"Records":[{"SequenceNumber":"1","ShardId":"a"}]}'
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(ANSWER)
+STORED = [PutRecordsEntry("1", "a")]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+# When it is used
+
+
+@pytest.mark.anyio
+async def test_it_is_used_unless_a_session_is_given():
+    assert isinstance(await default_transport(Config()), DirectTransport)
+    chosen = await default_transport(Config(), AiobotocoreTransport(Config())._session)  # noqa: SLF001
+    assert isinstance(chosen, AiobotocoreTransport)
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({}, {"wire_path": "stock"}),
+        ({}, {"botocore": {"user_agent_extra": "mine"}}),
+        ({}, {"aws_access_key_id": "only the key"}),
+        ({}, {"region": "no region at all"}),
+        ({}, {"verify_ssl": "/no/such/bundle.pem"}),
+        ({"AWS_ACCESS_KEY_ID": ""}, {}),
+        ({"AWS_DEFAULT_REGION": ""}, {}),
+        ({"AWS_PROFILE": "unknown"}, {}),
+        ({"AWS_USE_FIPS_ENDPOINT": "true"}, {}),
+        ({"AWS_USE_DUALSTACK_ENDPOINT": "true"}, {}),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, {}),
+        ({"AWS_ENDPOINT_URL_KINESIS": "http://127.0.0.1:1"}, {}),
+        ({"HTTPS_PROXY": "http://127.0.0.1:1"}, {}),
+    ],
+)
+def test_botocores_client_is_used_for_what_only_it_understands(environment, options, monkeypatch):
+    assert resolved(Config()) is not None
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert resolved(Config(**options)) is None
+
+
+def test_a_profile_with_settings_of_the_client_is_left_to_it(monkeypatch, tmp_path):
+    profiles = tmp_path / "config"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(profiles))
+    for line in ("endpoint_url = http://127.0.0.1:1", "services = mine", "kinesis =\n  signature_version = v4"):
+        profiles.write_text(f"[default]\n{line}\n")
+        assert resolved(Config()) is None
+    profiles.write_text("[default]\nregion = eu-west-1\n")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    found = resolved(Config())
+    assert found is not None
+    assert found.region == "eu-west-1"
+
+
+def test_a_proxy_does_not_count_for_an_address_of_this_machine(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    assert resolved(config("http://127.0.0.1:4567")) is not None
+    assert resolved(config("http://kinesis.example")) is None
+    monkeypatch.setenv("no_proxy", "kinesis.example")
+    assert resolved(config("http://kinesis.example")) is not None
+
+
+@pytest.mark.parametrize(
+    ("region", "operation", "account", "host"),
+    [
+        ("eu-central-1", "PutRecords", None, "kinesis.eu-central-1.amazonaws.com"),
+        ("cn-north-1", "ListShards", None, "kinesis.cn-north-1.amazonaws.com.cn"),
+        ("us-east-1", "PutRecords", "123456789012", "123456789012.data-kinesis.us-east-1.amazonaws.com"),
+        ("us-east-1", "ListShards", "123456789012", "123456789012.control-kinesis.us-east-1.amazonaws.com"),
+    ],
+)
+def test_the_endpoint_is_the_one_of_botocores_rules(region, operation, account, host):
+    found = resolved(Config(region=region))
+    assert found is not None
+    arn = account and f"arn:aws:kinesis:{region}:{account}:stream/s"
+    assert found.endpoint(operation, arn).geturl() == f"https://{host}"
+
+
+# What it sends, to a server that answers with given bytes
+
+
+class Server:
+    """Answers each request of its connections with the next of `answers`; notes heads and bodies."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[bytes, bytes]] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while self.answers:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.partition(b"Content-Length: ")[2].split(b"\r\n")[0])
+                self.requests.append((head, await reader.readexactly(length)))
+                answer = self.answers.pop(0)
+                writer.write(answer)
+                await writer.drain()
+                if not answer.startswith(b"HTTP/1.1") or not answer.endswith((ANSWER, b"\r\n\r\n")):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def talking_to(
+    server: Server,
+    tls: ssl.SSLContext | None = None,
+    change: Callable[[Resolved], Resolved] = lambda found: found,
+    **options: Any,
+) -> AsyncIterator[DirectTransport]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    port = listening.sockets[0].getsockname()[1]
+    settings = config(f"http{'s' if tls else ''}://127.0.0.1:{port}/path", **options)
+    found = resolved(settings)
+    assert found is not None
+    transport = DirectTransport(settings, change(found))
+    async with listening, transport.open():
+        yield transport
+
+
+@pytest.mark.anyio
+async def test_a_request_is_signed_and_names_operation_host_and_token():
+    server = Server(HEAD + ANSWER)
+    keys: dict[str, Any] = {
+        "aws_access_key_id": "AKIA",
+        "aws_secret_access_key": "secret",
+        "aws_session_token": "token",
+    }
+    async with talking_to(server, **keys) as transport:
+        assert await transport.put_records(request_of(*THREE)) == STORED
+    ((head, body),) = server.requests
+    line, *lines = head.decode().removesuffix("\r\n\r\n").split("\r\n")
+    names = dict(line.split(": ", 1) for line in lines)
+    assert line == "POST /path HTTP/1.1"
+    assert names["X-Amz-Target"] == "Kinesis_20131202.PutRecords"
+    assert names["Content-Type"] == "application/x-amz-json-1.1"
+    assert names["User-Agent"].startswith("Botocore/")
+    assert names["Host"].startswith("127.0.0.1:")
+
+    class Key:
+        secret, session_token, expires_at = "secret", "token", None
+
+    request = SignedRequest("POST", "/path", "", [(name.lower(), value) for name, value in names.items()], body)
+    now = datetime.now(UTC).timestamp()
+    require_signature(request, named_credential(names["Authorization"]), lambda _: Key(), now=now)
+
+
+@pytest.mark.anyio
+async def test_one_connection_serves_many_requests_and_a_large_body_arrives_whole():
+    server = Server(*[HEAD + ANSWER] * 3)
+    big = request_of(*THREE, type(THREE[0])("k", bytes(range(256)) * 4_000))
+    async with talking_to(server) as transport:
+        for request in (request_of(*THREE), big, request_of(*THREE)):
+            assert await transport.put_records(request) == STORED
+    assert server.connections == 1
+    assert len(server.requests[1][1]) > 1_000_000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + ANSWER,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\n" + ANSWER[:5] + b"\r\n%x\r\n" % len(ANSWER[5:])
+        + ANSWER[5:] + b"\r\n0\r\nTrailer: 1\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER,
+        b"HTTP/1.1 200\r\nConnection: close\r\ncontent-LENGTH:%d\r\n\r\n" % len(ANSWER) + ANSWER,
+    ],
+)  # fmt: skip
+async def test_every_framing_of_http_is_understood_and_the_next_request_succeeds(answer):
+    server = Server(answer, HEAD + ANSWER)
+    async with talking_to(server) as transport:
+        assert await transport.put_records(request_of(*THREE)) == STORED
+        assert await transport.put_records(request_of(*THREE)) == STORED
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "closed the connection before its answer was complete"),
+        (HEAD + ANSWER[:10], "closed the connection before its answer was complete"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "cannot be parsed.*SSH-2.0"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", "more than 65536 bytes"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnot hexadecimal\r\n", "cannot be parsed"),
+        (b"HTTP/1.1 502 Bad Gateway\r\n\r\n<html>", "Bad Gateway"),
+    ],
+)
+async def test_an_answer_that_is_cut_or_not_http_is_a_failure(answer, message):
+    server = Server(answer, HEAD + ANSWER)
+    async with talking_to(server) as transport:
+        failure = await transport.put_records(request_of(*THREE))
+        assert isinstance(failure, RequestFailure)
+        assert failure.code == ("502" if b"502" in answer[:20] else "Internal")
+        assert re.search(message, failure.message)
+        assert await transport.put_records(request_of(*THREE)) == STORED
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_the_server_has_closed_or_that_was_idle_for_long_is_not_used_again(monkeypatch):
+    server = Server(HEAD + ANSWER)
+    async with talking_to(server) as transport:
+        assert await transport.put_records(request_of(*THREE)) == STORED
+        await asyncio.sleep(0.01)
+        server.answers = [HEAD + ANSWER] * 2
+        assert await transport.put_records(request_of(*THREE)) == STORED
+        monkeypatch.setattr("kpl_core.transport.http_connections.IDLE_SECONDS", 0.0)
+        assert await transport.put_records(request_of(*THREE)) == STORED
+    assert server.connections == 3
+
+
+@pytest.mark.anyio
+async def test_no_more_connections_are_open_than_configured():
+    server = Server(*[HEAD + ANSWER] * 20)
+    async with talking_to(server, max_connections=2) as transport:
+        answers = await asyncio.gather(*[transport.put_records(request_of(*THREE)) for _ in range(20)])
+    assert answers == [STORED] * 20
+    assert server.connections == 2
+
+
+@pytest.mark.anyio
+async def test_a_certificate_is_verified_unless_that_is_off(tmp_path):
+    certificate = tmp_path / "server.pem"
+    if reason := make_certificate(certificate):
+        pytest.skip(reason)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    for verify, expected in ((str(certificate), STORED), (False, STORED), (True, None)):
+        async with talking_to(Server(HEAD + ANSWER), tls, verify_ssl=verify) as transport:
+            answer = await transport.put_records(request_of(*THREE))
+        if expected is None:
+            assert isinstance(answer, RequestFailure)
+            assert "CERTIFICATE_VERIFY_FAILED" in answer.message
+        else:
+            assert answer == expected
+
+
+@pytest.mark.anyio
+async def test_expiring_credentials_are_refreshed_in_a_thread_and_again_after_an_error():
+    threads: list[threading.Thread] = []
+
+    def fetch() -> dict[str, str]:
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            raise CredentialRetrievalError(provider="vault", error_msg="the vault is sealed")
+        return {"access_key": "new", "secret_key": "s", "token": "t", "expiry_time": "2999-01-01T00:00:00Z"}
+
+    expired = datetime.now(UTC) - timedelta(hours=1)
+    credentials = RefreshableCredentials("old", "s", "t", expired, fetch, "vault")
+    server = Server(*[HEAD + ANSWER] * 2)
+    async with talking_to(server, change=lambda found: replace(found, credentials=credentials)) as transport:
+        failure = await transport.put_records(request_of(*THREE))
+        assert isinstance(failure, RequestFailure)
+        assert "the vault is sealed" in failure.message
+        for _ in range(2):
+            assert await transport.put_records(request_of(*THREE)) == STORED
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+    assert b"Credential=new/" in server.requests[0][0]
