@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult
 from uuid import uuid4
 
 import boto3
@@ -21,6 +22,7 @@ from botocore.exceptions import ClientError
 
 from kpl_core import Config, CoordinationOptions, Producer
 from kpl_core.durability.dead_letters.aws_sinks import S3Sink, SqsSink
+from kpl_core.transport.http_connections import HttpAnswer, HttpConnections
 from kpl_integrations.cli import main
 from kpl_integrations.glue import GlueEncoder
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
@@ -48,9 +50,9 @@ class Calls:
         self.actions: set[str] = set()
         self.denied: set[str] = set()
 
-    def note(self, client: Any, operation: str) -> None:
-        if client.meta.endpoint_url == self.endpoint_url:
-            action = f"{client.meta.service_model.service_name}:{operation}"
+    def note(self, endpoint_url: str, service: str, operation: str) -> None:
+        if endpoint_url == self.endpoint_url:
+            action = f"{service}:{operation}"
             action = ACTIONS.get(action, action)
             self.actions.add(action)
             if action in self.denied:
@@ -67,10 +69,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     for cls in classes:
 
         def noted(self: Any, operation: str, parameters: Any, made: Any = cls._make_api_call) -> Any:
-            calls.note(self, operation)
+            calls.note(self.meta.endpoint_url, self.meta.service_model.service_name, operation)
             return made(self, operation, parameters)
 
         monkeypatch.setattr(cls, "_make_api_call", noted)
+    post = HttpConnections.post
+
+    async def noted_post(self: HttpConnections, url: SplitResult, head: bytes, body: bytes) -> HttpAnswer:
+        target = re.search(rb"X-Amz-Target: Kinesis_20131202\.(\w+)", head)
+        assert target is not None
+        calls.note(url.geturl(), "kinesis", target[1].decode())
+        return await post(self, url, head, body)
+
+    monkeypatch.setattr(HttpConnections, "post", noted_post)
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return calls
