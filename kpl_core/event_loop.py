@@ -1,9 +1,14 @@
 """The running event loop and its clock. Sleeps use the same clock, so virtual time holds everywhere."""
 
 import asyncio
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def running_loop() -> object:
@@ -42,3 +47,36 @@ def run_soon(function: Callable[[], object]) -> None:
             function()
         else:
             trio.lowlevel.current_trio_token().run_sync_soon(function)
+
+
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
+    """Return what `work` returns, or raise what it raises; asyncio only.
+
+    The end of the program does not wait for the thread, and it is none of the loop's executor, which has only a few.
+    Where no thread can be started, at the end of the interpreter, `work` runs here.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)  # type: ignore[arg-type] # without an error there is a result
+        else:
+            answer.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
+            failure = error
+        with contextlib.suppress(RuntimeError):  # raised by a closed loop
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    try:
+        threading.Thread(target=run, name="kpl-worker", daemon=True).start()
+    except RuntimeError:
+        return work()
+    return await answer

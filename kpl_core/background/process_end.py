@@ -132,11 +132,23 @@ class SpareThread:
         self.thread.start()
 
     def run(self, work: Callable[[], object]) -> None:
-        """Let the thread do this, and end."""
+        """Let the thread do this, and end. A second work is not done."""
         self._work.put(work)
+
+    def end(self) -> None:
+        """End the thread, unless it has work."""
+        self.run(lambda: None)
 
     def _wait_and_run(self) -> None:
         self._work.get()()
+
+
+def spare_thread(name: str) -> SpareThread | None:
+    """Return a spare thread where a version of Python needs one; None also if no thread can be started now."""
+    if NEEDS_SPARE_THREADS:
+        with contextlib.suppress(RuntimeError):
+            return SpareThread(name)
+    return None
 
 
 # Threading's exit and atexit

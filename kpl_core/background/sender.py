@@ -31,6 +31,7 @@ from kpl_core.errors import WrongEventLoop
 from kpl_core.options.config import Config
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
+from kpl_core.transport.transport import import_transport
 
 # A flush that waits for its source to be drained looks again at least this often, in seconds.
 _LOOK_SECONDS: Final = 0.02
@@ -489,9 +490,7 @@ def import_early(config: Config) -> None:
 
     A fork inside an import would leave the child half a module, so it waits; on a busy machine that is many seconds.
     """
-    import_module("kpl_core.transport.direct_transport")
-    if config.wire_path == "stock" or config.botocore:
-        import_module("kpl_core.transport.aiobotocore_transport")
+    import_transport(config)
     if config.spool is not None or config.dead_letters is not None:
         import_module("kpl_core.producer.durable_store")
     if config.coordination is not None:

@@ -78,18 +78,22 @@ static int write_bytes(OpenRecord *self, const char *head, Py_ssize_t head_bytes
 }
 
 /* Return the index of a key in one of the two tables; *is_new says whether it has to be added. -1: error. */
-static Py_ssize_t index_of(PyObject *indices, PyObject *key, int *is_new)
+static Py_ssize_t index_of(PyObject *indices, PyObject *entries, PyObject *key, int *is_new)
 {
     PyObject *found = PyDict_GetItemWithError(indices, key);
     *is_new = found == NULL;
     if (found != NULL) return PyLong_AsSsize_t(found);
-    return PyErr_Occurred() ? -1 : PyDict_GET_SIZE(indices);
+    return PyErr_Occurred() ? -1 : PyList_GET_SIZE(entries);
 }
 
 static int add_key(PyObject *indices, PyObject *entries, PyObject *key, PyObject *entry)
 {
     PyObject *number = PyLong_FromSsize_t(PyList_GET_SIZE(entries));
-    int failed = number == NULL || PyDict_SetItem(indices, key, number) || PyList_Append(entries, entry);
+    int failed = number == NULL || PyDict_SetItem(indices, key, number);
+    if (!failed && PyList_Append(entries, entry)) {
+        failed = 1;
+        PyDict_DelItem(indices, key);
+    }
     Py_XDECREF(number);
     return failed ? -1 : 0;
 }
@@ -103,9 +107,12 @@ static int append_one(OpenRecord *self, PyObject *key, PyObject *entry, PyObject
     int is_new, is_new_explicit = 0;
     Py_ssize_t explicit_index = -1;
     if (self->limit == SHUT) return 0;
-    Py_ssize_t index = index_of(self->key_indices, key, &is_new);
+    Py_ssize_t index = index_of(self->key_indices, self->key_entries, key, &is_new);
     if (index < 0) return -1;
-    if (explicit != NULL && (explicit_index = index_of(self->explicit_indices, explicit, &is_new_explicit)) < 0) return -1;
+    if (explicit != NULL) {
+        explicit_index = index_of(self->explicit_indices, self->explicit_entries, explicit, &is_new_explicit);
+        if (explicit_index < 0) return -1;
+    }
     Py_ssize_t head_bytes = put_head(head, index, explicit_index, PyBytes_GET_SIZE(data));
     Py_ssize_t size = self->size + head_bytes + PyBytes_GET_SIZE(data) + (is_new ? PyBytes_GET_SIZE(entry) : 0) +
                       (is_new_explicit ? PyBytes_GET_SIZE(explicit_entry) : 0);
@@ -179,7 +186,7 @@ static PyObject *add(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
                  "a partition key, its entry, the head, data, their bytes and a time")) return NULL;
     Py_ssize_t user_bytes = PyLong_AsSsize_t(given[4]);
     if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-    Py_ssize_t index = index_of(self->key_indices, given[0], &is_new);
+    Py_ssize_t index = index_of(self->key_indices, self->key_entries, given[0], &is_new);
     if (index < 0 || (is_new && add_key(self->key_indices, self->key_entries, given[0], given[1]))) return NULL;
     if (write_bytes(self, PyBytes_AS_STRING(given[2]), PyBytes_GET_SIZE(given[2]), given[3])) return NULL;
     if (PyList_Append(self->arrivals, given[5])) return NULL;
@@ -395,7 +402,32 @@ static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
     return Py_BuildValue("(nn)", position, taken);
 }
 
-/* Try to add one pair to the run of its lane. The result is that of put_pair. */
+/* Add a pair to the run of a lane; `explicit_route` is NULL or that of its explicit hash key. -1: error, else 1. */
+static int place_in_run(PyObject *pair, PyObject *route, PyObject *explicit_route, Py_ssize_t size, PyObject *runs)
+{
+    PyObject *lane = PyTuple_GET_ITEM(explicit_route == NULL ? route : explicit_route, 0);
+    PyObject *run = PyDict_GetItemWithError(runs, lane);
+    if (run == NULL) {
+        if (PyErr_Occurred() || (run = PyList_New(0)) == NULL) return -1;
+        int failed = PyDict_SetItem(runs, lane, run);
+        Py_DECREF(run);
+        if (failed) return -1;
+    }
+    if (!require(PyList_CheckExact(run), "runs that are lists")) return -1;
+    PyObject *key = PyTuple_GET_ITEM(pair, 0), *entry = PyTuple_GET_ITEM(route, 1), *data = PyTuple_GET_ITEM(pair, 1);
+    PyObject *number = PyLong_FromSsize_t(size), *placed = NULL;
+    if (number != NULL)
+        placed = explicit_route == NULL ? PyTuple_Pack(4, key, entry, data, number)
+                                        : PyTuple_Pack(6, key, entry, data, number, PyTuple_GET_ITEM(pair, 2),
+                                                       PyTuple_GET_ITEM(explicit_route, 1));
+    int failed = placed == NULL || PyList_Append(run, placed);
+    Py_XDECREF(number);
+    Py_XDECREF(placed);
+    return failed ? -1 : 1;
+}
+
+/* Try to add one pair to the run of its lane. The result is that of put_pair. The routes are owned meanwhile: a garbage
+   collection may run code that empties the tables. */
 static int place_pair(PyObject *pair, PyObject *routes, PyObject *explicit_routes, Py_ssize_t most, PyObject *runs, Py_ssize_t *size)
 {
     if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) < 2 || PyTuple_GET_SIZE(pair) > 3) return 0;
@@ -408,31 +440,21 @@ static int place_pair(PyObject *pair, PyObject *routes, PyObject *explicit_route
     if (key_bytes == -1 && PyErr_Occurred()) return -1;
     *size = key_bytes + PyBytes_GET_SIZE(data);
     if (*size > most) return 0;
-    PyObject *lane = PyTuple_GET_ITEM(route, 0), *entry = PyTuple_GET_ITEM(route, 1);
     if (PyTuple_GET_SIZE(pair) == 3) {
-        if (PyTuple_GET_ITEM(route, 3) == Py_None) return 0;
-        explicit_route = PyDict_GetItemWithError(explicit_routes, PyTuple_GET_ITEM(pair, 2));
+        PyObject *explicit = PyTuple_GET_ITEM(pair, 2);
+        if (PyTuple_GET_ITEM(route, 3) == Py_None || !PyUnicode_CheckExact(explicit)) return 0;
+        explicit_route = PyDict_GetItemWithError(explicit_routes, explicit);
         if (explicit_route == NULL) return PyErr_Occurred() ? -1 : 0;
         if (!require(PyTuple_CheckExact(explicit_route) && PyTuple_GET_SIZE(explicit_route) == 2, "routes of two parts")) return -1;
-        lane = PyTuple_GET_ITEM(explicit_route, 0);
     }
-    PyObject *run = PyDict_GetItemWithError(runs, lane);
-    if (run == NULL) {
-        if (PyErr_Occurred() || (run = PyList_New(0)) == NULL) return -1;
-        int failed = PyDict_SetItem(runs, lane, run);
-        Py_DECREF(run);
-        if (failed) return -1;
-    }
-    if (!require(PyList_CheckExact(run), "runs that are lists")) return -1;
-    PyObject *number = PyLong_FromSsize_t(*size), *placed = NULL;
-    if (number != NULL)
-        placed = explicit_route == NULL ? PyTuple_Pack(4, key, entry, data, number)
-                                        : PyTuple_Pack(6, key, entry, data, number, PyTuple_GET_ITEM(pair, 2),
-                                                       PyTuple_GET_ITEM(explicit_route, 1));
-    int failed = placed == NULL || PyList_Append(run, placed);
-    Py_XDECREF(number);
-    Py_XDECREF(placed);
-    return failed ? -1 : 1;
+    Py_INCREF(pair);
+    Py_INCREF(route);
+    Py_XINCREF(explicit_route);
+    int done = place_in_run(pair, route, explicit_route, *size, runs);
+    Py_DECREF(pair);
+    Py_DECREF(route);
+    Py_XDECREF(explicit_route);
+    return done;
 }
 
 static PyObject *place_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)

@@ -9,11 +9,12 @@ configuration that asks for more. Then the transport over aiobotocore is used, s
 import asyncio
 import logging
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 from botocore.auth import SigV4Auth
@@ -25,6 +26,7 @@ from botocore.parsers import JSONParser
 from botocore.session import Session
 from botocore.utils import get_environ_proxies, validate_region_name
 
+from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
@@ -53,6 +55,8 @@ _OPERATIONS: Final = {
     "describe_stream_summary": "DescribeStreamSummary",
 }
 
+# A header with one of these would begin another header.
+_FORBIDDEN: Final = re.compile("[\\r\\n\\0]")
 _JSON: Final = json_wire()
 
 T = TypeVar("T")
@@ -98,6 +102,7 @@ def _resolved(config: Config) -> Resolved | None:
     )
     if (
         not region
+        or "fips" in region  # a pseudo-region, such as fips-us-east-1
         or any(session.get_config_variable(name) for name in _CLIENT_VARIABLES)
         or (is_configured and (config.endpoint_url is None or _SERVICE in session.get_scoped_config()))
     ):
@@ -144,15 +149,20 @@ def _credentials(config: Config, session: Any, region: str) -> Any:  # noqa: ANN
 
 def _tls(config: Config, session: Any) -> ssl.SSLContext:  # noqa: ANN401
     bundle = ca_bundle(config, session)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = ssl.create_default_context(cafile=bundle if isinstance(bundle, str) else get_cert_path(verify=True))
     context.set_alpn_protocols(["http/1.1"])
     if bundle is False:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    else:
-        context.load_verify_locations(bundle if isinstance(bundle, str) else get_cert_path(verify=True))
     return context
+
+
+def _trace_headers() -> dict[str, str]:
+    """Return the header by which Lambda finds functions that call themselves, as botocore adds it."""
+    trace_id = os.environ.get("_X_AMZN_TRACE_ID")
+    if trace_id is None or "AWS_LAMBDA_FUNCTION_NAME" not in os.environ:
+        return {}
+    return {"X-Amzn-Trace-Id": quote(trace_id, safe="-=;:+&[]{}\"',")}
 
 
 class DirectTransport(ServiceCalls):
@@ -163,6 +173,7 @@ class DirectTransport(ServiceCalls):
         self._found = found
         self._wire = configured_wire(config) or _JSON
         self._connections: HttpConnections
+        self._refresh: asyncio.Task[Any] | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -176,6 +187,8 @@ class DirectTransport(ServiceCalls):
         try:
             yield
         finally:
+            if self._refresh is not None:
+                self._refresh.cancel()
             await self._connections.close()
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
@@ -214,14 +227,19 @@ class DirectTransport(ServiceCalls):
         except Exception as error:  # noqa: BLE001 - credential providers may raise anything
             return failure_of(method, error)
 
+    async def _frozen_credentials(self) -> Any:  # noqa: ANN401
+        credentials = self._found.credentials
+        if not isinstance(credentials, RefreshableCredentials) or not credentials.refresh_needed():
+            return credentials.get_frozen_credentials()
+        # This may ask a server or run a program. All requests wait for one refresh, each for as long as it may take.
+        if self._refresh is None or self._refresh.done():
+            self._refresh = asyncio.ensure_future(run_in_daemon_thread(credentials.get_frozen_credentials))
+            self._refresh.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        return await asyncio.shield(self._refresh)
+
     async def _signed_head(self, url: SplitResult, operation: str, content_type: str, body: bytes) -> bytes:
         """Return the request line and the headers, signed."""
-        credentials = self._found.credentials
-        if isinstance(credentials, RefreshableCredentials) and credentials.refresh_needed():
-            # This may ask a server or run a program, and blocks until that has answered.
-            frozen = await asyncio.to_thread(credentials.get_frozen_credentials)
-        else:
-            frozen = credentials.get_frozen_credentials()
+        frozen = await self._frozen_credentials()
         path = url.path or "/"
         host = url.netloc.rpartition("@")[2].removesuffix(":443" if url.scheme == "https" else ":80")
         headers = {
@@ -229,9 +247,14 @@ class DirectTransport(ServiceCalls):
             "X-Amz-Target": _TARGET + operation,
             "Content-Type": content_type,
             "User-Agent": self._found.user_agent,
+            **_trace_headers(),
         }
         request = AWSRequest("POST", f"{url.scheme}://{host}{path}", headers, body)
         SigV4Auth(frozen, _SERVICE, self._found.region).add_auth(request)
+        for name, value in request.headers.items():
+            if _FORBIDDEN.search(value):
+                message = f"the header {name} has a line break; check the credentials for one, for example at the end"
+                raise RuntimeError(message)
         lines = [f"{name}: {value}\r\n" for name, value in request.headers.items()]
         return f"POST {path} HTTP/1.1\r\n{''.join(lines)}Content-Length: {len(body)}\r\n\r\n".encode()
 

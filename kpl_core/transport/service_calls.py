@@ -1,6 +1,7 @@
 """What the transports share: the calls that read the stream, and the failures that errors become."""
 
 import ipaddress
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -121,7 +122,8 @@ def ca_bundle(config: Config, session: Any) -> str | bool:  # noqa: ANN401 - bot
     """Return the configured CA bundle, True for botocore's default, or False for no verification."""
     if config.verify_ssl is not True:
         return config.verify_ssl
-    return session.get_config_variable("ca_bundle") or True
+    # As botocore: AWS_CA_BUNDLE and the profile first.
+    return session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE") or True
 
 
 def use_quick_loader(session: Any) -> None:  # noqa: ANN401 - botocore has no types

@@ -3,14 +3,17 @@
 Failures are values.
 """
 
-import asyncio
+import contextlib
 from asyncio import _get_running_loop
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kpl_core.errors import ConfigError
+from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.pipeline.shard_map import Shard
@@ -63,16 +66,27 @@ async def default_transport(config: Config, session: "AioSession | None" = None)
     """
     if _get_running_loop() is None:  # trio, where the transport then says that it needs asyncio
         return _prepared(config, session)
-    return await asyncio.to_thread(_prepared, config, session)
+    return await run_in_daemon_thread(partial(_prepared, config, session))
+
+
+def import_transport(config: Config) -> None:
+    """Import the modules of the configured transport."""
+    # A botocore with other internals has a name less: then its client is used.
+    with contextlib.suppress(ImportError):
+        import_module("kpl_core.transport.direct_transport")
+        if config.wire_path != "stock" and not config.botocore:
+            return
+    import_module("kpl_core.transport.aiobotocore_transport")
 
 
 def _prepared(config: Config, session: "AioSession | None") -> KinesisTransport:
     if session is None:
-        from kpl_core.transport.direct_transport import DirectTransport, resolved  # noqa: PLC0415 - 0.1 s
+        with contextlib.suppress(ImportError):  # as above
+            from kpl_core.transport.direct_transport import DirectTransport, resolved  # noqa: PLC0415 - 0.1 s
 
-        found = resolved(config)
-        if found is not None:
-            return DirectTransport(config, found)
+            found = resolved(config)
+            if found is not None:
+                return DirectTransport(config, found)
     from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
 
     return AiobotocoreTransport(config, session=session)

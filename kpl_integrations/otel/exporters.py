@@ -36,12 +36,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from kpl_core import Fact, Producer
 from kpl_core.background.process_end import (
-    NEEDS_SPARE_THREADS,
     ProcessListener,
-    SpareThread,
     flush_on_sigterm,
     keep_for_parent,
     listen,
+    spare_thread,
 )
 from kpl_core.background.sender import import_early
 from kpl_core.background.stderr_report import StderrReport
@@ -215,8 +214,6 @@ class SignalExporter(ProcessListener):
     def begin_child(self) -> None:
         """Start empty, as a forked child does."""
         self._starting = threading.Lock()
-        # The first export of a short program comes after its main thread has ended.
-        self._spare = SpareThread("kpl-otel-sender") if NEEDS_SPARE_THREADS else None
         if self._sender is not None:
             keep_for_parent(self._sender)
         self._sender = None
@@ -224,6 +221,8 @@ class SignalExporter(ProcessListener):
         self._refused: Counter[str] = Counter()
         noun = _NOUNS[self.signal]
         self._report = StderrReport(f"kpl_integrations.otel: {noun} to stream {self.options.stream!r}", noun)
+        # The first export of a short program comes after its main thread has ended.
+        self._spare = spare_thread("kpl-otel-sender")
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""
@@ -301,6 +300,7 @@ class SignalExporter(ProcessListener):
         """Deliver what is there, for the lesser of `timeout` and the option `shutdown_timeout`; log what was lost."""
         with self._starting:
             was_closed, self.is_closed = self.is_closed, True
+            self._end_spare()
         if was_closed:
             return
         with suppress_instrumentation():
@@ -339,9 +339,14 @@ class SignalExporter(ProcessListener):
                     # The interpreter finalizes and starts no threads, or no file descriptor is left.
                     return None
                 self._sender = sender
+                self._end_spare()
                 # A configuration file sets the providers after it made the exporters.
                 global_providers.confirm_flushes(self.signal)
             return self._sender
+
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.end()
 
     def _make_producer(self) -> Producer:
         config = self.options.config

@@ -171,3 +171,16 @@ def test_a_folder_is_rejected_with_the_names_of_its_spools(kpl: Kpl, file: Path,
     outcome = kpl(*command, file.parent)
     assert (outcome.status, outcome.err.count("\n")) == (4, 1)
     assert outcome.err.endswith("is a folder; give the path of one of its spools: orders.spool\n")
+
+
+def test_records_of_tenants_are_drained_as_the_operator_says(kpl: Kpl, tmp_path: Path, streams: Stream):
+    file = tmp_path / "gateway.spool"
+    with Spool(SpoolOptions(path=file)) as spool:
+        records = [SpooledRecord("orders", f"key-{number}", b"x", 1.0, flow="legacy") for number in range(4)]
+        spool.append_nowait(records, claim=True).result()
+    outcome = kpl("spool", "drain", file, "--endpoint-url", streams.kinesis.endpoint_url)
+    assert outcome.status == 3
+    assert "give --aggregation if all consumers de-aggregate, else --no-aggregation" in outcome.err
+    drained = kpl("spool", "drain", file, "--no-aggregation", "--endpoint-url", streams.kinesis.endpoint_url)
+    assert drained.status == 0
+    assert [data for _, data in streams.stored()] == [b"x"] * 4

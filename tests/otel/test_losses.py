@@ -9,8 +9,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from kpl_core import Config, ConfigError, Producer
+from kpl_core.background import process_end
 from kpl_core.testing import FakeKinesis, FakeTransport
-from kpl_integrations.otel import KinesisSpanExporter, exporters, kinesis_telemetry
+from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
 from tests.otel.conftest import EXPORTERS, emit
 from tests.otel.telemetry_stream import impatient_exporter
 from tests.otel.test_splitting import large_spans
@@ -61,7 +62,7 @@ def test_a_first_export_after_the_end_of_the_main_thread_is_delivered_where_no_t
         message = "can't create new thread at interpreter shutdown"
         raise RuntimeError(message)
 
-    monkeypatch.setattr(exporters, "NEEDS_SPARE_THREADS", True)
+    monkeypatch.setattr(process_end, "NEEDS_SPARE_THREADS", True)
     exporter = KinesisSpanExporter("telemetry", transport=lambda _config: FakeTransport(kinesis))
     spans = large_spans(5, 10)
     with monkeypatch.context() as late:

@@ -49,6 +49,8 @@ async def test_it_is_used_unless_a_session_is_given():
         ({}, {"botocore": {"user_agent_extra": "mine"}}),
         ({}, {"aws_access_key_id": "only the key"}),
         ({}, {"region": "no region at all"}),
+        ({}, {"region": "fips-us-east-1"}),
+        ({"REQUESTS_CA_BUNDLE": "/no/such/bundle.pem"}, {}),
         ({}, {"verify_ssl": "/no/such/bundle.pem"}),
         ({"AWS_ACCESS_KEY_ID": ""}, {}),
         ({"AWS_DEFAULT_REGION": ""}, {}),
@@ -61,6 +63,9 @@ async def test_it_is_used_unless_a_session_is_given():
     ],
 )
 def test_botocores_client_is_used_for_what_only_it_understands(environment, options, monkeypatch):
+    # Else it comes before REQUESTS_CA_BUNDLE.
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
     assert resolved(Config()) is not None
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -289,3 +294,50 @@ async def test_expiring_credentials_are_refreshed_in_a_thread_and_again_after_an
     assert len(threads) == 2
     assert threading.main_thread() not in threads
     assert b"Credential=new/" in server.requests[0][0]
+
+
+@pytest.mark.anyio
+async def test_requests_wait_for_one_refresh_and_block_neither_the_executor_nor_the_end():
+    fetches: list[str] = []
+    go_on = threading.Event()
+
+    def fetch() -> dict[str, str]:
+        fetches.append("fetch")
+        go_on.wait(10)
+        return {"access_key": "new", "secret_key": "s", "token": "t", "expiry_time": "2999-01-01T00:00:00Z"}
+
+    credentials = RefreshableCredentials("old", "s", "t", datetime.now(UTC) - timedelta(hours=1), fetch, "vault")
+    change = lambda found: replace(found, credentials=credentials)  # noqa: E731
+    async with talking_to(Server(), change=change, request_timeout_ms=100, connect_timeout_ms=100) as transport:
+        failures = await asyncio.gather(*[transport.put_records(request_of(*THREE)) for _ in range(40)])
+        assert {type(each) for each in failures} == {RequestFailure}
+        # The executor is free.
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 1.0) == "free"
+    go_on.set()
+    assert fetches == ["fetch"]
+
+
+@pytest.mark.anyio
+async def test_a_line_break_in_a_credential_is_an_error_without_its_value():
+    keys: dict[str, Any] = {
+        "aws_access_key_id": "AKIA",
+        "aws_secret_access_key": "s",
+        "aws_session_token": "token\r\nX-Injected: 1\n",
+    }
+    server = Server(HEAD + ANSWER)
+    async with talking_to(server, **keys) as transport:
+        failure = await transport.put_records(request_of(*THREE))
+    assert isinstance(failure, RequestFailure)
+    assert "the header X-Amz-Security-Token has a line break" in failure.message
+    assert "Injected" not in failure.message
+    assert server.requests == []
+
+
+@pytest.mark.anyio
+async def test_a_function_of_lambda_passes_its_trace_on(monkeypatch):
+    monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "orders")
+    monkeypatch.setenv("_X_AMZN_TRACE_ID", "Root=1-2;Sampled=1\n")
+    server = Server(HEAD + ANSWER)
+    async with talking_to(server) as transport:
+        assert await transport.put_records(request_of(*THREE)) == STORED
+    assert b"X-Amzn-Trace-Id: Root=1-2;Sampled=1%0A\r\n" in server.requests[0][0]

@@ -14,6 +14,7 @@ from kpl_core.durability.spool.store import require_main_file, sync_folder
 from kpl_core.durability.spool.tables import records_after, require_readable
 
 _PAGE_RECORDS: Final = 500
+_PAGE_BYTES: Final = 1 << 20
 _Answer = TypeVar("_Answer")
 _Arguments = ParamSpec("_Arguments")
 
@@ -68,7 +69,7 @@ class SpoolReader:
     def records(self) -> Iterator[list[NumberedRecord]]:
         """Yield the spooled records in the order in which they were stored, in pages."""
         after = 0
-        while rows := self._ask(records_after, after, _PAGE_RECORDS):
+        while rows := self._ask(records_after, after, _PAGE_RECORDS, _PAGE_BYTES):
             yield [NumberedRecord(row.id, decode_record(row.checksum, row.envelope)) for row in rows]
             after = rows[-1].id
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import msgspec
 
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable, as_spool_error
-from kpl_core.durability.spool.tables import LetterRow, RecordRow, migrate, transaction
+from kpl_core.durability.spool.tables import LetterRow, RecordRow, append_rows, migrate, records_after, transaction
 from kpl_core.options.reliability import SpoolOptions
 
 _logger: Final = logging.getLogger(__name__)
@@ -203,10 +203,7 @@ class SpoolStore:
 
     def records_after(self, last_id: int, limit: int, max_bytes: int) -> list[RecordRow]:
         """Return up to `limit` records that arrived after `last_id`, in order; stop once they exceed `max_bytes`."""
-        rows: list[RecordRow] = []
-        statement = "SELECT id, checksum, envelope FROM spooled WHERE id > ? ORDER BY id LIMIT ?"
-        _append_rows(rows, self.connection.execute(statement, (last_id, limit)), max_bytes)
-        return rows
+        return records_after(self.connection, last_id, limit, max_bytes)
 
     def records_by_id(self, ids: Sequence[int], max_bytes: int) -> tuple[list[RecordRow], Sequence[int]]:
         """Return the records with these ids that still exist, in order, and the ids that were not read.
@@ -217,7 +214,7 @@ class SpoolStore:
         for portion in _portions(sorted(ids)):
             marks = ",".join("?" * len(portion))
             statement = f"SELECT id, checksum, envelope FROM spooled WHERE id IN ({marks}) ORDER BY id"  # noqa: S608 - question marks only
-            max_bytes = _append_rows(rows, self.connection.execute(statement, portion), max_bytes)
+            max_bytes = append_rows(rows, self.connection.execute(statement, portion), max_bytes)
             if max_bytes <= 0:
                 return rows, [record_id for record_id in ids if record_id > rows[-1].id]
         return rows, ()
@@ -266,17 +263,6 @@ class SpoolStore:
                 f"its contents with `sqlite3 FILE .recover`, and start with a new file"
             )
             raise SpoolCorrupt(message)
-
-
-def _append_rows(rows: list[RecordRow], cursor: sqlite3.Cursor, max_bytes: int) -> int:
-    """Append what `cursor` reads until the envelopes exceed `max_bytes`; return how many bytes are left."""
-    for row in cursor:
-        rows.append(RecordRow(*row))
-        max_bytes -= len(rows[-1].envelope)
-        if max_bytes <= 0:
-            break
-    cursor.close()
-    return max_bytes
 
 
 def require_main_file(path: Path) -> None:

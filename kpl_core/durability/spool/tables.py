@@ -190,10 +190,23 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         return " AND ".join(conditions), parameters
 
 
-def records_after(connection: sqlite3.Connection, last_id: int, limit: int) -> list[RecordRow]:
-    """Return up to `limit` spooled records that arrived after `last_id`, in order."""
+def records_after(connection: sqlite3.Connection, last_id: int, limit: int, max_bytes: int) -> list[RecordRow]:
+    """Return up to `limit` spooled records that arrived after `last_id`, in order, until they exceed `max_bytes`."""
+    rows: list[RecordRow] = []
     statement = "SELECT id, checksum, envelope FROM spooled WHERE id > ? ORDER BY id LIMIT ?"
-    return [RecordRow(*row) for row in connection.execute(statement, (last_id, limit))]
+    append_rows(rows, connection.execute(statement, (last_id, limit)), max_bytes)
+    return rows
+
+
+def append_rows(rows: list[RecordRow], cursor: sqlite3.Cursor, max_bytes: int) -> int:
+    """Append what `cursor` reads until the envelopes exceed `max_bytes`; return how many bytes are left."""
+    for row in cursor:
+        rows.append(RecordRow(*row))
+        max_bytes -= len(rows[-1].envelope)
+        if max_bytes <= 0:
+            break
+    cursor.close()
+    return max_bytes
 
 
 def letter_row(letter: DeadLetter, *, due_at: float | None) -> LetterRow:

@@ -47,11 +47,19 @@ def drain(
         float | None,
         typer.Option(min=0, help="Stop after this number of seconds.", show_default=False),
     ] = None,
+    aggregation: Annotated[
+        bool | None,
+        typer.Option(
+            "--aggregation/--no-aggregation",
+            help="On by default. Records of a gateway's tenants need one of the two.",
+            show_default=False,
+        ),
+    ] = None,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     as_json: Json = False,
 ) -> None:
-    """Send all spooled records to Kinesis, as the producer would: aggregated, and in order for each key.
+    """Send all spooled records to Kinesis as a producer does, in order for each key.
 
     A record leaves the file when Kinesis has stored it. A record that Kinesis can never accept becomes a dead
     letter in the same file. You can interrupt this command and run it again: no record is lost, and at most the
@@ -59,7 +67,7 @@ def drain(
     """
     from kpl_integrations.cli.spool_file.spooled_records import drain as work  # noqa: PLC0415
 
-    run(work, file, rate, timeout, region, endpoint_url, as_json)
+    run(work, file, rate, timeout, aggregation, region, endpoint_url, as_json)
 
 
 @spool.command()

@@ -14,7 +14,15 @@ from rich.progress import Progress, TaskID
 
 from kpl_core import DeadLetterOptions, Producer
 from kpl_core.durability.dead_letters import ExportReport
-from kpl_core.durability.spool import NumberedRecord, Spool, SpoolError, SpoolReader, SpoolStatistics, record_to_json
+from kpl_core.durability.spool import (
+    NumberedRecord,
+    Spool,
+    SpooledRecord,
+    SpoolError,
+    SpoolReader,
+    SpoolStatistics,
+    record_to_json,
+)
 from kpl_integrations.cli.connection import Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, until_signal
 from kpl_integrations.cli.put import PATIENCE_SECONDS, RequestTotals
@@ -22,7 +30,7 @@ from kpl_integrations.cli.spool_file.dead_letters import export_rows, opened, op
 from kpl_integrations.cli.terminal import Figure, duration_text, note, print_figures, print_json, printable, progress
 
 _POLL_SECONDS: Final = 0.05
-# Records that are searched for the first undamaged one.
+# Records that are claimed at a time to find the first undamaged one.
 _MAX_SEARCHED: Final = 100
 
 
@@ -122,7 +130,13 @@ async def export(path: Path, destination: Path, stream: str | None, as_json: boo
 
 
 async def drain(
-    path: Path, rate: float, timeout: float | None, region: str | None, endpoint_url: str | None, as_json: bool
+    path: Path,
+    rate: float,
+    timeout: float | None,
+    aggregation: bool | None,
+    region: str | None,
+    endpoint_url: str | None,
+    as_json: bool,
 ) -> ExitCode:
     """Let a producer replay the spool; a record leaves the file when Kinesis has stored it."""
     found = last = SpoolStatistics(*[0] * 10)
@@ -130,13 +144,22 @@ async def drain(
     async def work() -> None:
         nonlocal found, last
         # Opening it finds a process that owns the file before anything asks Kinesis.
-        found, stream = await anyio.to_thread.run_sync(_first_stream, path)
+        found, first = await anyio.to_thread.run_sync(_first_record, path)
         last = found
-        if stream is None:
+        if first is None:
             return
-        connection = await Connection.to_stream(stream, region=region, endpoint_url=endpoint_url)
-        spool_options = msgspec.structs.replace(options_of(path), replay_records_per_second=rate)
-        config = connection.producer_config(spool=spool_options, dead_letters=DeadLetterOptions(redrive=False))
+        if aggregation is None and first.flow is not None:
+            message = (
+                f"the records in {path} are of a gateway's tenants, which may have aggregation off; give --aggregation "
+                f"if all consumers de-aggregate, else --no-aggregation"
+            )
+            raise CommandFailure(message)
+        connection = await Connection.to_stream(first.stream, region=region, endpoint_url=endpoint_url)
+        config = connection.producer_config(
+            spool=msgspec.structs.replace(options_of(path), replay_records_per_second=rate),
+            dead_letters=DeadLetterOptions(redrive=False),
+            aggregation_enabled=aggregation is not False,
+        )
         totals = RequestTotals()
         async with Producer(config, session=connection.session, hooks=[totals]) as producer:
             letters = producer.dead_letters
@@ -156,11 +179,11 @@ async def drain(
     return _drained(found, last, ended, as_json=as_json)
 
 
-def _first_stream(path: Path) -> tuple[SpoolStatistics, str | None]:
-    """Return what the spool holds, and the stream of its first undamaged record; None if there is none."""
+def _first_record(path: Path) -> tuple[SpoolStatistics, SpooledRecord | None]:
+    """Return what the spool holds, and its first undamaged record; None if there is none."""
     with Spool(options_of(path)) as spool:
         claimed = spool.claim_backlog_nowait(_MAX_SEARCHED).result()
-        return spool.statistics(), claimed[0].record.stream if claimed else None
+        return spool.statistics(), claimed[0].record if claimed else None
 
 
 async def _until_empty(spool: Spool, totals: RequestTotals, bar: Progress, shown: TaskID) -> None:

@@ -108,9 +108,7 @@ class ArrayRuns:
             step = _SIGNS.get(found[0], 0) * len(found)
             if depth + step < 0:
                 # The bracket after those of the element closes the array.
-                end = token.start() + depth
-                self.is_closed, self.tail, self._text = True, text[end + 1 :], b""
-                yield text[start:end]
+                yield text[start : self._close(token.start() + depth)]
                 return
             depth += step
             if depth > self._max_depth:
@@ -128,6 +126,13 @@ class ArrayRuns:
             start = whole
         # The start of an element, for the next piece.
         self._text, self._at, self._depth = text[start:], at - start, depth
+
+    def _close(self, end: int) -> int:
+        if self._text[end : end + 1] != b"]":
+            detail = "this is not JSON: the array ends with a brace; end it with a bracket"
+            raise DecodeRefusal(400, "malformed", detail, field="$")
+        self.is_closed, self.tail, self._text = True, self._text[end + 1 :], b""
+        return end
 
 
 def _end_of_whole_characters(text: bytes, at: int) -> int:

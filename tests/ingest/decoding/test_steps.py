@@ -129,6 +129,7 @@ def test_any_bytes_are_decoded_or_refused(body, size):
         (b'{"records":[{"data":1} {"data":2}]}', "malformed"),
         (b'{"records":[{"data":1}],"records":[{"data":2}]}', "malformed"),
         (b'{"records":[{"data":1}]} {}', "malformed"),
+        (b'{"records":[{"data":1}}}', "malformed"),
         (b'{"records":[' + b"[" * 100_000, "too-deep"),
         (b'{"records":[{"data":' + b"[" * 65, "too-deep"),
         (b'{"records":[]}', "malformed"),
