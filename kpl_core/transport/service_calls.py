@@ -67,7 +67,7 @@ def _shard_page(answer: Any) -> tuple[list[Shard], str | None]:  # noqa: ANN401
             int(shard["HashKeyRange"]["EndingHashKey"]),
         )
         for shard in answer["Shards"]
-        if "EndingSequenceNumber" not in shard["SequenceNumberRange"]
+        if shard["SequenceNumberRange"].get("EndingSequenceNumber") is None
     ]
     return shards, answer.get("NextToken")
 

@@ -69,6 +69,7 @@ TRIALS = {
     "tail": Trial("tail orders --from-start --no-follow --limit 5 --endpoint-url {kinesis}"),
     "top": Trial("top {gateway} --interval 0.1 --count 1"),
     "doctor": Trial("doctor orders --endpoint-url {kinesis}"),
+    "spool": Trial("spool count {spool}"),
     "dlq": Trial("dlq list {spool}"),
     "keys": Trial("keys new"),
 }
@@ -81,6 +82,7 @@ FAILURES = [
     ("put orders nowhere.txt --endpoint-url {kinesis}", 4, "nowhere.txt"),
     ("tail orders --endpoint-url http://127.0.0.1:9", 3, "cannot be reached; check --endpoint-url"),
     ("top http://127.0.0.1:9", 3, "no gateway answers"),
+    ("spool count nowhere.spool", 4, "there is no such file"),
     ("dlq show {spool} none", 4, "there is no letter 'none'"),
     ("keys check nowhere.toml", 4, "nowhere.toml"),
 ]
