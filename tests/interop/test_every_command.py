@@ -82,7 +82,7 @@ FAILURES = [
     ("put orders nowhere.txt --endpoint-url {kinesis}", 4, "nowhere.txt"),
     ("tail orders --endpoint-url http://127.0.0.1:9", 3, "cannot be reached; check --endpoint-url"),
     ("top http://127.0.0.1:9", 3, "no gateway answers"),
-    ("spool count nowhere.spool", 4, "there is no such file"),
+    ("spool count nowhere.spool", 4, "nowhere.spool is not a file"),
     ("dlq show {spool} none", 4, "there is no letter 'none'"),
     ("keys check nowhere.toml", 4, "nowhere.toml"),
 ]
