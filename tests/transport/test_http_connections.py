@@ -157,7 +157,7 @@ async def test_a_name_is_resolved_and_verified(tmp_path):
     async with client_of(echo, tls=tls) as client:
         localhost = urlsplit(f"https://localhost:{client.url.port}")
         for url in (client.url, client.url, localhost):
-            assert (await client.post(LARGE, url)).body == LARGE
+            assert (await client.post(LARGE[: 4 * PIECE_BYTES], url)).body == LARGE[: 4 * PIECE_BYTES]
     assert client.accepted == 2
     async with client_of(echo, host="::1", tls=tls) as client:
         with pytest.raises(ssl.SSLCertVerificationError):
