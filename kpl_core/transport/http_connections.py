@@ -12,11 +12,17 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult
 
+from aiohappyeyeballs import start_connection
+
 PIECE_BYTES: Final = 256 * 1024
 # An idle connection is not used after this time, because the server may be about to close it.
 IDLE_SECONDS: Final = 12.0
+_NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305
 _MAX_HEAD_BYTES: Final = 64 * 1024
+# Far above any answer of Kinesis.
+_MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 _FIRST_FINAL_STATUS: Final = 200
+_STATUSES_WITHOUT_BODY: Final = (204, 304)
 
 
 class HttpAnswer(NamedTuple):
@@ -28,52 +34,93 @@ class HttpAnswer(NamedTuple):
 
 
 class _Reader(asyncio.StreamReader):
-    """Notes that the server has closed its side, even while there is unread data."""
+    """Notes what makes its connection unusable for the next request.
 
-    has_ended = False
+    Data that arrives between exchanges answers no request, for example if a server sends an answer twice. Before the
+    first exchange it is an answer: a server that is busy may refuse a connection before it has read a request.
+    """
+
+    in_exchange = True
+    is_spent = False
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override] # a transport feeds bytes
+        if self.in_exchange:
+            super().feed_data(data)
+        else:
+            self.is_spent = True
 
     def feed_eof(self) -> None:
-        self.has_ended = True
+        self.is_spent = True
         super().feed_eof()
+
+    def set_exception(self, exc: Exception) -> None:
+        # A server that refuses a large body answers and resets the connection. Its answer is still to be read.
+        if self.has_data():
+            self.feed_eof()
+        else:
+            super().set_exception(exc)
+
+    def has_data(self) -> bool:
+        """Return True if there is unread data."""
+        return bool(self._buffer)  # type: ignore[attr-defined] # typeshed does not name it
 
 
 class _Connection:
     """An open connection, with one exchange at a time."""
 
-    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, sock: socket.socket, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+        self.sock = sock
         self.reader = reader
         self.writer = writer
         self.idle_since = 0.0
 
     def is_usable(self, now: float) -> bool:
         """Return True if the next request can use it."""
-        return not (self.reader.has_ended or self.writer.is_closing() or now > self.idle_since + IDLE_SECONDS)
+        if self.reader.is_spent or self.writer.is_closing() or now >= self.idle_since + IDLE_SECONDS:
+            return False
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False  # the end, or data that the loop has not read yet
 
     def abort(self) -> None:
         """Close it without a wait for the server."""
         self.writer.transport.abort()
 
     async def exchange(self, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
-        """Return the answer, and whether the connection may be used again."""
+        """Return the answer, and whether the connection may be used again.
+
+        A server may answer before it has read the whole body. The rest of the body is then not sent.
+        """
+        self.reader.in_exchange = True
+        view = memoryview(body)
+        self.writer.write(b"".join((head, view[:PIECE_BYTES])))
+        writing = asyncio.create_task(self._write_rest(view)) if len(body) > PIECE_BYTES else None
         is_sent = False
-        # A server may answer before it has read the whole body, and then close.
-        with contextlib.suppress(ConnectionError):
-            view = memoryview(body)
-            self.writer.write(b"".join((head, view[:PIECE_BYTES])))
-            for start in range(PIECE_BYTES, len(body), PIECE_BYTES):
-                await self.writer.drain()
-                self.writer.write(view[start : start + PIECE_BYTES])
-            await self.writer.drain()
-            is_sent = True
         try:
             answer, keeps = await self._answer()
+            is_sent = (writing is None or writing.done()) and not self.writer.transport.get_write_buffer_size()
         except asyncio.IncompleteReadError as error:
             message = "the server closed the connection before its answer was complete"
             raise ConnectionError(message) from error
         except asyncio.LimitOverrunError as error:
             message = f"the answer's head has more than {_MAX_HEAD_BYTES} bytes"
             raise ValueError(message) from error
-        return answer, keeps and is_sent
+        finally:
+            self.reader.in_exchange = False
+            if writing is not None:
+                writing.cancel()
+                await asyncio.wait([writing])
+        return answer, keeps and is_sent and not self.reader.has_data()
+
+    async def _write_rest(self, view: memoryview) -> None:
+        with contextlib.suppress(OSError):  # the reader reports it
+            for start in range(PIECE_BYTES, len(view), PIECE_BYTES):
+                await self.writer.drain()
+                self.writer.write(view[start : start + PIECE_BYTES])
 
     async def _answer(self) -> tuple[HttpAnswer, bool]:
         while True:
@@ -89,21 +136,39 @@ class _Connection:
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)
         }
         keeps = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
-        if "chunked" in headers.get("transfer-encoding", "").lower():
+        if status in _STATUSES_WITHOUT_BODY:
+            body = b""
+        elif "chunked" in headers.get("transfer-encoding", "").lower():
             body = await self._chunks()
         elif "content-length" in headers:
-            body = await self.reader.readexactly(int(headers["content-length"]))
+            body = await self.reader.readexactly(_allowed(int(headers["content-length"])))
         else:
-            body, keeps = await self.reader.read(), False
+            body, keeps = await self._rest(), False
         return HttpAnswer(status, headers, body), keeps
 
     async def _chunks(self) -> bytes:
-        chunks = []
+        body = bytearray()
         while size := int((await self.reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-            chunks.append((await self.reader.readexactly(size + 2))[:-2])
+            _allowed(len(body) + _allowed(size))
+            body += (await self.reader.readexactly(size + 2))[:-2]
         while await self.reader.readuntil(b"\r\n") != b"\r\n":
             pass  # trailers
-        return b"".join(chunks)
+        return bytes(body)
+
+    async def _rest(self) -> bytes:
+        body = bytearray()
+        while piece := await self.reader.read(_MAX_HEAD_BYTES):
+            body += piece
+            _allowed(len(body))
+        return bytes(body)
+
+
+def _allowed(size: int) -> int:
+    """Return the size of a body if it is allowed."""
+    if not 0 <= size <= _MAX_BODY_BYTES:
+        message = f"the answer's body has {size} bytes, and at most {_MAX_BODY_BYTES} are allowed"
+        raise ValueError(message)
+    return size
 
 
 class HttpConnections:
@@ -113,8 +178,10 @@ class HttpConnections:
         self._places = asyncio.Semaphore(max_connections)
         self._connect_seconds = connect_seconds
         self._tls = tls
-        # By scheme and host; the one that was used last is the next one to be used.
+        # By scheme and host. The one that was used last is at the end, and is the next one to be used.
         self._idle: dict[tuple[str, str], list[_Connection]] = {}
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def post(self, url: SplitResult, head: bytes, body: bytes) -> HttpAnswer:
         """Send a request, whose `head` is complete, and return its answer.
@@ -123,46 +190,71 @@ class HttpConnections:
             OSError: there is no connection, or it broke.
             ValueError: the answer is not one of HTTP/1.1.
         """
-        clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
         async with self._places:
             idle = self._idle.setdefault((url.scheme, url.netloc), [])
-            for connection in [each for each in idle if not each.is_usable(clock())]:
-                idle.remove(connection)
-                connection.abort()
-            connection, is_reusable = idle.pop() if idle else await self._connect(url), False
+            connection, is_reusable = _take_usable(idle, loop.time()) or await self._connect(url), False
             try:
                 answer, is_reusable = await connection.exchange(head, body)
             finally:
-                if is_reusable:
-                    connection.idle_since = clock()
+                if is_reusable and not self._is_closed:
+                    connection.idle_since = loop.time()
                     idle.append(connection)
+                    if self._idle_timer is None:
+                        self._idle_timer = loop.call_later(IDLE_SECONDS, self._abort_idle, loop)
                 else:
                     connection.abort()
         return answer
 
+    def _abort_idle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the unusable connections, and call this again when the oldest of the others is to be closed."""
+        now = loop.time()
+        for idle in self._idle.values():
+            for connection in [each for each in idle if not each.is_usable(now)]:
+                idle.remove(connection)
+                connection.abort()
+        since = [idle[0].idle_since for idle in self._idle.values() if idle]
+        self._idle_timer = loop.call_at(min(since) + IDLE_SECONDS, self._abort_idle, loop) if since else None
+
     async def _connect(self, url: SplitResult) -> _Connection:
         loop = asyncio.get_running_loop()
         is_tls = url.scheme == "https"
-        port = url.port or (443 if is_tls else 80)
+        host, port = url.hostname or "", url.port or (443 if is_tls else 80)
         reader = _Reader(limit=_MAX_HEAD_BYTES, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             async with asyncio.timeout(self._connect_seconds):
+                addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                # Every address is tried before the timeout, even if none of those before it answers.
+                delay = min(_NEXT_ADDRESS_SECONDS, self._connect_seconds / len(addresses))
+                sock = await start_connection(addresses, happy_eyeballs_delay=delay)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 transport, _ = await loop.create_connection(
                     lambda: protocol,
-                    url.hostname or "",
-                    port,
+                    sock=sock,
                     ssl=self._tls if is_tls else None,
+                    server_hostname=host if is_tls else None,
                 )
         except TimeoutError as error:
-            message = f"no connection to {url.hostname}:{port} within {self._connect_seconds:g} s"
+            message = f"no connection to {host}:{port} within {self._connect_seconds:g} s"
             raise TimeoutError(message) from error
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return _Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        return _Connection(sock, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections now, and the others after their exchange."""
+        self._is_closed = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         for connections in self._idle.values():
             while connections:
                 connections.pop().abort()
         await asyncio.sleep(0)  # the loop closes their sockets
+
+
+def _take_usable(idle: list[_Connection], now: float) -> _Connection | None:
+    while idle:
+        connection = idle.pop()
+        if connection.is_usable(now):
+            return connection
+        connection.abort()
+    return None
