@@ -182,6 +182,7 @@ class DirectTransport(ServiceCalls):
         self._connections = HttpConnections(
             max_connections=config.max_connections,
             connect_seconds=config.connect_timeout_ms / 1000,
+            exchange_seconds=config.request_timeout_ms / 1000,
             tls=self._found.tls,
         )
         try:

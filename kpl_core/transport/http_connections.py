@@ -172,11 +172,17 @@ def _allowed(size: int) -> int:
 
 
 class HttpConnections:
-    """At most `max_connections` at a time. Each is made within `connect_seconds`, with TLS for https."""
+    """At most `max_connections` at a time.
 
-    def __init__(self, *, max_connections: int, connect_seconds: float, tls: ssl.SSLContext | None) -> None:
+    Each is made within `connect_seconds`, with TLS for https. An exchange takes at most `exchange_seconds`.
+    """
+
+    def __init__(
+        self, *, max_connections: int, connect_seconds: float, exchange_seconds: float, tls: ssl.SSLContext | None
+    ) -> None:
         self._places = asyncio.Semaphore(max_connections)
         self._connect_seconds = connect_seconds
+        self._exchange_seconds = exchange_seconds
         self._tls = tls
         # By scheme and host. The one that was used last is at the end, and is the next one to be used.
         self._idle: dict[tuple[str, str], list[_Connection]] = {}
@@ -187,7 +193,7 @@ class HttpConnections:
         """Send a request, whose `head` is complete, and return its answer.
 
         Raises:
-            OSError: there is no connection, or it broke.
+            OSError: there is no connection, it broke, or (TimeoutError) there was no answer in time.
             ValueError: the answer is not one of HTTP/1.1.
         """
         loop = asyncio.get_running_loop()
@@ -195,7 +201,8 @@ class HttpConnections:
             idle = self._idle.setdefault((url.scheme, url.netloc), [])
             connection, is_reusable = _take_usable(idle, loop.time()) or await self._connect(url), False
             try:
-                answer, is_reusable = await connection.exchange(head, body)
+                async with asyncio.timeout(self._exchange_seconds):
+                    answer, is_reusable = await connection.exchange(head, body)
             finally:
                 if is_reusable and not self._is_closed:
                     connection.idle_since = loop.time()

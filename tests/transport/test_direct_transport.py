@@ -341,3 +341,19 @@ async def test_a_function_of_lambda_passes_its_trace_on(monkeypatch):
     async with talking_to(server) as transport:
         assert await transport.put_records(request_of(*THREE)) == STORED
     assert b"X-Amzn-Trace-Id: Root=1-2;Sampled=1%0A\r\n" in server.requests[0][0]
+
+
+@pytest.mark.anyio
+async def test_the_time_to_connect_is_not_added_to_that_of_an_answer():
+    async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = Server()
+    server.serve = is_silent  # type: ignore[method-assign]
+    began = asyncio.get_running_loop().time()
+    async with talking_to(server, request_timeout_ms=100, connect_timeout_ms=5_000) as transport:
+        failure = await transport.put_records(request_of(*THREE))
+    assert isinstance(failure, RequestFailure)
+    assert failure.message == "no answer to put_records within 100 ms"
+    assert asyncio.get_running_loop().time() - began < 4.0

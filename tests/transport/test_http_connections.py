@@ -74,7 +74,7 @@ async def client_of(
     server_tls, client_tls = tls or (None, None)
     listening = await asyncio.start_server(accept, host, 0, ssl=server_tls)
     port = listening.sockets[0].getsockname()[1]
-    connections = HttpConnections(max_connections=4, connect_seconds=2, tls=client_tls)
+    connections = HttpConnections(max_connections=4, connect_seconds=2, exchange_seconds=10, tls=client_tls)
     client = Client(
         f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}",
         connections,
@@ -129,7 +129,7 @@ async def test_a_repeated_answer_that_the_loop_has_not_read_yet_is_noticed():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         url = urlsplit(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        connections = HttpConnections(max_connections=1, connect_seconds=2, tls=None)
+        connections = HttpConnections(max_connections=1, connect_seconds=2, exchange_seconds=10, tls=None)
         for body in (b"1", b"2"):
             assert (await answered(body)).body == body
             peers[-1].send(answer_of(body))
