@@ -53,9 +53,12 @@ async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     """Return what `work` returns, or raise what it raises; asyncio only.
 
     The end of the program does not wait for the thread, and it is none of the loop's executor, which has only a few.
-    Where no thread can be started, at the end of the interpreter, `work` runs here.
+    `work` runs here where no thread can be started, at the end of the interpreter, and in a background sender, whose
+    loop has a thread of its own already.
     """
     loop = asyncio.get_running_loop()
+    if getattr(loop, "runs_in_place", False):
+        return work()
     answer: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:

@@ -80,6 +80,8 @@ class ExitSafeLoop(asyncio.SelectorEventLoop):
     `own_threads` gets the identity of every thread that the loop starts, while it runs.
     """
 
+    runs_in_place = True
+
     def __init__(self, own_threads: set[int]) -> None:
         super().__init__()
         self._own_threads = own_threads
@@ -186,8 +188,7 @@ class BackgroundSender:
             RuntimeError: the interpreter finalizes and starts no threads.
             OSError: the process has no file descriptor left for the loop's selector.
         """
-        # It may have been imported since the owner was made.
-        watch_uvicorn()
+        watch_uvicorn()  # it may have been imported since the owner was made
         loop = self._loop = ExitSafeLoop(self.own_threads)
         try:
             self._thread.start()
