@@ -24,10 +24,11 @@ from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.background.process_end import (
     ProcessListener,
     flush_on_sigterm as flush_at_sigterm,
+    import_early,
     keep_for_parent,
     listen,
 )
-from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck, import_early
+from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import run_soon
 from kpl_core.hooks import Hook, OpeningHook, require_hooks

@@ -27,12 +27,15 @@ import weakref
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib import import_module
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
 from typing import Any, Final, TypeVar
 
 from kpl_core.errors import ConfigError
+from kpl_core.options.config import Config
+from kpl_core.transport.transport import import_transport
 
 T = TypeVar("T")
 Wait = Callable[[], object]
@@ -209,6 +212,20 @@ def _begin_children() -> None:
     _paused.clear()
     for each in _all_listeners():
         each.begin_child()
+
+
+def import_early(config: Config) -> None:
+    """Import what a producer of `config` imports when it opens, on asyncio and over the network.
+
+    A fork inside an import would leave the child half a module, so it waits; on a busy machine that is many seconds.
+    """
+    import_transport(config)
+    if config.spool is not None or config.dead_letters is not None:
+        import_module("kpl_core.producer.durable_store")
+    if config.coordination is not None:
+        import_module("kpl_core.producer.coordination_driver")
+    import_module("anyio._backends._asyncio")  # anyio and name resolution import these at their first use
+    import_module("encodings.idna")
 
 
 # SIGTERM

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from contextlib import AbstractAsyncContextManager
-from importlib import import_module
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
@@ -28,10 +27,8 @@ import msgspec
 
 from kpl_core.background.process_end import SpareThread, watch_uvicorn
 from kpl_core.errors import WrongEventLoop
-from kpl_core.options.config import Config
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
-from kpl_core.transport.transport import import_transport
 
 # A flush that waits for its source to be drained looks again at least this often, in seconds.
 _LOOK_SECONDS: Final = 0.02
@@ -484,17 +481,3 @@ class BackgroundSender:
                     is_first = False
                     self._sources.remove(source)
                     self._sources.append(source)
-
-
-def import_early(config: Config) -> None:
-    """Import what a producer of `config` imports when it opens, on asyncio and over the network.
-
-    A fork inside an import would leave the child half a module, so it waits; on a busy machine that is many seconds.
-    """
-    import_transport(config)
-    if config.spool is not None or config.dead_letters is not None:
-        import_module("kpl_core.producer.durable_store")
-    if config.coordination is not None:
-        import_module("kpl_core.producer.coordination_driver")
-    import_module("anyio._backends._asyncio")  # anyio and name resolution import these at their first use
-    import_module("encodings.idna")

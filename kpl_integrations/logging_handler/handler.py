@@ -23,8 +23,15 @@ from functools import partial
 from typing import Final, Unpack
 
 from kpl_core import BlockingProducer, Config, KplError, Producer
-from kpl_core.background.process_end import FLUSH_SHARE, ProcessListener, flush_on_sigterm, keep_for_parent, listen
-from kpl_core.background.sender import SenderEnded, SenderStuck, import_early
+from kpl_core.background.process_end import (
+    FLUSH_SHARE,
+    ProcessListener,
+    flush_on_sigterm,
+    import_early,
+    keep_for_parent,
+    listen,
+)
+from kpl_core.background.sender import SenderEnded, SenderStuck
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, encode_large, entry_size, key_chooser, key_of
 from kpl_integrations.logging_handler.formatter import JsonFormatter, LargeLine

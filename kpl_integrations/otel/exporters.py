@@ -38,11 +38,11 @@ from kpl_core import Fact, Producer
 from kpl_core.background.process_end import (
     ProcessListener,
     flush_on_sigterm,
+    import_early,
     keep_for_parent,
     listen,
     spare_thread,
 )
-from kpl_core.background.sender import import_early
 from kpl_core.background.stderr_report import StderrReport
 from kpl_core.hooks import RequestCompleted
 from kpl_integrations.otel.encoding import (
