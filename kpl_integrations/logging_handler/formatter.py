@@ -283,13 +283,13 @@ def _extra_of(record: logging.LogRecord) -> Fields:
     fields = {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in _LEFT_BEHIND}
     if isinstance(fields.get("extra"), dict):
         # loguru's bound fields.
-        fields |= fields.pop("extra")
+        _add_fields(fields, fields.pop("extra"))
     return fields
 
 
 def _add_fields(fields: Fields, extra: Fields) -> None:
     for name, value in extra.items():
-        # An extra field must not replace the level or the message.
+        # An added field must not replace one that is there, such as the level or the message.
         fields[f"extra.{name}" if name in fields else name] = value
 
 

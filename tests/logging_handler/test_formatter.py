@@ -62,6 +62,12 @@ def test_extra_fields_are_added_and_cannot_replace_the_level():
     assert (fields["logger"], fields["extra.logger"]) == ("orders", "mine")
 
 
+def test_a_nested_extra_replaces_no_field():
+    fields = encoded("plain", record("hello", order=42, extra={"order": 7, "level": "mine", "shop": "a"}))
+    assert (fields["order"], fields["extra.order"], fields["shop"]) == (42, 7, "a")
+    assert (fields["level"], fields["extra.level"]) == ("INFO", "mine")
+
+
 def test_attributes_of_other_formatters_are_not_extra_fields():
     made = record("hello")
     logging.Formatter("%(asctime)s %(message)s").format(made)

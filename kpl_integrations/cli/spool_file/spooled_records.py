@@ -139,13 +139,14 @@ async def drain(
     as_json: bool,
 ) -> ExitCode:
     """Let a producer replay the spool; a record leaves the file when Kinesis has stored it."""
-    found = last = SpoolStatistics(*[0] * 10)
+    found = SpoolStatistics(*[0] * 10)
+    damaged = 0
 
     async def work() -> None:
-        nonlocal found, last
+        nonlocal found, damaged
         # Opening it finds a process that owns the file before anything asks Kinesis.
         found, first = await anyio.to_thread.run_sync(_first_record, path)
-        last = found
+        damaged = found.damaged_records
         if first is None:
             return
         if aggregation is None and first.flow is not None:
@@ -168,14 +169,18 @@ async def drain(
                 try:
                     await _until_empty(letters.spool, totals, bar, bar.add_task("drain", total=found.records))
                 finally:
-                    last = letters.spool.statistics()
+                    damaged = letters.spool.statistics().damaged_records
             await producer.close(timeout=0.5)
-            last = letters.spool.statistics()
 
     try:
         ended = await until_signal(work)
+        # From the file, because the close after an interruption delivers too.
+        with Spool(options_of(path)) as spool:
+            last = spool.statistics()
     except SpoolError as error:
         raise CommandFailure(str(error)) from error
+    if damaged:
+        note(f"{damaged:,} records are damaged; recover them with `sqlite3 FILE .recover`")
     return _drained(found, last, ended, as_json=as_json)
 
 
@@ -210,8 +215,6 @@ def _drained(found: SpoolStatistics, last: SpoolStatistics, ended: ExitCode, *, 
         Figure("left", left, "still in the spool" if left else ""),
     ]
     print_figures(figures, as_json=as_json)
-    if last.damaged_records:
-        note(f"{last.damaged_records:,} records are damaged; recover them with `sqlite3 FILE .recover`")
     if ended is not ExitCode.DONE:
         note("interrupted; run it again for the rest")
         return ended
