@@ -30,6 +30,7 @@ from kpl_core.background.process_end import (
     import_early,
     keep_for_parent,
     listen,
+    spare_thread,
 )
 from kpl_core.background.sender import SenderEnded, SenderStuck
 from kpl_core.transport.transport import KinesisTransport
@@ -151,6 +152,8 @@ class KinesisHandler(logging.Handler, ProcessListener):
             keep_for_parent(self._sender)
             SENDER_THREADS.clear()
         self._sender = None
+        # The first record may come after the main thread has ended.
+        self._spare = None if self._shared is not None else spare_thread("kpl-log-sender")
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""
@@ -259,7 +262,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
                 without_room=self._without_room,
                 ended=self._sender_ended,
             )
-            is_started = sender.start()
+            is_started = sender.start(self._spare)
         except (RuntimeError, OSError):
             # The interpreter finalizes and starts no threads, or no file descriptor is left for a loop's selector. The
             # next record tries again.
@@ -269,7 +272,12 @@ class KinesisHandler(logging.Handler, ProcessListener):
         if not is_started:
             return None
         self._sender = sender
+        self._end_spare()
         return sender
+
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.end()
 
     @property
     def _refusal(self) -> str:
@@ -334,7 +342,10 @@ class KinesisHandler(logging.Handler, ProcessListener):
         with self._lock:
             sender, was_closed = self._sender, self._is_closed
             self._is_closed = True
-        if not was_closed and sender is not None:
+            self._end_spare()
+        if sender is None:
+            self._report_loss()
+        elif not was_closed:
             is_in_background = sender.is_current or _holds_logging_lock()
             sender.begin_close(self._time_left(1.0), linger=is_in_background)
             if not is_in_background:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from kpl_core import BlockingProducer, BufferFull, InvalidUserRecord, KplError, Producer, ProducerClosed, RecordResult
+from kpl_core.background.process_end import SpareThread
 from kpl_core.background.sender import BackgroundSender
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.producer.delivery import call_when_finished
@@ -122,15 +123,15 @@ class LogSender:
 
     # Called by any thread
 
-    def start(self) -> bool:
-        """Start the thread, or join the shared producer's; return False if that is not open.
+    def start(self, spare: SpareThread | None = None) -> bool:
+        """Start the thread or the spare one, or join the shared producer's; return False if that is not open.
 
         Raises:
             RuntimeError: the interpreter finalizes and starts no threads.
             OSError: no file descriptor is left.
         """
         if not self._is_shared:
-            self._background.start()
+            self._background.start(spare)
             return True
         if not self._background.is_open:
             return False

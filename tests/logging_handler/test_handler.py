@@ -18,6 +18,7 @@ import structlog
 from pythonjsonlogger.json import JsonFormatter as PythonJsonFormatter
 
 from kpl_core import BlockingProducer, Config, ConfigError
+from kpl_core.background.process_end import NEEDS_SPARE_THREADS
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
@@ -56,8 +57,9 @@ def test_a_handler_without_records_starts_no_thread(make):
     before = threading.active_count()
     handler = make()
     handler.flush()
+    assert threading.active_count() == before + NEEDS_SPARE_THREADS
     handler.close()
-    assert threading.active_count() == before
+    wait_until(lambda: threading.active_count() == before, lambda: f"{threading.enumerate()}")
     assert handler.counts().emitted == 0
 
 
