@@ -224,9 +224,10 @@ static int place_in_run(PyObject *pair, PyObject *route, PyObject *explicit_rout
 
 /* Try to add one pair to the run of its lane. The result is that of put_pair. The routes are owned meanwhile: a garbage
    collection may run code that empties the tables. */
-static int place_pair(PyObject *pair, PyObject *routes, PyObject *explicit_routes, Py_ssize_t most, PyObject *runs, Py_ssize_t *size)
+static int place_pair(PyObject *pair, Py_ssize_t parts, PyObject *routes, PyObject *explicit_routes, Py_ssize_t most,
+                      PyObject *runs, Py_ssize_t *size)
 {
-    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) < 2 || PyTuple_GET_SIZE(pair) > 3) return 0;
+    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != parts || parts < 2 || parts > 3) return 0;
     PyObject *key = PyTuple_GET_ITEM(pair, 0), *data = PyTuple_GET_ITEM(pair, 1), *explicit_route = NULL;
     if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(data)) return 0;
     PyObject *route = PyDict_GetItemWithError(routes, key);
@@ -256,12 +257,15 @@ static int place_pair(PyObject *pair, PyObject *routes, PyObject *explicit_route
 static PyObject *place_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     PyObject *pairs, *routes, *explicit_routes, *runs;
-    Py_ssize_t position, most, taken = 0, size = 0;
+    Py_ssize_t position, most, taken = 0, size = 0, parts = 0;
     if (!PyArg_ParseTuple(arguments, "O!nO!O!nO!", &PyList_Type, &pairs, &position, &PyDict_Type, &routes, &PyDict_Type,
                           &explicit_routes, &most, &PyDict_Type, &runs)) return NULL;
     if (!require(position >= 0, "an index of 0 or more")) return NULL;
+    if (PyList_GET_SIZE(pairs) > 0 && PyTuple_CheckExact(PyList_GET_ITEM(pairs, 0))) {
+        parts = PyTuple_GET_SIZE(PyList_GET_ITEM(pairs, 0));
+    }
     for (; position < PyList_GET_SIZE(pairs); position++) {
-        int done = place_pair(PyList_GET_ITEM(pairs, position), routes, explicit_routes, most, runs, &size);
+        int done = place_pair(PyList_GET_ITEM(pairs, position), parts, routes, explicit_routes, most, runs, &size);
         if (done < 0) return NULL;
         if (done == 0) break;
         taken += size;

@@ -286,6 +286,18 @@ def python_sealed(unsealed: list[bytes]) -> list[bytes]:
     return [with_digest(data) for data in unsealed]
 
 
+def require_alike(pairs: list[Any]) -> None:
+    """Raise TypeError if not all tuples have two items, or not all of them three."""
+    parts = len(pairs[0]) if pairs else PAIR
+    for index, pair in enumerate(pairs):
+        if len(pair) != parts or parts not in (PAIR, PAIR + 1):
+            message = (
+                f"records[{index}] has {len(pair)} items and records[0] has {parts}; give partition key and data, "
+                "and an explicit hash key with all of them or with none"
+            )
+            raise TypeError(message)
+
+
 def python_place_pairs(
     pairs: list[Any],
     start: int,
@@ -296,15 +308,19 @@ def python_place_pairs(
 ) -> tuple[int, int]:
     """Add pairs of partition key and data from `start` on to the runs of their lanes.
 
-    Or all of them have an explicit hash key as a third item. Stops at the first whose data is not bytes, that has no
-    route there, or more than `most` bytes, or whose explicit hash key leads to another kind of lane than its partition
-    key may. Returns its index, and the bytes of keys and data of those before it.
+    Or all of them have an explicit hash key as a third item. Stops at the first that has not as many items as the first
+    of the list, whose data is not bytes, that has no route there, or more than `most` bytes, or whose explicit hash key
+    leads to another kind of lane than its partition key may. Returns its index, and the bytes of keys and data of those
+    before it.
     """
-    if start < len(pairs) and len(pairs[start]) > PAIR:
+    if pairs and len(pairs[0]) > PAIR:
         return _place_explicit(pairs, start, routes, explicit_routes, most, runs)
     position, end, taken = start, len(pairs), 0
     while position < end:
-        partition_key, data = pairs[position]
+        pair = pairs[position]
+        if len(pair) != PAIR:
+            break
+        partition_key, data = pair
         route = routes.get(partition_key)
         if route is None or data.__class__ is not bytes:
             break
@@ -331,7 +347,10 @@ def _place_explicit(
 ) -> tuple[int, int]:
     position, end, taken = start, len(pairs), 0
     while position < end:
-        partition_key, data, explicit_hash_key = pairs[position]
+        pair = pairs[position]
+        if len(pair) != PAIR + 1:
+            break
+        partition_key, data, explicit_hash_key = pair
         route, explicit_route = routes.get(partition_key), explicit_routes.get(explicit_hash_key)
         if route is None or explicit_route is None or data.__class__ is not bytes:
             break

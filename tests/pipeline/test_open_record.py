@@ -204,6 +204,7 @@ def test_the_digest_is_right_for_every_length_around_a_block_and_for_large_recor
     st.one_of(
         st.lists(st.one_of(puts, st.sampled_from([("key-1", bytearray(b"x")), ("single", b"x"), ("new", b"x")]))),
         st.lists(st.one_of(explicit_puts, st.sampled_from([("single", b"x", 0), ("key-1", b"x", -1)]))),
+        st.lists(st.one_of(puts, explicit_puts)),
     ),
     st.integers(0, 5),
     st.integers(0, 6_000),
