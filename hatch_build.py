@@ -7,7 +7,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 NAME = "kpl_core.pipeline._open_record"
-SOURCE = "kpl_core/pipeline/_open_record.c"
+SOURCES = "kpl_core/pipeline/*.c"
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
@@ -17,8 +17,9 @@ class CustomBuildHook(BuildHookInterface[Any]):
         """Compile, and include the result in the wheel."""
         from setuptools import Distribution, Extension  # noqa: PLC0415 - a dependency of this hook alone
 
+        sources = sorted(map(str, Path(self.root).glob(SOURCES)))
         self._folder = tempfile.TemporaryDirectory()
-        distribution = Distribution({"ext_modules": [Extension(NAME, [str(Path(self.root, SOURCE))])]})
+        distribution = Distribution({"ext_modules": [Extension(NAME, sources)]})
         command: Any = distribution.get_command_obj("build_ext")
         command.build_lib = command.build_temp = self._folder.name
         command.ensure_finalized()

@@ -35,7 +35,7 @@ def why_not_built() -> str:
 
 
 def _fingerprint() -> str:
-    sources = sorted((REPOSITORY / "kpl_core").rglob("*.[cp]*"))
+    sources = sorted((REPOSITORY / "kpl_core").rglob("*.[chp]*"))
     texts = b"".join(source.read_bytes() for source in [*sources, REPOSITORY / "pyproject.toml"])
     return f"{sys.version_info[:3]} {hashlib.sha256(texts).hexdigest()}"
 

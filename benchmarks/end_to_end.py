@@ -35,11 +35,16 @@ def producer_config(trial: Trial) -> Config:
 
 async def put_many(producer: Producer, records: Records) -> int:
     """`put_many`, 1,000 records a call; results after the flush."""
-    deliveries: list[Delivery] = []
-    for start in range(0, len(records), _RECORDS_PER_PUT_MANY):
-        deliveries += await producer.put_many(STREAM_NAME, records[start : start + _RECORDS_PER_PUT_MANY])
+    calls = [
+        await producer.put_many(STREAM_NAME, records[start : start + _RECORDS_PER_PUT_MANY])
+        for start in range(0, len(records), _RECORDS_PER_PUT_MANY)
+    ]
     await producer.flush()
-    return await _count_successful(deliveries)
+    successful = 0
+    for deliveries in calls:
+        for result in await deliveries.results():
+            successful += result.successful
+    return successful
 
 
 async def put(producer: Producer, records: Records) -> int:

@@ -31,7 +31,7 @@ from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, SpoolOptions, TierPolicy
 from kpl_core.pipeline import lane
 from kpl_core.pipeline.shard_map import Shard
-from kpl_core.producer.delivery import Delivery
+from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.producer.group_put import GroupPut
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # A topic bound to a `Producer`.
-TopicProducer = BoundTopic[T, Delivery, Coroutine[Any, Any, Delivery], Coroutine[Any, Any, list[Delivery]]]
+TopicProducer = BoundTopic[T, Delivery, Coroutine[Any, Any, Delivery], Coroutine[Any, Any, Deliveries]]
 
 # Whether the hot path runs as C made by mypyc (see docs/decisions), or interpreted.
 COMPILED: Final = not lane.__file__.endswith(".py")
@@ -70,6 +70,7 @@ __all__ = [
     "ConfigError",
     "CoordinationOptions",
     "DeadLetterOptions",
+    "Deliveries",
     "Delivery",
     "DuplicateFilter",
     "Fact",

@@ -17,7 +17,7 @@ from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import Run, place_pairs
+from kpl_core.pipeline.open_record import Run, place_pairs, require_alike
 from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, ResultHandle
@@ -272,6 +272,8 @@ class FairIntake:
         routes, explicit_routes = self._router.routes, self._router.explicit_routes
         most = sys.maxsize if terms.has_room else self._stages.max_record_bytes
         position, size_bytes = place_pairs(records, 0, routes, explicit_routes, most, runs)
+        if position < len(records):
+            require_alike(records)
         while position < len(records):
             # `place_pairs` takes no new key, and nothing else that is rare.
             size_bytes += self._place_pair(records[position], most, runs)

@@ -1,31 +1,15 @@
-/* The open aggregated record in C: what open_record.py does, a put at a time and many at a time.
+/* The open aggregated record in C: what open_record.py does.
 
    The user records are written into one buffer in the KPL's protobuf, instead of being kept in pieces. open_record.py
    documents each function and is the reference: tests compare the two. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
+#include "_open_record.h"
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include <structmember.h>
 
-enum { ENVELOPE_BYTES = 20, SHUT = -1, LONGEST_HEAD = 48 };
+enum { ENVELOPE_BYTES = 20, SHUT = -1, LONGEST_HEAD = 48, FIRST_SLOTS = 64, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x12 };
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *delivery;    /* the class of a delivery: called with the outcome and the index */
-    PyObject *outcome;
-    PyObject *arrivals;    /* list of float */
-    PyObject *key_indices; /* dict: partition key -> int */
-    PyObject *key_entries; /* list of bytes */
-    PyObject *explicit_indices; /* the same of explicit hash keys */
-    PyObject *explicit_entries;
-    PyObject *last_data;   /* the data of the last user record, or NULL */
-    Py_ssize_t limit, size, user_bytes;
-    char *records;         /* the protobuf of the user records */
-    Py_ssize_t used, room;
-} OpenRecord;
+static const char MAGIC[4] = {'\xf3', '\x89', '\x9a', '\xc2'};
 
 static char *put_varint(char *at, uint64_t number)
 {
@@ -59,67 +43,136 @@ static Py_ssize_t put_head(char *head, Py_ssize_t index, Py_ssize_t explicit_ind
     return put_varint(at, (uint64_t)data_bytes) - head;
 }
 
-static int write_bytes(OpenRecord *self, const char *head, Py_ssize_t head_bytes, PyObject *data)
+/* Make room for more bytes: four times as much at a time, up to `most`, which is what will be needed as a rule. */
+static int make_room(Buffer *buffer, Py_ssize_t more, Py_ssize_t most)
 {
-    Py_ssize_t data_bytes = PyBytes_GET_SIZE(data), needed = self->used + head_bytes + data_bytes;
-    if (needed > self->room) {
-        Py_ssize_t room = needed + needed / 2 + 1024;
-        char *grown = PyMem_Realloc(self->records, room);
-        if (grown == NULL) { PyErr_NoMemory(); return -1; }
-        self->records = grown;
-        self->room = room;
-    }
-    memcpy(self->records + self->used, head, head_bytes);
-    memcpy(self->records + self->used + head_bytes, PyBytes_AS_STRING(data), data_bytes);
-    self->used = needed;
-    Py_INCREF(data);
-    Py_XSETREF(self->last_data, data);
+    Py_ssize_t needed = buffer->used + more, room = 4 * needed + 256;
+    if (needed <= buffer->room) return 0;
+    if (room > most) room = needed <= most ? most : needed + needed / 2;
+    char *grown = PyMem_Realloc(buffer->bytes, room);
+    if (grown == NULL) { PyErr_NoMemory(); return -1; }
+    buffer->bytes = grown;
+    buffer->room = room;
     return 0;
 }
 
-/* Return the index of a key in one of the two tables; *is_new says whether it has to be added. -1: error. */
-static Py_ssize_t index_of(PyObject *indices, PyObject *entries, PyObject *key, int *is_new)
+static void put_bytes(Buffer *buffer, const char *bytes, Py_ssize_t count)
 {
-    PyObject *found = PyDict_GetItemWithError(indices, key);
-    *is_new = found == NULL;
-    if (found != NULL) return PyLong_AsSsize_t(found);
-    return PyErr_Occurred() ? -1 : PyList_GET_SIZE(entries);
+    memcpy(buffer->bytes + buffer->used, bytes, count);
+    buffer->used += count;
 }
 
-static int add_key(PyObject *indices, PyObject *entries, PyObject *key, PyObject *entry)
+/* Write the entry of a key: tag, length, UTF-8. Returns its bytes, or -1: it has too many, or is no Unicode text. */
+Py_ssize_t write_entry(char *entry, int tag, PyObject *text)
 {
-    PyObject *number = PyLong_FromSsize_t(PyList_GET_SIZE(entries));
-    int failed = number == NULL || PyDict_SetItem(indices, key, number);
-    if (!failed && PyList_Append(entries, entry)) {
-        failed = 1;
-        PyDict_DelItem(indices, key);
+    Py_ssize_t text_bytes;
+    const char *utf8 = PyUnicode_AsUTF8AndSize(text, &text_bytes);
+    if (utf8 == NULL || text_bytes > LONGEST_ENTRY - 3) {
+        PyErr_Clear();
+        return -1;
     }
-    Py_XDECREF(number);
-    return failed ? -1 : 0;
+    entry[0] = (char)tag;
+    char *at = put_varint(entry + 1, (uint64_t)text_bytes);
+    memcpy(at, utf8, text_bytes);
+    return at + text_bytes - entry;
 }
 
-/* Append a user record; `explicit` is its explicit hash key or NULL, then that one's entry.
+/* Return how many bytes precede the text of an entry. */
+Py_ssize_t entry_head(const char *entry)
+{
+    return (unsigned char)entry[1] < 0x80 ? 2 : 3;
+}
+
+static uint32_t hash_of(PyObject *text)
+{
+    return (uint32_t)PyUnicode_Type.tp_hash(text);
+}
+
+/* Return the slot of a key, or the free one where it belongs. The table has slots. */
+static Slot *slot_of(const KeyTable *table, Key key, uint32_t hash)
+{
+    for (size_t at = hash;; at++) {
+        Slot *slot = &table->slots[at & (size_t)(table->room - 1)];
+        if (slot->number == 0) return slot;
+        if (slot->hash == hash && key.entry_bytes <= table->entries.used - slot->offset &&
+            memcmp(table->entries.bytes + slot->offset, key.entry, key.entry_bytes) == 0) return slot;
+    }
+}
+
+/* Return the index of a key, or how many keys there are. */
+static Py_ssize_t index_of(const KeyTable *table, Key key)
+{
+    const Slot *slot = table->room == 0 ? NULL : slot_of(table, key, hash_of(key.text));
+    return slot == NULL || slot->number == 0 ? table->count : slot->number - 1;
+}
+
+/* Make room for one more key. At least half of the slots stay free. */
+static int make_key_room(KeyTable *table, Key key)
+{
+    Py_ssize_t room = table->room == 0 ? FIRST_SLOTS : 4 * table->room;
+    if (2 * table->count >= table->room) {
+        Slot *before = table->slots, *slots = PyMem_Calloc(room, sizeof(Slot));
+        if (slots == NULL) { PyErr_NoMemory(); return -1; }
+        for (Py_ssize_t number = 0; number < table->room; number++) {
+            size_t at = before[number].hash;
+            if (before[number].number == 0) continue;
+            while (slots[at & (size_t)(room - 1)].number != 0) at++;
+            slots[at & (size_t)(room - 1)] = before[number];
+        }
+        PyMem_Free(before);
+        table->slots = slots;
+        table->room = room;
+    }
+    return make_room(&table->entries, key.entry_bytes, 0);
+}
+
+/* Add a new key, for which there is room. */
+static void add_key(KeyTable *table, Key key)
+{
+    uint32_t hash = hash_of(key.text);
+    *slot_of(table, key, hash) = (Slot){hash, (uint32_t)++table->count, table->entries.used};
+    put_bytes(&table->entries, key.entry, key.entry_bytes);
+}
+
+static void clear_table(KeyTable *table)
+{
+    PyMem_Free(table->slots);
+    PyMem_Free(table->entries.bytes);
+    *table = (KeyTable){0};
+}
+
+/* Append head and data, for which there is room, with the time of arrival. */
+static int write_record(OpenRecord *self, const char *head, Py_ssize_t head_bytes, PyObject *data, PyObject *now)
+{
+    if (PyList_Append(self->arrivals, now)) return -1;
+    if (self->records.used == 0) Py_XSETREF(self->first_data, Py_NewRef(data));
+    put_bytes(&self->records, head, head_bytes);
+    put_bytes(&self->records, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data));
+    return 0;
+}
+
+/* Append a user record; `explicit` is its explicit hash key or NULL.
    1: appended; 0: it would not stay below the limit, and nothing changed; -1: error. */
-static int append_one(OpenRecord *self, PyObject *key, PyObject *entry, PyObject *explicit, PyObject *explicit_entry,
-                      PyObject *data, Py_ssize_t user_bytes, PyObject *now)
+int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now)
 {
     char head[LONGEST_HEAD];
-    int is_new, is_new_explicit = 0;
-    Py_ssize_t explicit_index = -1;
     if (self->limit == SHUT) return 0;
-    Py_ssize_t index = index_of(self->key_indices, self->key_entries, key, &is_new);
-    if (index < 0) return -1;
+    Py_ssize_t index = index_of(&self->keys, key), explicit_index = -1, data_bytes = PyBytes_GET_SIZE(data);
+    int is_new = index == self->keys.count, is_new_explicit = 0;
     if (explicit != NULL) {
-        explicit_index = index_of(self->explicit_indices, self->explicit_entries, explicit, &is_new_explicit);
-        if (explicit_index < 0) return -1;
+        explicit_index = index_of(&self->explicit_keys, *explicit);
+        is_new_explicit = explicit_index == self->explicit_keys.count;
     }
-    Py_ssize_t head_bytes = put_head(head, index, explicit_index, PyBytes_GET_SIZE(data));
-    Py_ssize_t size = self->size + head_bytes + PyBytes_GET_SIZE(data) + (is_new ? PyBytes_GET_SIZE(entry) : 0) +
-                      (is_new_explicit ? PyBytes_GET_SIZE(explicit_entry) : 0);
+    Py_ssize_t head_bytes = put_head(head, index, explicit_index, data_bytes);
+    Py_ssize_t size = self->size + head_bytes + data_bytes + (is_new ? key.entry_bytes : 0) +
+                      (is_new_explicit ? explicit->entry_bytes : 0);
     if (size >= self->limit) return 0;
-    if (is_new && add_key(self->key_indices, self->key_entries, key, entry)) return -1;
-    if (is_new_explicit && add_key(self->explicit_indices, self->explicit_entries, explicit, explicit_entry)) return -1;
-    if (write_bytes(self, head, head_bytes, data) || PyList_Append(self->arrivals, now)) return -1;
+    if (is_new && make_key_room(&self->keys, key)) return -1;
+    if (is_new_explicit && make_key_room(&self->explicit_keys, *explicit)) return -1;
+    if (make_room(&self->records, head_bytes + data_bytes, self->limit)) return -1;
+    if (write_record(self, head, head_bytes, data, now)) return -1;
+    if (is_new) add_key(&self->keys, key);
+    if (is_new_explicit) add_key(&self->explicit_keys, *explicit);
     self->size = size;
     self->user_bytes += user_bytes;
     return 1;
@@ -136,19 +189,29 @@ static PyObject *last_delivery(OpenRecord *self)
     return delivery;
 }
 
-static int require(int is_right, const char *what)
+int require(int is_right, const char *what)
 {
     if (!is_right) PyErr_Format(PyExc_TypeError, "the open record takes %s", what);
     return is_right;
 }
 
+static int is_key(PyObject *text, PyObject *entry)
+{
+    return PyUnicode_Check(text) && PyBytes_CheckExact(entry);
+}
+
+static Key key_of(PyObject *text, PyObject *entry)
+{
+    return (Key){text, PyBytes_AS_STRING(entry), PyBytes_GET_SIZE(entry)};
+}
+
 static PyObject *append(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
-    if (!require(count == 5 && PyBytes_CheckExact(given[1]) && PyBytes_CheckExact(given[2]),
+    if (!require(count == 5 && is_key(given[0], given[1]) && PyBytes_CheckExact(given[2]),
                  "a partition key, its entry, data, their bytes and a time")) return NULL;
     Py_ssize_t user_bytes = PyLong_AsSsize_t(given[3]);
     if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-    int appended = append_one(self, given[0], given[1], NULL, NULL, given[2], user_bytes, given[4]);
+    int appended = append_one(self, key_of(given[0], given[1]), NULL, given[2], user_bytes, given[4]);
     if (appended < 0) return NULL;
     if (appended == 0) Py_RETURN_NONE;
     return last_delivery(self);
@@ -162,17 +225,15 @@ static PyObject *append_run(OpenRecord *self, PyObject *const *given, Py_ssize_t
     if (!require(position >= 0, "an index of 0 or more")) return NULL;
     for (; position < PyList_GET_SIZE(given[0]); position++) {
         PyObject *placed = PyList_GET_ITEM(given[0], position);
-        int is_explicit = PyTuple_CheckExact(placed) && PyTuple_GET_SIZE(placed) == 6;
-        if (!require(PyTuple_CheckExact(placed) && (is_explicit || PyTuple_GET_SIZE(placed) == 4) &&
-                     PyBytes_CheckExact(PyTuple_GET_ITEM(placed, 1)) && PyBytes_CheckExact(PyTuple_GET_ITEM(placed, 2)) &&
-                     (!is_explicit || PyBytes_CheckExact(PyTuple_GET_ITEM(placed, 5))),
+        Py_ssize_t parts = PyTuple_CheckExact(placed) ? PyTuple_GET_SIZE(placed) : 0;
+        PyObject **part = parts == 0 ? NULL : ((PyTupleObject *)placed)->ob_item;
+        if (!require((parts == 4 || (parts == 6 && is_key(part[4], part[5]))) && is_key(part[0], part[1]) &&
+                     PyBytes_CheckExact(part[2]),
                      "runs of (key, entry, data, bytes), or with an explicit hash key and its entry")) return NULL;
-        Py_ssize_t user_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(placed, 3));
+        Py_ssize_t user_bytes = PyLong_AsSsize_t(part[3]);
         if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-        PyObject *explicit = is_explicit ? PyTuple_GET_ITEM(placed, 4) : NULL;
-        PyObject *explicit_entry = is_explicit ? PyTuple_GET_ITEM(placed, 5) : NULL;
-        int appended = append_one(self, PyTuple_GET_ITEM(placed, 0), PyTuple_GET_ITEM(placed, 1), explicit, explicit_entry,
-                                  PyTuple_GET_ITEM(placed, 2), user_bytes, given[2]);
+        Key explicit = parts == 6 ? key_of(part[4], part[5]) : (Key){0};
+        int appended = append_one(self, key_of(part[0], part[1]), parts == 6 ? &explicit : NULL, part[2], user_bytes, given[2]);
         if (appended < 0) return NULL;
         if (appended == 0) break;
     }
@@ -181,112 +242,117 @@ static PyObject *append_run(OpenRecord *self, PyObject *const *given, Py_ssize_t
 
 static PyObject *add(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
-    int is_new;
-    if (!require(count == 6 && PyBytes_CheckExact(given[1]) && PyBytes_CheckExact(given[2]) && PyBytes_CheckExact(given[3]),
+    if (!require(count == 6 && is_key(given[0], given[1]) && PyBytes_CheckExact(given[2]) && PyBytes_CheckExact(given[3]),
                  "a partition key, its entry, the head, data, their bytes and a time")) return NULL;
-    Py_ssize_t user_bytes = PyLong_AsSsize_t(given[4]);
+    Py_ssize_t user_bytes = PyLong_AsSsize_t(given[4]), head_bytes = PyBytes_GET_SIZE(given[2]);
     if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-    Py_ssize_t index = index_of(self->key_indices, self->key_entries, given[0], &is_new);
-    if (index < 0 || (is_new && add_key(self->key_indices, self->key_entries, given[0], given[1]))) return NULL;
-    if (write_bytes(self, PyBytes_AS_STRING(given[2]), PyBytes_GET_SIZE(given[2]), given[3])) return NULL;
-    if (PyList_Append(self->arrivals, given[5])) return NULL;
+    Key key = key_of(given[0], given[1]);
+    int is_new = index_of(&self->keys, key) == self->keys.count;
+    if (is_new && make_key_room(&self->keys, key)) return NULL;
+    if (make_room(&self->records, head_bytes + PyBytes_GET_SIZE(given[3]), self->limit)) return NULL;
+    if (write_record(self, PyBytes_AS_STRING(given[2]), head_bytes, given[3], given[5])) return NULL;
+    if (is_new) add_key(&self->keys, key);
     self->user_bytes += user_bytes;
     return last_delivery(self);
 }
 
 static PyObject *add_explicit(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
-    if (!require(count == 2 && PyBytes_CheckExact(given[1]), "an explicit hash key and its entry")) return NULL;
-    if (add_key(self->explicit_indices, self->explicit_entries, given[0], given[1])) return NULL;
+    if (!require(count == 2 && is_key(given[0], given[1]), "an explicit hash key and its entry")) return NULL;
+    Key key = key_of(given[0], given[1]);
+    if (make_key_room(&self->explicit_keys, key)) return NULL;
+    add_key(&self->explicit_keys, key);
     Py_RETURN_NONE;
+}
+
+/* An idle lane keeps no buffer. */
+static void free_buffers(OpenRecord *self)
+{
+    clear_table(&self->keys);
+    clear_table(&self->explicit_keys);
+    PyMem_Free(self->records.bytes);
+    self->records = (Buffer){0};
+    Py_CLEAR(self->first_data);
 }
 
 static PyObject *restart(OpenRecord *self, PyObject *outcome)
 {
-    PyObject *arrivals = PyList_New(0), *indices = PyDict_New(), *entries = PyList_New(0);
-    PyObject *explicit_indices = PyDict_New(), *explicit_entries = PyList_New(0);
-    if (arrivals == NULL || indices == NULL || entries == NULL || explicit_indices == NULL || explicit_entries == NULL) {
-        Py_XDECREF(arrivals); Py_XDECREF(indices); Py_XDECREF(entries);
-        Py_XDECREF(explicit_indices); Py_XDECREF(explicit_entries);
-        return NULL;
-    }
-    Py_INCREF(outcome);
-    Py_XSETREF(self->outcome, outcome);
+    PyObject *arrivals = PyList_New(0);
+    if (arrivals == NULL) return NULL;
+    Py_XSETREF(self->outcome, Py_NewRef(outcome));
     Py_XSETREF(self->arrivals, arrivals);
-    Py_XSETREF(self->key_indices, indices);
-    Py_XSETREF(self->key_entries, entries);
-    Py_XSETREF(self->explicit_indices, explicit_indices);
-    Py_XSETREF(self->explicit_entries, explicit_entries);
-    Py_CLEAR(self->last_data);
-    PyMem_Free(self->records); /* an idle lane keeps no buffer */
-    self->records = NULL;
-    self->used = self->room = self->user_bytes = 0;
+    free_buffers(self);
+    self->user_bytes = 0;
     self->limit = SHUT;
     self->size = ENVELOPE_BYTES;
     Py_RETURN_NONE;
 }
 
+static PyObject *index_in(const KeyTable *table, int tag, PyObject *text)
+{
+    char entry[LONGEST_ENTRY];
+    if (!require(PyUnicode_Check(text), "keys that are str")) return NULL;
+    Key key = {text, entry, write_entry(entry, tag, text)};
+    Py_ssize_t index = key.entry_bytes < 0 ? table->count : index_of(table, key);
+    if (index == table->count) Py_RETURN_NONE;
+    return PyLong_FromSsize_t(index);
+}
+
 static PyObject *key_index(OpenRecord *self, PyObject *key)
 {
-    PyObject *found = PyDict_GetItemWithError(self->key_indices, key);
-    if (found == NULL && PyErr_Occurred()) return NULL;
-    return Py_NewRef(found == NULL ? Py_None : found);
+    return index_in(&self->keys, KEY_TAG, key);
 }
 
 static PyObject *explicit_index(OpenRecord *self, PyObject *explicit)
 {
-    PyObject *found = PyDict_GetItemWithError(self->explicit_indices, explicit);
-    if (found == NULL && PyErr_Occurred()) return NULL;
-    return Py_NewRef(found == NULL ? Py_None : found);
+    return index_in(&self->explicit_keys, EXPLICIT_TAG, explicit);
 }
 
 static PyObject *first_key(OpenRecord *self, PyObject *Py_UNUSED(ignored))
 {
-    PyObject *key, *value;
-    Py_ssize_t position = 0;
-    if (PyDict_Next(self->key_indices, &position, &key, &value)) return Py_NewRef(key);
-    PyErr_SetNone(PyExc_StopIteration);
-    return NULL;
-}
-
-static PyObject *joined(PyObject *entries)
-{
-    PyObject *empty = PyBytes_FromStringAndSize(NULL, 0);
-    PyObject *table = empty == NULL ? NULL : PyObject_CallMethod(empty, "join", "O", entries);
-    Py_XDECREF(empty);
-    return table;
-}
-
-static PyObject *key_table(OpenRecord *self, PyObject *Py_UNUSED(ignored))
-{
-    return joined(self->key_entries);
-}
-
-static PyObject *explicit_table(OpenRecord *self, PyObject *Py_UNUSED(ignored))
-{
-    return joined(self->explicit_entries);
+    const char *entry = self->keys.entries.bytes;
+    if (self->keys.count == 0) {
+        PyErr_SetNone(PyExc_StopIteration);
+        return NULL;
+    }
+    Py_ssize_t head = entry_head(entry), text_bytes = entry[1] & 0x7f;
+    if (head == 3) text_bytes |= (Py_ssize_t)entry[2] << 7;
+    return PyUnicode_DecodeUTF8(entry + head, text_bytes, NULL);
 }
 
 static PyObject *only_data(OpenRecord *self, PyObject *Py_UNUSED(ignored))
 {
-    if (self->last_data != NULL) return Py_NewRef(self->last_data);
+    if (self->first_data != NULL) return Py_NewRef(self->first_data);
     PyErr_SetString(PyExc_IndexError, "the record is empty");
     return NULL;
 }
 
-static PyObject *records(OpenRecord *self, PyObject *Py_UNUSED(ignored))
+static PyObject *aggregated(OpenRecord *self, PyObject *Py_UNUSED(ignored))
 {
-    return PyBytes_FromStringAndSize(self->records, self->used);
+    const Buffer *parts[] = {&self->keys.entries, &self->explicit_keys.entries, &self->records};
+    Py_ssize_t size = ENVELOPE_BYTES;
+    for (int part = 0; part < 3; part++) size += parts[part]->used;
+    PyObject *data = PyBytes_FromStringAndSize(NULL, size);
+    if (data == NULL) return NULL;
+    char *at = PyBytes_AS_STRING(data);
+    memcpy(at, MAGIC, sizeof MAGIC);
+    at += sizeof MAGIC;
+    for (int part = 0; part < 3; part++) {
+        if (parts[part]->used > 0) memcpy(at, parts[part]->bytes, parts[part]->used);
+        at += parts[part]->used;
+    }
+    memset(at, 0, DIGEST_BYTES);
+    return data;
 }
 
 static PyObject *key_count(OpenRecord *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSsize_t(PyList_GET_SIZE(self->key_entries));
+    return PyLong_FromSsize_t(self->keys.count);
 }
 
 static PyObject *explicit_count(OpenRecord *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSsize_t(PyList_GET_SIZE(self->explicit_entries));
+    return PyLong_FromSsize_t(self->explicit_keys.count);
 }
 
 static PyMethodDef methods[] = {
@@ -298,10 +364,8 @@ static PyMethodDef methods[] = {
     {"key_index", (PyCFunction)key_index, METH_O, NULL},
     {"explicit_index", (PyCFunction)explicit_index, METH_O, NULL},
     {"first_key", (PyCFunction)first_key, METH_NOARGS, NULL},
-    {"key_table", (PyCFunction)key_table, METH_NOARGS, NULL},
-    {"explicit_table", (PyCFunction)explicit_table, METH_NOARGS, NULL},
     {"only_data", (PyCFunction)only_data, METH_NOARGS, NULL},
-    {"records", (PyCFunction)records, METH_NOARGS, NULL},
+    {"aggregated", (PyCFunction)aggregated, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -338,17 +402,12 @@ static void deallocate(OpenRecord *self)
     Py_XDECREF(self->delivery);
     Py_XDECREF(self->outcome);
     Py_XDECREF(self->arrivals);
-    Py_XDECREF(self->key_indices);
-    Py_XDECREF(self->key_entries);
-    Py_XDECREF(self->explicit_indices);
-    Py_XDECREF(self->explicit_entries);
-    Py_XDECREF(self->last_data);
-    PyMem_Free(self->records);
+    free_buffers(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 /* No support for the garbage collector: nothing that a record refers to refers back to it. */
-static PyTypeObject OpenRecordType = {
+PyTypeObject OpenRecordType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "kpl_core.pipeline._open_record.OpenRecord",
     .tp_doc = "The user records of one aggregated record.",
@@ -361,126 +420,8 @@ static PyTypeObject OpenRecordType = {
     .tp_getset = properties,
 };
 
-/* Try to put one pair. 1: done, and *size is the bytes of key and data; 0: it needs more than an append; -1: error. */
-static int put_pair(PyObject *pair, PyObject *routes, Py_ssize_t free_bytes, PyObject *now, PyObject *deliveries, Py_ssize_t *size)
-{
-    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2) return 0;
-    PyObject *key = PyTuple_GET_ITEM(pair, 0), *data = PyTuple_GET_ITEM(pair, 1);
-    if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(data)) return 0;
-    PyObject *route = PyDict_GetItemWithError(routes, key);
-    if (route == NULL) return PyErr_Occurred() ? -1 : 0;
-    if (!require(PyTuple_CheckExact(route) && PyTuple_GET_SIZE(route) == 4, "routes of four parts")) return -1;
-    PyObject *entry = PyTuple_GET_ITEM(route, 1), *record = PyTuple_GET_ITEM(route, 3);
-    if (!Py_IS_TYPE(record, &OpenRecordType)) return 0;
-    Py_ssize_t key_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(route, 2));
-    if (key_bytes == -1 && PyErr_Occurred()) return -1;
-    *size = key_bytes + PyBytes_GET_SIZE(data);
-    if (*size > free_bytes) return 0;
-    if (!require(PyBytes_CheckExact(entry), "entries of bytes")) return -1;
-    int appended = append_one((OpenRecord *)record, key, entry, NULL, NULL, data, *size, now);
-    if (appended <= 0) return appended;
-    PyObject *delivery = last_delivery((OpenRecord *)record);
-    if (delivery == NULL) return -1;
-    int failed = PyList_Append(deliveries, delivery);
-    Py_DECREF(delivery);
-    return failed ? -1 : 1;
-}
-
-static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    PyObject *pairs, *routes, *now, *deliveries;
-    Py_ssize_t position, free_records, free_bytes, taken = 0, size = 0;
-    if (!PyArg_ParseTuple(arguments, "O!nO!(nn)OO!", &PyList_Type, &pairs, &position, &PyDict_Type, &routes, &free_records,
-                          &free_bytes, &now, &PyList_Type, &deliveries)) return NULL;
-    if (!require(position >= 0, "an index of 0 or more")) return NULL;
-    for (; position < PyList_GET_SIZE(pairs) && free_records > 0; position++, free_records--) {
-        int done = put_pair(PyList_GET_ITEM(pairs, position), routes, free_bytes - taken, now, deliveries, &size);
-        if (done < 0) return NULL;
-        if (done == 0) break;
-        taken += size;
-    }
-    return Py_BuildValue("(nn)", position, taken);
-}
-
-/* Add a pair to the run of a lane; `explicit_route` is NULL or that of its explicit hash key. -1: error, else 1. */
-static int place_in_run(PyObject *pair, PyObject *route, PyObject *explicit_route, Py_ssize_t size, PyObject *runs)
-{
-    PyObject *lane = PyTuple_GET_ITEM(explicit_route == NULL ? route : explicit_route, 0);
-    PyObject *run = PyDict_GetItemWithError(runs, lane);
-    if (run == NULL) {
-        if (PyErr_Occurred() || (run = PyList_New(0)) == NULL) return -1;
-        int failed = PyDict_SetItem(runs, lane, run);
-        Py_DECREF(run);
-        if (failed) return -1;
-    }
-    if (!require(PyList_CheckExact(run), "runs that are lists")) return -1;
-    PyObject *key = PyTuple_GET_ITEM(pair, 0), *entry = PyTuple_GET_ITEM(route, 1), *data = PyTuple_GET_ITEM(pair, 1);
-    PyObject *number = PyLong_FromSsize_t(size), *placed = NULL;
-    if (number != NULL)
-        placed = explicit_route == NULL ? PyTuple_Pack(4, key, entry, data, number)
-                                        : PyTuple_Pack(6, key, entry, data, number, PyTuple_GET_ITEM(pair, 2),
-                                                       PyTuple_GET_ITEM(explicit_route, 1));
-    int failed = placed == NULL || PyList_Append(run, placed);
-    Py_XDECREF(number);
-    Py_XDECREF(placed);
-    return failed ? -1 : 1;
-}
-
-/* Try to add one pair to the run of its lane. The result is that of put_pair. The routes are owned meanwhile: a garbage
-   collection may run code that empties the tables. */
-static int place_pair(PyObject *pair, PyObject *routes, PyObject *explicit_routes, Py_ssize_t most, PyObject *runs, Py_ssize_t *size)
-{
-    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) < 2 || PyTuple_GET_SIZE(pair) > 3) return 0;
-    PyObject *key = PyTuple_GET_ITEM(pair, 0), *data = PyTuple_GET_ITEM(pair, 1), *explicit_route = NULL;
-    if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(data)) return 0;
-    PyObject *route = PyDict_GetItemWithError(routes, key);
-    if (route == NULL) return PyErr_Occurred() ? -1 : 0;
-    if (!require(PyTuple_CheckExact(route) && PyTuple_GET_SIZE(route) == 4, "routes of four parts")) return -1;
-    Py_ssize_t key_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(route, 2));
-    if (key_bytes == -1 && PyErr_Occurred()) return -1;
-    *size = key_bytes + PyBytes_GET_SIZE(data);
-    if (*size > most) return 0;
-    if (PyTuple_GET_SIZE(pair) == 3) {
-        PyObject *explicit = PyTuple_GET_ITEM(pair, 2);
-        if (PyTuple_GET_ITEM(route, 3) == Py_None || !PyUnicode_CheckExact(explicit)) return 0;
-        explicit_route = PyDict_GetItemWithError(explicit_routes, explicit);
-        if (explicit_route == NULL) return PyErr_Occurred() ? -1 : 0;
-        if (!require(PyTuple_CheckExact(explicit_route) && PyTuple_GET_SIZE(explicit_route) == 2, "routes of two parts")) return -1;
-    }
-    Py_INCREF(pair);
-    Py_INCREF(route);
-    Py_XINCREF(explicit_route);
-    int done = place_in_run(pair, route, explicit_route, *size, runs);
-    Py_DECREF(pair);
-    Py_DECREF(route);
-    Py_XDECREF(explicit_route);
-    return done;
-}
-
-static PyObject *place_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    PyObject *pairs, *routes, *explicit_routes, *runs;
-    Py_ssize_t position, most, taken = 0, size = 0;
-    if (!PyArg_ParseTuple(arguments, "O!nO!O!nO!", &PyList_Type, &pairs, &position, &PyDict_Type, &routes, &PyDict_Type,
-                          &explicit_routes, &most, &PyDict_Type, &runs)) return NULL;
-    if (!require(position >= 0, "an index of 0 or more")) return NULL;
-    for (; position < PyList_GET_SIZE(pairs); position++) {
-        int done = place_pair(PyList_GET_ITEM(pairs, position), routes, explicit_routes, most, runs, &size);
-        if (done < 0) return NULL;
-        if (done == 0) break;
-        taken += size;
-    }
-    return Py_BuildValue("(nn)", position, taken);
-}
-
-static PyMethodDef functions[] = {
-    {"append_pairs", append_pairs, METH_VARARGS, NULL},
-    {"place_pairs", place_pairs, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "_open_record", .m_doc = "open_record.py in C.", .m_size = -1, .m_methods = functions};
+    PyModuleDef_HEAD_INIT, .m_name = "_open_record", .m_doc = "open_record.py in C.", .m_size = -1, .m_methods = pair_functions};
 
 PyMODINIT_FUNC PyInit__open_record(void)
 {

@@ -13,7 +13,7 @@ from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.ledger import Generations
 from kpl_core.pipeline.open_record import SHUT, OpenRecord, Run
 from kpl_core.pipeline.wakeups import Wakeups
-from kpl_core.records.aggregated_record import PARTITION_KEY_HEAD, explicit_hash_key_entry, record_head, seal
+from kpl_core.records.aggregated_record import PARTITION_KEY_HEAD, explicit_hash_key_entry, record_head
 from kpl_core.records.hash_key import md5
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Outcome, ResultHandle
@@ -221,8 +221,7 @@ class AggregatingLane:
         first_key = record.first_key()
         first_explicit = self._first_explicit_hash_key
         aggregated = len(arrivals) > 1
-        parts = (record.key_table(), record.explicit_table(), record.records())
-        data = seal(*parts) if aggregated else record.only_data()
+        data = record.aggregated() if aggregated else record.only_data()
         partition_key = first_key if self._rules.first_partition_key or not aggregated else "a"
         expires_at = self._oldest_arrival + self._rules.ttl_seconds
         output = self._output
@@ -246,6 +245,8 @@ class AggregatingLane:
                 expires_at,
                 self.generation,
                 output.closed_count,
+                0,
+                not aggregated,
             )
         )
         output.drain_at = -math.inf

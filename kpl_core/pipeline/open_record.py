@@ -1,22 +1,27 @@
 """The open aggregated record of a lane: the user records in it, and its exact size.
 
-It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c`),
-which the compiled wheel has. A property test compares every byte of the two. `append` and `append_pairs` take only what
-most user records are: bytes, under a partition key without an explicit hash key, that fit. A run may have explicit hash
-keys too. The lane does the rest.
+It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c`,
+`_put_pairs.c`, `_md5_lanes.c`), which the compiled wheel has. Property tests compare every byte of the two. `append`
+and `append_pairs` take only what most user records are: bytes, under a partition key without an explicit hash key,
+that fit. A run may have explicit hash keys too. The lane does the rest.
 """
 
+from array import array
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.records.aggregated_record import (
     ENVELOPE_BYTES,
     HEADS,
     HEADS_LONG,
     KEY_INDEX,
+    MAGIC,
     SHORT_KEY_INDICES,
+    UNSEALED,
     explicit_heads,
     record_head,
+    with_digest,
 )
 from kpl_core.records.outcome import Outcome, ResultHandle
 
@@ -197,38 +202,45 @@ class PythonOpenRecord:
         """Return the partition key of the first user record. There must be one."""
         return next(iter(self._key_indices))
 
-    def key_table(self) -> bytes:
-        """Return the protobuf of the key table."""
-        return b"".join(self._key_entries)
-
-    def explicit_table(self) -> bytes:
-        """Return the protobuf of the table of explicit hash keys."""
-        return b"".join(self._explicit_entries)
-
     def only_data(self) -> bytes:
         """Return the data of the only user record."""
         return self._pieces[-1]
 
-    def records(self) -> bytes:
-        """Return the protobuf of the user records."""
-        return b"".join(self._pieces)
+    def aggregated(self) -> bytes:
+        """Return the aggregated record. Its digest is still to be computed, by `sealed`."""
+        return b"".join((MAGIC, *self._key_entries, *self._explicit_entries, *self._pieces, UNSEALED))
+
+
+class Routing(Protocol):
+    """What `append_pairs` reads of a router: one version the routes by partition key, the one in C the shards."""
+
+    @property
+    def routes(self) -> dict[str, Any]:
+        """Return the lane of each known partition key, its entry and bytes, and the lane's open record."""
+
+    @property
+    def table(self) -> tuple[bytes, list["OpenRecord | None"]] | None:
+        """Return the shards' last digests, one after another, and the open records of their lanes, where known."""
 
 
 def python_append_pairs(
     pairs: list[Any],
-    start: int,
-    routes: dict[str, Any],
+    part: tuple[int, int],
+    router: Routing,
     room: tuple[int, int],
     now: float,
-    deliveries: list[ResultHandle],
+    outcomes: list[Any],
+    indices: "array[int]",
 ) -> tuple[int, int]:
-    """Append pairs of partition key and data from `start` on to the open records of their routes.
+    """Append the pairs of partition key and data in this part of the list to the open records of their routes.
 
-    Stops at the first that is no pair of str and bytes, has no route there, has no room (records, bytes) or that
-    `append` refuses. Returns its index, and the bytes of keys and data of those before it.
+    Writes the outcome of each, and its index in it, at its position. Stops at the first that is no pair of str and
+    bytes, has no known route, has no room (records, bytes) or that `append` refuses. Returns its position, and the
+    bytes of keys and data of those before it.
     """
     most, free_bytes = room
-    position, end, taken = start, min(len(pairs), start + most), 0
+    position, end = part
+    end, taken, routes = min(len(pairs), end, position + most), 0, router.routes
     while position < end:
         pair = pairs[position]
         if type(pair) is not tuple:
@@ -244,10 +256,46 @@ def python_append_pairs(
         delivery = record.append(partition_key, key_entry, data, size, now)
         if delivery is None:
             break
-        deliveries.append(delivery)
+        outcomes[position] = delivery.outcome
+        indices[position] = delivery.index
         taken += size
         position += 1
     return position, taken
+
+
+def python_plain_until(records: list[Any], start: int, max_record_bytes: int) -> int:
+    """Return the position of the first record from `start` on that is no valid pair of an ASCII key and bytes."""
+    for position in range(start, len(records)):
+        record = records[position]
+        if type(record) is not tuple or len(record) != PAIR:
+            return position
+        key, data = record
+        if (
+            type(key) is not str
+            or type(data) is not bytes
+            or not key.isascii()
+            or not 0 < len(key) <= PARTITION_KEY_CHARACTERS
+            or len(key) + len(data) > max_record_bytes
+        ):
+            return position
+    return max(start, len(records))
+
+
+def python_sealed(unsealed: list[bytes]) -> list[bytes]:
+    """Return aggregated records with their digests. The version in C computes several at a time."""
+    return [with_digest(data) for data in unsealed]
+
+
+def require_alike(pairs: list[Any]) -> None:
+    """Raise TypeError if not all tuples have two items, or not all of them three."""
+    parts = len(pairs[0]) if pairs else PAIR
+    for index, pair in enumerate(pairs):
+        if len(pair) != parts or parts not in (PAIR, PAIR + 1):
+            message = (
+                f"records[{index}] has {len(pair)} items and records[0] has {parts}; give partition key and data, "
+                "and an explicit hash key with all of them or with none"
+            )
+            raise TypeError(message)
 
 
 def python_place_pairs(
@@ -260,15 +308,19 @@ def python_place_pairs(
 ) -> tuple[int, int]:
     """Add pairs of partition key and data from `start` on to the runs of their lanes.
 
-    Or all of them have an explicit hash key as a third item. Stops at the first whose data is not bytes, that has no
-    route there, or more than `most` bytes, or whose explicit hash key leads to another kind of lane than its partition
-    key may. Returns its index, and the bytes of keys and data of those before it.
+    Or all of them have an explicit hash key as a third item. Stops at the first that has not as many items as the first
+    of the list, whose data is not bytes, that has no route there, or more than `most` bytes, or whose explicit hash key
+    leads to another kind of lane than its partition key may. Returns its index, and the bytes of keys and data of those
+    before it.
     """
-    if start < len(pairs) and len(pairs[start]) > PAIR:
+    if pairs and len(pairs[0]) > PAIR:
         return _place_explicit(pairs, start, routes, explicit_routes, most, runs)
     position, end, taken = start, len(pairs), 0
     while position < end:
-        partition_key, data = pairs[position]
+        pair = pairs[position]
+        if len(pair) != PAIR:
+            break
+        partition_key, data = pair
         route = routes.get(partition_key)
         if route is None or data.__class__ is not bytes:
             break
@@ -295,7 +347,10 @@ def _place_explicit(
 ) -> tuple[int, int]:
     position, end, taken = start, len(pairs), 0
     while position < end:
-        partition_key, data, explicit_hash_key = pairs[position]
+        pair = pairs[position]
+        if len(pair) != PAIR + 1:
+            break
+        partition_key, data, explicit_hash_key = pair
         route, explicit_route = routes.get(partition_key), explicit_routes.get(explicit_hash_key)
         if route is None or explicit_route is None or data.__class__ is not bytes:
             break
@@ -317,9 +372,17 @@ if TYPE_CHECKING:
     OpenRecord = PythonOpenRecord
     append_pairs = python_append_pairs
     place_pairs = python_place_pairs
+    plain_until = python_plain_until
+    sealed = python_sealed
 else:
     try:
         _in_c = import_module("kpl_core.pipeline._open_record")
-        OpenRecord, append_pairs, place_pairs = _in_c.OpenRecord, _in_c.append_pairs, _in_c.place_pairs
     except ImportError:
         OpenRecord, append_pairs, place_pairs = PythonOpenRecord, python_append_pairs, python_place_pairs
+        plain_until, sealed = python_plain_until, python_sealed
+    else:
+        OpenRecord, append_pairs, place_pairs = _in_c.OpenRecord, _in_c.append_pairs, _in_c.place_pairs
+        plain_until, sealed = _in_c.plain_until, _in_c.sealed
+
+# The version of `append_pairs` in C hashes each partition key, which costs less than a look-up among many routes.
+NEEDS_NO_ROUTES: Final = append_pairs is not python_append_pairs

@@ -18,14 +18,14 @@ from kpl_core.errors import BufferFull
 from kpl_core.hooks import ShardMapRefreshed, ShardRateChanged
 from kpl_core.pipeline.forwarding import NEVER_SENT, Forwarder, Reaggregator, digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import append_pairs
+from kpl_core.pipeline.open_record import NEEDS_NO_ROUTES, append_pairs
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import expired_attempt
 from kpl_core.pipeline.router import Route
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.pipeline.stages import FairQueueing, Gate, GroupTerms, Poll, Stages, WriteAhead
 from kpl_core.records.kinesis_record import DetachedUserRecord
-from kpl_core.records.outcome import Note, Origin, ResultHandle
+from kpl_core.records.outcome import Note, Origin, ResultHandle, ResultHandles
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, completed_fact
 from kpl_core.records.record_result import RATE_LIMITED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import (
@@ -122,17 +122,18 @@ class StreamPipeline:
             self._attend(now)
         return delivery
 
-    def put_pairs(self, records: list[Any], start: int, now: float, deliveries: list[ResultHandle]) -> int:
-        """Accept checked user records from `start` on as `put` does each, while they are pairs of key and data.
+    def put_pairs(self, records: list[Any], part: tuple[int, int], now: float, handles: ResultHandles) -> int:
+        """Accept checked user records in this part of a list as `put` does each, while they are pairs of key and data.
 
-        Appends their deliveries. Returns the index of the first record that is no pair or finds no room.
+        Stores their handles. Returns the position of the first record that is no pair or finds no room.
         """
+        position, end = part
         if not self._is_direct:
-            return self._put_each(records, start, now, deliveries)
-        routes, limit, position, end = self._routes, self._buffer_limit, start, len(records)
+            return self._put_each(records, position, end, now, handles)
+        routes, limit, outcomes, indices = self._routes, self._buffer_limit, handles.outcomes, handles.indices
         while position < end:
             room = limit.free_records, limit.free_bytes
-            reached, taken = append_pairs(records, position, routes, room, now, deliveries)
+            reached, taken = append_pairs(records, (position, end), self._router, room, now, outcomes, indices)
             limit.free_records -= reached - position
             limit.free_bytes -= taken
             position = reached
@@ -142,29 +143,29 @@ class StreamPipeline:
                 if type(records[position]) is not tuple:
                     return position
                 partition_key, data = records[position][0], as_bytes(records[position][1])
-                is_known = partition_key in routes
+                is_known = NEEDS_NO_ROUTES or partition_key in routes
                 lane, key_entry, key_bytes, _ = routes.get(partition_key) or self._router.find(partition_key)
                 size = len(data) + key_bytes
                 if size > limit.free_bytes or limit.free_records < 1:
                     return position
                 limit.free_records -= 1
                 limit.free_bytes -= size
-                deliveries.append(lane.add(partition_key, key_entry, data, size, now))
+                handles.set(position, lane.add(partition_key, key_entry, data, size, now))
                 position += 1
                 if self._output.has_closed:
                     self._attend(now)
         return end
 
-    def _put_each(self, records: list[Any], start: int, now: float, deliveries: list[ResultHandle]) -> int:
-        for position in range(start, len(records)):
+    def _put_each(self, records: list[Any], start: int, end: int, now: float, handles: ResultHandles) -> int:
+        for position in range(start, end):
             record = records[position]
             if type(record) is not tuple:
                 return position
             try:
-                deliveries.append(self._accept(UserRecord(record[0], as_bytes(record[1])), now, None))
+                handles.set(position, self._accept(UserRecord(record[0], as_bytes(record[1])), now, None))
             except BufferFull:
                 return position
-        return len(records)
+        return end
 
     def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> ResultHandle:
         """Accept any user record; raises as `put`.

@@ -63,8 +63,10 @@ class Router(Generic[L]):
         self.routes: dict[str, Route[L]] = {}
         self.explicit_routes: dict[str, ExplicitRoute[L]] = {}
         self._old: dict[str, Route[L]] = {}
-        # By position among the shards, where they leave no gap.
+        # By position among the shards, where they leave no gap: the lanes, and what the version of `append_pairs` in C
+        # needs instead of the routes.
         self._lanes: dict[int, L] = {}
+        self.table: tuple[bytes, list[OpenRecord | None]] | None = None
         self._lookups_at_start = 0
         self._pause = 0
 
@@ -83,9 +85,7 @@ class Router(Generic[L]):
             position = 0 if digest is None else bisect_left(ends, digest)
             lane = self._lanes.get(position) if ends else None
             if lane is None:
-                lane = self._lane_of(self._shard_map.predict(md5(key).digest()))
-                if ends:
-                    self._lanes[position] = lane
+                lane = self._new_lane(position, md5(key).digest())
             route = (lane, lane.entry(key, digest), len(key), lane.open_record)
         if self._pause:
             self._pause -= 1
@@ -108,13 +108,20 @@ class Router(Generic[L]):
         position = bisect_left(ends, digest)
         lane = self._lanes.get(position) if ends else None
         if lane is None:
-            lane = self._lane_of(self._shard_map.predict(digest))
-            if ends:
-                self._lanes[position] = lane
+            lane = self._new_lane(position, digest)
         if len(self.explicit_routes) >= self._generation_keys:
             self.explicit_routes.clear()
         route = self.explicit_routes[explicit_hash_key] = (lane, explicit_hash_key_entry(explicit_hash_key))
         return route
+
+    def _new_lane(self, position: int, digest: bytes) -> L:
+        lane = self._lane_of(self._shard_map.predict(digest))
+        if ends := self._shard_map.gapless_ends:
+            self._lanes[position] = lane
+            if self.table is None:
+                self.table = (b"".join(ends), [None] * len(ends))
+            self.table[1][position] = lane.open_record
+        return lane
 
     def _turn_generation(self) -> None:
         lookups = self._lookups()
@@ -132,5 +139,6 @@ class Router(Generic[L]):
         self.routes.clear()
         self.explicit_routes.clear()
         self._lanes.clear()
+        self.table = None
         self._old = {}
         self._lookups_at_start = self._lookups()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kpl_core.errors import InvalidUserRecord
-from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
+from kpl_core.pipeline.open_record import plain_until
 from kpl_core.records.user_record import (
     BytesLike,
     UserRecord,
@@ -28,23 +28,15 @@ def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, ma
     """
     # Compiled code checks what is annotated, in its own words; these are to be ours.
     checked: list[Any] = list(records)
-    for index, record in enumerate(checked):
-        # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
-        if type(record) is tuple and len(record) == 2:  # noqa: PLR2004 - a pair
-            key, data = record
-            if (
-                type(key) is str
-                and type(data) is bytes
-                and key.isascii()
-                and 0 < len(key) <= PARTITION_KEY_CHARACTERS
-                and len(key) + len(data) <= max_record_bytes
-            ):
-                continue
+    # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
+    index = plain_until(checked, 0, max_record_bytes)
+    while index < len(checked):
         try:
-            checked[index] = _checked(record, max_record_bytes)
+            checked[index] = _checked(checked[index], max_record_bytes)
         except (TypeError, InvalidUserRecord) as error:
             message = f"records[{index}]: {error}"
             raise type(error)(message) from error
+        index = plain_until(checked, index + 1, max_record_bytes)
     return checked
 
 

@@ -11,17 +11,17 @@ import contextlib
 import logging
 import threading
 from asyncio import _get_running_loop
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import anyio
 import msgspec
 
 from kpl_core.errors import NotSpooled, ResultPending, WrongEventLoop
 from kpl_core.event_loop import run_soon
-from kpl_core.records.outcome import Outcome, ResultHandle, Waiter
+from kpl_core.records.outcome import Outcome, ResultHandle, ResultHandles, Waiter
 from kpl_core.records.record_result import NOT_SPOOLED, RecordResult
 
 # Without the lock, two threads that find no list of waiters would each make one, and one of the two would be lost.
@@ -104,6 +104,45 @@ class Delivery(ResultHandle, gc=False, eq=False):
                     waiters.remove(alarm)
         result = current.shared_result
         return current.result_of(self.index) if result is None else result
+
+
+class Deliveries(ResultHandles, Sequence[Delivery]):
+    """What `put_many` returns: a delivery for each record, made when it is asked for.
+
+    So each access makes a new `Delivery` of the same result. A program that puts many records and reads their results
+    uses `results`, which costs a fifth of an `await` for each delivery.
+    """
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    @overload
+    def __getitem__(self, position: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, position: slice) -> "Deliveries": ...
+    def __getitem__(self, position: int | slice) -> "Delivery | Deliveries":
+        if isinstance(position, slice):
+            part = Deliveries(0)
+            part.outcomes, part.indices = self.outcomes[position], self.indices[position]
+            return part
+        return Delivery(self.outcomes[position], self.indices[position])
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return map(Delivery, self.outcomes, self.indices)
+
+    def __repr__(self) -> str:
+        return f"<Deliveries of {len(self)} user records>"
+
+    async def results(self) -> list[RecordResult]:
+        """Wait for all results; return them in the order of the records. A failed put is a value too."""
+        results: list[RecordResult] = []
+        for outcome, index in zip(self.outcomes, self.indices, strict=True):
+            # Most user records share the result of their Kinesis record. The first of them waits for it.
+            shared = outcome.shared_result
+            results.append(await Delivery(outcome, index) if shared is None or outcome.moved is not None else shared)
+        return results
 
 
 def wait_with(outcome: Outcome, alarm: Waiter) -> list[Waiter]:

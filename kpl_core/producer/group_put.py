@@ -7,8 +7,9 @@ refused. The caller must call `finish`, also if it is cancelled. A producer that
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from kpl_core.errors import InvalidUserRecord
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
-from kpl_core.pipeline.open_record import PAIR
+from kpl_core.pipeline.open_record import PAIR, require_alike
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.delivery import Delivery
@@ -68,12 +69,14 @@ class GroupPut:
         items: Any = records
         if not self._pairs:
             items = [(each.partition_key, each.data, each.explicit_hash_key) for each in items]
+        else:
+            require_alike(items)
         if not {type(each[1]) for each in items} <= {bytes}:
             items = [(each[0], as_bytes(each[1]), *each[2:]) for each in items]
             records = items if self._pairs else [with_bytes(each) for each in records]  # type: ignore[arg-type]
-        for each in items:
-            if len(each) > PAIR and each[2] is not None:
-                parse_explicit_hash_key(each[2])
+        for index, each in enumerate(items):
+            if len(each) > PAIR and (self._pairs or each[2] is not None):
+                _check_explicit(index, each[2])
         sizes = [_key_bytes(each[0]) + len(each[1]) for each in items]
         if max(sizes, default=0) > (most := pipeline.max_record_bytes):
             key, data, *_ = items[sizes.index(max(sizes))]
@@ -116,6 +119,14 @@ class GroupPut:
             self.deliveries += pipeline.put_together(records, now, self._terms)  # type: ignore[arg-type]
         if pipeline.attention:
             self._wake()
+
+
+def _check_explicit(index: int, explicit_hash_key: object) -> None:
+    try:
+        parse_explicit_hash_key(explicit_hash_key)
+    except (TypeError, InvalidUserRecord) as error:
+        message = f"records[{index}]: {error}"
+        raise type(error)(message) from error
 
 
 def _key_bytes(key: str) -> int:

@@ -19,7 +19,7 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import checked_records
-from kpl_core.producer.delivery import Delivery, wait_for_spool
+from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool
 from kpl_core.producer.group_put import GroupPut, Pairs
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
 from kpl_core.producer.report import ProducerReport
@@ -329,7 +329,7 @@ class Producer:
                 with contextlib.suppress(BufferFull):
                     return self.put_record_nowait(stream, record)
 
-    async def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> list[Delivery]:
+    async def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> Deliveries:
         """Accept many user records in their order, waiting for room; return a delivery for each.
 
         All are checked before any is put. If it is cancelled, or the producer closes meanwhile, the
@@ -341,32 +341,32 @@ class Producer:
         """
         checked = checked_records(records, max_record_bytes=self._life.pipeline(stream).max_record_bytes)
         self._life.require_own_loop()
-        deliveries: list[Delivery] = []
+        deliveries = Deliveries(len(checked))
         for start in range(0, len(checked), RECORDS_PER_CHECKPOINT):
             await anyio.lowlevel.checkpoint()
-            await self._put_chunk(stream, checked[start : start + RECORDS_PER_CHECKPOINT], deliveries)
+            await self._put_part(stream, checked, start, deliveries)
         return deliveries
 
-    async def _put_chunk(
-        self, stream: str, chunk: list[tuple[str, bytes] | UserRecord], deliveries: list[Delivery]
+    async def _put_part(
+        self, stream: str, checked: list[tuple[str, bytes] | UserRecord], start: int, deliveries: Deliveries
     ) -> None:
-        """Put a chunk at one instant, as far as there is room and no other put waits for it; the rest waits in line."""
-        position = 0
+        """Put some records at one instant, as far as there is room and no other put waits for it; the rest in line."""
+        position, end = start, min(len(checked), start + RECORDS_PER_CHECKPOINT)
         while True:
             pipeline = self._life.pipeline(stream)
             if not self._waiters.has_line("normal", None):
-                position = pipeline.put_pairs(chunk, position, self._clock(), deliveries)  # type: ignore[arg-type] # as `put_nowait`
+                position = pipeline.put_pairs(checked, (position, end), self._clock(), deliveries)
             if pipeline.attention:
                 # Before waiting: what was put is what makes room.
                 self._wake(stream)
-            if position == len(chunk):
+            if position == end:
                 break
-            record = chunk[position]
+            record = checked[position]
             user_record = record if isinstance(record, UserRecord) else UserRecord(*record)
-            deliveries.append(await self.put_unacknowledged(stream, user_record))
+            deliveries.set(position, await self.put_unacknowledged(stream, user_record))
             position += 1
         if self._writes_ahead:
-            for delivery in deliveries[-len(chunk) :]:
+            for delivery in deliveries[start:end]:
                 await wait_for_spool(delivery)
 
     def make_room(self) -> None:

@@ -115,13 +115,15 @@ def explicit_heads() -> tuple[list[list[tuple[int, bytes, bytes]]], list[bytes]]
     return [_heads(3), _heads(4), _heads(5)], [index + b"\x10" for index in VARINTS[:PREPARED_KEY_INDICES]]
 
 
-def seal(*protobuf: bytes) -> bytes:
-    """Return the aggregated record with this protobuf, given in pieces: magic, protobuf, MD5."""
+# In place of the digest, until it is computed.
+UNSEALED: Final = bytes(DIGEST_BYTES)
+
+
+def with_digest(data: bytes) -> bytes:
+    """Return an aggregated record with its digest in place of the last 16 bytes."""
+    protobuf = memoryview(data)[len(MAGIC) : -DIGEST_BYTES]
     # OpenSSL's MD5 starts slower than the one for short keys, but is a tenth faster from 4 KiB on.
-    digest = bulk_md5(usedforsecurity=False)
-    for piece in protobuf:
-        digest.update(piece)
-    return b"".join((MAGIC, *protobuf, digest.digest()))
+    return b"".join((MAGIC, protobuf, bulk_md5(protobuf, usedforsecurity=False).digest()))
 
 
 def encode(user_records: Sequence[UserRecord]) -> bytes:
@@ -129,7 +131,7 @@ def encode(user_records: Sequence[UserRecord]) -> bytes:
 
     It also wraps a single user record. The producer sends a single one unwrapped.
     """
-    return seal(b"".join(_pieces(user_records)))
+    return with_digest(b"".join((MAGIC, *_pieces(user_records), UNSEALED)))
 
 
 def encoded_size(user_records: Sequence[UserRecord]) -> int:
@@ -166,6 +168,11 @@ def decode(data: bytes) -> tuple[UserRecord, ...] | None:
     protobuf = data[len(MAGIC) : -DIGEST_BYTES]
     if md5(protobuf).digest() != data[-DIGEST_BYTES:]:
         return None
+    return decode_protobuf(protobuf)
+
+
+def decode_protobuf(protobuf: bytes) -> tuple[UserRecord, ...]:
+    """Return the user records of an aggregated record, given without magic and digest. Raises as `decode`."""
     keys: list[str] = []
     explicit_hash_keys: list[str] = []
     records: list[bytes] = []
@@ -181,7 +188,7 @@ def decode(data: bytes) -> tuple[UserRecord, ...] | None:
                 records.append(value)
         return tuple(_decode_record(record, keys, explicit_hash_keys) for record in records)
     except (IndexError, UnicodeDecodeError) as error:
-        message = f"an aggregated record of {len(data)} bytes with the right MD5 cannot be read: {error}"
+        message = f"an aggregated record of {ENVELOPE_BYTES + len(protobuf)} bytes cannot be read: {error}"
         raise MalformedAggregatedRecord(message) from error
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kpl_core.records.aggregated_record import decode
+from kpl_core.records.aggregated_record import DIGEST_BYTES, MAGIC, decode_protobuf
 from kpl_core.records.outcome import History, Outcome
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
@@ -66,6 +66,8 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
     sequence: int = 0
     # The number of consecutive failed attempts, which is the exponent of its backoff.
     failures: int = 0
+    # False: the digest of an aggregated record is computed when a request takes the record.
+    is_sealed: bool = True
 
     @property
     def user_record_count(self) -> int:
@@ -74,9 +76,8 @@ class KinesisRecord(msgspec.Struct, eq=False, gc=False):
 
     def user_records(self) -> Sequence[UserRecord]:
         """Decode and return its user records."""
-        decoded = decode(self.data) if self.aggregated else None
-        if decoded is not None:
-            return decoded
+        if self.aggregated:
+            return decode_protobuf(self.data[len(MAGIC) : -DIGEST_BYTES])
         return (UserRecord(self.partition_key, self.data, self.user_explicit_hash_key),)
 
     def digests(self) -> list[bytes]:

@@ -7,6 +7,7 @@ stores where each of them moved. A delivery follows these moves when its result 
 Attempts are a linked list, newest first, which all user records of the same attempts share.
 """
 
+from array import array
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -179,3 +180,18 @@ class ResultHandle(msgspec.Struct, gc=False):
         if self.outcome.notes is None:
             self.outcome.notes = {}
         self.outcome.notes[self.index] = note
+
+
+class ResultHandles:
+    """What the handles of many user records need, by position, without an object for each."""
+
+    __slots__ = ("indices", "outcomes")
+
+    def __init__(self, count: int) -> None:
+        self.outcomes: list[Outcome] = [None] * count  # type: ignore[list-item] # until their user records are put
+        self.indices = array("I", (0,)) * count
+
+    def set(self, position: int, handle: ResultHandle) -> None:
+        """Store the handle of the user record at `position`."""
+        self.outcomes[position] = handle.outcome
+        self.indices[position] = handle.index

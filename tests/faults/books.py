@@ -57,7 +57,7 @@ class Books:
     async def put_many(self, count: int) -> list[Delivery]:
         records = [self.next_record() for _ in range(count)]
         self.unclaimed.update(records)
-        deliveries = await self.producer.put_many(self.stream, records)
+        deliveries = list(await self.producer.put_many(self.stream, records))
         self.unclaimed.difference_update(records)
         self.deliveries.update(zip(records, deliveries, strict=True))
         return deliveries

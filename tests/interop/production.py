@@ -40,7 +40,7 @@ def produce(
     async def run() -> list[RecordResult]:
         async with Producer(config(stream.emulator, **options)) as producer:
             deliveries = await producer.put_many(to or stream.name, _user_records(records))
-            return [await delivery for delivery in deliveries]
+            return await deliveries.results()
 
     results = asyncio.run(run())
     assert len(results) == len(records)
@@ -60,7 +60,7 @@ def produce_during(
         bounded = config(stream.emulator, max_outstanding_records=OUTSTANDING_RECORDS, **options)
         async with Producer(bounded) as producer:
             put = list(next(waiting))
-            deliveries = await producer.put_many(stream.name, _user_records(put))
+            deliveries = list(await producer.put_many(stream.name, _user_records(put)))
             await producer.flush(timeout=PATIENCE_SECONDS)
             changing = asyncio.create_task(asyncio.to_thread(change))
             lots_afterwards = 0

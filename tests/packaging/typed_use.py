@@ -10,6 +10,7 @@ from kpl_core import (
     BlockingProducer,
     Compressed,
     Config,
+    Deliveries,
     Delivery,
     Producer,
     ProducerReport,
@@ -30,9 +31,9 @@ async def puts(producer: Producer) -> None:
     assert_type(delivery, Delivery)
     assert_type(await delivery, RecordResult)
     assert_type((await delivery).shard_id, str | None)
-    assert_type(await producer.put_many("orders", [("42", b"..."), UserRecord("42", b"...")]), list[Delivery])
+    assert_type(await producer.put_many("orders", [("42", b"..."), UserRecord("42", b"...")]), Deliveries)
     assert_type(await producer.put("orders", partition_key="42", data=bytearray(b"...")), Delivery)
-    assert_type(await producer.put_many("orders", [("42", memoryview(b"..."))]), list[Delivery])
+    assert_type(await producer.put_many("orders", [("42", memoryview(b"..."))]), Deliveries)
     assert_type(await producer.flush(timeout=1.0), ProducerReport)
     producer.put_nowait("orders", "42", b"...")  # wrong: by keyword
     producer.put_nowait("orders", partition_key="42", data="text")  # wrong: bytes
@@ -84,7 +85,7 @@ async def topics(producer: Producer, outbox: OutboxProducer) -> None:
     bound: TopicProducer[Order] = orders.bind(producer)
     assert_type(bound.put_nowait(Order("42", 1)), Delivery)
     assert_type(await bound.put(Order("42", 1)), Delivery)
-    assert_type(await bound.put_many([Order("42", 1)]), list[Delivery])
+    assert_type(await bound.put_many([Order("42", 1)]), Deliveries)
     assert_type(await orders.bind(outbox).put(Order("42", 1)), OutboxDelivery)
     bound.put_nowait("text")  # wrong: an order
     await bound.put_many([("42", b"...")])  # wrong: orders

@@ -1,23 +1,32 @@
 """The open aggregated record in C does what the one in Python does, to the byte."""
 
+import hashlib
 import importlib.util
 import shutil
 import subprocess
 import sysconfig
+from bisect import bisect_left
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kpl_core.pipeline import open_record
-from kpl_core.pipeline.open_record import PythonOpenRecord, python_append_pairs, python_place_pairs
-from kpl_core.producer.delivery import Delivery
-from kpl_core.records.aggregated_record import explicit_hash_key_entry, record_head
+from kpl_core.pipeline.open_record import (
+    PythonOpenRecord,
+    python_append_pairs,
+    python_place_pairs,
+    python_plain_until,
+    python_sealed,
+)
+from kpl_core.producer.delivery import Deliveries, Delivery
+from kpl_core.records.aggregated_record import MAGIC, explicit_hash_key_entry, record_head
+from kpl_core.records.hash_key import md5
 from kpl_core.records.outcome import Outcome
 
-SOURCE = Path(open_record.__file__).with_name("_open_record.c")
+SOURCES = sorted(Path(open_record.__file__).parent.glob("*.c"))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +41,7 @@ def in_c(tmp_path_factory) -> ModuleType:
         "-Wno-missing-field-initializers",
         *(["-undefined", "dynamic_lookup"] * (sysconfig.get_platform()[:5] == "macos")),
     ]
-    subprocess.run(["cc", *options, f"-I{include}", str(SOURCE), "-o", str(built)], check=True, timeout=50)
+    subprocess.run(["cc", *options, f"-I{include}", *map(str, SOURCES), "-o", str(built)], check=True, timeout=50)
     spec = importlib.util.spec_from_file_location("_open_record", built)
     assert spec is not None
     assert spec.loader is not None
@@ -51,9 +60,9 @@ def placed(key: str, data: bytes, explicit: int | None = None) -> tuple[Any, ...
 
 
 def state(record: PythonOpenRecord, keys: list[str]) -> list[object]:
-    whole = [record.size, record.limit, record.user_bytes, record.arrivals, record.key_count, record.key_table()]
-    explicit = [record.explicit_count, record.explicit_table(), [record.explicit_index(str(at)) for at in range(300)]]
-    return [*whole, *explicit, record.records(), [record.key_index(key) for key in keys]]
+    whole = [record.size, record.limit, record.user_bytes, record.arrivals, record.aggregated()]
+    explicit = [record.explicit_count, [record.explicit_index(str(at)) for at in range(400)]]
+    return [*whole, *explicit, record.key_count, [record.key_index(key) for key in keys]]
 
 
 keys = st.one_of(
@@ -90,7 +99,7 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
                 [placed(str(key), b"x" * key, explicit) for key, explicit in both], count // 9, now
             )
         case "explicit", int(number) if record.explicit_index(str(number)) is None:
-            record.add_explicit(str(number), b"?")
+            record.add_explicit(str(number), explicit_hash_key_entry(str(number)))
         case _, (str(key), bytes(data)):
             if step == "append":
                 delivery = record.append(key, entry(key), data, len(key) + len(data), now)
@@ -99,7 +108,7 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
                 head = record_head(record.key_count if index is None else index, None, len(data))
                 delivery = record.add(key, entry(key), head, data, len(key) + len(data), now)
                 record.size += len(head) + len(data)
-                assert record.first_key() in record.key_table().decode(errors="replace")
+                assert record.key_index(record.first_key()) == 0
                 if len(record.arrivals) == 1:
                     assert record.only_data() == data
             return delivery and (type(delivery), delivery.outcome is record.outcome, delivery.index)
@@ -119,31 +128,75 @@ def test_both_records_have_the_same_bytes_after_any_steps(in_c, drawn):
         assert state(first, seen) == state(second, seen)
 
 
-odd = st.sampled_from([("key-1", bytearray(b"x")), ("key-1", "x"), ("unknown", b"x"), "no pair", ("single", b"x")])
+odd = st.one_of(
+    st.sampled_from([("key-1", bytearray(b"x")), ("key-1", "x"), ("", b"x"), ("\ud800", b"x"), "no pair"]),
+    st.sampled_from([("single", b"x"), ("new", b"x")]),
+)
+
+
+def shard_ends(count: int) -> list[bytes]:
+    return [((number + 1) * 2**128 // count - 1).to_bytes(16, "big") for number in range(count)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.one_of(puts, odd), max_size=30),
-    st.integers(0, 5),
+    st.integers(1, 5),
+    st.tuples(st.integers(0, 5), st.integers(0, 40)),
     st.tuples(st.integers(0, 30), st.integers(0, 20_000)),
-    st.lists(st.integers(-1, 20_000), min_size=2, max_size=2),
+    st.lists(st.integers(-1, 20_000), min_size=5, max_size=5),
 )
-def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, start, room, limits):
+def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, part, room, limits):
+    ends = shard_ends(shards)
+    lone = {bisect_left(ends, md5(key).digest()) for key in (b"single", b"new")}
     outcomes = []
     for make, append_pairs in ((PythonOpenRecord, python_append_pairs), (in_c.OpenRecord, in_c.append_pairs)):
-        records = [make(Delivery), make(Delivery)]
-        for record, limit in zip(records, limits, strict=True):
-            record.restart(Outcome())
-            record.limit = limit
-        routes: dict[str, Any] = {"single": (None, b"", 6, None)}
-        for key in {pair[0] for pair in pairs if isinstance(pair, tuple)} - {"unknown", "single"}:
-            routes[key] = (None, entry(key), len(key.encode()), records[len(key) % 2])
-        deliveries: list[Any] = []
-        answer = append_pairs(pairs, start, routes, room, 1.5, deliveries)
-        placed = [([each.outcome is record.outcome for record in records], each.index) for each in deliveries]
-        outcomes.append((answer, placed, [state(record, []) for record in records]))
+        # A lane without an open record, and one that is not known yet.
+        records = [None if number in lone else make(Delivery) for number in range(shards)]
+        for record, limit in zip(records, limits, strict=False):
+            if record is not None:
+                record.restart(Outcome())
+                record.limit = limit
+        routes: dict[str, Any] = {}
+        for key in {pair[0] for pair in pairs if isinstance(pair, tuple)} - {"", "\ud800", "new"}:
+            position = bisect_left(ends, md5(key.encode()).digest())
+            routes[key] = (None, entry(key), len(key.encode()), records[position])
+        router = SimpleNamespace(routes=routes, table=(b"".join(ends), records))
+        handles = Deliveries(len(pairs))
+        answer = append_pairs(pairs, part, router, room, 1.5, handles.outcomes, handles.indices)
+        placed = [([each is record.outcome for record in records if record], each is None) for each in handles.outcomes]
+        outcomes.append((answer, placed, list(handles.indices), [state(record, []) for record in records if record]))
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_router_without_a_table_lets_append_pairs_put_nothing(in_c):
+    router = SimpleNamespace(routes={}, table=None)
+    assert in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, [None], bytearray(4)) == (0, 0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(puts, odd, st.just(("k", b"", None)))), st.integers(0, 9), st.integers(0, 200))
+def test_both_stop_at_the_same_record_that_is_not_plain(in_c, records, start, most):
+    assert in_c.plain_until(records, start, most) == python_plain_until(records, start, most)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.integers(0, 300), st.integers(300, 5_000)), max_size=40), st.randoms())
+def test_both_seal_aggregated_records_of_any_size_alike(in_c, sizes, chance):
+    records = [MAGIC + chance.randbytes(size) + bytes(16) for size in sizes]
+    with_digests = python_sealed(records)
+    assert all(each[-16:] == md5(each[4:-16]).digest() for each in with_digests)
+    assert in_c.sealed([bytes(bytearray(each)) for each in records]) == with_digests
+
+
+def test_the_digest_is_right_for_every_length_around_a_block_and_for_large_records(in_c):
+    sizes = [*range(301), 51_180, 1_000_000, 64]
+    records = [MAGIC + bytes([size % 251]) * size + bytes(16) for size in sizes]
+    expected = python_sealed(records)
+    assert in_c.sealed(records) == expected
+    assert [bytes(each[-16:]) for each in expected[:301]] == [
+        hashlib.md5(bytes([size % 251]) * size, usedforsecurity=False).digest() for size in range(301)
+    ]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -151,6 +204,7 @@ def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, start, ro
     st.one_of(
         st.lists(st.one_of(puts, st.sampled_from([("key-1", bytearray(b"x")), ("single", b"x"), ("new", b"x")]))),
         st.lists(st.one_of(explicit_puts, st.sampled_from([("single", b"x", 0), ("key-1", b"x", -1)]))),
+        st.lists(st.one_of(puts, explicit_puts)),
     ),
     st.integers(0, 5),
     st.integers(0, 6_000),
@@ -186,7 +240,7 @@ def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
         record.append_run([arguments], 0, 0.0)
     with pytest.raises((IndexError, StopIteration)):
         record.only_data()
-    assert (record.size, record.arrivals, record.records()) == (20, [], b"")
+    assert (record.size, record.arrivals, record.aggregated()[4:]) == (20, [], bytes(16))
 
 
 def test_an_index_below_zero_is_refused(in_c):
@@ -194,6 +248,20 @@ def test_an_index_below_zero_is_refused(in_c):
     with pytest.raises(TypeError, match="an index of 0 or more"):
         record.append_run([], -1, 0.0)
     with pytest.raises(TypeError, match="an index of 0 or more"):
-        in_c.append_pairs([], -1, {}, (1, 1), 0.0, [])
+        in_c.append_pairs([], (-1, 0), None, (1, 1), 0.0, [], bytearray())
     with pytest.raises(TypeError, match="an index of 0 or more"):
         in_c.place_pairs([], -1, {}, {}, 1, {})
+    with pytest.raises(TypeError, match="an index of 0 or more"):
+        in_c.plain_until([], -1, 1)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_arrays_that_are_too_short_are_refused(in_c, count):
+    router = SimpleNamespace(table=(b"\xff" * 16, [None]))
+    with pytest.raises(TypeError, match="a place for each"):
+        in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, [None] * count, bytearray(4 * (1 - count)))
+    router.table = (b"", [None])
+    with pytest.raises(TypeError, match="an end for each shard"):
+        in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, [None], bytearray(4))
+    with pytest.raises(TypeError, match="room for a digest"):
+        in_c.sealed([bytes(19)])

@@ -220,7 +220,7 @@ async def test_put_many_takes_pairs_and_user_records_alike():
     ]
     async with producer(transport) as orders:
         deliveries = await orders.put_many(STREAM, iter(records))
-        assert await orders.put_many(STREAM, []) == []
+        assert len(await orders.put_many(STREAM, [])) == 0
     assert reasons(deliveries) == {"": 4}
 
 

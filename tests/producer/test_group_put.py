@@ -125,6 +125,35 @@ async def test_an_invalid_record_refuses_the_group_and_takes_no_room(bad, error,
     assert producer.report().accepted == 0
 
 
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        ([("k", b"x", "1"), ("k", b"x")], r"records\[1\] has 2 items and records\[0\] has 3"),
+        ([("k", b"x"), ("k", b"x"), ("k", b"x", "1")], r"records\[2\] has 3 items and records\[0\] has 2"),
+        ([("k", b"x"), ("k", b"x"), ("k",)], r"records\[2\] has 1 items and records\[0\] has 2"),
+        ([("k", b"x", "1", 2)], r"records\[0\] has 4 items"),
+        (
+            [("k", b"x", "1"), ("k", b"x", None)],
+            "explicit_hash_key must be a str of decimal digits or None, not NoneType",
+        ),
+        ([("k", b"x", "1"), ("k", b"x", 7)], "explicit_hash_key must be a str of decimal digits or None, not int"),
+    ],
+)
+@pytest.mark.parametrize("known_before", [True, False])
+async def test_pairs_that_are_not_alike_are_refused_and_take_no_room(put, message, known_before):
+    async with Producer(fair(), transport=unmetered(1)) as producer:
+        if known_before:
+            producer.put_pairs_together_nowait(STREAM, [("k", b"x")])
+            producer.put_pairs_together_nowait(STREAM, [("k", b"x", "1")])
+        accepted = producer.report().accepted
+        with pytest.raises(TypeError, match=message) as caught:
+            producer.begin_group(STREAM, put, flow="t")
+        assert "records[" in str(caught.value)
+        with pytest.raises(TypeError, match=message):
+            producer.put_pairs_together_nowait(STREAM, put, flow="t")
+        assert producer.buffer_limit.outstanding_records == producer.report().accepted == accepted
+
+
 async def test_an_invalid_flow_refuses_the_group_and_takes_no_room():
     async with Producer(fair(), transport=unmetered(1)) as producer:
         with pytest.raises(InvalidUserRecord, match="flow has a lone surrogate"):

@@ -1,0 +1,73 @@
+"""What `put_many` returns: a sequence that makes deliveries when they are asked for, and all results at once."""
+
+import asyncio
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from kpl_core import Deliveries, Delivery, UserRecord
+from kpl_core.records.outcome import Outcome
+from kpl_core.records.record_result import Attempt
+from tests.producer.scene import STREAM, producer, service, unmetered
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_it_is_a_sequence_of_deliveries_in_the_order_of_the_records():
+    async with producer(unmetered(4)) as orders:
+        put = [(f"key {number}", b"%d" % number) for number in range(600)]
+        deliveries = await orders.put_many(STREAM, [*put, UserRecord("k", b"x", "7"), ("k", bytes(60_000))])
+        assert isinstance(deliveries, Sequence)
+        assert len(deliveries) == 602
+        assert repr(deliveries) == "<Deliveries of 602 user records>"
+        await orders.flush()
+    results = await deliveries.results()
+    assert [result.successful for result in results] == [True] * 602
+    assert [delivery.result() for delivery in deliveries] == results
+    assert [deliveries[at].result() for at in (0, 601, -1)] == [results[at] for at in (0, 601, -1)]
+    assert deliveries[600].outcome is not deliveries[601].outcome
+    assert isinstance(deliveries[5], Delivery)
+    with pytest.raises(IndexError):
+        _ = deliveries[602]
+
+
+async def test_a_slice_of_it_has_results_too():
+    async with producer(unmetered(4)) as orders:
+        deliveries = await orders.put_many(STREAM, [(f"key {number}", b"x") for number in range(10)])
+        results = await deliveries.results()
+    assert await deliveries[2:9:3].results() == results[2:9:3]
+    assert await deliveries[10:].results() == []
+
+
+async def test_results_wait_for_the_last_record():
+    transport = unmetered(2, latency_seconds=0.5)
+    async with producer(transport) as orders:
+        deliveries = await orders.put_many(STREAM, [(f"key {number}", b"x") for number in range(1_000)])
+        with anyio.move_on_after(0.3) as scope:
+            await deliveries.results()
+        assert scope.cancelled_caught
+        assert all(result.successful for result in await deliveries.results())
+
+
+async def test_results_of_records_that_moved_and_failed_apart_are_their_own():
+    first, second = Outcome(), Outcome()
+    deliveries = Deliveries(3)
+    for position in range(3):
+        deliveries.set(position, Delivery(first, position))
+    first.move(1, second, 0)
+    first.attempted(Attempt(True, None, None, 0.0, 1.0))
+    first.settle(shard_id="shardId-000000000000", sequence_number="1")
+    second.attempted(Attempt(False, "Expired", "too late", 0.0, 2.0))
+    second.settle()
+    assert [result.error_code for result in await deliveries.results()] == [None, "Expired", None]
+    assert [result.error_code for result in await deliveries.results()] == [None, "Expired", None]
+
+
+async def test_a_failed_record_is_a_result(anyio_backend_name):
+    async with producer(service(), record_ttl_ms=100, record_max_buffered_time_ms=50) as orders:
+        deliveries = await orders.put_many("unknown", [("k", b"x")] * 3)
+        results = await deliveries.results()
+    assert [result.successful for result in results] == [False] * 3
+    if anyio_backend_name == "asyncio":
+        assert await asyncio.gather(*deliveries) == results
