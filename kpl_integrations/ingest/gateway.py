@@ -22,6 +22,7 @@ import msgspec
 from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
 from kpl_core.hooks import RecordsFinished
+from kpl_core.transport.transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
@@ -73,7 +74,7 @@ Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 class IngestGateway:
     """An ASGI application, and an async context manager that owns its producer.
 
-    `transport` replaces aiobotocore. `config` replaces the producer's options from the settings; it must have a fair
+    `transport` replaces the one to AWS. `config` replaces the producer's options from the settings; it must have a fair
     queue. `supervisor` connects a worker of `kpl serve --workers` to the others.
     `hooks` are further hooks of the producer.
     """
@@ -119,9 +120,7 @@ class IngestGateway:
         """Open the producer and admission."""
         transport = self._transport
         if transport is None:
-            from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
-
-            transport = AiobotocoreTransport(self._config)
+            transport = await default_transport(self._config)
         clock = running_clock()
         self._closing_scope = anyio.CancelScope()
         # The gateway sums its processes itself, so the client library's multiprocess mode is not needed.
