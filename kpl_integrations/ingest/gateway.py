@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -30,7 +29,13 @@ from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttem
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
-from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head, sync_refusal
+from kpl_integrations.ingest.fast_path.sync_answer import (
+    PendingAnswer,
+    SyncAnswer,
+    sync_answer,
+    sync_head,
+    sync_refusal,
+)
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.http.answers import (
     Headers,
@@ -321,20 +326,28 @@ class IngestGateway:
         """Return the answer to a request above its tenant's share of CPU time; see `SyncAnswerer`."""
         tenant = self.tenant_of(head)
         account = None if tenant is None else self.opened.accounts.of(tenant)
+        log = self._begin_log(head, body, client)
         refused = sync_refusal(self.tally, account, self._chance())
-        if self._access_log is not None:
-            self._access_log.answered(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body), lambda: refused)
+        if log is not None:
+            log(refused.status)
         return refused
 
-    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
-        """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""
+    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | PendingAnswer | None:
+        """Return the answer to a complete request that waits at most for results; see `SyncAnswerer`."""
         if self._access_log is None:
             return sync_answer(self._records, self.tally, head, body, client)
-        answer = partial(sync_answer, self._records, self.tally, head, body, client)
-        answered: SyncAnswer | None = self._access_log.answered(
-            client, f"{PREFIX}{head.stream}{SUFFIX}", len(body), answer
-        )
-        return answered
+        log = self._begin_log(head, body, client)
+        answer = sync_answer(self._records, self.tally, head, body, client)
+        if log is not None and answer is not None:
+            if isinstance(answer, PendingAnswer):
+                answer.log = log
+            else:
+                log(answer.status)
+        return answer
+
+    def _begin_log(self, head: RecordsHead, body: bytes, client: str) -> Callable[[int], None] | None:
+        log = self._access_log
+        return None if log is None else log.begin(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body))
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]

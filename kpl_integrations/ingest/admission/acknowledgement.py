@@ -123,23 +123,29 @@ async def answer_delivered(
     Raises:
         Refused: no record was delivered, and none is kept.
     """
-    results = await results_of(deliveries)
-    answers: list[RecordAnswer] = []
-    for start in range(0, len(results), _RESULTS_PER_SLICE):
-        if start:
-            await anyio.lowlevel.checkpoint()
-        answers += [_record_answer(result) for result in results[start : start + _RESULTS_PER_SLICE]]
-    delivered = sum(result.successful for result in results)
-    if not delivered and all(result.kept is None for result in results):
+    return delivered_answer(await results_of(deliveries), problems, positions)
+
+
+def delivered_answer(
+    results: Sequence[RecordResult], problems: Sequence[RecordProblem], positions: Sequence[int]
+) -> Acknowledged:
+    """Return the answer for these results; raises as `answer_delivered`."""
+    # The records of one Kinesis record share their result.
+    shared = {id(result): result for result in results}
+    made = {number: _record_answer(result) for number, result in shared.items()}
+    answers = [made[id(result)] for result in results]
+    delivered = sum([result.successful for result in results])
+    kept = 0 if delivered == len(results) else sum(result.kept is not None for result in results)
+    if not (delivered or kept):
         raise _nothing_delivered(results, answers)
     if problems:
         answers = _in_request_order(answers, positions, problems)
     body = Delivered(
         ack="delivered",
-        accepted=len(deliveries),
+        accepted=len(results),
         delivered=delivered,
         failed=len(results) - delivered,
-        kept=sum(result.kept is not None for result in results) or None,
+        kept=kept or None,
         records=answers,
         rejected=_rejected(problems),
     )
