@@ -123,17 +123,29 @@ async def answer_delivered(
     Raises:
         Refused: no record was delivered, and none is kept.
     """
-    return delivered_answer(await results_of(deliveries), problems, positions)
+    results = await results_of(deliveries)
+    answers: list[RecordAnswer] = []
+    for start in range(0, len(results), _RESULTS_PER_SLICE):
+        if start:
+            await anyio.lowlevel.checkpoint()
+        answers += record_answers(results[start : start + _RESULTS_PER_SLICE])
+    return delivered_answer(results, answers, problems, positions)
+
+
+def record_answers(results: Sequence[RecordResult]) -> list[RecordAnswer]:
+    """Return the answer to each record. The records of one Kinesis record share their result."""
+    shared = {id(result): result for result in results}
+    made = {number: _record_answer(result) for number, result in shared.items()}
+    return [made[id(result)] for result in results]
 
 
 def delivered_answer(
-    results: Sequence[RecordResult], problems: Sequence[RecordProblem], positions: Sequence[int]
+    results: Sequence[RecordResult],
+    answers: list[RecordAnswer],
+    problems: Sequence[RecordProblem],
+    positions: Sequence[int],
 ) -> Acknowledged:
     """Return the answer for these results; raises as `answer_delivered`."""
-    # The records of one Kinesis record share their result.
-    shared = {id(result): result for result in results}
-    made = {number: _record_answer(result) for number, result in shared.items()}
-    answers = [made[id(result)] for result in results]
     delivered = sum([result.successful for result in results])
     kept = 0 if delivered == len(results) else sum(result.kept is not None for result in results)
     if not (delivered or kept):

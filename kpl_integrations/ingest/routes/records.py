@@ -21,6 +21,7 @@ from kpl_integrations.ingest.admission.acknowledgement import (
     answer_queued,
     answer_spooled,
     delivered_answer,
+    record_answers,
 )
 from kpl_integrations.ingest.admission.idempotency import StoredAnswer, begin_fingerprint, parse_key
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
@@ -69,7 +70,8 @@ class PutRequest(NamedTuple):
         """Return the answer, because the results are known; raises as `RecordsRoute.answer`."""
         problems, results = self.decoded.problems, [delivery.result() for delivery in self.deliveries]
         try:
-            return delivered_answer(results, problems, self.decoded.positions() if problems else ())
+            positions = self.decoded.positions() if problems else ()
+            return delivered_answer(results, record_answers(results), problems, positions)
         except Refused as refused:
             self.account.count_refused(refused, self.received_bytes, now, self.payer)
             raise
