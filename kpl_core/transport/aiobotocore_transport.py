@@ -25,7 +25,14 @@ from kpl_core.options.validation import without_passwords
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
 from kpl_core.transport.put_records_wire import configured_wire, stream_argument
-from kpl_core.transport.service_calls import ServiceCalls, ca_bundle, failure_of, is_loopback, use_quick_loader
+from kpl_core.transport.service_calls import (
+    ServiceCalls,
+    SessionVars,
+    ca_bundle,
+    failure_of,
+    is_loopback,
+    use_quick_loader,
+)
 
 PIECE_BYTES: Final = 256 * 1024
 
@@ -59,9 +66,9 @@ def send_in_pieces(request: Any, **_: object) -> None:  # noqa: ANN401 - botocor
     request.body = RequestBody(request.body)
 
 
-def new_session() -> AioSession:
-    """Return a session of the default configuration."""
-    session = get_session()
+def new_session(session_vars: SessionVars = None) -> AioSession:
+    """Return a session of the default configuration, or of other variables and files."""
+    session = get_session(session_vars)
     use_quick_loader(session)
     return session
 
@@ -114,11 +121,6 @@ class AiobotocoreTransport(ServiceCalls):
         finally:
             self._client = None
             await creating.__aexit__(None, None, None)
-
-    @property
-    def client(self) -> Any:  # noqa: ANN401 - botocore has no types
-        """The open aiobotocore client, for other calls; None while the transport is not open. It never retries."""
-        return self._client
 
     def _require_ca_bundle(self) -> None:
         """Check the CA bundle once. If it is missing, every request fails like a broken connection."""

@@ -38,7 +38,14 @@ from kpl_core.transport.put_records_wire import (
     json_wire,
     stream_argument,
 )
-from kpl_core.transport.service_calls import ServiceCalls, ca_bundle, failure_of, is_loopback, use_quick_loader
+from kpl_core.transport.service_calls import (
+    ServiceCalls,
+    SessionVars,
+    ca_bundle,
+    failure_of,
+    is_loopback,
+    use_quick_loader,
+)
 
 _logger: Final = logging.getLogger("kpl_core")
 
@@ -52,6 +59,7 @@ _CLIENT_ENVIRONMENT: Final = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KINESIS"}
 _OPERATIONS: Final = {
     "put_records": "PutRecords",
     "list_shards": "ListShards",
+    "describe_stream": "DescribeStream",
     "describe_stream_summary": "DescribeStreamSummary",
 }
 
@@ -80,20 +88,22 @@ class Resolved(msgspec.Struct, frozen=True):
     endpoint: Callable[[str, str | None], SplitResult]
 
 
-def resolved(config: Config) -> Resolved | None:
-    """Return what the transport needs, or None if it needs botocore's client. Reads files; may ask for credentials."""
+def resolved(config: Config, session_vars: SessionVars = None) -> Resolved | None:
+    """Return what the transport needs, or None if it needs botocore's client. Reads files; may ask for credentials.
+
+    `session_vars` replace botocore's table of the variables and files that a session reads.
+    """
     if config.wire_path == "stock" or config.botocore:
         return None
     try:
-        return _resolved(config)
+        return _resolved(config, Session(session_vars))
     except Exception:
         # If the configuration is invalid, botocore's client says why.
         _logger.debug("botocore's client is used, because its resolvers failed", exc_info=True)
         return None
 
 
-def _resolved(config: Config) -> Resolved | None:
-    session = Session()
+def _resolved(config: Config, session: Any) -> Resolved | None:  # noqa: ANN401 - botocore has no types
     use_quick_loader(session)
     region = config.region or session.get_config_variable("region")
     validate_region_name(region)

@@ -19,6 +19,8 @@ from kpl_core.records.put_records import RequestFailure
 from kpl_core.records.record_result import INTERNAL
 
 NO_CREDENTIALS: Final = "NoCredentials"
+# The argument `session_vars` of botocore's sessions; None: all variables and files.
+SessionVars = dict[str, tuple[Any, Any, Any, Any]] | None
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, msgspec.MsgspecError)
 
 T = TypeVar("T")

@@ -23,6 +23,8 @@ from kpl_core.records.record_result import INTERNAL
 if TYPE_CHECKING:
     from aiobotocore.session import AioSession
 
+    from kpl_core.transport.service_calls import SessionVars
+
 # How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
 
@@ -59,14 +61,17 @@ def require_packages(config: Config) -> None:
             raise ConfigError(message)
 
 
-async def default_transport(config: Config, session: "AioSession | None" = None) -> KinesisTransport:
+async def default_transport(
+    config: Config, session: "AioSession | None" = None, *, session_vars: "SessionVars" = None
+) -> KinesisTransport:
     """Return the transport of a configuration; on asyncio it is imported and prepared in a thread.
 
     Importing botocore and asking for credentials takes a tenth of a second and more, which would stall the loop.
+    Without `session`, one is made with `session_vars`.
     """
     if _get_running_loop() is None:  # trio, where the transport then says that it needs asyncio
-        return _prepared(config, session)
-    return await run_in_daemon_thread(partial(_prepared, config, session))
+        return _prepared(config, session, session_vars)
+    return await run_in_daemon_thread(partial(_prepared, config, session, session_vars))
 
 
 def import_transport(config: Config) -> None:
@@ -79,17 +84,17 @@ def import_transport(config: Config) -> None:
     import_module("kpl_core.transport.aiobotocore_transport")
 
 
-def _prepared(config: Config, session: "AioSession | None") -> KinesisTransport:
+def _prepared(config: Config, session: "AioSession | None", session_vars: "SessionVars") -> KinesisTransport:
     if session is None:
         with contextlib.suppress(ImportError):  # as above
             from kpl_core.transport.direct_transport import DirectTransport, resolved  # noqa: PLC0415 - 0.1 s
 
-            found = resolved(config)
+            found = resolved(config, session_vars)
             if found is not None:
                 return DirectTransport(config, found)
-    from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
+    from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport, new_session  # noqa: PLC0415 - 0.3 s
 
-    return AiobotocoreTransport(config, session=session)
+    return AiobotocoreTransport(config, session=session or new_session(session_vars))
 
 
 # A user can write a transport. If it returns an invalid answer, the request fails as it does for an answer that

@@ -4,13 +4,11 @@ import ipaddress
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
-import aiohttp
-from aiobotocore.config import AioConfig
-from aiobotocore.session import AioSession
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -21,9 +19,14 @@ from botocore.exceptions import (
     PartialCredentialsError,
     SSLError,
 )
+from botocore.session import Session
 
-from kpl_core import Config
+from kpl_core import Config, KinesisTransport
+from kpl_core.transport.transport import default_transport
 from kpl_integrations.cli.exit_code import CommandFailure
+
+if TYPE_CHECKING:
+    from aiobotocore.session import AioSession
 
 # A Kinesis on this machine accepts any region and credentials, so the user need not invent them.
 LOCAL_REGION: Final = "us-east-1"
@@ -66,12 +69,34 @@ _OTHER_ADVICE: Final = "check the stream and the endpoint"
 
 @dataclass
 class Connection:
-    """Region, endpoint and credentials (in `session`) for one stream. Created by `resolved` or `to_own_server`."""
+    """Region, endpoint and credentials for one stream. Created by `resolved` or `to_own_server`.
 
-    session: AioSession
+    `credential` is one that a Kinesis on this machine accepts; None: those of AWS' configuration. `session_vars`
+    replace the variables and files that botocore reads.
+    """
+
     stream: str
     region: str = field(kw_only=True)
     endpoint_url: str | None = field(kw_only=True)
+    credential: str | None = field(default=None, kw_only=True)
+    session_vars: dict[str, tuple[Any, Any, Any, Any]] | None = field(default=None, kw_only=True)
+
+    @cached_property
+    def session(self) -> "AioSession":
+        """The session for aiobotocore's clients."""
+        from aiobotocore.session import AioSession  # noqa: PLC0415 - 0.3 s
+
+        session = AioSession(session_vars=self.session_vars)
+        if self.credential is not None:
+            session.set_credentials(self.credential, self.credential)
+        return session
+
+    async def transport(self, config: Config) -> KinesisTransport:
+        """Return the transport of a producer with these options, which include region and endpoint."""
+        credential = self.credential
+        if credential is not None:
+            config = replace(config, aws_access_key_id=credential, aws_secret_access_key=credential)
+        return await default_transport(config, session_vars=self.session_vars)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -85,23 +110,27 @@ class Connection:
         Raises:
             CommandFailure: there is no region, or the endpoint is not a URL.
         """
-        session = AioSession()
+        session, credential = Session(), None
         is_local = _is_loopback(endpoint_url)
         with _aws_errors_as_failures("AWS' configuration", stream):
             region = region or _region_of(stream) or session.get_config_variable("region")
-            if is_local and await _found_credentials(session) is None:
-                session.set_credentials(LOCAL_CREDENTIAL, LOCAL_CREDENTIAL)
+            if is_local and _found_credentials(session) is None:
+                credential = LOCAL_CREDENTIAL
         if region is None and not is_local:
             message = "no region is set; name one with --region, or set AWS_DEFAULT_REGION"
             raise CommandFailure(message)
-        return cls(session, stream, region=region or LOCAL_REGION, endpoint_url=endpoint_url)
+        return cls(stream, region=region or LOCAL_REGION, endpoint_url=endpoint_url, credential=credential)
 
     @classmethod
     def to_own_server(cls, stream: str, *, endpoint_url: str) -> Self:
         """Return the connection to a Kinesis that this command started; it ignores the user's AWS configuration."""
-        session = AioSession(session_vars=_NO_FILES)
-        session.set_credentials(LOCAL_CREDENTIAL, LOCAL_CREDENTIAL)
-        return cls(session, stream, region=LOCAL_REGION, endpoint_url=endpoint_url)
+        return cls(
+            stream,
+            region=LOCAL_REGION,
+            endpoint_url=endpoint_url,
+            credential=LOCAL_CREDENTIAL,
+            session_vars=_NO_FILES,
+        )
 
     @classmethod
     async def to_stream(cls, stream: str, *, region: str | None, endpoint_url: str | None) -> Self:
@@ -141,7 +170,10 @@ class Connection:
         cli_options = f"--region {self.region}"
         if self.endpoint_url is not None:
             cli_options += f" --endpoint-url {self.endpoint_url}"
-        with _aws_errors_as_failures(self.place, self.stream, cli_options=cli_options):
+        import aiohttp  # noqa: PLC0415 - as `session`
+        from aiobotocore.config import AioConfig  # noqa: PLC0415
+
+        with _aws_errors_as_failures(self.place, self.stream, aiohttp.ClientError, cli_options=cli_options):
             retries = {"total_max_attempts": attempts, "mode": "standard"}
             config = AioConfig(**_CLIENT, **self._options, retries=retries)
             creating = self.session.create_client(
@@ -159,12 +191,12 @@ class Connection:
                 yield client
 
 
-async def _found_credentials(session: AioSession) -> object | None:
+def _found_credentials(session: Any) -> object | None:  # noqa: ANN401 - botocore has no types
     """Return botocore's credentials without network requests, because a local Kinesis accepts any."""
     session.set_config_variable("metadata_service_num_attempts", 0)
     session.set_config_variable("metadata_service_timeout", 0.1)
     try:
-        found: object | None = await session.get_credentials()
+        found: object | None = session.get_credentials()
     except MetadataRetrievalError:
         return None
     return found
@@ -208,15 +240,17 @@ def advice(code: str) -> str:
 
 
 @contextmanager
-def _aws_errors_as_failures(place: str, stream: str, *, cli_options: str = "") -> Iterator[None]:
-    """Turn errors of an AWS client inside the block into a CommandFailure.
+def _aws_errors_as_failures(
+    place: str, stream: str, connection_error: type[Exception] = BotoCoreError, *, cli_options: str = ""
+) -> Iterator[None]:
+    """Turn errors of an AWS client inside the block into a CommandFailure or its connections.
 
     `place` is the location of Kinesis, such as "Kinesis in eu-west-1"; `cli_options` are the matching options of the
     `aws` command.
     """
     try:
         yield
-    except (ClientError, BotoCoreError, aiohttp.ClientError) as error:
+    except (ClientError, BotoCoreError, connection_error) as error:
         raise CommandFailure(_sentence(error, place, stream, cli_options)) from error
 
 

@@ -12,7 +12,6 @@ import anyio
 import msgspec
 
 from kpl_core import Producer
-from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection
 from kpl_integrations.cli.demo import STREAM, DemoRecords, Load
 from kpl_integrations.cli.exit_code import CommandFailure
@@ -41,7 +40,7 @@ async def open_gateway_load(
     settings = IngestSettings.model_construct(
         port=0, drain_delay_seconds=0.0, region=connection.region, endpoint_url=connection.endpoint_url
     )
-    transport = AiobotocoreTransport(settings.producer_config(), session=connection.session)
+    transport = await connection.transport(settings.producer_config())
     directory = OpenTenants(Tenant(id="demo", default_ack="delivered"))
     gateway = IngestGateway(settings, directory, transport=transport, hooks=[totals])
     with bound_socket(settings.host, settings.port) as listening, _can_silence_logs() as silence:

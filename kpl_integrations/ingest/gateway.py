@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,6 +21,7 @@ import msgspec
 from kpl_core import Config, Hook, KinesisTransport, Producer, ProducerReport
 from kpl_core.event_loop import running_clock
 from kpl_core.hooks import RecordsFinished
+from kpl_core.transport.transport import default_transport
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
@@ -29,7 +29,13 @@ from kpl_integrations.ingest.admission.senders import AddressBudgets, LoginAttem
 from kpl_integrations.ingest.admission.tenant_account import TenantAccounts, TenantFairness
 from kpl_integrations.ingest.dashboard import Dashboard
 from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
-from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, sync_answer, sync_head, sync_refusal
+from kpl_integrations.ingest.fast_path.sync_answer import (
+    PendingAnswer,
+    SyncAnswer,
+    sync_answer,
+    sync_head,
+    sync_refusal,
+)
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.http.answers import (
     Headers,
@@ -73,7 +79,7 @@ Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 class IngestGateway:
     """An ASGI application, and an async context manager that owns its producer.
 
-    `transport` replaces aiobotocore. `config` replaces the producer's options from the settings; it must have a fair
+    `transport` replaces the one to AWS. `config` replaces the producer's options from the settings; it must have a fair
     queue. `supervisor` connects a worker of `kpl serve --workers` to the others.
     `hooks` are further hooks of the producer.
     """
@@ -119,9 +125,7 @@ class IngestGateway:
         """Open the producer and admission."""
         transport = self._transport
         if transport is None:
-            from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport  # noqa: PLC0415 - 0.3 s
-
-            transport = AiobotocoreTransport(self._config)
+            transport = await default_transport(self._config)
         clock = running_clock()
         self._closing_scope = anyio.CancelScope()
         # The gateway sums its processes itself, so the client library's multiprocess mode is not needed.
@@ -322,20 +326,28 @@ class IngestGateway:
         """Return the answer to a request above its tenant's share of CPU time; see `SyncAnswerer`."""
         tenant = self.tenant_of(head)
         account = None if tenant is None else self.opened.accounts.of(tenant)
+        log = self._begin_log(head, body, client)
         refused = sync_refusal(self.tally, account, self._chance())
-        if self._access_log is not None:
-            self._access_log.answered(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body), lambda: refused)
+        if log is not None:
+            log(refused.status)
         return refused
 
-    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
-        """Return the answer to a complete request that needs no waiting; see `SyncAnswerer`."""
+    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | PendingAnswer | None:
+        """Return the answer to a complete request that waits at most for results; see `SyncAnswerer`."""
         if self._access_log is None:
             return sync_answer(self._records, self.tally, head, body, client)
-        answer = partial(sync_answer, self._records, self.tally, head, body, client)
-        answered: SyncAnswer | None = self._access_log.answered(
-            client, f"{PREFIX}{head.stream}{SUFFIX}", len(body), answer
-        )
-        return answered
+        log = self._begin_log(head, body, client)
+        answer = sync_answer(self._records, self.tally, head, body, client)
+        if log is not None and answer is not None:
+            if isinstance(answer, PendingAnswer):
+                answer.log = log
+            else:
+                log(answer.status)
+        return answer
+
+    def _begin_log(self, head: RecordsHead, body: bytes, client: str) -> Callable[[int], None] | None:
+        log = self._access_log
+        return None if log is None else log.begin(client, f"{PREFIX}{head.stream}{SUFFIX}", len(body))
 
     async def _answer_other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         method: str = scope["method"]

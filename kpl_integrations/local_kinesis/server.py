@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from kpl_core.testing import FakeKinesis, Faults, ServiceDurations, ServiceLimits
-from kpl_integrations.local_kinesis.listener import Clock, Listener
+
+if TYPE_CHECKING:
+    from kpl_integrations.local_kinesis.listener import Clock, Listener
 
 _PROCESS_STOP_SECONDS: Final = 5.0
 
@@ -64,7 +66,7 @@ class LocalKinesis:
         enforce_limits: bool = True,
         limits: ServiceLimits | None = None,
         durations: ServiceDurations | None = None,
-        clock: Clock | None = None,
+        clock: "Clock | None" = None,
     ) -> None:
         if isinstance(streams, str):
             message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"
@@ -114,6 +116,8 @@ class LocalKinesis:
         if self._running is not None:
             message = f"{self!r} is already running; make another LocalKinesis for a second server"
             raise RuntimeError(message)
+        from kpl_integrations.local_kinesis.listener import Listener  # noqa: PLC0415 - aiohttp takes 0.3 s
+
         clock = self._clock or asyncio.get_running_loop().time
         fake = self._new_fake(epoch=time.time() - clock(), now=clock())
         listener = Listener(fake, clock, self._host, self._port)
@@ -142,7 +146,7 @@ class LocalKinesis:
         """Listen again on the same port."""
         await self._require_running().listen()
 
-    def _require_running(self) -> Listener:
+    def _require_running(self) -> "Listener":
         if self._running is None:
             message = "LocalKinesis is not running; use it inside `async with LocalKinesis(...)`"
             raise RuntimeError(message)

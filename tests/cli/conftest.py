@@ -11,7 +11,7 @@ from aiobotocore.session import AioSession
 from botocore.loaders import Loader, create_loader
 
 from kpl_core.testing import Effect, FakeKinesis, Fault, When
-from kpl_integrations.cli import connection, main
+from kpl_integrations.cli import main
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.kpl_process import Outcome
 
@@ -84,7 +84,7 @@ def _loader() -> Loader:
 @pytest.fixture
 def kpl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Return `kpl(*arguments)`, which runs a command in this process."""
-    monkeypatch.setattr(connection, "AioSession", _Session)
+    monkeypatch.setattr("aiobotocore.session.AioSession", _Session)
 
     def kpl(*arguments: object) -> Outcome:
         capsys.readouterr()

@@ -56,6 +56,21 @@ def test_sigterm_drains_what_it_took():
 
 
 @pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_it_delivers_and_forwards_without_the_memory_of_an_aws_client(kinesis):
+    kinesis.call(lambda fake, now: fake.create_stream("light", shard_count=1, now=now))
+    target = {"X-Amz-Target": "Kinesis_20131202.DescribeStreamSummary"}
+    with started("serve", "--local", "--port", "0", "--endpoint-url", kinesis.endpoint_url) as serve:
+        url = url_of(serve.stdout.readline())
+        with httpx.Client(timeout=20) as client:
+            assert client.post(f"{url}/v1/streams/light/records?ack=delivered", json=ONE).status_code == 200
+            assert client.post(url, json={"StreamName": "light"}, headers=target).status_code == 200
+        # aiohttp's parser is a shared library.
+        assert "aiohttp" not in Path(f"/proc/{serve.process.pid}/maps").read_text()
+        assert serve.end(signal.SIGINT) == 0
+
+
+@pytest.mark.long
 def test_a_local_gateway_answers_only_to_loopback_names_and_those_of_allow_host():
     """A web page that names this machine as its own server (DNS rebinding) reaches the gateway under its own name."""
     with started("serve", "--local", "--port", "0", "--allow-host", "dev.internal", "--allow-host", "b") as serve:

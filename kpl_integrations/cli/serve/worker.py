@@ -22,7 +22,6 @@ import msgspec
 
 from kpl_core import ConfigError, KinesisTransport
 from kpl_core.durability.spool import SpoolError
-from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.terminal import LogFormat, print_failure, show_logs
@@ -103,7 +102,7 @@ async def connect(settings: IngestSettings, embedded_url: str | None) -> tuple[I
     else:
         connection = await Connection.resolved("", region=settings.region, endpoint_url=settings.endpoint_url)
     settings = settings.model_copy(update={"region": connection.region, "endpoint_url": connection.endpoint_url})
-    return settings, AiobotocoreTransport(settings.producer_config(), session=connection.session)
+    return settings, await connection.transport(settings.producer_config())
 
 
 async def _run() -> None:

@@ -128,18 +128,36 @@ async def answer_delivered(
     for start in range(0, len(results), _RESULTS_PER_SLICE):
         if start:
             await anyio.lowlevel.checkpoint()
-        answers += [_record_answer(result) for result in results[start : start + _RESULTS_PER_SLICE]]
-    delivered = sum(result.successful for result in results)
-    if not delivered and all(result.kept is None for result in results):
+        answers += record_answers(results[start : start + _RESULTS_PER_SLICE])
+    return delivered_answer(results, answers, problems, positions)
+
+
+def record_answers(results: Sequence[RecordResult]) -> list[RecordAnswer]:
+    """Return the answer to each record. The records of one Kinesis record share their result."""
+    shared = {id(result): result for result in results}
+    made = {number: _record_answer(result) for number, result in shared.items()}
+    return [made[id(result)] for result in results]
+
+
+def delivered_answer(
+    results: Sequence[RecordResult],
+    answers: list[RecordAnswer],
+    problems: Sequence[RecordProblem],
+    positions: Sequence[int],
+) -> Acknowledged:
+    """Return the answer for these results; raises as `answer_delivered`."""
+    delivered = sum([result.successful for result in results])
+    kept = 0 if delivered == len(results) else sum(result.kept is not None for result in results)
+    if not (delivered or kept):
         raise _nothing_delivered(results, answers)
     if problems:
         answers = _in_request_order(answers, positions, problems)
     body = Delivered(
         ack="delivered",
-        accepted=len(deliveries),
+        accepted=len(results),
         delivered=delivered,
         failed=len(results) - delivered,
-        kept=sum(result.kept is not None for result in results) or None,
+        kept=kept or None,
         records=answers,
         rejected=_rejected(problems),
     )

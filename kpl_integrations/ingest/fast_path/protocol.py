@@ -8,13 +8,15 @@ Most requests of a connection repeat the head of the one before. Those are not e
 """
 
 import asyncio
+import time
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
-from kpl_integrations.ingest.fast_path.sync_answer import SyncAnswer, SyncAnswerer, encoded
+from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer, SyncAnswer, SyncAnswerer, encoded
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
 from kpl_integrations.ingest.http.request_head import RecordsHead
 
@@ -94,7 +96,7 @@ class FastPathProtocol(BoundedProtocol):
         answer = self._fair_answer_to(cached.head, body)
         if answer is None:
             return False
-        self._write(answer)
+        self._send(answer)
         return True
 
     def _answer_pipelined(self, cached: HeadCache, data: bytes) -> bytes:
@@ -109,7 +111,7 @@ class FastPathProtocol(BoundedProtocol):
             answer = self._fair_answer_to(cached.head, data[slice(*span)])
             if answer is None:
                 break
-            self._write(answer)
+            self._send(answer)
             begin = span[1]
         return data[begin:]
 
@@ -142,23 +144,23 @@ class FastPathProtocol(BoundedProtocol):
     def _may_hold(self) -> bool:
         """Return True if the answer depends only on the target, the header fields and the body of the request."""
         parser = self.parser
-        cycle: Any = self.cycle
         return (
             parser.get_method() == b"POST"
             and parser.should_keep_alive()
             and parser.get_http_version() == "1.1"
             and not self.expect_100_continue
-            # No earlier request of this connection is in progress.
-            and (cycle is None or cycle.response_complete)
             and not self.pipeline
             and self._has_room()
         )
 
     def _has_room(self) -> bool:
-        """Return True if the write buffer is not full and the concurrency limit is not reached."""
+        """Return True if no answer is pending, the write buffer is not full and the concurrency limit not reached."""
         limit = self.limit_concurrency
-        return not self.flow.write_paused and (
-            limit is None or (len(self.connections) < limit and len(self.tasks) < limit)
+        cycle: Any = self.cycle
+        return (
+            (cycle is None or cycle.response_complete)
+            and not self.flow.write_paused
+            and (limit is None or (len(self.connections) < limit and len(self.tasks) < limit))
         )
 
     def on_body(self, body: bytes) -> None:
@@ -189,10 +191,10 @@ class FastPathProtocol(BoundedProtocol):
             super().on_message_complete()
             return
         self._held = None
-        is_accepted = answer.status < HTTPStatus.BAD_REQUEST
+        is_accepted = isinstance(answer, PendingAnswer) or answer.status < HTTPStatus.BAD_REQUEST
         if is_accepted and is_first_and_whole and (cached := HeadCache.of(self._received, len(body), head)) is not None:
             self._cached = cached
-        self._write(answer)
+        self._send(answer)
 
     def _claim(self, head: RecordsHead) -> bool:
         """Note the tenant of a request whose credentials differ from the last one's. Return True if they are valid."""
@@ -204,20 +206,47 @@ class FastPathProtocol(BoundedProtocol):
             self.verified()
         return tenant is not None
 
-    def _fair_answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+    def _fair_answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | PendingAnswer | None:
         """Answer a request. Refuse it if it cannot wait for its tenant's turn."""
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held
         if self.turns.is_attentive and self.reader.refuses():
             return self.answerer.sync_refusal(head, body, self.client[0] if self.client else "")
         return self._answer_to(head, body)
 
-    def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | None:
+    def _answer_to(self, head: RecordsHead, body: bytes) -> SyncAnswer | PendingAnswer | None:
         assert self.answerer is not None  # noqa: S101 - otherwise no request is held
         try:
             return self.answerer.sync_answer(head, body, self.client[0] if self.client else "")
         except Exception:
             self.logger.exception("Exception in the fast path")
             return _FAILED
+
+    def _send(self, answer: SyncAnswer | PendingAnswer) -> None:
+        if isinstance(answer, PendingAnswer):
+            # Until it is complete, uvicorn holds the requests behind it.
+            self.cycle = answer  # type: ignore[assignment] # it has what is used of a cycle
+            answer.begin(self.loop.call_soon, partial(self._finish, answer))
+        else:
+            self._write(answer)
+
+    def _finish(self, pending: PendingAnswer) -> None:
+        """Send an answer whose results are known, and let the next request start."""
+        started = time.thread_time() if self.turns.is_active else None
+        try:
+            answer = pending.answer()
+        except Exception:
+            self.logger.exception("Exception in the fast path")
+            answer = _FAILED
+        if self.transport.is_closing():
+            return
+        self._write(answer)
+        if not pending.keep_alive:
+            self.transport.close()
+        elif self.pipeline:
+            self.server_state.total_requests -= 1
+            self.on_response_complete()
+        if started is not None:
+            self.turns.charge(self.reader.flow, self.reader.weight, time.thread_time() - started)
 
     def _write(self, answer: SyncAnswer) -> None:
         parts = [STATUS_LINE[answer.status]]

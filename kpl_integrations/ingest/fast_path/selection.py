@@ -65,9 +65,18 @@ _FAST_PATH_INTERNALS: Final = {
         *_BOUNDS_INTERNALS[f"{_HTTPTOOLS}:HttpToolsProtocol"],
         "expect_100_continue",
         "logger",
+        "on_response_complete()",
         "pipeline",
         "tasks",
         "timeout_keep_alive",
+    ),
+    # All that uvicorn uses of the object that is its cycle while an answer is pending.
+    f"{_HTTPTOOLS}:RequestResponseCycle": (
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "more_body",
+        "response_complete",
     ),
     "uvicorn.protocols.http.flow_control:FlowControl": ("write_paused",),
     "uvicorn.server:ServerState": ("default_headers", "total_requests"),

@@ -2,20 +2,24 @@
 
 Most requests are complete when their header fields are, and need no waiting. The work of ASGI for such a request (a
 task, an event, two messages in each direction) costs more than putting its records. So the server's protocol tries
-this first. A request that may have to wait goes through ASGI, and both ways end in the same route.
+this first. A request that waits for the results of its records is answered by a callback (`PendingAnswer`). One that
+may have to wait for anything else goes through ASGI, and both ways end in the same route.
 
 The head and the body are handled separately, because most requests of a connection have the same head.
 """
 
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, Protocol
 
+from kpl_core import Delivery
+from kpl_core.producer.delivery import wait_with
 from kpl_integrations.ingest.admission.acknowledgement import Acknowledged
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, over_cpu_share
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.http.answers import Headers, Tally, json_headers, problem_of, quota_headers
 from kpl_integrations.ingest.http.request_head import RecordsHead, records_head
-from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, RecordsRoute
+from kpl_integrations.ingest.routes.records import PREFIX, SUFFIX, PutRequest, RecordsRoute
 from kpl_integrations.ingest.tenants import Tenant
 
 _PREFIX: Final = PREFIX.encode()
@@ -38,6 +42,62 @@ class SyncAnswer(NamedTuple):
     closes: bool = False
 
 
+class _Ignored:
+    def set(self) -> None:
+        """Wake nothing: a pending answer needs no messages."""
+
+
+class PendingAnswer:
+    """An answer that waits until all deliveries of its request have results.
+
+    The server has it in place of the cycle of uvicorn, so that requests behind it wait and a shutdown lets it finish.
+    It is also a waiter of an outcome.
+    """
+
+    __slots__ = ("_deliveries", "_finished", "_make", "_position", "_soon", "disconnected", "keep_alive", "log",
+                 "response_complete")  # fmt: skip
+    # Of the cycle: the body is complete.
+    more_body = False
+    message_event = _Ignored()
+
+    def __init__(self, deliveries: Sequence[Delivery], make: Callable[[], SyncAnswer]) -> None:
+        self._make = make
+        # Called with the status, if the request is logged.
+        self.log: Callable[[int], None] | None = None
+        self.disconnected = self.response_complete = False
+        self.keep_alive = True
+        self._deliveries = deliveries
+        self._position = 0
+
+    def begin(self, soon: Callable[[Callable[[], None]], object], finished: Callable[[], None]) -> None:
+        """Call `finished` when all results are known; `soon` calls a function outside of the pipeline's work."""
+        self._soon = soon
+        self._finished = finished
+        self._look()
+
+    def set(self) -> None:
+        """Look again soon, because an outcome is settled or its records moved."""
+        self._soon(self._look)
+
+    def _look(self) -> None:
+        deliveries = self._deliveries
+        while self._position < len(deliveries):
+            outcome = deliveries[self._position].follow()
+            if not outcome.settled:
+                wait_with(outcome, self)
+                return
+            self._position += 1
+        self.response_complete = True
+        self._finished()
+
+    def answer(self) -> SyncAnswer:
+        """Return the answer, because all results are known."""
+        answer = self._make()
+        if self.log is not None:
+            self.log(answer.status)
+        return answer
+
+
 class SyncAnswerer(Protocol):
     """What the server's protocol calls before it calls the application."""
 
@@ -50,8 +110,8 @@ class SyncAnswerer(Protocol):
     def sync_refusal(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer:
         """Return the answer to a request above its tenant's share of CPU time, and count it."""
 
-    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
-        """Return the answer to a complete request from this address.
+    def sync_answer(self, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | PendingAnswer | None:
+        """Return the answer to a complete request from this address, or one that waits for results.
 
         None: it may have to wait, and nothing has happened.
         """
@@ -72,18 +132,37 @@ def sync_head(target: bytes, headers: Headers) -> RecordsHead | None:
         return None
 
 
-def sync_answer(records: RecordsRoute, tally: Tally, head: RecordsHead, body: bytes, client: str) -> SyncAnswer | None:
-    """Return and count the answer to a request that needs no waiting. None: nothing has happened."""
+def sync_answer(
+    records: RecordsRoute, tally: Tally, head: RecordsHead, body: bytes, client: str
+) -> SyncAnswer | PendingAnswer | None:
+    """Return and count the answer to a request that waits at most for results. None: nothing has happened."""
     try:
         answered = records.answer_sync(head, body, client)
     except Refused as refused:
-        status, headers, problem = problem_of(refused)
-        tally.refusals[refused.refusal] += 1
-        tally.answers[status] += 1
-        return encoded(status, headers, problem)
+        return _refusal(tally, refused)
     if answered is None:
         return None
     answer, account = answered
+    if isinstance(answer, PutRequest):
+        return PendingAnswer(answer.deliveries, partial(_delivered, records, tally, answer))
+    return _accepted(records, tally, answer, account)
+
+
+def _delivered(records: RecordsRoute, tally: Tally, request: PutRequest) -> SyncAnswer:
+    try:
+        return _accepted(records, tally, request.answer(records.now()), request.account)
+    except Refused as refused:
+        return _refusal(tally, refused)
+
+
+def _refusal(tally: Tally, refused: Refused) -> SyncAnswer:
+    status, headers, problem = problem_of(refused)
+    tally.refusals[refused.refusal] += 1
+    tally.answers[status] += 1
+    return encoded(status, headers, problem)
+
+
+def _accepted(records: RecordsRoute, tally: Tally, answer: Acknowledged, account: TenantAccount) -> SyncAnswer:
     tally.answers[answer.status] += 1
     if account.quota is None and len(answer.body) <= _SHORT_BYTES:
         return _without_quota(answer)

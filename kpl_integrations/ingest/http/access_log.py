@@ -51,15 +51,12 @@ class AccessLog:
 
         return watched
 
-    def answered(self, client: str, target: str, received_bytes: int, answer: Callable[[], Any]) -> Any:  # noqa: ANN401 - the answer
-        """Return the answer of the fast path to a POST, and log it if the request is chosen and answered."""
+    def begin(self, client: str, target: str, received_bytes: int) -> Callable[[int], None] | None:
+        """Return what logs a POST of the fast path when its status is known; None if it is not chosen."""
         if self._chance() >= self._share:
-            return answer()
-        began = self._clock()
-        answered = answer()
-        if answered is not None:
-            self._write(_Request(client, "POST", target, received_bytes), answered.status, began)
-        return answered
+            return None
+        request, began = _Request(client, "POST", target, received_bytes), self._clock()
+        return lambda status: self._write(request, status, began)
 
     def _write(self, request: _Request, status: int, began: float) -> None:
         milliseconds = round(1e3 * (self._clock() - began), 3)

@@ -31,7 +31,7 @@ from kpl_integrations.ingest.http.bodies import ClientGone, read_body, require_l
 from kpl_integrations.ingest.http.large_bodies import SMALL_BYTES
 from kpl_integrations.ingest.http.request_head import header_fields
 from kpl_integrations.ingest.open_gateway import OpenGateway, client_of
-from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, AiobotocoreUpstream
+from kpl_integrations.ingest.streams.upstream import FAILED, FORWARDED, TOO_OFTEN, UNAVAILABLE, Upstream
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
 from kpl_integrations.kinesis_protocol.requests import (
     INVALID_ARGUMENT,
@@ -119,9 +119,7 @@ class KinesisWireRoute:
 
     def __init__(self, gateway: OpenGateway) -> None:
         self._gateway = gateway
-        self._upstream = AiobotocoreUpstream(
-            lambda: getattr(gateway.transport, "client", None), gateway.streams.describe_calls
-        )
+        self._upstream = Upstream(gateway.transport, gateway.streams.describe_calls)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

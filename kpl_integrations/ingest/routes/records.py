@@ -7,7 +7,7 @@ the records are put nothing has happened. After that, nothing that the client do
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,10 +20,12 @@ from kpl_integrations.ingest.admission.acknowledgement import (
     answer_delivered,
     answer_queued,
     answer_spooled,
+    delivered_answer,
+    record_answers,
 )
 from kpl_integrations.ingest.admission.idempotency import StoredAnswer, begin_fingerprint, parse_key
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
-from kpl_integrations.ingest.admission.senders import SenderRoom
+from kpl_integrations.ingest.admission.senders import AddressBudget, SenderRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import (
     Decoded,
@@ -53,6 +55,26 @@ _FORWARDED_FOR: Final = b"x-forwarded-for"
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 # The fields that change the records of a body, besides the attributes of a CloudEvent.
 _DECODING_FIELDS: Final = frozenset({b"content-type", b"content-encoding", b"x-partition-key", b"x-explicit-hash-key"})
+
+
+class PutRequest(NamedTuple):
+    """A request whose records are put, and that is answered when all of them have their results."""
+
+    deliveries: list[Delivery]
+    decoded: Decoded
+    account: TenantAccount
+    payer: AddressBudget | None
+    received_bytes: int
+
+    def answer(self, now: float) -> Acknowledged:
+        """Return the answer, because the results are known; raises as `RecordsRoute.answer`."""
+        problems, results = self.decoded.problems, [delivery.result() for delivery in self.deliveries]
+        try:
+            positions = self.decoded.positions() if problems else ()
+            return delivered_answer(results, record_answers(results), problems, positions)
+        except Refused as refused:
+            self.account.count_refused(refused, self.received_bytes, now, self.payer)
+            raise
 
 
 class RecordsRoute:
@@ -108,10 +130,12 @@ class RecordsRoute:
             account.count_refused(refused, received_bytes, self._admission.now(), payer)
             raise
 
-    def answer_sync(self, head: RecordsHead, body: bytes, client: str) -> tuple[Acknowledged, TenantAccount] | None:
-        """Answer a complete request without waiting. Return None if it may have to wait: then call `answer`.
+    def answer_sync(
+        self, head: RecordsHead, body: bytes, client: str
+    ) -> tuple[Acknowledged | PutRequest, TenantAccount] | None:
+        """Answer a complete request, or put its records. Return None if it may have to wait: then call `answer`.
 
-        Nothing is counted or put before it is clear that the request needs no waiting.
+        Nothing is counted or put before it is clear that the request waits for nothing, or only for its results.
 
         Raises:
             Refused: as `answer`.
@@ -119,7 +143,8 @@ class RecordsRoute:
         self._admission.require_open()
         account = self._gateway.account_shown(head.authorization)
         tenant, stream = account.tenant, head.stream
-        if (head.options.ack or tenant.default_ack) != "queued":
+        ack = head.options.ack or tenant.default_ack
+        if ack == "spooled":
             return None
         if stream not in self._streams.known or not tenant.allows(stream):
             return None
@@ -134,7 +159,10 @@ class RecordsRoute:
                 account.require_readable(self._admission.now(), payer)
             received_bytes = len(body)
             require_size(len(body), self._settings.max_body_bytes)
-            answer = self._queue(head, body, account, stream)
+            if ack == "queued":
+                answer: Acknowledged | PutRequest | None = self._queue(head, body, account, stream)
+            else:
+                answer = self._put_small(head, body, account, stream, payer)
             if answer is None:
                 account.requests -= 1
                 return None
@@ -170,6 +198,15 @@ class RecordsRoute:
         decoded = self._decoded(head, small, inflated_bytes, is_plain=is_plain)
         deliveries = self._put(decoded, head, account, stream)
         return answer_queued(len(deliveries), decoded.problems)
+
+    def _put_small(
+        self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str, payer: AddressBudget | None
+    ) -> PutRequest | None:
+        """Put the records of a request with ack=delivered. Return None as `_queue`."""
+        decoded = self._decoded_small(head, body)
+        if decoded is None:
+            return None
+        return PutRequest(self._put(decoded, head, account, stream), decoded, account, payer, len(body))
 
     async def _once(
         self, account: TenantAccount, key: str, request: bytes, answering: Callable[[], Awaitable[Acknowledged]]
@@ -207,15 +244,10 @@ class RecordsRoute:
 
         `is_large`: it is known that the body is large.
         """
-        encoding = head.headers.get(b"content-encoding")
-        try:
-            small = None if is_large else small_body(encoding, body, self._settings.max_inflated_bytes)
-        except DecodeRefusal as refusal:
-            raise refused_decoding(refusal) from None
-        if small is None:
+        decoded = None if is_large else self._decoded_small(head, body)
+        if decoded is None:
             decoded, deliveries = await self._put_large(head, body, ack, account, stream, room)
         else:
-            decoded = self._decoded(head, small, 0 if encoding is None else len(small))
             deliveries = self._put(decoded, head, account, stream)
         problems = decoded.problems
         if ack == "queued":
@@ -265,6 +297,15 @@ class RecordsRoute:
             detail = f"tenant {account.tenant.id} may not write to stream {stream}"
             raise Refused(Refusal.FORBIDDEN, detail)
         return name
+
+    def _decoded_small(self, head: RecordsHead, body: bytes) -> Decoded | None:
+        """Decompress and decode a body; None if it is large."""
+        encoding = head.headers.get(b"content-encoding")
+        try:
+            small = small_body(encoding, body, self._settings.max_inflated_bytes)
+        except DecodeRefusal as refusal:
+            raise refused_decoding(refusal) from None
+        return None if small is None else self._decoded(head, small, 0 if encoding is None else len(small))
 
     def _decoded(self, head: RecordsHead, body: bytes, inflated_bytes: int = 0, *, is_plain: bool = True) -> Decoded:
         """Decode a small body, which is decompressed."""

@@ -10,10 +10,10 @@ number of pipelines for invented names is bounded, and one tenant cannot use up 
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import anyio
-from botocore.exceptions import ClientError, ParamValidationError
 
 from kpl_core import KinesisTransport, RequestFailure
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
@@ -99,7 +99,7 @@ class StreamDirectory:
     ) -> None:
         self._transport = transport
         self._clock = clock
-        self._arn_of = arn_of or (lambda name: ask_arn(getattr(transport, "client", None), name))
+        self._arn_of = arn_of or partial(ask_arn, transport)
         # The part before the name of all ARNs of this account and region, once one is known.
         self._own_prefix: str | None = None
         # Names without an ARN, and names without a stream, with the end of their cache entries.
@@ -242,33 +242,27 @@ def _remember(names: OrderedDict[str, float], name: str, until: float) -> None:
         names.popitem(last=False)
 
 
-async def ask_arn(client: Any, name: str) -> str | None:  # noqa: ANN401 - botocore has no types
-    """Return the ARN of this account's stream with this name; None if there is none, or without a client.
+async def ask_arn(transport: object, name: str) -> str | None:
+    """Return the ARN of this account's stream with this name; None if there is none, or the transport cannot ask.
 
-    Only the ARN distinguishes this account's stream from another account's stream with the same name. `client` is an
-    aiobotocore client, or None.
+    Only the ARN distinguishes this account's stream from another account's stream with the same name.
 
     Raises:
         Refused: Kinesis could not be asked. Returning None here would create a second pipeline for the stream.
     """
-    if client is None:
+    call: Any = getattr(transport, "call", None)
+    if call is None:
         return None
-    try:
-        answer = await client.describe_stream_summary(StreamName=name)
-        arn: str = answer["StreamDescriptionSummary"]["StreamARN"]
-    except ParamValidationError:
+    answer: str | RequestFailure = await call("describe_stream_summary", _arn_in, name)
+    if not isinstance(answer, RequestFailure):
+        return answer
+    code = answer.code
+    if code in _ABSENT_CODES or code.startswith("AccessDenied"):
         return None
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        if code in _ABSENT_CODES or code.startswith("AccessDenied"):
-            return None
-        raise _uncertain(name, code or type(error).__name__) from error
-    except Exception as error:
-        # Not reachable, an invalid answer, or an exception of the session's credentials and event handlers.
-        raise _uncertain(name, type(error).__name__) from error
+    detail = f"the ARN of stream {name} could not be looked up ({code}); the gateway tries again with the next request"
+    raise Refused(Refusal.STREAM_UNCERTAIN, detail)
+
+
+def _arn_in(answer: Any) -> str:  # noqa: ANN401 - any JSON value
+    arn: str = answer["StreamDescriptionSummary"]["StreamARN"]
     return arn
-
-
-def _uncertain(name: str, why: str) -> Refused:
-    detail = f"the ARN of stream {name} could not be looked up ({why}); the gateway tries again with the next request"
-    return Refused(Refusal.STREAM_UNCERTAIN, detail)

@@ -6,17 +6,17 @@ up the account's calls and one tenant does not delay the others.
 """
 
 import calendar
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from botocore.exceptions import ClientError
-
+from kpl_core import RequestFailure
+from kpl_core.records.record_result import INTERNAL
 from kpl_integrations.ingest.streams.call_budget import CallBudget, describe_calls
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import Timestamp
 
-# The method of an AWS client, by operation.
+# The method of the transport's `call`, by operation.
 FORWARDED: Final[Mapping[str, str]] = {
     "DescribeStream": "describe_stream",
     "DescribeStreamSummary": "describe_stream_summary",
@@ -28,9 +28,13 @@ UNAVAILABLE: Final = "ServiceUnavailable"
 TOO_OFTEN: Final = "LimitExceededException"
 _FORBIDDEN: Final = "AccessDeniedException"
 _UNKNOWN: Final = "UnknownOperationException"
-# Errors about the signature, which is the gateway's (API Reference, "Common Error Types", and `sigv4`).
-_OF_CREDENTIALS: Final = frozenset(
+# Errors without an answer of Kinesis, and errors about the signature, which is the gateway's (API Reference, "Common
+# Error Types", and `sigv4`). A client would take the latter for errors of its own keys and stop.
+_OF_GATEWAY: Final = frozenset(
     {
+        INTERNAL,
+        "NoCredentials",
+        UNAVAILABLE,
         "ExpiredTokenException",
         "IncompleteSignature",
         "IncompleteSignatureException",
@@ -44,14 +48,18 @@ _OF_CREDENTIALS: Final = frozenset(
 )
 
 
-class AiobotocoreUpstream:
-    """Call Kinesis with the transport's aiobotocore client; `client` returns it, or None without one.
+# Of answers to the forwarded operations. A transport reads them as numbers or as instants.
+_INSTANTS: Final = frozenset({"StreamCreationTimestamp"})
+
+
+class Upstream:
+    """Call Kinesis with the producer's transport. One without `call`, such as a test's, forwards nothing.
 
     `calls` is the budget that it shares with the gateway's own lookups.
     """
 
-    def __init__(self, client: Callable[[], Any], calls: CallBudget | None = None) -> None:
-        self._client = client
+    def __init__(self, transport: object, calls: CallBudget | None = None) -> None:
+        self._call: Any = getattr(transport, "call", None)
         self._calls = describe_calls() if calls is None else calls
 
     async def call(self, operation: str, arguments: Mapping[str, object], *, tenant: str) -> Mapping[str, object]:
@@ -60,43 +68,42 @@ class AiobotocoreUpstream:
         Raises:
             RequestRefused: Kinesis rejected the call or could not be asked.
         """
-        client = self._client()
-        if client is None:
+        if self._call is None:
             raise RequestRefused(_UNKNOWN, f"{operation} cannot be forwarded: this gateway has no AWS client.")
         async with self._calls.turn(tenant) as is_granted:
             if not is_granted:
                 raise RequestRefused(TOO_OFTEN, "Rate exceeded for this operation; ask less often.")
-            try:
-                answer = await getattr(client, FORWARDED[operation])(**arguments)
-            except ClientError as error:
-                raise _refusal(operation, error) from None
-            except Exception:  # noqa: BLE001 - not reachable, or raised by the session's credentials and event handlers
-                raise _unavailable(operation) from None
-        return {name: _wire_value(value) for name, value in answer.items() if name != "ResponseMetadata"}
+            stream: Any = arguments.get("StreamARN") or arguments.get("StreamName")
+            answer = await self._call(FORWARDED[operation], _members, stream, **arguments)
+        if isinstance(answer, RequestFailure):
+            raise _refusal(operation, answer)
+        members: Mapping[str, object] = answer
+        return members
 
 
-def _refusal(operation: str, error: ClientError) -> RequestRefused:
-    details = error.response.get("Error", {})
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 500)
-    code = str(details.get("Code") or FAILED)
+def _refusal(operation: str, failure: RequestFailure) -> RequestRefused:
+    code = failure.code
     if code.startswith("AccessDenied"):
         # The message of Kinesis names the gateway's role, which a tenant must not see.
-        return RequestRefused(_FORBIDDEN, f"The gateway itself may not call {operation}.", status=status)
-    if code in _OF_CREDENTIALS:
-        # A client would take the error for one of its own keys and stop.
-        return _unavailable(operation)
-    return RequestRefused(code, str(details.get("Message") or code), status=status)
+        return RequestRefused(_FORBIDDEN, f"The gateway itself may not call {operation}.")
+    # Without a code of Kinesis, the code of the answer is its HTTP status.
+    if code in _OF_GATEWAY or code.isdecimal():
+        return RequestRefused(UNAVAILABLE, f"Kinesis could not be asked for {operation}; try again.", status=503)
+    return RequestRefused(code, failure.message or code, status=500 if code == FAILED else 400)
 
 
-def _unavailable(operation: str) -> RequestRefused:
-    return RequestRefused(UNAVAILABLE, f"Kinesis could not be asked for {operation}; try again.", status=503)
+def _members(answer: Mapping[str, Any]) -> dict[str, object]:
+    """Return the members of a parsed answer, without botocore's own, with instants for any wire format."""
+    return {name: _wire_value(name, value) for name, value in answer.items() if name != "ResponseMetadata"}
 
 
-def _wire_value(value: object) -> object:
+def _wire_value(name: str, value: object) -> object:
     if isinstance(value, datetime):
         return Timestamp(calendar.timegm(value.utctimetuple()) * 1000 + value.microsecond // 1000)
+    if name in _INSTANTS and isinstance(value, int | float):
+        return Timestamp(round(value * 1000))
     if isinstance(value, Mapping):
-        return {name: _wire_value(member) for name, member in value.items()}
+        return {inner: _wire_value(inner, member) for inner, member in value.items()}
     if isinstance(value, list):
-        return [_wire_value(member) for member in value]
+        return [_wire_value(name, member) for member in value]
     return value

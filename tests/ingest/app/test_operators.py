@@ -67,8 +67,8 @@ def exchange(url: str, sent: bytes) -> bytes:
     return received
 
 
-def post(*fields: str, body: bytes = b'{"data":"x"}') -> bytes:
-    head = [f"POST {PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", *fields]
+def post(*fields: str, body: bytes = b'{"data":"x"}', target: str = PATH) -> bytes:
+    head = [f"POST {target} HTTP/1.1", "Host: x", "Content-Type: application/json", *fields]
     return "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
@@ -81,6 +81,7 @@ def test_each_path_logs_its_requests_and_answers_pages_and_http_2(fast_path, cap
         # The first request looks up the stream; the third takes the fast path.
         for _ in range(3):
             assert exchange(running.url, post()).startswith(b"HTTP/1.1 202")
+        assert exchange(running.url, post(target=f"{PATH}?ack=delivered")).startswith(b"HTTP/1.1 200")
         assert b"access-control-allow-origin: https://shop.example" in exchange(running.url, post(f"Origin: {PAGE}"))
         assert exchange(running.url, b"GET /none%20a?key=secret HTTP/1.1\r\nHost: x\r\n\r\n").startswith(
             b"HTTP/1.1 404"
@@ -88,7 +89,9 @@ def test_each_path_logs_its_requests_and_answers_pages_and_http_2(fast_path, cap
         frames = exchange(running.url, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
     fields = [record.fields for record in caplog.records if record.name.endswith("access")]
     assert [(each["method"], each["target"], each["status"]) for each in fields] == [
-        *[("POST", PATH, 202)] * 4,
+        *[("POST", PATH, 202)] * 3,
+        ("POST", PATH, 200),
+        ("POST", PATH, 202),
         ("GET", "/none%20a", 404),
     ]
     assert all(each["client"] == "127.0.0.1" and each["milliseconds"] >= 0 for each in fields)
@@ -112,9 +115,12 @@ def test_a_share_of_the_requests_is_logged(caplog):
     caplog.set_level(logging.INFO, "kpl_integrations.ingest.access")
     chances = iter([0.05, 0.1, 0.9])
     log = AccessLog(0.1, clock=lambda: 0.0, chance=lambda: next(chances))
-    for _ in range(3):
-        assert log.answered("c", "/", 1, lambda: None) is None
+    logs = [log.begin("c", "/", 1) for _ in range(3)]
+    assert [each is not None for each in logs] == [True, False, False]
     assert not caplog.records
+    assert logs[0] is not None
+    logs[0](202)
+    assert "status=202" in caplog.text
     send = object()
     log = AccessLog(0.1, clock=lambda: 0.0, chance=lambda: 0.5)
     assert log.watch({"query_string": b"", "path": "/", "method": "GET"}, send) is send  # type: ignore[arg-type]

@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
+from kpl_integrations.ingest.serving import GatewayServer
 from tests.ingest.app.scene import JSON, STREAM, gateway_of, kinesis
 from tests.ingest.app.test_serving import served, spoken
 from tests.producer.scene import stored
@@ -36,7 +38,14 @@ def request(body: bytes = ONE, *fields: str, target: str = PATH, version: str = 
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
+DELIVERED_PATH = PATH + "?ack=delivered"
+DELIVERED = request(target=DELIVERED_PATH)
 LAST = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def address_of(server: GatewayServer) -> tuple[str, int]:
+    host, _, port = server.url.rpartition("/")[2].partition(":")
+    return host, int(port)
 
 
 def count_of(gateway: IngestGateway) -> Callable[[], int]:
@@ -64,6 +73,62 @@ async def test_many_requests_in_one_piece_are_answered_in_order():
         assert [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)] == [
             b"202", b"400", b"202", b"200", b"202", b"400", b"200"]  # fmt: skip
     assert gateway.tally.answers[202] == 4
+
+
+async def test_delivered_requests_wait_for_their_results_outside_of_the_application():
+    transport = kinesis()
+    gateway = gateway_of(transport)
+    async with served(gateway) as server:
+        await spoken(server, request(), LAST)
+        reached = count_of(gateway)
+        said = await asyncio.gather(*(spoken(server, DELIVERED, DELIVERED, LAST, pause=0.3) for _ in range(20)))
+        assert {each.count(b'"delivered":1') for each in said} == {2}
+        # Only the last request of each connection.
+        assert reached() == 20
+    assert len(stored(transport, STREAM)) == 41
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001], ids=["in one piece", "in two"])
+async def test_requests_behind_a_pending_answer_are_answered_after_it(pause):
+    async with served(gateway_of(kinesis())) as server:
+        await spoken(server, request(), LAST)
+        for first in (b"", request(target=DELIVERED_PATH)):
+            said = await spoken(server, first + DELIVERED, request() + DELIVERED + LAST, pause=pause)
+            statuses = [said[at + 9 : at + 12] for at in range(len(said)) if said.startswith(b"HTTP/1.1 ", at)]
+            assert statuses == [b"200"] * bool(first) + [b"200", b"202", b"200", b"200"]
+            assert said.count(b'"delivered":1') == 2 + bool(first)
+
+
+async def test_a_client_that_leaves_does_not_disturb_its_records(caplog):
+    transport = kinesis()
+    async with served(gateway_of(transport)) as server:
+        await spoken(server, request(), LAST)
+        _, writer = await asyncio.open_connection(*address_of(server))
+        writer.write(DELIVERED)
+        await asyncio.sleep(0.01)
+        writer.transport.abort()
+        await spoken(server, DELIVERED, LAST)
+    assert len(stored(transport, STREAM)) == 3
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+async def test_a_shutdown_delivers_the_records_and_sends_the_pending_answers():
+    gateway = gateway_of(kinesis(), record_max_buffered_time_ms=60_000)
+    async with served(gateway) as server:
+        await spoken(server, request(), LAST)
+        reader, writer = await asyncio.open_connection(*address_of(server))
+        writer.write(DELIVERED)
+        await asyncio.sleep(0.05)
+    assert (await asyncio.wait_for(reader.read(), 1.0)).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_an_exception_of_a_pending_answer_is_answered_500(caplog, monkeypatch):
+    async with served(gateway_of(kinesis())) as server:
+        await spoken(server, request(), LAST)
+        monkeypatch.setattr(PendingAnswer, "answer", _fails)
+        assert (await spoken(server, DELIVERED)).startswith(b"HTTP/1.1 500")
+    assert "Exception in the fast path" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -167,8 +232,7 @@ async def test_a_client_that_does_not_read_its_answers_is_paused():
     gateway = gateway_of(kinesis())
     async with served(gateway) as server:
         await spoken(server, request(), LAST)
-        host, _, port = server.url.rpartition("/")[2].partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1_024)
+        reader, writer = await asyncio.open_connection(*address_of(server), limit=1_024)
         try:
             writer.write(request(b"{") * 150_000)
             with pytest.raises(TimeoutError):

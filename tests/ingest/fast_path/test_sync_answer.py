@@ -4,10 +4,13 @@ import gzip
 import json
 from typing import Any
 
+import anyio
 import pytest
 
+from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.admission.refusals import Refusal
+from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis, records
 from tests.producer.scene import stored
@@ -56,8 +59,14 @@ ASKED: dict[str, Asked] = {
     "too large": (PATH, b"x" * 20_000, {}, True),
     "no credentials": (PATH, ONE, {"authorization": ""}, True),
     "bad credentials": (PATH, ONE, {"authorization": "nobody"}, True),
-    "delivered": (PATH + "?ack=delivered", ONE, {}, False),
-    "delivered by default": (PATH, ONE, {"authorization": "sure"}, False),
+    "delivered": (PATH + "?ack=delivered", ONE, {}, True),
+    "lines, delivered": (PATH + "?ack=delivered", LINES, {"content-type": NDJSON}, True),
+    "packed, delivered": (PATH + "?ack=delivered", gzip.compress(ONE), {"content-encoding": "gzip"}, True),
+    "the good of it, delivered": (PATH + "?partial=true&ack=delivered", BAD, {}, True),
+    "metered, delivered": (PATH + "?ack=delivered", LINES, {"content-type": NDJSON, "authorization": "metered"}, True),
+    "each alone, delivered": (PATH + "?ack=delivered", ONE, {"authorization": "alone"}, True),
+    "a bad one, delivered": (PATH + "?ack=delivered", BAD, {}, True),
+    "delivered by default": (PATH, ONE, {"authorization": "sure"}, True),
     "a key": (PATH, ONE, {"idempotency-key": "k"}, False),
     "a bad parameter": (PATH + "?ack=never", ONE, {}, False),
     "an unknown parameter": (PATH + "?a=b", ONE, {}, False),
@@ -83,14 +92,23 @@ async def asked(gateway: IngestGateway, each: Asked, *, at_once: bool) -> tuple[
     answered = None if head is None else gateway.sync_answer(head, body, "")
     if answered is None:
         return None
+    if isinstance(answered, PendingAnswer):
+        is_done = anyio.Event()
+        answered.begin(lambda look: look(), is_done.set)
+        assert not answered.response_complete
+        await is_done.wait()
+        assert answered.response_complete
+        answered = answered.answer()
     lines, _, content = answered.content.partition(b"\r\n\r\n")
     named = dict(line.split(": ", 1) for line in lines.decode().split("\r\n"))
     assert answered.closes == (named.get("connection") == "close")
     return answered.status, named, content
 
 
-async def what_it_did(each: Asked, *, at_once: bool) -> tuple[Any, ...]:
+async def what_it_did(each: Asked, *, at_once: bool, fault: Any = None) -> tuple[Any, ...]:
     transport = kinesis()
+    if fault is not None:
+        transport.kinesis.faults.add(fault, When(operation="PutRecords", skip=1))
     async with gateway_of(transport, directory(), max_body_bytes=10_000) as gateway:
         known = await Client(gateway, "plain").post({"partition_key": "k", "data": "first"})
         assert known.status == 202
@@ -105,6 +123,14 @@ async def what_it_did(each: Asked, *, at_once: bool) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", [name for name, each in ASKED.items() if each[3]])
 async def test_the_fast_path_answers_like_the_application(name):
     assert await what_it_did(ASKED[name], at_once=True) == await what_it_did(ASKED[name], at_once=False)
+
+
+@pytest.mark.parametrize("fault", [RecordError("InvalidArgumentException"), ErrorAnswer("ResourceNotFoundException")])
+@pytest.mark.parametrize("name", ["delivered", "lines, delivered", "the good of it, delivered"])
+async def test_the_answer_to_records_that_fail_is_the_application_s(name, fault):
+    fast = await what_it_did(ASKED[name], at_once=True, fault=fault)
+    assert fast == await what_it_did(ASKED[name], at_once=False, fault=fault)
+    assert 502 in {status for status, *_ in fast[0]}
 
 
 @pytest.mark.parametrize("name", [name for name, each in ASKED.items() if not each[3]])

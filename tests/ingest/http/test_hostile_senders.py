@@ -304,13 +304,12 @@ def test_arns_of_streams_cause_no_more_lookups_than_the_account_may_ask() -> Non
     transport = kinesis()
     asked: list[str] = []
 
-    class Describing:
-        async def describe_stream_summary(self, **arguments: str) -> Any:
-            asked.append(arguments["StreamName"])
-            await asyncio.sleep(0.001)
-            raise LookupError
+    async def call(_method: str, _read: object, stream: str) -> RequestFailure:
+        asked.append(stream)
+        await asyncio.sleep(0.001)
+        return RequestFailure("Internal", "no answer")
 
-    transport.client = Describing()  # type: ignore[attr-defined]
+    transport.call = call  # type: ignore[attr-defined]
 
     async def main() -> int:
         async with open_gateway(transport, KnownTenants(Tenant(id="a"), Tenant(id="b"))) as running:

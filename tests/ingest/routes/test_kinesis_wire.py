@@ -18,10 +18,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from kpl_core import BlockingProducer, Config as ProducerConfig, UserRecord, encode
-from kpl_core.testing import RecordError, When
+from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal
 from kpl_integrations.ingest.routes.kinesis_wire import WIRE_ANSWERS
-from kpl_integrations.ingest.streams.upstream import UNAVAILABLE, AiobotocoreUpstream
+from kpl_integrations.ingest.streams.upstream import UNAVAILABLE, Upstream
 from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import Wire, wire_of
@@ -141,6 +141,23 @@ def test_read_only_operations_are_forwarded(gateway, client):
     assert client.describe_stream(StreamName=STREAM)["StreamDescription"]["HasMoreShards"] is False
 
 
+@pytest.mark.parametrize("wire_path", ["fast", "cbor", "stock"])
+def test_forwarding_is_the_same_with_every_transport(wire_path):
+    with running_gateway(DIRECTORY, {STREAM: 2}, wire_path=wire_path) as gateway:
+        ada = client_for(gateway.url)
+        described = ada.describe_stream(StreamName=STREAM, Limit=1)["StreamDescription"]
+        assert (len(described["Shards"]), described["HasMoreShards"]) == (1, True)
+        arn, created = described["StreamARN"], described["StreamCreationTimestamp"]
+        assert ada.list_shards(StreamName=STREAM, StreamCreationTimestamp=created)["Shards"]
+        assert ada.put_record(StreamARN=arn, PartitionKey="k", Data=b"x")["ShardId"]
+        assert set(gateway.gateway.producer.statistics()) == {STREAM}
+        assert refusal(ada.describe_stream, StreamName="none")[:2] == ("ResourceNotFoundException", 400)
+        for code, answered in {"InternalFailure": 500, "ServiceUnavailable": 503}.items():
+            once = When(operation="DescribeStream", times=1)
+            gateway.kinesis.call(lambda fake, _: fake.faults.add(ErrorAnswer(code), once))  # noqa: B023 - runs here
+            assert refusal(ada.describe_stream, StreamName=STREAM)[:2] == (code, answered)
+
+
 def test_a_stream_by_its_arn_is_the_same_stream(gateway, client):
     arn = client.describe_stream_summary(StreamName=STREAM)["StreamDescriptionSummary"]["StreamARN"]
     record = {"PartitionKey": "k", "Data": b"by its arn"}
@@ -255,7 +272,7 @@ def test_a_forwarded_call_without_kinesis_is_answered_with_retry_after(client, m
     async def call(*_: object, **__: object) -> None:
         raise RequestRefused(UNAVAILABLE, "Kinesis could not be asked", status=503)
 
-    monkeypatch.setattr(AiobotocoreUpstream, "call", call)
+    monkeypatch.setattr(Upstream, "call", call)
     with pytest.raises(ClientError) as raised:
         client.list_shards(StreamName=STREAM)
     answered = raised.value.response["ResponseMetadata"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import anyio
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError, ParamValidationError
 from hypothesis import given, strategies as st
 
 from kpl_core import RequestFailure
@@ -104,58 +103,48 @@ async def test_an_unresolved_arn_stays_unchanged_and_is_looked_up_again_later():
     assert await scene.directory.admit(OWN, globs("orders"), tenant="t") == "orders"
 
 
-class FailingClient:
+class Describing(FakeTransport):
     """Fails to describe a stream until it is repaired."""
 
-    def __init__(self, failure: Exception) -> None:
-        self.failure: Exception | None = failure
+    def __init__(self, code: str | None) -> None:
+        super().__init__(FakeKinesis({"orders": 1}))
+        self.code = code
 
-    async def describe_stream_summary(self, **_: str) -> Any:
-        if self.failure is not None:
-            raise self.failure
-        return {"StreamDescriptionSummary": {"StreamARN": OWN}}
-
-
-def of_kinesis(code: str) -> ClientError:
-    return ClientError({"Error": {"Code": code}}, "DescribeStreamSummary")
+    async def call(self, method: str, read: Callable[[Any], Any], stream: str) -> Any:
+        assert (method, stream) == ("describe_stream_summary", "orders")
+        if self.code is not None:
+            return RequestFailure(self.code, "")
+        return read({"StreamDescriptionSummary": {"StreamARN": OWN}})
 
 
-# An exception of the lookup, and whether it means that the stream has no ARN.
-FAILURES = [
-    (of_kinesis("AccessDeniedException"), True),
-    (of_kinesis("AccessDenied"), True),
-    (of_kinesis("ResourceNotFoundException"), True),
-    (of_kinesis("ValidationException"), True),
-    (ParamValidationError(report="too short"), True),
-    (of_kinesis("LimitExceededException"), False),
-    (of_kinesis("ThrottlingException"), False),
-    (of_kinesis("InternalFailure"), False),
-    (of_kinesis("ExpiredTokenException"), False),
-    (EndpointConnectionError(endpoint_url="https://kinesis"), False),
-    (BotoCoreError(), False),
-    (TimeoutError(), False),
-    (ConnectionResetError(), False),
-    # From the application's own credential provider, and from an empty answer.
-    (LookupError("the vault is away"), False),
-    (KeyError("StreamDescriptionSummary"), False),
-]
+# The code of a failed lookup, and whether it means that the stream has no ARN. "Internal": there was no answer.
+FAILURES = {
+    "AccessDeniedException": True,
+    "AccessDenied": True,
+    "ResourceNotFoundException": True,
+    "ValidationException": True,
+    "LimitExceededException": False,
+    "ThrottlingException": False,
+    "InternalFailure": False,
+    "ExpiredTokenException": False,
+    "NoCredentials": False,
+    "Internal": False,
+}
 
 
-@pytest.mark.parametrize(("failure", "says"), FAILURES, ids=lambda value: repr(value)[:60])
-async def test_a_transient_failure_creates_no_second_pipeline(failure, says):
-    client = FailingClient(failure)
-    directory = StreamDirectory(
-        FakeTransport(FakeKinesis({"orders": 1})), clock=lambda: 0.0, arn_of=lambda name: ask_arn(client, name)
-    )
+@pytest.mark.parametrize(("code", "says"), FAILURES.items())
+async def test_a_transient_failure_creates_no_second_pipeline(code, says):
+    transport = Describing(code)
+    directory = StreamDirectory(transport, clock=lambda: 0.0)
     if says:
-        assert await ask_arn(client, "orders") is None
+        assert await ask_arn(transport, "orders") is None
         return
     with pytest.raises(Refused) as refused:
         await directory.admit(OWN, globs("*"), tenant="t")
     assert refused.value.refusal is Refusal.STREAM_UNCERTAIN
     assert refused.value.retry_after == 2.0
     assert directory.known == set()
-    client.failure = None
+    transport.code = None
     assert await directory.admit(OWN, globs("*"), tenant="t") == "orders"
 
 

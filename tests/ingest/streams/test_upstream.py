@@ -1,7 +1,7 @@
 """Forwarded operations: the answer of Kinesis is returned, without details of the gateway."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -9,9 +9,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError
 
-from kpl_integrations.ingest.streams.upstream import AiobotocoreUpstream
+from kpl_core import RequestFailure
+from kpl_integrations.ingest.streams.upstream import Upstream
+from kpl_integrations.kinesis_protocol.cbor_wire import CborWire
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import JsonWire
 from tests.virtual_time import Backend
@@ -22,28 +23,19 @@ def anyio_backend(virtual_time_backend: Backend) -> Backend:
     return virtual_time_backend
 
 
-class Client:
-    """A fake aiobotocore client that answers or raises."""
+class Transport:
+    """A fake transport that answers or fails."""
 
-    def __init__(self, answer: Mapping[str, Any] | Exception) -> None:
+    def __init__(self, answer: Mapping[str, Any] | RequestFailure) -> None:
         self.answer = answer
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
 
-    async def list_shards(self, **arguments: Any) -> Mapping[str, Any]:
-        self.asked.append(arguments)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+    async def call(self, method: str, read: Callable[[Any], Any], stream: str | None, **arguments: Any) -> Any:
+        self.asked.append((method, stream, arguments))
+        return self.answer if isinstance(self.answer, RequestFailure) else read(self.answer)
 
 
-def error(code: str, message: str, status: int) -> ClientError:
-    return ClientError(
-        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
-        "ListShards",
-    )
-
-
-async def refusal(upstream: AiobotocoreUpstream) -> RequestRefused:
+async def refusal(upstream: Upstream) -> RequestRefused:
     with pytest.raises(RequestRefused) as raised:
         await upstream.call("ListShards", {}, tenant="ada")
     return raised.value
@@ -52,32 +44,41 @@ async def refusal(upstream: AiobotocoreUpstream) -> RequestRefused:
 @pytest.mark.anyio
 async def test_an_answer_is_returned_without_botocores_additions_and_with_timestamps_as_numbers():
     at = datetime(2026, 11, 20, 12, 0, 0, 250_000, tzinfo=UTC)
-    client = Client({"Shards": [{"ShardId": "s", "At": at}], "ResponseMetadata": {"HTTPStatusCode": 200}})
-    answer = await AiobotocoreUpstream(lambda: client).call("ListShards", {"StreamName": "orders"}, tenant="ada")
-    assert client.asked == [{"StreamName": "orders"}]
+    transport = Transport({"Shards": [{"ShardId": "s", "At": at}], "ResponseMetadata": {"HTTPStatusCode": 200}})
+    answer = await Upstream(transport).call("ListShards", {"StreamName": "orders", "MaxResults": 2}, tenant="ada")
+    assert transport.asked == [("list_shards", "orders", {"StreamName": "orders", "MaxResults": 2})]
     assert JsonWire().encode(answer) == b'{"Shards":[{"ShardId":"s","At":1795176000.25}]}'
 
 
 @pytest.mark.anyio
+async def test_an_instant_that_the_transport_reads_as_a_number_is_an_instant_in_cbor():
+    transport = Transport({"StreamDescription": {"StreamCreationTimestamp": 1795176000.25, "Shards": [{"N": 1.5}]}})
+    answer = await Upstream(transport).call("DescribeStream", {"StreamName": "orders"}, tenant="ada")
+    assert CborWire().encode(answer).count(b"\xc1") == 1
+    assert JsonWire().encode(answer) == (
+        b'{"StreamDescription":{"StreamCreationTimestamp":1795176000.25,"Shards":[{"N":1.5}]}}'
+    )
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("raised", "code", "status"),
+    ("failed", "message", "code", "status"),
     [
-        (error("ResourceNotFoundException", "no such stream", 400), "ResourceNotFoundException", 400),
-        (
-            error("AccessDeniedException", "User: arn:aws:sts::1:role/gateway may not", 400),
-            "AccessDeniedException",
-            400,
-        ),
-        (error("ExpiredTokenException", "The token of role/gateway is expired", 400), "ServiceUnavailable", 503),
-        (error("UnrecognizedClientException", "role/gateway is unknown", 400), "ServiceUnavailable", 503),
-        (EndpointConnectionError(endpoint_url="http://inside.example"), "ServiceUnavailable", 503),
-        (TimeoutError(), "ServiceUnavailable", 503),
-        (ConnectionResetError(), "ServiceUnavailable", 503),
-        (LookupError("the vault of role/gateway is away"), "ServiceUnavailable", 503),
+        ("ResourceNotFoundException", "no such stream", "ResourceNotFoundException", 400),
+        ("LimitExceededException", "", "LimitExceededException", 400),
+        ("InternalFailure", "try again", "InternalFailure", 500),
+        ("AccessDeniedException", "User: arn:aws:sts::1:role/gateway may not", "AccessDeniedException", 400),
+        ("ExpiredTokenException", "The token of role/gateway is expired", "ServiceUnavailable", 503),
+        ("UnrecognizedClientException", "role/gateway is unknown", "ServiceUnavailable", 503),
+        ("ServiceUnavailable", "", "ServiceUnavailable", 503),
+        # No answer, or a proxy's page, whose code is its status.
+        ("Internal", "Could not connect to http://inside.example", "ServiceUnavailable", 503),
+        ("NoCredentials", "the vault of role/gateway is away", "ServiceUnavailable", 503),
+        ("404", "inside.example has no such page", "ServiceUnavailable", 503),
     ],
 )
-async def test_a_failure_has_a_code_of_kinesis_and_no_details_of_the_gateway(raised, code, status):
-    refused = await refusal(AiobotocoreUpstream(lambda: Client(raised)))
+async def test_a_failure_has_a_code_of_kinesis_and_no_details_of_the_gateway(failed, message, code, status):
+    refused = await refusal(Upstream(Transport(RequestFailure(failed, message))))
     assert (refused.code, refused.status) == (code, status)
     assert "role/gateway" not in str(refused)
     assert "inside.example" not in str(refused)
@@ -85,8 +86,8 @@ async def test_a_failure_has_a_code_of_kinesis_and_no_details_of_the_gateway(rai
 
 @pytest.mark.anyio
 async def test_tenants_cannot_use_up_the_account_s_calls():
-    client = Client({})
-    upstream = AiobotocoreUpstream(lambda: client)
+    transport = Transport({})
+    upstream = Upstream(transport)
     started_at = anyio.current_time()
     for _ in range(16):
         await upstream.call("ListShards", {}, tenant="ada")
@@ -98,8 +99,8 @@ async def test_tenants_cannot_use_up_the_account_s_calls():
 
 @pytest.mark.anyio
 async def test_a_tenant_with_endless_calls_does_not_delay_others():
-    client = Client({})
-    upstream = AiobotocoreUpstream(lambda: client)
+    transport = Transport({})
+    upstream = Upstream(transport)
     answered: Counter[str] = Counter()
     refused: Counter[tuple[str, str]] = Counter()
     waits: list[float] = []
@@ -134,7 +135,7 @@ async def test_a_tenant_with_endless_calls_does_not_delay_others():
 
 @pytest.mark.anyio
 async def test_a_client_that_disconnects_while_waiting_takes_no_turn():
-    upstream = AiobotocoreUpstream(lambda: Client({}))
+    upstream = Upstream(Transport({}))
     for _ in range(16):
         await upstream.call("ListShards", {}, tenant="ada")
     async with anyio.create_task_group() as tasks:
@@ -149,4 +150,4 @@ async def test_a_client_that_disconnects_while_waiting_takes_no_turn():
 
 @pytest.mark.anyio
 async def test_without_an_aws_client_nothing_is_forwarded():
-    assert (await refusal(AiobotocoreUpstream(lambda: None))).code == "UnknownOperationException"
+    assert (await refusal(Upstream(object()))).code == "UnknownOperationException"
