@@ -74,6 +74,8 @@ def short_plan() -> list[Row]:
         rows += _beside_the_peers(workload, [peer for peer in PEERS if "README" not in peer.name])
     for workload in (_work(100, scale=2), _work(1024, scale=2)):
         rows += _over_tls(workload)
+    unique = _work(100, "unique", scale=2)
+    rows += [_compiled_over_tls(unique, "put_many"), _of_rival(GO, unique)]
     rows += [
         _ours(_work(100, keys="unique")),
         _ours(_work(100, shard_count=64)),
@@ -163,12 +165,16 @@ def _over_tls(workload: Workload) -> list[Row]:
         replace(_ours(workload, f"{api}()", api=api), kind="over_tls", note="retries, limits, deadlines")
         for api in ("put_many", "put_nowait")
     ]
-    compiled = [
-        replace(row, setting=f"compiled {row.setting}", directory=DIRECTORY, environment=COMPILED)
-        for row in interpreted
-    ]
+    compiled = [_compiled_over_tls(workload, api) for api in ("put_many", "put_nowait", "put")]
+    cbor = _compiled_over_tls(workload, "put_many", "CBOR wire path", config={"wire_path": "cbor"})
     boto3 = replace(_of_peer(raw_boto3, workload, scale=2), kind="over_tls")
-    return [*interpreted, *compiled, _of_rival(GO, workload), _of_rival(KPL, workload), boto3]
+    return [*interpreted, *compiled, cbor, _of_rival(GO, workload), _of_rival(KPL, workload), boto3]
+
+
+def _compiled_over_tls(workload: Workload, api: str, setting: str = "", **options: Any) -> Row:  # noqa: ANN401
+    named = ", ".join(filter(None, (f"compiled {api}()", setting)))
+    row = _ours(workload, named, api=api, **options)
+    return replace(row, kind="over_tls", note="retries, limits, deadlines", directory=DIRECTORY, environment=COMPILED)
 
 
 def _of_rival(rival: Rival, workload: Workload) -> Row:

@@ -10,6 +10,7 @@ records there are.
 
 import logging
 import math
+from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -127,14 +128,35 @@ class StreamRunner:
             wakeup = self._poll(now)
             self._progress()
             timer_fired = True
-            if wakeup > now:
-                with anyio.move_on_after(wakeup - now):
-                    await self._woken.wait()
-                    timer_fired = False
-            else:
+            if wakeup <= now:
                 await anyio.lowlevel.checkpoint()
+            else:
+                timer_fired = await self._sleep(wakeup - now)
             # A timer may fire a moment early. Then nothing would be due, again and again.
             now = max(self._clock(), wakeup) if timer_fired else self._clock()
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Sleep for so long, or until `wake`. Return True if the time is over."""
+        woken, loop = self._woken, _get_running_loop()
+        if loop is None or seconds == math.inf:
+            with anyio.move_on_after(seconds):
+                await woken.wait()
+                return False
+            return True
+        # With uvloop, whose clock counts milliseconds, the timer of anyio runs up to a millisecond in a busy loop.
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            is_over = True
+            woken.set()
+
+        timer = loop.call_later(seconds, end)
+        try:
+            await woken.wait()
+        finally:
+            timer.cancel()
+        return is_over
 
     def _poll(self, now: float) -> float:
         """Start every request that is due and has a place; return when to poll again."""

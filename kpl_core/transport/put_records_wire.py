@@ -13,6 +13,7 @@ JSON.
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any, Final
 
 import msgspec
@@ -95,6 +96,8 @@ def _as_text(value: object) -> str:
     raise TypeError(message)
 
 
+_DATA: Final = b'{"Data":"'
+_KEY: Final = b'","PartitionKey":'
 _json_text: Final = msgspec.json.Encoder(enc_hook=_as_text).encode
 _json_output: Final = msgspec.json.Decoder(_PutRecordsOutput)
 
@@ -105,19 +108,28 @@ def json_body(request: PutRecordsRequest) -> bytes:
     if request.size_bytes < SMALL_BYTES * len(request.records):
         entries = [_Entry(record.data, record.partition_key, record.explicit_hash_key) for record in request.records]
         return b"".join((head, _json_text(entries), b"}"))
-    pieces = [head, b"["]
-    for record in request.records:
-        pieces += (
-            b'{"Data":"',
-            pybase64.b64encode(record.data),
-            b'","PartitionKey":',
-            _json_text(record.partition_key),
-            b',"ExplicitHashKey":"',
-            record.explicit_hash_key.encode(),
-            b'"},',
-        )
-    pieces[-1] = b'"}]}'
-    return b"".join(pieces)
+    keys = [
+        b'%b,"ExplicitHashKey":"%b"},' % (_json_text(one.partition_key), one.explicit_hash_key.encode())
+        for one in request.records
+    ]
+    size = len(head) + 2 + sum([len(_DATA + _KEY) + (len(each.data) + 2) // 3 * 4 for each in request.records])
+    size += sum(map(len, keys))
+    # One block of memory. With a join of all pieces, malloc returns their memory to the kernel after each request, and
+    # half of the time of a request of 1 MiB goes into page faults.
+    body = BytesIO()
+    body.seek(size - 1)
+    body.write(b"}")
+    body.seek(0)
+    body.write(head + b"[")
+    for record, key in zip(request.records, keys, strict=True):
+        body.write(_DATA)
+        body.write(pybase64.b64encode(record.data))
+        body.write(_KEY)
+        body.write(key)
+    # The last comma ends the list.
+    body.seek(size - 2)
+    body.write(b"]")
+    return body.getvalue()
 
 
 def json_entries(body: bytes) -> list[PutRecordsEntry]:

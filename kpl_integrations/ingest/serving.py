@@ -9,6 +9,7 @@ A second SIGTERM skips the delay and the delivery. SIGINT skips the delay, and a
 """
 
 import contextlib
+import ctypes
 import gc
 import logging
 import signal
@@ -31,6 +32,9 @@ _log: Final = logging.getLogger(__name__)
 _LAST_ANSWERS_SECONDS: Final = 5
 # How many connections are accepted in one round of the loop, so that a late loop still lets new clients in.
 _ACCEPTS: Final = 8
+# Of <malloc.h>.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 
 
 class _QuietServer(uvicorn.Server):
@@ -56,6 +60,18 @@ def url_of(listening: socket.socket, *, is_tls: bool) -> str:
     host, port = listening.getsockname()[:2]
     scheme = "https" if is_tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _tune_memory() -> None:
+    """Keep up to 32 MiB of freed memory, where malloc is glibc's.
+
+    By default it returns the memory of a PutRecords body of 1 MiB to the kernel each time. The page faults of the next
+    body then cost as much as the rest of the request.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, 32 * 1024 * 1024)
+        mallopt(_M_MMAP_THRESHOLD, 4 * 1024 * 1024)
 
 
 def _tune_garbage_collection() -> None:
@@ -117,6 +133,7 @@ class GatewayServer:
         """Serve until `stop`. Return the report of all records."""
         async with self._gateway as gateway, self._serving():
             _tune_garbage_collection()
+            _tune_memory()
             started()
             await self._signalled.wait()
             gateway.drain()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -68,6 +69,8 @@ class LocalKinesis:
         durations: ServiceDurations | None = None,
         clock: "Clock | None" = None,
     ) -> None:
+        # Its aiohttp takes 0.3 s, which would be too long on the event loop. An import of this module does without.
+        import_module("kpl_integrations.local_kinesis.listener")
         if isinstance(streams, str):
             message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"
             raise TypeError(message)
@@ -116,7 +119,7 @@ class LocalKinesis:
         if self._running is not None:
             message = f"{self!r} is already running; make another LocalKinesis for a second server"
             raise RuntimeError(message)
-        from kpl_integrations.local_kinesis.listener import Listener  # noqa: PLC0415 - aiohttp takes 0.3 s
+        from kpl_integrations.local_kinesis.listener import Listener  # noqa: PLC0415 - imported by now
 
         clock = self._clock or asyncio.get_running_loop().time
         fake = self._new_fake(epoch=time.time() - clock(), now=clock())

@@ -126,9 +126,7 @@ class LogSender:
     def start(self, spare: SpareThread | None = None) -> bool:
         """Start the thread or the spare one, or join the shared producer's; return False if that is not open.
 
-        Raises:
-            RuntimeError: the interpreter finalizes and starts no threads.
-            OSError: no file descriptor is left.
+        It raises what `BackgroundSender.start` raises.
         """
         if not self._is_shared:
             self._background.start(spare)

@@ -136,9 +136,23 @@ def test_the_sum_of_all_shares_is_within_the_limit_in_any_order(count, start, ac
         fleet.assert_within_the_limits()
 
 
+# The store's clock steps back four times within six seconds, by 20 s in all.
+STEPS_BACK: list[Any] = [
+    (1.0, {}, [], [], "forgets"),
+    (2.0, {}, [], [], -3.0),
+    (1.75, {}, [], [], -7.0),
+    (2.5, {}, [], [], None),
+    (0.5, {}, [], [], -3.0),
+    (0.25, {}, [], [], -7.0),
+]
+
+
 @given(st.integers(1, MAX_WORKERS), st.lists(rounds, max_size=20))
+@example(1, STEPS_BACK)
 @settings(max_examples=30)
 def test_after_any_history_nearly_all_of_the_limit_is_used_within_four_intervals(count, actions):
+    # Six after steps back: what was written before them stays valid for up to four intervals.
+    steps_back = any(isinstance(befalling, float) and befalling < 0 for *_, befalling in actions)
     fleet = Fleet(count)
     for action in actions:
         fleet.do(*action)
@@ -146,7 +160,7 @@ def test_after_any_history_nearly_all_of_the_limit_is_used_within_four_intervals
     for worker in fleet.workers:
         worker.demand = 5000.0
         worker.sync()
-    for _ in range(80):
+    for _ in range(120 if steps_back else 80):
         fleet.now += INTERVAL / 20
         for worker in fleet.workers:
             worker.measure()

@@ -1,10 +1,14 @@
 import asyncio
 import time
+from typing import Any
 
 import anyio
 import pytest
 
+from kpl_core import Config, Producer
 from kpl_core.event_loop import running_clock, running_loop
+from kpl_core.testing import FakeKinesis
+from kpl_core.testing.fake_transport import FakeTransport
 
 
 @pytest.mark.anyio
@@ -35,3 +39,32 @@ def test_asyncios_own_clock_is_read_without_its_wrapper():
         return running_clock() is time.monotonic
 
     assert asyncio.run(clock())
+
+
+def test_a_sleeping_producer_does_not_run_in_a_busy_loop_on_uvloop():
+    uvloop = pytest.importorskip("uvloop")
+
+    class CountingLoop(uvloop.Loop):  # type: ignore[misc, name-defined] # an optional package
+        timers = 0
+
+        def call_later(self, *arguments: Any) -> Any:
+            self.timers += 1
+            return super().call_later(*arguments)
+
+        def call_at(self, *arguments: Any) -> Any:
+            self.timers += 1
+            return super().call_at(*arguments)
+
+    async def put() -> int:
+        loop: Any = asyncio.get_running_loop()
+        config = Config(record_max_buffered_time_ms=33.3)
+        async with Producer(config, transport=FakeTransport(FakeKinesis({"orders": 1}))) as producer:
+            await producer.put_nowait("orders", partition_key="k", data=b"x")
+            loop.timers = 0
+            for _ in range(10):
+                assert (await producer.put_nowait("orders", partition_key="k", data=b"x")).successful
+            return int(loop.timers)
+
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        # About five sleeps for each record, where a timer of anyio would be set anew for up to a millisecond.
+        assert runner.run(put()) < 100

@@ -132,6 +132,13 @@ async def answer_delivered(
     return delivered_answer(results, answers, problems, positions)
 
 
+@lru_cache(maxsize=256)
+def one_delivered(sequence_number: str, shard_id: str) -> Acknowledged:
+    """Return the answer to a request of one record that was delivered; the requests of a Kinesis record share it."""
+    answers = [RecordAnswer(sequence_number, shard_id)]
+    return Acknowledged(200, _encode(Delivered(ack="delivered", accepted=1, delivered=1, failed=0, records=answers)))
+
+
 def record_answers(results: Sequence[RecordResult]) -> list[RecordAnswer]:
     """Return the answer to each record. The records of one Kinesis record share their result."""
     shared = {id(result): result for result in results}

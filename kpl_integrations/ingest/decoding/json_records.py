@@ -188,7 +188,9 @@ def _base64_pairs(records: list[Base64Record], *_: object) -> Pairs | None:
 
 
 def _json_pairs(records: list[JsonRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
-    pairs = [(each.partition_key, bytes(each.data)) for each in records]
+    # A join of one costs half as much as `bytes`.
+    texts = map(b"".join, zip([each.data for each in records], strict=False))
+    pairs = [(each.partition_key, data) for each, data in zip(records, texts, strict=True)]
     are_objects = {data[0] for _, data in pairs} <= {_BRACE}
     # The brackets that one object can have: each record and its object have one of their own.
     most = body.count(b"{") + body.count(b"[") - 2 * len(pairs) + 1

@@ -232,6 +232,9 @@ class FastPathProtocol(BoundedProtocol):
     def _finish(self, pending: PendingAnswer) -> None:
         """Send an answer whose results are known, and let the next request start."""
         started = time.thread_time() if self.turns.is_active else None
+        if self.cycle is pending:  # type: ignore[comparison-overlap] # see `_send`
+            # An idle connection must not hold the records of its last request.
+            self.cycle = None  # type: ignore[assignment] # as in a new connection
         try:
             answer = pending.answer()
         except Exception:

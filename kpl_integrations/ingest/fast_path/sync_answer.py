@@ -27,8 +27,8 @@ _SUFFIX: Final = SUFFIX.encode()
 _LONGEST_TARGET: Final = 512
 # A target with one of these needs a parser.
 _NOT_PLAIN: Final = (b"%", b"#")
-# Answers up to this size say only how many records were accepted. They are encoded once for all requests.
-_SHORT_BYTES: Final = 64
+# Answers up to this size say how many records were accepted, or where one was stored. Many requests share them.
+_SHORT_BYTES: Final = 256
 _CLOSE: Final = (b"connection", b"close")
 # Requests above a share of CPU time are asked to come back within so many seconds.
 _MOST_RETRY_SECONDS: Final = 3

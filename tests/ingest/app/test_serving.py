@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -315,3 +316,13 @@ async def test_a_mounted_gateway_answers_under_its_prefix():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
             assert (await client.post("/ingest" + PATH, json=ONE)).status_code == 202
             assert (await client.get("/ingest/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("libc", ["glibc", "musl"])
+async def test_the_server_keeps_freed_memory_where_malloc_can(libc, monkeypatch):
+    kept: list[tuple[int, int]] = []
+    functions = {"mallopt": lambda *option: kept.append(option)} if libc == "glibc" else {}
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(**functions))
+    async with served(gateway_of(kinesis())):
+        pass
+    assert kept == ([(-1, 32 * 1024 * 1024), (-3, 4 * 1024 * 1024)] if libc == "glibc" else [])

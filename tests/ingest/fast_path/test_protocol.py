@@ -85,7 +85,13 @@ async def test_delivered_requests_wait_for_their_results_outside_of_the_applicat
         assert {each.count(b'"delivered":1') for each in said} == {2}
         # Only the last request of each connection.
         assert reached() == 20
-    assert len(stored(transport, STREAM)) == 41
+        reader, writer = await asyncio.open_connection(*address_of(server))
+        writer.write(DELIVERED)
+        await reader.readuntil(b'"delivered":1')
+        # An idle connection does not hold the records of its last request.
+        assert [each.cycle for each in server._server.server_state.connections] == [None]  # type: ignore[union-attr] # noqa: SLF001
+        writer.close()
+    assert len(stored(transport, STREAM)) == 42
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001], ids=["in one piece", "in two"])
