@@ -208,7 +208,7 @@ class FairIntake:
             places.append((record, lane, key_entry, size))
         return places
 
-    def _explicit_route(self, key: str, explicit_hash_key: str) -> tuple[Lane, bytes, int, bytes]:
+    def _explicit_route(self, key: str, explicit_hash_key: Any) -> tuple[Lane, bytes, int, bytes]:  # noqa: ANN401 - checked by the router
         """Return the lane of an explicit hash key, the partition key's entry and bytes, and the other's entry."""
         router = self._router
         lane, entry = router.explicit_routes.get(explicit_hash_key) or router.find_explicit(explicit_hash_key)

@@ -179,7 +179,7 @@ int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, P
 }
 
 /* Return the delivery of the user record that was appended last. */
-static PyObject *last_delivery(OpenRecord *self)
+PyObject *last_delivery(OpenRecord *self)
 {
     PyObject *index = PyLong_FromSsize_t(PyList_GET_SIZE(self->arrivals) - 1);
     if (index == NULL) return NULL;
@@ -425,9 +425,10 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__open_record(void)
 {
-    if (PyType_Ready(&OpenRecordType) < 0) return NULL;
+    if (PyType_Ready(&OpenRecordType) < 0 || begin_put_one() < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
-    if (PyModule_AddObjectRef(module, "OpenRecord", (PyObject *)&OpenRecordType) < 0) Py_CLEAR(module);
+    if (PyModule_AddType(module, &OpenRecordType) < 0 || PyModule_AddType(module, &RoomType) < 0 ||
+        PyModule_AddType(module, &PutMethodType) < 0) Py_CLEAR(module);
     return module;
 }

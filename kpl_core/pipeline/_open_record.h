@@ -51,9 +51,13 @@ typedef struct {
     unsigned char *digest; /* DIGEST_BYTES, written by `md5_of_each` */
 } Md5Message;
 
-extern PyTypeObject OpenRecordType;
+extern PyTypeObject OpenRecordType, RoomType, PutMethodType;
 extern PyMethodDef pair_functions[];
 
+int begin_put_one(void);
+PyObject *fork_count(PyObject *module, PyObject *ignored);
+PyObject *forked(PyObject *module, PyObject *ignored);
+PyObject *last_delivery(OpenRecord *self);
 int require(int is_right, const char *what);
 int append_one(OpenRecord *self, Key key, const Key *explicit, PyObject *data, Py_ssize_t user_bytes, PyObject *now);
 Py_ssize_t entry_head(const char *entry);

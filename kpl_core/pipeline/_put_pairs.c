@@ -275,6 +275,8 @@ static PyObject *place_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
 
 PyMethodDef pair_functions[] = {
     {"append_pairs", append_pairs, METH_VARARGS, NULL},
+    {"fork_count", fork_count, METH_NOARGS, NULL},
+    {"forked", forked, METH_NOARGS, NULL},
     {"place_pairs", place_pairs, METH_VARARGS, NULL},
     {"plain_until", plain_until, METH_VARARGS, NULL},
     {"sealed", sealed, METH_O, NULL},

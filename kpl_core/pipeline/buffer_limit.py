@@ -10,10 +10,11 @@ records may take it below zero, down to their reserve, and bulk must leave some.
 
 from kpl_core.errors import BufferFull
 from kpl_core.options.reliability import TierPolicy
+from kpl_core.pipeline.open_record import Room
 from kpl_core.records.user_record import Tier
 
 
-class BufferLimit:
+class BufferLimit(Room):
     """Room for `max_records` user records of `max_bytes` (partition key + data) together."""
 
     def __init__(self, *, max_records: int, max_bytes: int, tiers: TierPolicy | None = None) -> None:

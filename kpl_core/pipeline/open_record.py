@@ -1,14 +1,16 @@
 """The open aggregated record of a lane: the user records in it, and its exact size.
 
-It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c`,
-`_put_pairs.c`, `_md5_lanes.c`), which the compiled wheel has. Property tests compare every byte of the two. `append`
-and `append_pairs` take only what most user records are: bytes, under a partition key without an explicit hash key,
-that fit. A run may have explicit hash keys too. The lane does the rest.
+It is where the time of a put goes, so there are two versions of it: this one, and the same in C (`_open_record.c` and
+the C files beside it), which the compiled wheel has. Property tests compare every byte of the two. `append` and
+`append_pairs` take only what most user records are: bytes, under a partition key without an explicit hash key, that
+fit. A run may have explicit hash keys too. The lane does the rest.
 """
 
+import os
 from array import array
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from kpl_core.options.kinesis_limits import PARTITION_KEY_CHARACTERS
 from kpl_core.records.aggregated_record import (
@@ -24,6 +26,8 @@ from kpl_core.records.aggregated_record import (
     with_digest,
 )
 from kpl_core.records.outcome import Outcome, ResultHandle
+
+F = TypeVar("F", bound=Callable[..., object])
 
 # The size limit of a record whose next user record is the lane's to add: no size is below it.
 SHUT: Final = -1
@@ -368,21 +372,41 @@ def _place_explicit(
     return position, taken
 
 
+class PythonRoom:
+    """How many user records, and how many of their bytes, there is room for."""
+
+    free_records: int
+    free_bytes: int
+
+
+def python_put_method(method: F) -> F:
+    """Return the method. In C: one that does what it does for most user records, and calls it for the others."""
+    return method
+
+
+def python_fork_count() -> int:
+    """Return a number that differs in a forked child, for the put method in C."""
+    return 0
+
+
 if TYPE_CHECKING:
     OpenRecord = PythonOpenRecord
-    append_pairs = python_append_pairs
-    place_pairs = python_place_pairs
-    plain_until = python_plain_until
-    sealed = python_sealed
+    Room = PythonRoom
+    append_pairs, place_pairs, plain_until = python_append_pairs, python_place_pairs, python_plain_until
+    sealed, put_method, fork_count = python_sealed, python_put_method, python_fork_count
 else:
     try:
         _in_c = import_module("kpl_core.pipeline._open_record")
     except ImportError:
-        OpenRecord, append_pairs, place_pairs = PythonOpenRecord, python_append_pairs, python_place_pairs
-        plain_until, sealed = python_plain_until, python_sealed
+        OpenRecord, Room = PythonOpenRecord, PythonRoom
+        append_pairs, place_pairs, plain_until = python_append_pairs, python_place_pairs, python_plain_until
+        sealed, put_method, fork_count = python_sealed, python_put_method, python_fork_count
     else:
-        OpenRecord, append_pairs, place_pairs = _in_c.OpenRecord, _in_c.append_pairs, _in_c.place_pairs
-        plain_until, sealed = _in_c.plain_until, _in_c.sealed
+        OpenRecord, Room = _in_c.OpenRecord, _in_c.Room
+        append_pairs, place_pairs, plain_until = _in_c.append_pairs, _in_c.place_pairs, _in_c.plain_until
+        sealed, put_method, fork_count = _in_c.sealed, _in_c.PutMethod, _in_c.fork_count
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_in_c.forked)
 
 # The version of `append_pairs` in C hashes each partition key, which costs less than a look-up among many routes.
 NEEDS_NO_ROUTES: Final = append_pairs is not python_append_pairs

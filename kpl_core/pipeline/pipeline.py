@@ -8,6 +8,7 @@ pushed: `poll` lets time pass, returns what may leave, and says when to poll aga
 parentheses is described in `stages.py`.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -52,7 +53,6 @@ class StreamPipeline:
     ) -> None:
         self.stream = stages.stream
         self.shard_map = stages.shard_map
-        self._max_record_bytes = stages.max_record_bytes
         self.ledger = stages.ledger
         self.write_ahead = write_ahead
         self.fair = fair
@@ -65,6 +65,7 @@ class StreamPipeline:
         # An intake looks at every record, so `put` must not know a route: it then takes the slow entry by itself.
         self._is_direct = write_ahead is None and fair is None
         self._routes: dict[str, Route[Lane]] = stages.router.routes if self._is_direct else {}
+        self.max_record_bytes = stages.max_record_bytes
         self._aggregator = stages.aggregator
         self._output = stages.aggregator.output
         self.limiter = stages.limiter
@@ -157,15 +158,12 @@ class StreamPipeline:
         return end
 
     def _put_each(self, records: list[Any], start: int, end: int, now: float, handles: ResultHandles) -> int:
-        for position in range(start, end):
-            record = records[position]
-            if type(record) is not tuple:
-                return position
-            try:
+        position = start
+        with contextlib.suppress(BufferFull):
+            while position < end and type(record := records[position]) is tuple:
                 handles.set(position, self._accept(UserRecord(record[0], as_bytes(record[1])), now, None))
-            except BufferFull:
-                return position
-        return end
+                position += 1
+        return position
 
     def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> ResultHandle:
         """Accept any user record; raises as `put`.
@@ -485,6 +483,8 @@ class StreamPipeline:
     @max_record_bytes.setter
     def max_record_bytes(self, value: int) -> None:
         self._max_record_bytes = self.stages.max_record_bytes = value
+        # All that the put method in C needs to know.
+        self.entrance = (self._routes, self._buffer_limit, value)
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:
         """Call `opening_context` whenever a Kinesis record opens; the fact about its request has the results."""

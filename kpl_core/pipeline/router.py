@@ -97,7 +97,7 @@ class Router(Generic[L]):
             self._turn_generation()
         return route
 
-    def find_explicit(self, explicit_hash_key: str) -> ExplicitRoute[L]:
+    def find_explicit(self, explicit_hash_key: Any) -> ExplicitRoute[L]:  # noqa: ANN401 - as in `find`
         """Return the route of an explicit hash key that `explicit_routes` does not hold, and remember it.
 
         Raises:

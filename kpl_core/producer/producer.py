@@ -15,6 +15,7 @@ from kpl_core.errors import BufferFull, ConfigError
 from kpl_core.hooks import Hook
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.open_record import fork_count, put_method
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
@@ -90,6 +91,8 @@ class Producer:
         self._open = self._life.pipelines
         self._asyncio_loop = self._life.asyncio_loop
         self._yield_budget = self._life.yield_budget
+        # What the put method in C needs to know, on asyncio's own loops.
+        self._own_streams: tuple[Any, ...] | None = None
         # `put` waits for room although `put_nowait` would spill to the disk; and it waits for the write-ahead spool.
         self._overflows = self.config.spool is not None or self.config.dead_letters is not None
         self._writes_ahead = self.config.spool is not None and self.config.spool.mode == "write_ahead"
@@ -102,6 +105,8 @@ class Producer:
         self._wake = life.own_streams().wake
         self._asyncio_loop = life.asyncio_loop
         self._yield_budget = life.yield_budget
+        if hasattr(self._asyncio_loop, "_thread_id"):
+            self._own_streams = (self._asyncio_loop, self._clock, self._open, fork_count())
         return self
 
     async def __aexit__(
@@ -112,6 +117,7 @@ class Producer:
 
     # Put
 
+    @put_method
     def put_nowait(
         self,
         stream: str,
@@ -249,25 +255,13 @@ class Producer:
         budget.left -= 1
         if budget.left <= 0:
             await budget.let_others_run()
-        pipeline = self._open.get(stream)
-        if (
-            pipeline is not None
-            and explicit_hash_key is None
-            and flow is None
-            and metadata is None
-            and tier == "normal"
-            and not (self._overflows or self._waiters.lines)
-            and _get_running_loop() is self._asyncio_loop
-        ):
-            # Most puts: what `put_nowait` does, without a call of it.
+        is_plain = explicit_hash_key is None and flow is None and metadata is None and tier == "normal"
+        if is_plain and not (self._overflows or self._waiters.lines):
+            # No `suppress`, which takes longer than the put.
             try:
-                plain = pipeline.put(partition_key, data, self._clock())
+                return self.put_nowait(stream, partition_key=partition_key, data=data)
             except BufferFull:
                 pass
-            else:
-                if pipeline.attention:
-                    self._wake(stream)
-                return plain  # type: ignore[return-value] # as `put_nowait`
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
         delivery = await self.put_unacknowledged(stream, record)
         if self._writes_ahead:

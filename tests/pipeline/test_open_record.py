@@ -2,13 +2,16 @@
 
 import hashlib
 import importlib.util
+import inspect
 import shutil
 import subprocess
 import sysconfig
+import threading
+import time
 from bisect import bisect_left
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -265,3 +268,92 @@ def test_arrays_that_are_too_short_are_refused(in_c, count):
         in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, [None], bytearray(4))
     with pytest.raises(TypeError, match="room for a digest"):
         in_c.sealed([bytes(19)])
+
+
+class KnownKey(NamedTuple):
+    """A producer with one stream and one known key, whose `put_nowait` is the method in C before one in Python."""
+
+    producer: Any
+    room: Any
+    record: Any
+
+
+@pytest.fixture
+def known_key(in_c) -> KnownKey:
+    record, room = in_c.OpenRecord(Delivery), in_c.Room()
+    record.restart(Outcome())
+    record.limit, room.free_records, room.free_bytes = 1_000, 2, 100
+    entrance = ({"k": ("lane", entry("k"), 1, record), "alone": ("lane", b"", 5, None)}, room, 50)
+    loop = SimpleNamespace(_thread_id=threading.get_ident())
+
+    def put(_self, stream, *, partition_key, data, flow=None):
+        """Put in Python."""
+        return stream, partition_key, data, flow
+
+    class Producer:
+        _own_streams: Any = (loop, lambda: 1.5, {"s": SimpleNamespace(entrance=entrance)}, in_c.fork_count())
+        put_nowait = in_c.PutMethod(put)
+
+    return KnownKey(Producer(), room, record)
+
+
+def test_the_put_method_appends_takes_room_and_returns_a_delivery(known_key):
+    producer, room, record = known_key
+    for number in range(2):
+        delivery = producer.put_nowait("s", partition_key="k", data=b"data")
+        assert (type(delivery), delivery.outcome is record.outcome, delivery.index) == (Delivery, True, number)
+    assert (record.arrivals, room.free_records, room.free_bytes) == ([1.5, 1.5], 0, 90)
+    assert producer.put_nowait("s", partition_key="k", data=b"no room") == ("s", "k", b"no room", None)
+
+
+@pytest.mark.parametrize(
+    ("stream", "options"),
+    [
+        ("t", {}),
+        ("s", {"partition_key": "new"}),
+        ("s", {"partition_key": "alone"}),
+        ("s", {"partition_key": 5}),
+        ("s", {"data": bytearray(b"x")}),
+        ("s", {"data": bytes(50)}),
+        ("s", {"flow": "f"}),
+        (["unhashable"], {}),
+    ],
+)
+def test_the_put_method_leaves_what_is_unusual_to_python(known_key, stream, options):
+    put = {"partition_key": "k", "data": b"x", **options}
+    expected = stream, put["partition_key"], put["data"], put.get("flow")
+    assert known_key.producer.put_nowait(stream, **put) == expected
+    assert (known_key.record.arrivals, known_key.room.free_records) == ([], 2)
+
+
+def test_the_put_method_leaves_another_loop_and_a_forked_child_to_python(known_key, in_c):
+    producer = known_key.producer
+    loop, *others = vars(type(producer))["_own_streams"]
+    expected = "s", "k", b"x", None
+    for streams in (
+        None,
+        (SimpleNamespace(), *others),
+        (SimpleNamespace(_thread_id=None), *others),
+        (SimpleNamespace(_thread_id=threading.get_ident() + 1), *others),
+        (loop, lambda: 1 / 0, *others[1:]),
+        (loop, *others[:2], in_c.fork_count() + 1),
+        (loop, time.monotonic, {"s": None}, in_c.fork_count()),
+    ):
+        vars(producer).update(_own_streams=streams)
+        assert producer.put_nowait("s", partition_key="k", data=b"x") == expected
+    vars(producer).update(_own_streams=(loop, *others))
+    in_c.forked()
+    assert producer.put_nowait("s", partition_key="k", data=b"x") == expected
+    assert producer.put_nowait("s", data=b"x", partition_key="k") == expected
+    assert known_key.record.arrivals == []
+
+
+def test_the_put_method_looks_like_the_one_in_python(known_key):
+    producer = known_key.producer
+    method = producer.put_nowait
+    assert (method.__name__, method.__doc__) == ("put", "Put in Python.")
+    assert str(inspect.signature(method)) == "(stream, *, partition_key, data, flow=None)"
+    assert isinstance(type(producer).put_nowait, type(producer).put_nowait.__class__)
+    assert method("s", partition_key="k", data=b"x").index == 0
+    with pytest.raises(TypeError, match="partition_key"):
+        method("s", data=b"x")
