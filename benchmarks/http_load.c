@@ -1,17 +1,22 @@
 /* Send HTTP/1.1 requests at a rate or as fast as they are answered, and print what was answered and how late.
  *
- *     http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY FILE...
+ *     http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM FILE...
  *
  * RATE is requests per second over all connections; 0: each connection sends when its last request is answered.
  * DEPTH bounds the unanswered requests of a connection. A request that is due and has no place is sent late, and its
  * latency counts from when it was due. ROTATE=1: each connection sends the files in turn; 0: connection i sends file
- * i modulo their number. OBEY=1: a connection that gets Retry-After waits so long. Each FILE is one whole request.
- * One thread, epoll, loopback only. Prints one JSON object.
+ * i modulo their number. OBEY=1: a connection that gets Retry-After waits so long. RANDOM=1: requests are due at random
+ * times, as those of many independent clients (a Poisson process), and latencies count after the first second, in
+ * which all connections are new; 0: at equal intervals. Each FILE is one whole request. One thread, epoll, loopback
+ * only. Prints one JSON object.
  */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -26,6 +31,7 @@
 #define MOST_DEPTH 4096
 #define HEAD_BYTES 8192
 #define MOST_SAMPLES 4000000
+#define MOST_FILES 1024
 
 typedef struct {
     int fd, file, want_write;
@@ -42,12 +48,13 @@ typedef struct {
     int status;
 } Connection;
 
-static char *requests[64];
-static size_t request_bytes[64];
-static int files, depth, rotate, obey, epoll_fd, port;
+static char *requests[MOST_FILES];
+static size_t request_bytes[MOST_FILES];
+static int files, depth, rotate, obey, is_random, epoll_fd, port;
 static long answers[600], closed, sent;
 static float *samples;
 static size_t sample_count;
+static double counts_from;
 
 static double now(void) {
     struct timespec t;
@@ -111,7 +118,8 @@ static void send_one(Connection *c, double due) {
 
 static void answered(Connection *c, double at) {
     answers[c->status % 600]++;
-    if (c->status < 300 && sample_count < MOST_SAMPLES) samples[sample_count++] = at - c->due[c->first];
+    double due = c->due[c->first];
+    if (c->status < 300 && due >= counts_from && sample_count < MOST_SAMPLES) samples[sample_count++] = at - due;
     c->first = (c->first + 1) % MOST_DEPTH;
     c->count--;
     c->head_bytes = 0;
@@ -159,6 +167,23 @@ static int read_all(Connection *c, double at) {
     }
 }
 
+/* Return the seconds from one request to the next. */
+static double interval(double rate) {
+    static uint64_t state = 88172645463325252u;
+    if (!is_random) return 1 / rate;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return -log(((state >> 11) + 1) * 0x1p-53) / rate;
+}
+
+/* Wait until the kernel has news, or so many seconds: epoll_wait alone waits for whole milliseconds. */
+static void wait_for_news(double seconds) {
+    struct pollfd news = {.fd = epoll_fd, .events = POLLIN};
+    struct timespec most = {.tv_sec = 0, .tv_nsec = (long)(seconds * 1e9)};
+    ppoll(&news, 1, &most, NULL);
+}
+
 static int by_size(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
@@ -169,17 +194,21 @@ static double percentile(double share) {
 }
 
 int main(int count, char **words) {
-    if (count < 9) return fprintf(stderr, "http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY FILE...\n"), 2;
+    if (count < 10) {
+        fprintf(stderr, "http_load PORT CONNECTIONS RATE SECONDS DEPTH ROTATE OBEY RANDOM FILE...\n");
+        return 2;
+    }
     port = atoi(words[1]);
     int connections = atoi(words[2]);
     double rate = atof(words[3]), seconds = atof(words[4]);
     depth = atoi(words[5]) < MOST_DEPTH ? atoi(words[5]) : MOST_DEPTH;
     rotate = atoi(words[6]);
     obey = atoi(words[7]);
+    is_random = atoi(words[8]);
     signal(SIGPIPE, SIG_IGN);
-    for (files = 0; files < count - 8 && files < 64; files++) {
-        FILE *f = fopen(words[8 + files], "rb");
-        if (!f) fail(words[8 + files]);
+    for (files = 0; files < count - 9 && files < MOST_FILES; files++) {
+        FILE *f = fopen(words[9 + files], "rb");
+        if (!f) fail(words[9 + files]);
         fseek(f, 0, SEEK_END);
         request_bytes[files] = ftell(f);
         rewind(f);
@@ -197,6 +226,7 @@ int main(int count, char **words) {
     }
     double start = now(), at = start, next = start;
     long turn = 0;
+    counts_from = start + is_random;
     while (at < start + seconds + 2) {
         int is_over = at >= start + seconds;
         if (rate > 0) {
@@ -208,7 +238,7 @@ int main(int count, char **words) {
                 }
                 if (!c) break;
                 send_one(c, next);
-                next += 1 / rate;
+                next += interval(rate);
             }
         } else {
             for (int i = 0; !is_over && i < connections; i++)
@@ -219,12 +249,9 @@ int main(int count, char **words) {
             for (int i = 0; i < connections; i++) open += all[i].count;
             if (!open) break;
         }
-        int wait = 1;
-        if (rate > 0 && rate < 500) {
-            double left = next - now();
-            wait = left < 0 ? 1 : left > 0.05 ? 50 : (int)(left * 1e3);
-        }
-        int ready = epoll_wait(epoll_fd, events, 512, wait);
+        double left = rate > 0 ? next - now() : 0;
+        wait_for_news(left <= 0 ? 0.001 : left > 0.05 ? 0.05 : left);
+        int ready = epoll_wait(epoll_fd, events, 512, 0);
         at = now();
         for (int i = 0; i < ready; i++) {
             Connection *c = events[i].data.ptr;

@@ -30,7 +30,6 @@ from benchmarks.sink_process import REPOSITORY, running_sink
 from benchmarks.trial import call_sink
 from benchmarks.workload import STREAM_NAME, Workload
 
-CONNECTIONS: Final = 32
 BOTO3: Final = "raw boto3"
 MOST_SECONDS: Final = 30.0
 TARGET_RECORDS_PER_CPU_SECOND: Final = 300_000
@@ -54,6 +53,8 @@ class Row:
     wire_path: str = "fast"
     #: Servers on the same core, each with as many of the connections.
     servers: int = 1
+    #: Each waits for the answer to its request. So the answers of `delivered` come in bursts of so many.
+    connections: int = 32
 
 
 def rows(scale: float) -> list[Row]:
@@ -61,12 +62,16 @@ def rows(scale: float) -> list[Row]:
     singles, bulks = int(12_000 * scale), int(2_400 * scale)
     ndjson = "application/x-ndjson"
     compiled: Any = {"directory": DIRECTORY}
-    nd_100, nd_100_delivered = ("gateway", 100, bulks, ndjson), ("gateway", 100, bulks, ndjson, "?ack=delivered")
+    delivered = "?ack=delivered"
+    nd_100, nd_100_delivered = ("gateway", 100, bulks, ndjson), ("gateway", 100, bulks, ndjson, delivered)
     return [
         Row(BOTO3, "boto3", 100, bulks // 4),
         Row("bare ASGI, 1 record", "bare", 1, singles, reaches_the_sink=False),
         Row("gateway, 1 record, queued", "gateway", 1, singles),
-        Row("gateway, 1 record, delivered", "gateway", 1, singles // 4, query="?ack=delivered"),
+        Row("gateway, 1 record, delivered", "gateway", 1, singles // 4, query=delivered),
+        Row(
+            "gateway, 1 record, delivered, 1,000 clients", "gateway", 1, 4 * singles, query=delivered, connections=1_000
+        ),
         Row("FastAPI + pydantic, 1 record", "fastapi", 1, singles // 2),
         Row("bare ASGI, 100 records", "bare", 100, bulks, ndjson, reaches_the_sink=False),
         Row("gateway, NDJSON of 100, queued", *nd_100),
@@ -107,11 +112,11 @@ def measure(row: Row, endpoint_url: str, placed_on: tuple[int | None, int | None
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(running_server(row, endpoint_url, placed_on[0])) for _ in range(row.servers)]
         ports = [port for port, _ in servers]
-        asyncio.run(send(ports, warm_up))
+        asyncio.run(send(ports, warm_up, row.connections))
         time.sleep(0.5)
         call_sink(endpoint_url, "/start", {})
         started, before = time.perf_counter(), sum(cpu_seconds(pid) for _, pid in servers)
-        asyncio.run(send(ports, measured))
+        asyncio.run(send(ports, measured, row.connections))
         wall = time.perf_counter() - started
         report = report_of(endpoint_url, count) if row.reaches_the_sink else None
         cpu = sum(cpu_seconds(pid) for _, pid in servers) - before
@@ -166,10 +171,10 @@ def requests_of(row: Row, workload: Workload, start: int, stop: int) -> list[byt
     return made
 
 
-async def send(ports: Sequence[int], requests: Sequence[bytes]) -> None:
-    """Send all requests over some connections, in turn to each port. Each connection waits for its answer."""
+async def send(ports: Sequence[int], requests: Sequence[bytes], count: int) -> None:
+    """Send all requests over so many connections, in turn to each port. Each connection waits for its answer."""
     todo = iter(requests)
-    connections = [Connection(todo) for _ in range(CONNECTIONS)]
+    connections = [Connection(todo) for _ in range(count)]
     loop = asyncio.get_running_loop()
     for connection, port in zip(connections, cycle(ports), strict=False):
         await loop.create_connection(lambda made=connection: made, "127.0.0.1", port)  # type: ignore[misc]

@@ -146,11 +146,17 @@ class SpareThread:
         self._work.get()()
 
 
-def spare_thread(name: str) -> SpareThread | None:
-    """Return a spare thread where a version of Python needs one; None also if no thread can be started now."""
-    if NEEDS_SPARE_THREADS:
-        with contextlib.suppress(RuntimeError):
-            return SpareThread(name)
+def spare_thread(name: str, owner: object) -> SpareThread | None:
+    """Return a spare thread where a version of Python needs one; None also if no thread can be started now.
+
+    It ends when its owner is collected, unless it has work.
+    """
+    if not NEEDS_SPARE_THREADS:
+        return None
+    with contextlib.suppress(RuntimeError):
+        spare = SpareThread(name)
+        weakref.finalize(owner, spare.end).atexit = False
+        return spare
     return None
 
 

@@ -8,18 +8,23 @@ is two subtractions and two comparisons with zero. With tiers, critical user
 records may take it below zero, down to their reserve, and bulk must leave some.
 """
 
+from typing import Final
+
 from kpl_core.errors import BufferFull
 from kpl_core.options.reliability import TierPolicy
 from kpl_core.pipeline.open_record import Room
 from kpl_core.records.user_record import Tier
+
+# More than any memory holds. A C integer has room for it and for what is added to it.
+UNBOUNDED: Final = 2**60
 
 
 class BufferLimit(Room):
     """Room for `max_records` user records of `max_bytes` (partition key + data) together."""
 
     def __init__(self, *, max_records: int, max_bytes: int, tiers: TierPolicy | None = None) -> None:
-        self.max_records = max_records
-        self.max_bytes = max_bytes
+        self.max_records = max_records = min(max_records, UNBOUNDED)
+        self.max_bytes = max_bytes = min(max_bytes, UNBOUNDED)
         reserve, bulk_share = (0.0, 1.0) if tiers is None else (tiers.critical_reserve, tiers.bulk_share)
         self._normal_records = max_records - int(max_records * reserve)
         self._normal_bytes = max_bytes - int(max_bytes * reserve)

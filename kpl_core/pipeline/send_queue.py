@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kpl_core.pipeline.collector import Collector
-from kpl_core.pipeline.open_record import sealed
+from kpl_core.pipeline.open_record import python_sealed, sealed
 from kpl_core.records.kinesis_record import KinesisRecord
 
 # User records expired by one call. More may expire at one instant, and other tasks of the loop must get their turn.
@@ -35,6 +35,7 @@ FAILURES_IN_A_ROW: Final = 2
 WITNESSES: Final = 4
 # A record in a bisection has its tokens and may expire so much later: another record caused the refusal.
 PATIENCE_SECONDS: Final = 2.0
+_FEW_RECORDS: Final = 2
 
 Piece = list[KinesisRecord]
 
@@ -285,6 +286,8 @@ class SendQueue:
 def _seal(records: list[KinesisRecord]) -> None:
     """Compute the digests of aggregated records that have none. Those of a whole request cost less together."""
     unsealed = [record for record in records if not record.is_sealed]
-    for record, data in zip(unsealed, sealed([record.data for record in unsealed]), strict=True):
+    # For one or two the MD5 of OpenSSL is faster, and other threads run meanwhile.
+    seal = sealed if len(unsealed) > _FEW_RECORDS else python_sealed
+    for record, data in zip(unsealed, seal([record.data for record in unsealed]), strict=True):
         record.data = data
         record.is_sealed = True

@@ -56,6 +56,8 @@ _RULES: Final = "endpoint-rule-set-1"
 _CLIENT_VARIABLES: Final = ("use_fips_endpoint", "use_dualstack_endpoint", "csm_enabled")
 _CLIENT_SECTIONS: Final = {"endpoint_url", "services", _SERVICE}
 _CLIENT_ENVIRONMENT: Final = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KINESIS"}
+# Until so many seconds before credentials expire, requests use them while a refresh runs: botocore's value.
+_MANDATORY_REFRESH_SECONDS: Final = 600
 _OPERATIONS: Final = {
     "put_records": "PutRecords",
     "list_shards": "ListShards",
@@ -242,10 +244,14 @@ class DirectTransport(ServiceCalls):
         credentials = self._found.credentials
         if not isinstance(credentials, RefreshableCredentials) or not credentials.refresh_needed():
             return credentials.get_frozen_credentials()
-        # This may ask a server or run a program. All requests wait for one refresh, each for as long as it may take.
+        # This may ask a server or run a program, once for all requests.
         if self._refresh is None or self._refresh.done():
             self._refresh = asyncio.ensure_future(run_in_daemon_thread(credentials.get_frozen_credentials))
             self._refresh.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        # Requests wait only for the last minutes before the end, as botocore's own do.
+        present = getattr(credentials, "_frozen_credentials", None)
+        if present is not None and not credentials.refresh_needed(_MANDATORY_REFRESH_SECONDS):
+            return present
         return await asyncio.shield(self._refresh)
 
     async def _signed_head(self, url: SplitResult, operation: str, content_type: str, body: bytes) -> bytes:

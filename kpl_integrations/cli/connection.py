@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
+import anyio.to_thread
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -114,7 +115,7 @@ class Connection:
         is_local = _is_loopback(endpoint_url)
         with _aws_errors_as_failures("AWS' configuration", stream):
             region = region or _region_of(stream) or session.get_config_variable("region")
-            if is_local and _found_credentials(session) is None:
+            if is_local and await anyio.to_thread.run_sync(_found_credentials, session) is None:
                 credential = LOCAL_CREDENTIAL
         if region is None and not is_local:
             message = "no region is set; name one with --region, or set AWS_DEFAULT_REGION"
@@ -243,7 +244,7 @@ def advice(code: str) -> str:
 def _aws_errors_as_failures(
     place: str, stream: str, connection_error: type[Exception] = BotoCoreError, *, cli_options: str = ""
 ) -> Iterator[None]:
-    """Turn errors of an AWS client inside the block into a CommandFailure or its connections.
+    """Turn errors of an AWS client or its connections inside the block into a CommandFailure.
 
     `place` is the location of Kinesis, such as "Kinesis in eu-west-1"; `cli_options` are the matching options of the
     `aws` command.

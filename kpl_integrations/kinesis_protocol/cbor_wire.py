@@ -24,8 +24,8 @@ _EPOCH_TAG: Final = 1
 _MAX_SECONDS: Final = 1e11
 # No request of the API nests deeper than 3; deeper input attacks the stack.
 _MAX_DEPTH: Final = 16
-# A PutRecords request has about 3,500 items.
-_MAX_ITEMS: Final = 32_768
+# A PutRecords request has about 3,500 items; 8,192 are scanned in 4 ms at most.
+_MAX_ITEMS: Final = 8_192
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 

@@ -69,7 +69,7 @@ class LocalKinesis:
         durations: ServiceDurations | None = None,
         clock: "Clock | None" = None,
     ) -> None:
-        # Its aiohttp takes 0.3 s, which would be too long on the event loop. An import of this module does without.
+        # Not in `start`, because aiohttp takes 0.3 s, and not above, because few programs that import this start one.
         import_module("kpl_integrations.local_kinesis.listener")
         if isinstance(streams, str):
             message = f"streams is the text {streams!r}; give a mapping of names to shards, or a list of names"

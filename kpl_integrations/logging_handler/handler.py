@@ -153,7 +153,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
             SENDER_THREADS.clear()
         self._sender = None
         # The first record may come after the main thread has ended.
-        self._spare = None if self._shared is not None else spare_thread("kpl-log-sender")
+        self._spare = None if self._shared or self._is_closed else spare_thread("kpl-log-sender", self)
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""

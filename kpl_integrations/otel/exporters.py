@@ -222,7 +222,7 @@ class SignalExporter(ProcessListener):
         noun = _NOUNS[self.signal]
         self._report = StderrReport(f"kpl_integrations.otel: {noun} to stream {self.options.stream!r}", noun)
         # The first export of a short program comes after its main thread has ended.
-        self._spare = spare_thread("kpl-otel-sender")
+        self._spare = None if self.is_closed else spare_thread("kpl-otel-sender", self)
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""

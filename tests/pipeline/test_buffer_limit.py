@@ -17,6 +17,12 @@ def test_records_are_bounded():
     limit.reserve(size_bytes=1)
 
 
+def test_a_bound_may_be_any_number():
+    limit = BufferLimit(max_records=10**19, max_bytes=10**30)
+    limit.reserve(size_bytes=7)
+    assert (limit.outstanding_records, limit.outstanding_bytes) == (1, 7)
+
+
 def test_bytes_are_bounded():
     limit = BufferLimit(max_records=10, max_bytes=100)
     limit.reserve(size_bytes=60)

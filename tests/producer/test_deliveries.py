@@ -30,6 +30,8 @@ async def test_it_is_a_sequence_of_deliveries_in_the_order_of_the_records():
     assert isinstance(deliveries[5], Delivery)
     with pytest.raises(IndexError):
         _ = deliveries[602]
+    with pytest.raises(TypeError):
+        _ = deliveries[0] in deliveries
 
 
 async def test_a_slice_of_it_has_results_too():

@@ -318,6 +318,23 @@ async def test_requests_wait_for_one_refresh_and_block_neither_the_executor_nor_
 
 
 @pytest.mark.anyio
+async def test_credentials_that_are_still_valid_are_used_while_a_refresh_hangs():
+    go_on = threading.Event()
+
+    def fetch() -> dict[str, str]:
+        go_on.wait(10)
+        raise CredentialRetrievalError(provider="vault", error_msg="the vault is sealed")
+
+    credentials = RefreshableCredentials("old", "s", "t", datetime.now(UTC) + timedelta(minutes=14), fetch, "vault")
+    server = Server(*[HEAD + ANSWER] * 2)
+    async with talking_to(server, change=lambda found: replace(found, credentials=credentials)) as transport:
+        for _ in range(2):
+            assert await transport.put_records(request_of(*THREE)) == STORED
+    go_on.set()
+    assert b"Credential=old/" in server.requests[1][0]
+
+
+@pytest.mark.anyio
 async def test_a_line_break_in_a_credential_is_an_error_without_its_value():
     keys: dict[str, Any] = {
         "aws_access_key_id": "AKIA",

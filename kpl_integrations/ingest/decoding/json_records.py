@@ -306,6 +306,27 @@ def ndjson_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decod
     return _decoded(lines, limits, keys)
 
 
+def record_of_array(text: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
+    """Decode one record of a JSON array. Each decoder would need some milliseconds for a long one.
+
+    Raises:
+        DecodeRefusal: it is not JSON in UTF-8.
+    """
+    require_text(text)
+    try:
+        return _decoded([_RECORD.decode(text)], limits, keys)
+    except msgspec.ValidationError as error:
+        return Decoded([], [RecordProblem(0, *mismatch(error))])
+    except MALFORMED as error:
+        raise malformed(error) from None
+
+
+def record_of_line(text: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
+    """Decode one line of NDJSON, as `record_of_array`. If it is not JSON, that is a problem of this line only."""
+    require_text(text)
+    return _each_text([text], limits, keys)
+
+
 def require_count(count: int, limits: DecodeLimits, *, is_whole: bool = True) -> None:
     """Check how many records a request has; not `is_whole`: counting stopped above the bound.
 

@@ -2,6 +2,7 @@
 
 import codecs
 import sys
+from collections.abc import Generator, Iterator
 from functools import lru_cache
 from itertools import accumulate, product
 from operator import add
@@ -86,23 +87,47 @@ def has_many_elements(text: bytes) -> bool:
 
 def is_deeper_than(depth: int, text: bytes) -> bool:
     """Return True if objects and arrays of a valid JSON text are nested more than `depth` deep."""
+    return any(_are_pieces_deeper(depth, text))
+
+
+def require_depth(depth: int, text: bytes) -> Generator[None, None, None]:
+    """Check in steps that objects and arrays of a JSON text are nested at most `depth` deep.
+
+    Raises:
+        DecodeRefusal: they are deeper.
+    """
+    for is_too_deep in _are_pieces_deeper(depth, text):
+        if is_too_deep:
+            raise DecodeRefusal(400, "too-deep", f"the JSON is nested more than {depth} deep; flatten it")
+        yield
+
+
+def _are_pieces_deeper(depth: int, text: bytes) -> Iterator[bool]:
     if text.count(b"[") + text.count(b"{") <= depth:
-        return False
-    # Once escaped quotation marks are removed, every second one ends a string. Two that are adjacent cancel out.
-    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-    marks = unescaped.translate(_BRACES_AS_BRACKETS, _NO_BRACKETS).replace(b'""', b"")
-    brackets, in_string = [], 0
-    for start in range(0, len(marks), _PIECE_BYTES):
-        parts = marks[start : start + _PIECE_BYTES].split(b'"')
-        brackets.append(b"".join(parts[in_string::2]))
+        return
+    at = level = in_string = 0
+    opening = b""
+    while at < len(text):
+        stop = at + _PIECE_BYTES
+        piece = text[at:stop]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            # With the character that the last backslash escapes.
+            piece += text[stop : stop + 1]
+        at += len(piece)
+        # Once escaped quotation marks are removed, every second one ends a string. Two that are adjacent cancel out.
+        unescaped = piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
+        parts = unescaped.translate(_BRACES_AS_BRACKETS, _NO_BRACKETS).replace(b'""', b"").split(b'"')
+        left = opening + b"".join(parts[in_string::2])
         in_string = (in_string + len(parts) - 1) % 2
-    left = b"".join(brackets)
-    if depth:
-        # Most objects and arrays contain no other.
-        left, depth = left.replace(b"[]", b""), depth - 1
-    blocks = memoryview(left + b"]" * (-len(left) % _BLOCK)).cast("Q").tolist()
-    before = accumulate(map(_NET.__getitem__, blocks), initial=0)
-    return max(map(add, before, map(_PEAK.__getitem__, blocks)), default=0) > depth
+        if depth:
+            # Most objects and arrays contain no other. The end of the last one may be in the next piece.
+            opening = b"[" if left.endswith(b"[") and at < len(text) else b""
+            left = left.removesuffix(opening).replace(b"[]", b"")
+        padding = -len(left) % _BLOCK
+        blocks = memoryview(left + b"]" * padding).cast("Q").tolist()
+        before = list(accumulate(map(_NET.__getitem__, blocks), initial=level))
+        yield max(map(add, before, map(_PEAK.__getitem__, blocks)), default=0) > max(0, depth - 1)
+        level = before[-1] + padding
 
 
 def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:

@@ -21,10 +21,10 @@ from kpl_integrations.ingest.decoding.json_text import (
     MALFORMED,
     SkippedObject,
     has_many_elements,
-    is_deeper_than,
     malformed,
     mismatch,
     printable,
+    require_depth,
     require_text,
 )
 from kpl_integrations.ingest.decoding.steps import STEP_RECORDS, ArrayRuns, elements_in_steps, gathered, uncut
@@ -178,26 +178,22 @@ def _json_parts(signal: str, pieces: Iterator[bytes], limits: DecodeLimits) -> G
         body = yield from gathered(chain((first,), pieces), limits.max_uncut_bytes)
         return (yield from _whole_json_parts(signal, body, limits))
     parts: list[bytes] = []
-    for run in elements_in_steps(head, pieces, ArrayRuns(limits.max_uncut_bytes, limits.max_depth), _TAIL):
+    # The request is an object with an array.
+    for run in elements_in_steps(head, pieces, ArrayRuns(limits.max_uncut_bytes, limits.max_depth - 2), _TAIL):
         if run:
             require_text(run)
             try:
                 texts = _TEXTS.decode(run)
             except MALFORMED as error:
                 raise malformed(error) from None
-            # The run is an array too, but the request is an array in an object.
-            parts += _objects(name, texts, run, len(parts), limits, limits.max_depth - 1)
+            _require_count(len(parts) + len(texts), limits)
+            parts += _objects(name, texts, len(parts))
         yield
     return parts
 
 
-def _objects(
-    name: str, texts: Sequence[msgspec.Raw], text: bytes, count: int, limits: DecodeLimits, most_depth: int
-) -> list[bytes]:
-    """Return the elements of an array with this text, which follow `count` others, if they are objects."""
-    _require_count(count + len(texts), limits)
-    if is_deeper_than(most_depth, text):
-        raise DecodeRefusal(400, "too-deep", f"the JSON is nested more than {limits.max_depth} deep; flatten it")
+def _objects(name: str, texts: Sequence[msgspec.Raw], count: int) -> list[bytes]:
+    """Return the elements of an array, which follow `count` others, if they are objects."""
     parts = [bytes(text) for text in texts]
     for index, part in enumerate(parts, count):
         if not part.startswith(b"{"):
@@ -221,7 +217,9 @@ def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> Generat
         raise DecodeRefusal(400, "malformed", detail, field="$") from None
     except MALFORMED as error:
         raise malformed(error) from None
-    parts = _objects(name, texts, body, 0, limits, limits.max_depth)
+    _require_count(len(texts), limits)
+    yield from require_depth(limits.max_depth, body)
+    parts = _objects(name, texts, 0)
     if not resources and _NO_MEMBERS.fullmatch(body) is None:
         # Another signal, or names in another spelling. Consumers would never find this data.
         others = sorted(_MEMBERS.decode(body)) if body.count(b",") < _MOST_NAMED else ["other members"]

@@ -9,10 +9,13 @@ The functions are generators. They yield after each step of about a millisecond 
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from kpl_integrations.ingest.decoding.cloud_events import batched_events, is_binary_mode
+import msgspec
+
+from kpl_integrations.ingest.decoding.cloud_events import batched_events, is_binary_mode, structured_event
 from kpl_integrations.ingest.decoding.decoded import (
     Decoded,
     DecodeLimits,
@@ -21,8 +24,14 @@ from kpl_integrations.ingest.decoding.decoded import (
     random_partition_key,
 )
 from kpl_integrations.ingest.decoding.inflate import inflated_pieces
-from kpl_integrations.ingest.decoding.json_records import json_body, ndjson_body, require_count
-from kpl_integrations.ingest.decoding.json_text import printable
+from kpl_integrations.ingest.decoding.json_records import (
+    json_body,
+    ndjson_body,
+    record_of_array,
+    record_of_line,
+    require_count,
+)
+from kpl_integrations.ingest.decoding.json_text import printable, require_depth
 from kpl_integrations.ingest.decoding.request_body import decode, decode_plain, media_type_of
 
 # A step handles at most so many bytes and, about, so many records.
@@ -30,13 +39,19 @@ STEP_BYTES: Final = 32_768
 STEP_RECORDS: Final = 500
 # A step looks at so many brackets and strings: about 1 ms.
 STEP_TOKENS: Final = 2_000
+# A run with more bytes is one record, because shorter records of two pieces have fewer.
+_LONG_BYTES: Final = 2 * STEP_BYTES
 _HASH_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 256
 # After an array come a few brackets, spaces and, in a PutRecords request, the name of the stream.
 _MOST_TAIL_BYTES: Final = 8_192
-# A string, a run of equal brackets, or the quotation mark of a string that does not end here. Each alternative begins
-# with one character, so that `re` searches for these characters only.
-TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[\[*+|\]\]*+|\{\{*+|\}\}*+|"', re.DOTALL)
+# An object or an array without another one in it, a string, a run of equal brackets, or the quotation mark of a string
+# that does not end here. Each alternative begins with one character, so that `re` searches for these characters only.
+TOKEN: Final = re.compile(
+    rb'\{(?:[^][{}"]++|"(?:[^"\\]++|\\.)*+")*+\}|\[(?:[^][{}"]++|"(?:[^"\\]++|\\.)*+")*+\]'
+    rb'|"(?:[^"\\]++|\\.)*+"|\[\[*+|\]\]*+|\{\{*+|\}\}*+|"',
+    re.DOTALL,
+)
 # The rest of a string that begins before.
 _STRING_END: Final = re.compile(rb'(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # The change of the depth by a bracket.
@@ -105,16 +120,17 @@ class ArrayRuns:
                 at, self._is_in_string = _end_of_whole_characters(text, token.end()), True
                 break
             at = token.end()
-            step = _SIGNS.get(found[0], 0) * len(found)
+            is_leaf = found[0] != found[-1]
+            step = 0 if is_leaf else _SIGNS.get(found[0], 0) * len(found)
             if depth + step < 0:
                 # The bracket after those of the element closes the array.
                 yield text[start : self._close(token.start() + depth)]
                 return
             depth += step
-            if depth > self._max_depth:
+            if depth + is_leaf > self._max_depth:
                 detail = f"an element of the array is nested more than {self._max_depth} deep; flatten it"
                 raise DecodeRefusal(400, "too-deep", detail)
-            if step < 0 and not depth:
+            if not depth and (is_leaf or step < 0):
                 whole, count = at, count + 1
                 if count >= STEP_RECORDS or whole - start >= STEP_BYTES:
                     yield text[start:whole]
@@ -198,7 +214,12 @@ def lines_in_steps(pieces: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
                 raise uncut(most_bytes)
             yield b""
             continue
-        yield from _fewer_lines(rest + piece[:end])
+        start = 0
+        if len(rest) >= STEP_BYTES:
+            start = piece.find(_LINE_BREAK) + 1
+            yield rest + piece[:start]
+            rest = b""
+        yield from _fewer_lines(rest + piece[start:end])
         rest = piece[end:]
     if rest:
         yield rest
@@ -265,6 +286,23 @@ def uncut(most_bytes: int) -> DecodeRefusal:
     return DecodeRefusal(413, "too-large", detail)
 
 
+class _Form(NamedTuple):
+    """How the runs of a body are decoded: all records of a run, or one that is long."""
+
+    decoder: Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded]
+    alone: Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded]
+    plain_type: str = ""
+    # The runs are arrays, whose depth is checked where they are cut. As a body, an array stands between two texts.
+    is_array: bool = True
+    before: bytes = b""
+    after: bytes = b""
+
+
+_LINES: Final = _Form(ndjson_body, record_of_line, "application/x-ndjson", is_array=False)
+_RECORDS: Final = _Form(json_body, record_of_array, "application/json", before=b'{"records":', after=b"}")
+_EVENTS: Final = _Form(batched_events, structured_event)
+
+
 def decode_in_steps(
     content_type: str,
     pieces: Iterator[bytes],
@@ -273,53 +311,62 @@ def decode_in_steps(
     headers: Mapping[str, str],
     new_key: Callable[[], str] = random_partition_key,
 ) -> Generator[None, None, Decoded]:
-    """Return the records of a large body as `decode` does. `pieces` is the decompressed body.
+    """Return the records of a large body as `decode` does. `pieces` is the decompressed body, cut by `STEP_BYTES`.
 
     Raises:
-        DecodeRefusal: as `decode`, or a part that cannot be cut is too large.
+        DecodeRefusal: as `decode`, or a part that cannot be cut is too large or nested too deep.
     """
     keys = NeighbourKeys(new_key)
     media_type = "" if is_binary_mode(content_type, headers) else media_type_of(content_type)
     most = limits.max_uncut_bytes
     first = next(pieces, b"")
     if media_type == "application/x-ndjson":
-        runs = lines_in_steps(_chain(first, pieces), most)
-        return (yield from _joined(runs, limits, keys, ndjson_body, media_type))
+        return (yield from _joined(lines_in_steps(_chain(first, pieces), most), limits, keys, _LINES))
+    # The data of a record may be nested so deep, and an event with its data.
+    depth = limits.max_depth + (media_type == "application/json")
     if media_type == "application/json" and (head := _RECORDS_HEAD.match(first)) is not None:
-        # The data of a record may be nested so deep.
-        array = ArrayRuns(most, limits.max_depth + 1)
-        runs = elements_in_steps(head, pieces, array, _RECORDS_TAIL)
-        return (yield from _joined(runs, limits, keys, json_body, media_type, wrapped=(b'{"records":', b"}")))
+        runs = elements_in_steps(head, pieces, ArrayRuns(most, depth), _RECORDS_TAIL)
+        return (yield from _joined(runs, limits, keys, _RECORDS))
     if media_type == "application/cloudevents-batch+json" and (head := _BATCH_HEAD.match(first)) is not None:
-        runs = elements_in_steps(head, pieces, ArrayRuns(most, limits.max_depth), _BATCH_TAIL)
-        return (yield from _joined(runs, limits, keys, batched_events))
+        runs = elements_in_steps(head, pieces, ArrayRuns(most, depth), _BATCH_TAIL)
+        return (yield from _joined(runs, limits, keys, _EVENTS))
     body = yield from gathered(_chain(first, pieces), most)
-    return decode(content_type, body, limits=limits, headers=headers, new_key=new_key)
+    if media_type.endswith("json"):
+        yield from require_depth(depth, body)
+        limits = _of_any_depth(limits)
+    return decode(content_type, body, limits=limits, headers=headers, new_key=new_key, is_plain=False)
+
+
+def _of_any_depth(limits: DecodeLimits) -> DecodeLimits:
+    """Return the limits of a text whose depth is checked already."""
+    return msgspec.structs.replace(limits, max_depth=sys.maxsize)
 
 
 def _joined(
-    runs: Iterable[bytes],
-    limits: DecodeLimits,
-    keys: NeighbourKeys,
-    decoder: Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded],
-    plain_type: str = "",
-    *,
-    wrapped: tuple[bytes, bytes] = (b"", b""),
+    runs: Iterable[bytes], limits: DecodeLimits, keys: NeighbourKeys, form: _Form
 ) -> Generator[None, None, Decoded]:
     """Decode the runs of a body and join their records. They are pairs if each run of a `plain_type` is plain."""
-    decoded = Decoded([], [], pairs=[] if plain_type else None)
+    decoded = Decoded([], [], pairs=[] if form.plain_type else None)
     count = 0
     for run in runs:
-        text = wrapped[0] + run + wrapped[1] if run.strip() else b""
+        is_long = len(run) > _LONG_BYTES and not run.isspace()
+        if is_long and not form.is_array:
+            yield from require_depth(limits.max_depth + 1, run)
+        text = form.before + run + form.after if not is_long and run.strip() else b""
         pairs = None
         if text and decoded.pairs is not None:
-            pairs = decode_plain(plain_type, text, limits, keys)
+            pairs = decode_plain(form.plain_type, text, limits, keys)
         if pairs and decoded.pairs is not None and len(pairs[0]) == len((decoded.pairs or pairs)[0]):
             decoded.pairs.extend(pairs)  # type: ignore[arg-type] # of the same kind
             count += len(pairs)
-        elif text:
+        elif text or is_long:
             try:
-                made = decoder(text, limits, keys)
+                if is_long:
+                    made = form.alone(
+                        run[1:-1].strip(b" \t\r\n") if form.is_array else run, _of_any_depth(limits), keys
+                    )
+                else:
+                    made = form.decoder(text, limits, keys)
             except DecodeRefusal as refusal:
                 if count and refusal.code != "too-many-records":
                     refusal.detail += f"; this is said of the part of the body that begins with records[{count}]"

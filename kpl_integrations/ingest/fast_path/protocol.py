@@ -224,7 +224,7 @@ class FastPathProtocol(BoundedProtocol):
     def _send(self, answer: SyncAnswer | PendingAnswer) -> None:
         if isinstance(answer, PendingAnswer):
             # Until it is complete, uvicorn holds the requests behind it.
-            self.cycle = answer  # type: ignore[assignment] # it has what is used of a cycle
+            self.cycle = answer  # type: ignore[assignment] # it has the attributes of a cycle that the protocol reads
             answer.begin(self.loop.call_soon, partial(self._finish, answer))
         else:
             self._write(answer)

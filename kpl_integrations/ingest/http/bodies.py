@@ -6,6 +6,7 @@ decoded at once.
 """
 
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
@@ -69,7 +70,8 @@ async def read_body(
         Refused: it is larger than `most_bytes`, not complete after `seconds`, or its sender may use no more room.
         ClientGone: the client disconnected.
     """
-    pieces: list[bytes] = []
+    # It is written as the pieces arrive: joining 16 MiB of pieces at the end would take 10 ms.
+    received = io.BytesIO()
     size = 0
     held: HeldBody | None = None
     try:
@@ -79,11 +81,13 @@ async def read_body(
                 if message["type"] != "http.request":
                     raise ClientGone
                 piece: bytes = message.get("body", b"")
-                pieces.append(piece)
                 size += len(piece)
                 require_size(size, most_bytes)
+                if size == len(piece) and not message.get("more_body", False):
+                    return bytes(piece)
+                received.write(piece)
                 if not message.get("more_body", False):
-                    return b"".join(pieces)
+                    return received.getvalue()
                 if room is not None:
                     held = held or room.hold(reading.cancel)
                     if not held.try_take(len(piece)):

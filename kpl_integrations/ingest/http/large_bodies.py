@@ -96,6 +96,8 @@ class LargeBodies:
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Run all steps in slices, and return their result. In each round of the event loop runs one slice at most."""
         clock = self._clock
+        # What came before in this round took some time too.
+        await anyio.lowlevel.checkpoint()
         while True:
             async with self._slice:
                 ends_at = clock() + SLICE_SECONDS
@@ -119,6 +121,7 @@ class LargeBodies:
         self._group = group
         try:
             is_left = True
+            await anyio.lowlevel.checkpoint()
             while is_left:
                 async with self._slice:
                     is_left = group.step()

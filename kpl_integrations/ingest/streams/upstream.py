@@ -89,7 +89,7 @@ def _refusal(operation: str, failure: RequestFailure) -> RequestRefused:
     # Without a code of Kinesis, the code of the answer is its HTTP status.
     if code in _OF_GATEWAY or code.isdecimal():
         return RequestRefused(UNAVAILABLE, f"Kinesis could not be asked for {operation}; try again.", status=503)
-    return RequestRefused(code, failure.message or code, status=500 if code == FAILED else 400)
+    return RequestRefused(code, failure.message or code, status=500 if code.startswith("Internal") else 400)
 
 
 def _members(answer: Mapping[str, Any]) -> dict[str, object]:

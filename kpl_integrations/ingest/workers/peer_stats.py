@@ -1,7 +1,7 @@
 """One worker's part in the gateway: it reports its counts to the supervisor, and shares its tenants' rates.
 
 The supervisor keeps the last report of each worker. When a worker asks, it requests a report from all of them and adds
-them up. So a sum is exact while all workers answer, and counters never fall. Each worker also reports twice a second.
+them up. So a sum is exact while all workers answer, and counters never fall. Each worker also reports once a second.
 What a worker counted after its last report is missing if it is killed.
 
 Every worker gets each sum, and a new process gets one before it takes requests. So if the supervisor does not answer,
@@ -24,7 +24,7 @@ from kpl_integrations.ingest.stats import GatewayStats, GatewayTotals
 from kpl_integrations.ingest.workers.link import SupervisorLink
 from kpl_integrations.ingest.workers.totals import WorkerTotals, decode_totals, encode
 
-REPORT_SECONDS: Final = 0.5
+REPORT_SECONDS: Final = 1.0
 # A worker with very many tenants spends at most this share of its time on periodic reports.
 _MAX_REPORT_SHARE: Final = 0.02
 # The supervisor waits 0.5 s for the other workers. Later answers mean that it is stopped, or busy.

@@ -94,6 +94,7 @@ class SharedQuotas:
         self._clock = clock
         self._max_workers = options.max_workers
         self._idle_seconds = IDLE_INTERVALS * options.interval_seconds
+        self._is_needed = anyio.Event()
         self._active: dict[str, _ActiveTenant] = {}
         # Reported as idle in the last interval; the leaseholder releases their leases meanwhile.
         self._idle: dict[str, _ActiveTenant] = {}
@@ -106,15 +107,21 @@ class SharedQuotas:
         """Synchronise once, run the block, then release the leases. The block must run the yielded function."""
         await self._worker.step()
         try:
-            yield self._worker.run
+            yield self._run
         finally:
             await self._worker.leave()
+
+    async def _run(self) -> None:
+        """Synchronise from the first tenant with a rate on."""
+        await self._is_needed.wait()
+        await self._worker.run()
 
     def opened(self, account: TenantAccount) -> None:
         """Set a new account's quota to this worker's part of the tenant's rates."""
         quota, tenant = account.quota, account.tenant
         if quota is None:
             return
+        self._is_needed.set()
         limit = (tenant.records_per_second or 1.0, tenant.bytes_per_second or 1.0)
         known = self._active.get(tenant.id)
         if known is not None and known.limit != limit:

@@ -3,11 +3,12 @@
 import gzip
 import json
 from collections.abc import Generator
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import pytest
 import zstandard
-from hypothesis import example, given, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from kpl_integrations.ingest.decoding import (
     Decoded,
@@ -16,6 +17,7 @@ from kpl_integrations.ingest.decoding import (
     decode,
     decode_in_steps,
     decode_plain,
+    json_text,
     otlp_in_steps,
     otlp_records,
     pieces_of,
@@ -77,9 +79,20 @@ def in_steps(content_type: str, body: bytes, size: int) -> Decoded | str:
     return decoded.with_records()
 
 
+@pytest.fixture(params=[False, True], ids=["", "long"])
+def _long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let records above 20 bytes be long, or none."""
+    if request.param:
+        monkeypatch.setattr(step_module, "STEP_BYTES", 10)
+        monkeypatch.setattr(step_module, "_LONG_BYTES", 20)
+
+
+@pytest.mark.usefixtures("_long")
 @given(st.lists(record, max_size=6), st.integers(1, 80), st.booleans())
 @example([{"data": 1}, {"data": {"a": "}"}}], 1, True)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_records_in_steps_are_those_of_the_whole_body(records, size, is_ascii):
+    size = min(size, step_module.STEP_BYTES)
     texts = [json.dumps(each, ensure_ascii=is_ascii).encode() for each in records]
     assert in_steps(NDJSON, b"\n".join(texts), size) == at_once(NDJSON, b"\n".join(texts))
     body = b' {"records": [' + b" , ".join(texts) + b" ] } \n"
@@ -88,8 +101,11 @@ def test_records_in_steps_are_those_of_the_whole_body(records, size, is_ascii):
         assert in_steps(NATIVE, texts[0], size) == at_once(NATIVE, texts[0])
 
 
+@pytest.mark.usefixtures("_long")
 @given(st.lists(st.fixed_dictionaries({"data": data}), max_size=6), st.integers(1, 80))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_events_in_steps_are_those_of_the_whole_batch(events, size):
+    size = min(size, step_module.STEP_BYTES)
     body = json.dumps([EVENT | each for each in events]).encode()
     assert in_steps(BATCH, body, size) == at_once(BATCH, body)
 
@@ -328,3 +344,48 @@ def test_data_of_a_large_body_may_be_as_deep_as_that_of_a_small_one(depth):
     body = b'{"records":[{"data":' + b"[" * depth + b"]" * depth + b"}]}"
     assert in_steps(NATIVE, body, 50) == at_once(NATIVE, body)
     assert isinstance(in_steps(NATIVE, body, 50), Decoded)
+
+
+DEEP: Any = ["[" * 70 + "]" * 70, '{"a":' * 70 + "1" + "}" * 70]
+
+
+@pytest.mark.parametrize("deep", DEEP)
+@pytest.mark.parametrize(
+    "form", ['{"data":%s}', '{"data":%s}\n{"data":1}\n', '{"records":[{"data":%s}]}', '[{"data":%s}]']
+)
+def test_a_long_record_that_is_nested_too_deep_is_refused(form, deep):
+    media_type = BATCH if form[0] == "[" else NDJSON if "\n" in form else NATIVE
+    assert in_steps(media_type, (form % f"[{deep}{',[]' * 30_000}]").encode(), STEP_BYTES) == "too-deep"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "text"),
+    [
+        (NATIVE, b'{"data":[%b[]]}'),
+        (NATIVE, b'{"records":[{"data":[%b[]]}]}'),
+        (NDJSON, b'{"data":[%b[]]}\n{"data":2}\n'),
+        (BATCH, b'[{"specversion":"1.0","id":"1","source":"s","type":"t","data":[%b[]]}]'),
+        ("application/cloudevents+json", b'{"specversion":"1.0","id":"1","source":"s","type":"t","data":[%b[]]}'),
+        (JSON, b'{"resourceLogs":[{"a":[%b[]]}]}'),
+        (JSON, b'{"a":1,"resourceLogs":[{"a":[%b[]]}]}'),
+    ],
+)
+def test_the_depth_of_a_long_text_is_checked_in_steps(content_type, text, monkeypatch):
+    calls = [0]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return accumulate(*args, **kwargs)
+
+    monkeypatch.setattr(json_text, "accumulate", counted)
+    pieces = cut(text % (b"[]," * 200_000), STEP_BYTES)
+    if b"resourceLogs" in text:
+        steps: Generator[None, None, object] = otlp_in_steps(
+            "logs", JSON, pieces, limits=DecodeLimits(), partition_key="k"
+        )
+    else:
+        steps = decode_in_steps(content_type, pieces, limits=DecodeLimits(), headers={})
+    before = 0
+    for _ in steps:
+        assert calls[0] - before <= 1
+        before = calls[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest import IngestGateway, serving
 from kpl_integrations.ingest.http import read_turns
 from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, CombinedFlow, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.serving import GatewayServer
@@ -256,6 +256,41 @@ async def test_a_half_open_client_gets_its_answer_after_the_pause():
         assert (await flood.answer())[0] == 429
         assert await flood.reader.read() == b""
         assert staged.turns.paused_connections == 0
+
+
+@pytest.mark.parametrize("cut", [20, -10], ids=["head", "body"])
+async def test_half_a_request_of_a_half_open_client_ends_with_the_pause(cut):
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        await staged.make_late(used_seconds=0.1)
+        await staged.paused(flood, post("flood")[:cut])
+        flood.writer.write_eof()
+        assert await asyncio.wait_for(flood.reader.read(), 10) == b""
+        await until(lambda: not staged.turns.paused_connections)
+        assert staged.turns.paused_bytes == 0
+        assert staged.gateway.producer.report().accepted == 2
+
+
+@pytest.mark.usefixtures("_each_path")
+async def test_slow_clients_that_are_paused_do_not_delay_the_shutdown(monkeypatch):
+    """One does not read its answers, one never sends the rest of its body, and one has closed its side."""
+    monkeypatch.setattr(serving, "_LAST_ANSWERS_SECONDS", 0.2)
+    async with scene() as staged:
+        deaf, slow, half_open = [await staged.connect(post("flood")) for _ in range(3)]
+        await staged.make_late()
+        sent = post("flood")
+        for connection, request in ((deaf, post("flood", b"{") * 20_000), (slow, sent[:-10]), (half_open, sent)):
+            await staged.paused(connection, request)
+        half_open.writer.write_eof()
+        started = time.monotonic()
+        staged.server.stop(signal.SIGTERM)
+        assert (await half_open.answer())[0] == 202
+    assert time.monotonic() - started < LATE
+    assert staged.turns.paused_connections == staged.turns.paused_bytes == 0
+    report = staged.gateway.report
+    assert report is not None
+    assert report.complete
+    assert report.delivered == 5
 
 
 @pytest.mark.long

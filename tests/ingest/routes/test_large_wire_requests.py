@@ -100,3 +100,10 @@ async def test_a_known_stream_needs_one_turn(monkeypatch):
 )
 async def test_the_stream_is_found_before_or_after_the_records(body, stream):
     assert named_stream(body) == stream
+
+
+@pytest.mark.parametrize(("size", "status"), [(2_000_000, 400), (2_200_000, 413)])
+async def test_a_request_that_is_decoded_at_once_is_bounded(size, status):
+    async with open_gateway() as gateway:
+        headers = {"x-amz-target": "Kinesis_20131202.PutRecord", "content-type": JSON, "content-length": str(size)}
+        assert (await Client(gateway).call("POST", "/", b"[]".ljust(size), headers=headers)).status == status

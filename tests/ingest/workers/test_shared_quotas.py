@@ -158,3 +158,24 @@ async def test_changed_rates_of_a_tenant_apply_at_once():
 async def test_a_tenant_without_rates_has_no_quota():
     async with workers(2) as found:
         assert found[0].accounts.of(Tenant(id="free")).quota is None
+
+
+async def test_workers_synchronize_from_the_first_tenant_with_a_rate_on(monkeypatch):
+    worker = Worker(MemoryStore(), 0, 2)
+    synchronizer, steps = worker.quotas._worker, [0]  # noqa: SLF001 - its rounds are counted
+    step = synchronizer.step
+
+    async def counted() -> None:
+        steps[0] += 1
+        await step()
+
+    monkeypatch.setattr(synchronizer, "step", counted)
+    async with worker.quotas.taking_part() as share, anyio.create_task_group() as tasks:
+        tasks.start_soon(share)
+        assert worker.accounts.of(Tenant(id="free")).quota is None
+        await anyio.sleep(60)
+        assert steps == [1]
+        worker.receive(RATE)
+        await anyio.sleep(5)
+        assert steps[0] > 10
+        tasks.cancel_scope.cancel()
