@@ -96,7 +96,7 @@ class LargeBodies:
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Run all steps in slices, and return their result. In each round of the event loop runs one slice at most."""
         clock = self._clock
-        # What came before in this round took some time too.
+        # What comes before the slices, and after them, takes some milliseconds too.
         await anyio.lowlevel.checkpoint()
         while True:
             async with self._slice:
@@ -106,8 +106,11 @@ class LargeBodies:
                     while clock() < ends_at:
                         next(steps)
                 except StopIteration as finished:
-                    return finished.value  # type: ignore[no-any-return]
+                    result: T = finished.value
+                    break
                 await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        return result
 
     async def add_to_hash(self, hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> None:
         """Add a body to a hash, in slices if it is large. It needs no turn."""
