@@ -96,21 +96,20 @@ class LargeBodies:
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Run all steps in slices, and return their result. In each round of the event loop runs one slice at most."""
         clock = self._clock
+        finished: list[T] = []
         # What comes before the slices, and after them, takes some milliseconds too.
         await anyio.lowlevel.checkpoint()
-        while True:
+        while not finished:
             async with self._slice:
                 ends_at = clock() + SLICE_SECONDS
                 try:
                     next(steps)
                     while clock() < ends_at:
                         next(steps)
-                except StopIteration as finished:
-                    result: T = finished.value
-                    break
+                except StopIteration as end:
+                    finished.append(end.value)
                 await anyio.lowlevel.checkpoint()
-        await anyio.lowlevel.checkpoint()
-        return result
+        return finished[0]
 
     async def add_to_hash(self, hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> None:
         """Add a body to a hash, in slices if it is large. It needs no turn."""
