@@ -5,6 +5,7 @@ refused. The caller must call `finish`, also if it is cancelled. A producer that
 """
 
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import Any, Final
 
 from kpl_core.errors import InvalidUserRecord
@@ -13,7 +14,7 @@ from kpl_core.pipeline.open_record import PAIR, require_alike
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.delivery import Delivery
-from kpl_core.records.hash_key import parse_explicit_hash_key
+from kpl_core.records.hash_key import are_explicit_hash_keys, parse_explicit_hash_key
 from kpl_core.records.user_record import (
     UserRecord,
     as_bytes,
@@ -74,10 +75,9 @@ class GroupPut:
         if not {type(each[1]) for each in items} <= {bytes}:
             items = [(each[0], as_bytes(each[1]), *each[2:]) for each in items]
             records = items if self._pairs else [with_bytes(each) for each in records]  # type: ignore[arg-type]
-        for index, each in enumerate(items):
-            if len(each) > PAIR and (self._pairs or each[2] is not None):
-                _check_explicit(index, each[2])
-        sizes = [_key_bytes(each[0]) + len(each[1]) for each in items]
+        if items and len(items[0]) > PAIR:
+            _check_explicit([each[2] for each in items], may_be_none=not self._pairs)
+        sizes = list(map(add, _key_sizes([each[0] for each in items]), [len(each[1]) for each in items]))
         if max(sizes, default=0) > (most := pipeline.max_record_bytes):
             key, data, *_ = items[sizes.index(max(sizes))]
             require_size(len(key.encode()), len(data), max_record_bytes=most)
@@ -121,16 +121,24 @@ class GroupPut:
             self._wake()
 
 
-def _check_explicit(index: int, explicit_hash_key: object) -> None:
-    try:
-        parse_explicit_hash_key(explicit_hash_key)
-    except (TypeError, InvalidUserRecord) as error:
-        message = f"records[{index}]: {error}"
-        raise type(error)(message) from error
+def _check_explicit(hash_keys: list[Any], *, may_be_none: bool) -> None:
+    """Check explicit hash keys together. If that fails, look at each one, to say which is wrong."""
+    if set(map(type, hash_keys)) == {str} and are_explicit_hash_keys(hash_keys):
+        return
+    for index, each in enumerate(hash_keys):
+        if each is None and may_be_none:
+            continue
+        try:
+            parse_explicit_hash_key(each)
+        except (TypeError, InvalidUserRecord) as error:
+            message = f"records[{index}]: {error}"
+            raise type(error)(message) from error
 
 
-def _key_bytes(key: str) -> int:
-    """Return how many bytes a valid partition key has; raises as `encode_partition_key`, at a third of the cost."""
-    if type(key) is str and key.isascii() and 0 < len(key) <= PARTITION_KEY_CHARACTERS:
-        return len(key)
-    return len(encode_partition_key(key))
+def _key_sizes(keys: list[Any]) -> list[int]:
+    """Return how many bytes the valid partition keys have; raises as `encode_partition_key`."""
+    if set(map(type, keys)) == {str}:
+        sizes = list(map(len, keys))
+        if min(sizes) and max(sizes) <= PARTITION_KEY_CHARACTERS and "".join(keys).isascii():
+            return sizes
+    return [len(encode_partition_key(key)) for key in keys]

@@ -7,6 +7,7 @@ Digests stay 16 bytes: big-endian bytes sort like the integers, so they can be c
 """
 
 import re
+from collections.abc import Sequence
 
 from kpl_core.errors import InvalidUserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
@@ -21,6 +22,7 @@ except ImportError:  # pragma: no cover - an interpreter without this module
     md5 = partial(hashlib_md5, usedforsecurity=False)
 
 __all__ = [
+    "are_explicit_hash_keys",
     "hash_key_digest",
     "hash_key_of",
     "hash_key_to_digest",
@@ -29,7 +31,8 @@ __all__ = [
 ]
 
 # The service's pattern: canonical decimal, no sign, no leading zero.
-_MOST_DIGITS = 39
+_LAST = str(MAX_HASH_KEY)
+_MOST_DIGITS = len(_LAST)
 _CANONICAL_DECIMAL = re.compile(r"0|[1-9][0-9]{0,38}")
 
 
@@ -74,3 +77,14 @@ def parse_explicit_hash_key(explicit_hash_key: object) -> int:
         message = f"explicit_hash_key is {explicit_hash_key}; the largest hash key is 2**128 - 1"
         raise InvalidUserRecord(message)
     return hash_key
+
+
+def are_explicit_hash_keys(texts: Sequence[str]) -> bool:
+    """Return True if `parse_explicit_hash_key` accepts all of these strings, at a fifth of its cost; False: ask it."""
+    if not texts or not all(texts) or max(map(len, texts)) > _MOST_DIGITS:
+        return False
+    # As bytes, because every digit of Unicode is a digit of a str, and it takes five times as long.
+    is_decimal = "".join(texts).encode(errors="replace").isdigit()
+    if not is_decimal or not {text for text in texts if text[0] == "0"} <= {"0"}:
+        return False
+    return max([text for text in texts if len(text) == _MOST_DIGITS], default="") <= _LAST

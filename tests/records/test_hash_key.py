@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core.errors import InvalidUserRecord
-from kpl_core.records.hash_key import hash_key_digest, hash_key_of, hash_key_to_digest, parse_explicit_hash_key
+from kpl_core.records.hash_key import (
+    are_explicit_hash_keys,
+    hash_key_digest,
+    hash_key_of,
+    hash_key_to_digest,
+    parse_explicit_hash_key,
+)
 from tests.pipeline.material import HASH_KEYS, partition_keys
 
 # reference: the KPL's own test (UserRecord/HashKeyFromPartitionKey)
@@ -58,3 +64,23 @@ def test_an_error_does_not_quote_a_whole_megabyte():
 def test_an_explicit_hash_key_that_is_not_a_str_is_a_type_error(value):
     with pytest.raises(TypeError, match=f"explicit_hash_key must be a str .*{type(value).__name__}"):
         parse_explicit_hash_key(value)
+
+
+@given(
+    st.lists(
+        st.integers(0, 2**128 - 1).map(str)
+        | st.sampled_from(
+            ["", "0", "00", "007", "+5", "-1", "5 ", "٣", "\ud800", str(2**128 - 1), str(2**128), "9" * 40]
+        ),
+        max_size=5,
+    )
+)
+def test_many_explicit_hash_keys_are_accepted_together_only_if_each_one_is(texts):
+    def is_accepted(text: str) -> bool:
+        try:
+            parse_explicit_hash_key(text)
+        except InvalidUserRecord:
+            return False
+        return True
+
+    assert are_explicit_hash_keys(texts) == (bool(texts) and all(map(is_accepted, texts)))

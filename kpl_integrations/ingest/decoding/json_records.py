@@ -24,6 +24,7 @@ import pybase64
 from kpl_core import UserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY, PARTITION_KEY_CHARACTERS
 from kpl_core.records.aggregated_record import MAGIC
+from kpl_core.records.hash_key import are_explicit_hash_keys
 from kpl_integrations.ingest.decoding.decoded import (
     Decoded,
     DecodeLimits,
@@ -56,8 +57,7 @@ _BRACE: Final = ord("{")
 _KEY_SCHEMA: Final = {"minLength": 1, "maxLength": PARTITION_KEY_CHARACTERS}
 
 
-_LAST_HASH_KEY: Final = str(MAX_HASH_KEY)
-_MOST_DIGITS: Final = len(_LAST_HASH_KEY)
+_MOST_DIGITS: Final = len(str(MAX_HASH_KEY))
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=PARTITION_KEY_CHARACTERS)]
 
 
@@ -203,9 +203,7 @@ def _json_pairs(records: list[JsonRecord], body: bytes, limits: DecodeLimits, ke
 
 def _hash_key_pairs(records: list[HashKeyRecord], *_: object) -> Pairs | None:
     hash_keys = [each.explicit_hash_key for each in records]
-    # As bytes, because every digit of Unicode is a digit of a str, and it takes five times as long.
-    is_canonical = "".join(hash_keys).encode().isdigit() and {key for key in hash_keys if key[0] == "0"} <= {"0"}
-    if not is_canonical or max([key for key in hash_keys if len(key) == _MOST_DIGITS], default="") > _LAST_HASH_KEY:
+    if not are_explicit_hash_keys(hash_keys):
         return None
     return [(each.partition_key, each.data.encode(), each.explicit_hash_key) for each in records]
 
