@@ -1,7 +1,7 @@
 /* One put of most user records, in C: a method that replaces `Producer.put_nowait` in front of the same in Python.
 
    It takes a str key and bytes with a known route, for which there is room, in the producer's own event loop. It leaves
-   everything else to the method in Python, before anything has changed. */
+   everything else to the method in Python, before anything has changed. An error of the clock or of the memory is raised. */
 
 #include "_open_record.h"
 #include <stddef.h>
@@ -73,7 +73,8 @@ static OpenRecord *record_of(PyObject *routes, PyObject *text, Key *key, Py_ssiz
     return (OpenRecord *)record;
 }
 
-/* Put a record through the entrance of its pipeline: (routes, Room, most bytes). NULL: the method in Python does it. */
+/* Put a record through the entrance of its pipeline: (routes, Room, most bytes). NULL without an error: the method in
+   Python does it. */
 static PyObject *put_through(PyObject *entrance, PyObject *text, PyObject *data, PyObject *now)
 {
     Key key;
@@ -82,8 +83,10 @@ static PyObject *put_through(PyObject *entrance, PyObject *text, PyObject *data,
     Room *room = (Room *)PyTuple_GET_ITEM(entrance, 1);
     if (!PyObject_TypeCheck((PyObject *)room, &RoomType)) return NULL;
     OpenRecord *record = record_of(PyTuple_GET_ITEM(entrance, 0), text, &key, &key_bytes);
+    Py_ssize_t most = PyLong_AsSsize_t(PyTuple_GET_ITEM(entrance, 2)), size;
+    PyErr_Clear();
     if (record == NULL || key_bytes < 0) return NULL;
-    Py_ssize_t size = key_bytes + PyBytes_GET_SIZE(data), most = PyLong_AsSsize_t(PyTuple_GET_ITEM(entrance, 2));
+    size = key_bytes + PyBytes_GET_SIZE(data);
     if (size > most || room->free_records < 1 || room->free_bytes < size) return NULL;
     if (append_one(record, key, NULL, data, size, now) <= 0) return NULL;
     room->free_records--;
@@ -96,14 +99,18 @@ static PyObject *put_into(PyObject *streams, PyObject *stream, PyObject *text, P
 {
     if (!PyTuple_CheckExact(streams) || PyTuple_GET_SIZE(streams) != 4 || !PyDict_CheckExact(PyTuple_GET_ITEM(streams, 2)) ||
         !PyUnicode_CheckExact(stream)) return NULL;
-    if (PyLong_AsUnsignedLong(PyTuple_GET_ITEM(streams, 3)) != forks || !runs_here(PyTuple_GET_ITEM(streams, 0))) return NULL;
+    int is_here = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(streams, 3)) == forks && runs_here(PyTuple_GET_ITEM(streams, 0));
+    PyErr_Clear();
+    if (!is_here) return NULL;
     /* First, because a clock of a test may run any code. */
-    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 1)), *entrance = NULL, *delivery = NULL;
-    PyObject *pipeline = now == NULL ? NULL : PyDict_GetItemWithError(PyTuple_GET_ITEM(streams, 2), stream);
-    if (pipeline != NULL) entrance = PyObject_GetAttr(pipeline, entrance_name);
+    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(streams, 1)), *delivery = NULL;
+    if (now == NULL) return NULL;
+    PyObject *pipeline = PyDict_GetItemWithError(PyTuple_GET_ITEM(streams, 2), stream);
+    PyObject *entrance = pipeline == NULL ? NULL : PyObject_GetAttr(pipeline, entrance_name);
+    PyErr_Clear();
     if (entrance != NULL) delivery = put_through(entrance, text, data, now);
     Py_XDECREF(entrance);
-    Py_XDECREF(now);
+    Py_DECREF(now);
     return delivery;
 }
 
@@ -113,10 +120,10 @@ static PyObject *call_put(PyObject *callable, PyObject *const *given, size_t fla
     if (PyVectorcall_NARGS(flags) == 2 && names != NULL && PyTuple_GET_SIZE(names) == 2 &&
         PyTuple_GET_ITEM(names, 0) == key_name && PyTuple_GET_ITEM(names, 1) == data_name) {
         PyObject *streams = PyObject_GetAttr(given[0], streams_name);
+        PyErr_Clear();
         PyObject *delivery = streams == NULL ? NULL : put_into(streams, given[1], given[2], given[3]);
         Py_XDECREF(streams);
-        if (delivery != NULL) return delivery;
-        PyErr_Clear();
+        if (delivery != NULL || PyErr_Occurred()) return delivery;
     }
     return PyObject_Vectorcall(((PutMethod *)callable)->function, given, flags, names);
 }

@@ -147,8 +147,9 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
             if position % _RESULTS_PER_CHECKPOINT == 0:
                 await anyio.lowlevel.checkpoint()
             # Most user records share the result of their Kinesis record. The first of them waits for it.
-            result = None if outcome.moved is not None else outcome.shared_result
-            results.append(await Delivery(outcome, self.indices[position]) if result is None else result)
+            result = outcome.shared_result
+            is_own = result is None or outcome.moved is not None
+            results.append(await Delivery(outcome, self.indices[position]) if is_own else result)  # type: ignore[arg-type] # not None
         return results
 
 

@@ -9,6 +9,7 @@ flows), the loop makes it and the thread waits.
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Iterable
@@ -49,6 +50,7 @@ class ThreadPuts:
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None
+        self._process = 0
         self._queue: list[_QueuedPut] = []
         # What threads have reserved since the loop was here. It does not count in the producer's buffer yet.
         self._records = self._bytes = 0
@@ -57,7 +59,7 @@ class ThreadPuts:
     def open(self, life: Lifecycle, hooks: Iterable[Hook]) -> None:
         """Accept puts for the running loop of an open producer; on trio, accept none."""
         self._life = life
-        self._loop, self._loop_thread = life.asyncio_loop, threading.get_ident()
+        self._loop, self._loop_thread, self._process = life.asyncio_loop, threading.get_ident(), os.getpid()
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
 
     # In a thread
@@ -133,6 +135,9 @@ class ThreadPuts:
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             raise self._closed()
+        if self._process != os.getpid():
+            message = f"this is the producer of process {self._process}, which forked this one; make one after the fork"
+            raise WrongEventLoop(message)
         return self._loop
 
     @staticmethod

@@ -250,7 +250,8 @@ class DirectTransport(ServiceCalls):
             self._refresh.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         # Requests wait only for the last minutes before the end, as botocore's own do.
         present = getattr(credentials, "_frozen_credentials", None)
-        if present is not None and not credentials.refresh_needed(_MANDATORY_REFRESH_SECONDS):
+        mandatory = getattr(credentials, "_mandatory_refresh_timeout", _MANDATORY_REFRESH_SECONDS)
+        if present is not None and not credentials.refresh_needed(mandatory):
             return present
         return await asyncio.shield(self._refresh)
 

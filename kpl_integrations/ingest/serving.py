@@ -14,6 +14,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
@@ -68,7 +69,7 @@ def _tune_memory() -> None:
     By default it returns the memory of a PutRecords body of 1 MiB to the kernel each time. The page faults of the next
     body then cost as much as the rest of the request.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, 32 * 1024 * 1024)
         mallopt(_M_MMAP_THRESHOLD, 4 * 1024 * 1024)

@@ -335,7 +335,6 @@ def test_the_put_method_leaves_another_loop_and_a_forked_child_to_python(known_k
         (SimpleNamespace(), *others),
         (SimpleNamespace(_thread_id=None), *others),
         (SimpleNamespace(_thread_id=threading.get_ident() + 1), *others),
-        (loop, lambda: 1 / 0, *others[1:]),
         (loop, *others[:2], in_c.fork_count() + 1),
         (loop, time.monotonic, {"s": None}, in_c.fork_count()),
     ):
@@ -345,6 +344,18 @@ def test_the_put_method_leaves_another_loop_and_a_forked_child_to_python(known_k
     in_c.forked()
     assert producer.put_nowait("s", partition_key="k", data=b"x") == expected
     assert producer.put_nowait("s", data=b"x", partition_key="k") == expected
+    assert known_key.record.arrivals == []
+
+
+def test_the_put_method_raises_what_the_clock_raises(known_key):
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    producer = known_key.producer
+    loop, _, *others = vars(type(producer))["_own_streams"]
+    vars(producer).update(_own_streams=(loop, interrupted, *others))
+    with pytest.raises(KeyboardInterrupt):
+        producer.put_nowait("s", partition_key="k", data=b"x")
     assert known_key.record.arrivals == []
 
 

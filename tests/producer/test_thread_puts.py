@@ -1,6 +1,7 @@
 """Puts from threads, such as those of sync routes: real threads, a real event loop, a Kinesis in memory."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -48,6 +49,21 @@ def put(orders: Producer, text: str) -> Delivery:
 
 async def in_threads(count: int, work: Callable[[int], object]) -> list[Any]:
     return await asyncio.gather(*[asyncio.to_thread(work, number) for number in range(count)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+async def test_a_put_in_a_forked_child_raises():
+    async with producer() as orders:
+        child = os.fork()
+        if not child:
+            # The child has no running loop, as a thread.
+            try:
+                _ = put(orders, "lost")
+            except WrongEventLoop as error:
+                os._exit(7 if f"process {os.getppid()}" in str(error) else 8)
+            os._exit(9)
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once
+        assert os.waitstatus_to_exitcode(status) == 7
 
 
 @pytest.mark.parametrize("fairness", [None, FairnessPolicy()])

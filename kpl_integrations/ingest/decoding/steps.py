@@ -39,7 +39,7 @@ STEP_BYTES: Final = 32_768
 STEP_RECORDS: Final = 500
 # A step looks at so many brackets and strings: about 1 ms.
 STEP_TOKENS: Final = 2_000
-# A run with more bytes is one record, because shorter records of two pieces have fewer.
+# A run with more bytes has one record, because shorter records of two pieces have fewer.
 _LONG_BYTES: Final = 2 * STEP_BYTES
 _HASH_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 256
@@ -342,6 +342,11 @@ def _of_any_depth(limits: DecodeLimits) -> DecodeLimits:
     return msgspec.structs.replace(limits, max_depth=sys.maxsize)
 
 
+def _is_one_record(run: bytes, form: _Form) -> bool:
+    """Return True for a long run that is one record. In an array, numbers, words and strings may come before it."""
+    return run[1:].lstrip(b" \t\r\n")[:1] in (b"{", b"[") if form.is_array else not run.isspace()
+
+
 def _joined(
     runs: Iterable[bytes], limits: DecodeLimits, keys: NeighbourKeys, form: _Form
 ) -> Generator[None, None, Decoded]:
@@ -349,9 +354,7 @@ def _joined(
     decoded = Decoded([], [], pairs=[] if form.plain_type else None)
     count = 0
     for run in runs:
-        is_long = len(run) > _LONG_BYTES and not run.isspace()
-        if is_long and not form.is_array:
-            yield from require_depth(limits.max_depth + 1, run)
+        is_long = len(run) > _LONG_BYTES and _is_one_record(run, form)
         text = form.before + run + form.after if not is_long and run.strip() else b""
         pairs = None
         if text and decoded.pairs is not None:
@@ -361,6 +364,8 @@ def _joined(
             count += len(pairs)
         elif text or is_long:
             try:
+                if is_long and not form.is_array:
+                    yield from require_depth(limits.max_depth + 1, run)
                 if is_long:
                     made = form.alone(
                         run[1:-1].strip(b" \t\r\n") if form.is_array else run, _of_any_depth(limits), keys

@@ -192,7 +192,7 @@ class KinesisWireRoute:
         require_signed = self._claimed_key(scope, headers, by_name)
         room = gateway.room_of_address(scope)
         gateway.addresses.require(room.sender, gateway.admission.now())
-        # Only PutRecords is decoded in steps.
+        # Only PutRecords may have more bytes than are decoded at once.
         is_cut = by_name.get("x-amz-target", "").endswith(".PutRecords")
         most = min(_MOST_BODY_BYTES if is_cut else settings.decode_limits().max_uncut_bytes, settings.max_body_bytes)
         require_length(None if length is None else length.encode("latin-1"), most)

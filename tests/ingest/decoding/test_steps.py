@@ -101,6 +101,18 @@ def test_records_in_steps_are_those_of_the_whole_body(records, size, is_ascii):
         assert in_steps(NATIVE, texts[0], size) == at_once(NATIVE, texts[0])
 
 
+@pytest.mark.parametrize("before", [None, 5, True, "text", "x" * 40_000])
+@pytest.mark.parametrize("size", [STEP_BYTES, 1_000])
+def test_a_value_before_a_long_record_does_not_hide_it(before, size):
+    records = [before, {"data": "y" * 140_000}, {"data": "z"}, {"partition_key": ""}]
+    body = json.dumps({"records": records}).encode()
+    decoded, expected = in_steps(NATIVE, body, size), at_once(NATIVE, body)
+    assert isinstance(decoded, Decoded)
+    assert isinstance(expected, Decoded)
+    assert [len(each.data) for each in decoded.with_records().records] == [140_000, 1]
+    assert [problem.index for problem in decoded.problems] == [problem.index for problem in expected.problems] == [0, 3]
+
+
 @pytest.mark.usefixtures("_long")
 @given(st.lists(st.fixed_dictionaries({"data": data}), max_size=6), st.integers(1, 80))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
