@@ -96,18 +96,20 @@ class LargeBodies:
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Run all steps in slices, and return their result. In each round of the event loop runs one slice at most."""
         clock = self._clock
-        # What came before in this round took some time too.
+        finished: list[T] = []
+        # What comes before the slices, and after them, takes some milliseconds too.
         await anyio.lowlevel.checkpoint()
-        while True:
+        while not finished:
             async with self._slice:
                 ends_at = clock() + SLICE_SECONDS
                 try:
                     next(steps)
                     while clock() < ends_at:
                         next(steps)
-                except StopIteration as finished:
-                    return finished.value  # type: ignore[no-any-return]
+                except StopIteration as end:
+                    finished.append(end.value)
                 await anyio.lowlevel.checkpoint()
+        return finished[0]
 
     async def add_to_hash(self, hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> None:
         """Add a body to a hash, in slices if it is large. It needs no turn."""
