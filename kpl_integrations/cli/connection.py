@@ -46,7 +46,7 @@ _CREDENTIALS: Final = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, as for any AWS client; "
     "a Kinesis on this machine takes any"
 )
-REJECTED_CREDENTIALS: Final = "renew them, and check AWS_PROFILE and the clock of this machine"
+REJECTED_CREDENTIALS: Final = "renew the credentials, and check AWS_PROFILE and the clock of this machine"
 
 # error code (a trailing * matches any ending) -> what to do
 _ADVICE: Final = {

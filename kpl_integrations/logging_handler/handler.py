@@ -33,6 +33,7 @@ from kpl_core.background.process_end import (
     spare_thread,
 )
 from kpl_core.background.sender import SenderEnded, SenderStuck
+from kpl_core.records.user_record import require_stream
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, encode_large, entry_size, key_chooser, key_of
 from kpl_integrations.logging_handler.formatter import JsonFormatter, LargeLine
@@ -96,6 +97,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
 
     Raises:
         ConfigError: an option is out of its bounds.
+        InvalidUserRecord: no stream can have this name.
         TypeError: there is no such option.
     """
 
@@ -110,6 +112,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         **options: Unpack[LogOptions],
     ) -> None:
         settings = self._settings = LogSettings(**options)
+        require_stream(stream)
         self.stream = stream
         self.close_timeout = settings.patience_seconds
         # The instant on the monotonic clock at which the exit must be over, once it has begun; 0 before.

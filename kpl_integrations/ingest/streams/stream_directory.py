@@ -8,6 +8,8 @@ If the gateway may not list shards, a name counts as unconfirmed until a record 
 number of pipelines for invented names is bounded, and one tenant cannot use up the room of the others.
 """
 
+import logging
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,7 +21,11 @@ from kpl_core import KinesisTransport, RequestFailure
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.streams.call_budget import CallBudget, describe_calls, lookup_calls
 
+_log: Final = logging.getLogger(__name__)
+
 ABSENT_SECONDS: Final = 30.0
+# Failed lookups are logged once in so many seconds.
+_QUIET_SECONDS: Final = 60.0
 MOST_ABSENT: Final = 10_000
 MOST_STREAMS: Final = 1_000
 # Each unconfirmed name costs a pipeline, which stays and calls ListShards again and again. So a tenant may have 20 at
@@ -108,6 +114,7 @@ class StreamDirectory:
         # Read directly by the records route.
         self.known: set[str] = set()
         self._unconfirmed = UnconfirmedNames()
+        self._logged_at = -math.inf
         self._lookups: dict[tuple[str, str, str], _Lookup] = {}
         self._lookup_calls = lookup_calls()
         # Also for the questions that the Kinesis API of the gateway forwards.
@@ -202,6 +209,7 @@ class StreamDirectory:
             _remember(self._absent, stream, self._clock() + ABSENT_SECONDS)
             raise self._unknown(stream)
         elif not answer.code.startswith("AccessDenied"):
+            self._log_failure(stream, answer)
             detail = (
                 f"stream {stream} could not be looked up ({answer.code}); the gateway tries again with the next request"
             )
@@ -214,6 +222,13 @@ class StreamDirectory:
                 f"the gateway kinesis:ListShards"
             )
             raise Refused(Refusal.NO_ROOM, detail, retry_after=_FULL_RETRY_SECONDS)
+
+    def _log_failure(self, stream: str, failure: RequestFailure) -> None:
+        now = self._clock()
+        if now - self._logged_at >= _QUIET_SECONDS:
+            self._logged_at = now
+            text = "stream %r could not be looked up, so its requests get 503: %s: %s; logged once a minute at most"
+            _log.warning(text, stream, failure.code, failure.message)
 
     def _is_known(self, stream: str, tenant: str) -> bool:
         """Return True if the tenant may put to the stream; raise Refused if it was absent a moment ago."""

@@ -160,6 +160,24 @@ class Denied(FakeTransport):
         return RequestFailure("AccessDeniedException", f"not authorized to list {stream}")
 
 
+class Unreachable(FakeTransport):
+    """A transport without a Kinesis."""
+
+    async def list_shards(self, stream: str) -> Any:
+        return RequestFailure("Internal", "connection refused")
+
+
+async def test_failed_lookups_are_logged_once_a_minute(caplog):
+    now = [0.0]
+    directory = StreamDirectory(Unreachable(FakeKinesis({"orders": 1})), clock=lambda: now[0])
+    for instant in (0.0, 30.0, 59.0, 61.0):
+        now[0] = instant
+        with pytest.raises(Refused):
+            await directory.require("orders", "t")
+    assert caplog.text.count("stream 'orders' could not be looked up") == 2
+    assert "Internal: connection refused" in caplog.text
+
+
 async def test_concurrent_requests_for_one_new_stream_cause_one_lookup():
     transport = Denied(FakeKinesis({"orders": 1}))
     directory = StreamDirectory(transport, clock=lambda: 0.0)
