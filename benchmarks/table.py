@@ -116,7 +116,7 @@ def _tls_table(results: Results, rows: list[Row]) -> Table:
     most = max((row.workload for row in rows), key=lambda workload: workload.record_count)
     others = {rival.name: next((row for row in rows if row.subject == rival.name), None) for rival in (KPL, GO)}
     table = Table(
-        f"Over TLS, beside the KPL: {most.title()}",
+        f"Over TLS, beside {'the KPL' if others[KPL.name] else 'the Go producer'}: {most.title()}",
         (
             "producer",
             "records per CPU-second",

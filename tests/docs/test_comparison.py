@@ -14,7 +14,7 @@ RESULTS = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-
 MEASURED = [
     dict(re.findall(r"^\| ((?!producer|---).+?) \| ([\d,]+) \[", section, re.MULTILINE))
     for section in re.split(r"^## ", RESULTS, flags=re.MULTILINE)
-    if section.startswith(("Beside the alternatives", "Over TLS"))
+    if section.startswith(("Beside the alternatives", "Over TLS, beside the KPL"))
 ]
 
 
