@@ -31,7 +31,7 @@ echo 'the body as the data, with its key in a header:'
 printf '\x00\x01\x02' |
     "${post[@]}" "$records" --header 'Content-Type: application/octet-stream' --header 'X-Partition-Key: 42' --data-binary @-
 
-echo 'sent twice, put once:'
+echo 'sent twice, put once (with several workers on one connection only):'
 key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 for _ in 1 2; do
     "${post[@]}" "$records?ack=delivered" --header "Idempotency-Key: \"$key\"" --header 'Content-Type: application/json' \
