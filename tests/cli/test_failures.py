@@ -123,9 +123,9 @@ def test_a_profile_that_does_not_exist(failing, monkeypatch):
     ("code", "operation", "words"),
     [
         ("AccessDeniedException", "ListShards", "IAM policy"),
-        ("UnrecognizedClientException", "ListShards", "renew them"),
+        ("UnrecognizedClientException", "ListShards", "renew the credentials"),
         ("InvalidSignatureException", "ListShards", "clock of this machine"),
-        ("ExpiredTokenException", "GetShardIterator", "renew them"),
+        ("ExpiredTokenException", "GetShardIterator", "renew the credentials"),
         ("KMSAccessDeniedException", "GetRecords", "the key that encrypts the stream"),
         ("ValidationException", "GetRecords", "check the stream and the endpoint"),
     ],
