@@ -483,7 +483,7 @@ class StreamPipeline:
     @max_record_bytes.setter
     def max_record_bytes(self, value: int) -> None:
         self._max_record_bytes = self.stages.max_record_bytes = value
-        # All that the put method in C needs to know. (As a tuple of known types mypyc would make it anew at each read.)
+        # For the put method in C. It is `Any`, because mypyc copies a tuple of known types at each read.
         self.entrance: Any = (self._routes, self._buffer_limit, value)
 
     def on_opening(self, opening_context: Callable[[], object] | None) -> None:

@@ -26,6 +26,9 @@ def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, ma
     Raises:
         TypeError, InvalidUserRecord: one would not; the message begins with its index.
     """
+    if not isinstance(records, Iterable):
+        message = f"records must be an iterable of pairs or of UserRecords, not {type(records).__name__}"
+        raise TypeError(message)
     # Compiled code checks what is annotated, in its own words; these are to be ours.
     checked: list[Any] = list(records)
     # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
@@ -49,5 +52,6 @@ def _checked(record: object, max_record_bytes: int) -> Puttable:
         as_they_are = as_bytes(data)
         require_size(len(encode_partition_key(key)), len(as_they_are), max_record_bytes=max_record_bytes)
         return key, as_they_are
-    message = f"it must be a (partition_key, data) pair or a UserRecord, not {type(record).__name__}"
+    kind = f"a tuple of {len(record)}" if isinstance(record, tuple) else type(record).__name__
+    message = f"it must be a (partition_key, data) pair or a UserRecord, not {kind}"
     raise TypeError(message)

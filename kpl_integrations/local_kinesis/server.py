@@ -8,6 +8,7 @@ unless `host` says otherwise.
 """
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kpl_integrations.local_kinesis.listener import Clock, Listener
 
 _PROCESS_STOP_SECONDS: Final = 5.0
+_STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 _Result = TypeVar("_Result")
 
@@ -36,8 +38,11 @@ def parse_stream(text: str) -> tuple[str, int]:
         ValueError: the text is neither.
     """
     name, _, shards = text.partition(":")
-    if not name or not (shards or "1").isdecimal() or int(shards or "1") < 1:
-        message = f"{text!r} is not a stream; write NAME or NAME:SHARDS with at least one shard, such as orders:4"
+    if not _STREAM_NAME.fullmatch(name) or not (shards or "1").isdecimal() or int(shards or "1") < 1:
+        message = (
+            f"{text!r} is not a stream; write NAME or NAME:SHARDS with at least one shard, such as orders:4; "
+            "a name has 1 to 128 letters, digits, dots, hyphens and underscores"
+        )
         raise ValueError(message)
     return name, int(shards or "1")
 

@@ -44,7 +44,7 @@ def test_the_printed_example_commands_work():
         (("--stream", "orders:none"), 2, "write NAME or NAME:SHARDS"),
         (("--stream", ":2"), 2, "write NAME or NAME:SHARDS"),
         (("--stream", "orders:0"), 2, "at least one shard"),
-        (("--stream", "bad name!"), 3, "a stream cannot be created"),
+        (("--stream", "bad name!"), 2, "a name has 1 to 128 letters"),
         (("--port", "70000"), 2, "65535"),
     ],
 )

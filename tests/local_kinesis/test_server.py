@@ -315,7 +315,7 @@ def test_the_command_prints_one_line_and_exits_with_0_on_a_signal(number: signal
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("stream", ["", ":3", "a:0", "a:many"])
+@pytest.mark.parametrize("stream", ["", ":3", "a:0", "a:many", "a=2", "a b"])
 def test_the_command_explains_an_invalid_stream(stream: str) -> None:
     command = [sys.executable, "-m", "kpl_integrations.local_kinesis", "--stream", stream]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

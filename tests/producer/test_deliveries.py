@@ -73,3 +73,17 @@ async def test_a_failed_record_is_a_result(anyio_backend_name):
     assert [result.successful for result in results] == [False] * 3
     if anyio_backend_name == "asyncio":
         assert await asyncio.gather(*deliveries) == results
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        (None, "records must be an iterable of pairs or of UserRecords, not NoneType"),
+        ([("k", b"x", "7")], "a tuple of 3"),
+    ],
+)
+async def test_what_is_no_list_of_records_is_refused_by_name(records, problem):
+    async with producer(unmetered(1)) as orders:
+        with pytest.raises(TypeError, match=problem):
+            await orders.put_many(STREAM, records)
+        assert orders.report().accepted == 0
