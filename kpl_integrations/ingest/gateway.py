@@ -32,7 +32,9 @@ from kpl_integrations.ingest.fast_path.eager_await import read_body_eagerly
 from kpl_integrations.ingest.fast_path.sync_answer import (
     PendingAnswer,
     SyncAnswer,
+    most_single_bytes,
     sync_answer,
+    sync_answer_together,
     sync_head,
     sync_refusal,
 )
@@ -117,6 +119,9 @@ class IngestGateway:
         self._hosts = None if settings.allowed_hosts is None else HostNames(settings.allowed_hosts.split(","))
         self._cors = None if settings.cors_origins is None else CrossOrigin(settings.cors_origins.split(","))
         self._access_log = AccessLog(settings.access_log) if settings.access_log else None
+        # Each request has its own line in an access log, with its own time.
+        most_bytes = most_single_bytes(settings.max_body_bytes, settings.max_record_bytes)
+        self.most_single_bytes = most_bytes if self._access_log is None else 0
         self._entered = False
 
     # Lifecycle
@@ -344,6 +349,10 @@ class IngestGateway:
             else:
                 log(answer.status)
         return answer
+
+    def sync_answer_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> SyncAnswer | None:
+        """Return the answer to each of several requests with one record; see `SyncAnswerer`."""
+        return sync_answer_together(self._records, self.tally, head, bodies)
 
     def _begin_log(self, head: RecordsHead, body: bytes, client: str) -> Callable[[int], None] | None:
         log = self._access_log

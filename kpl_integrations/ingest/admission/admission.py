@@ -61,11 +61,15 @@ class LoadShedder:
         self._most: float | None = None
         self._checked_at = now - _SHEDDER_INTERVAL_SECONDS
 
-    def rejects(self, account: TenantAccount, now: float) -> bool:
-        """Return True if the remaining room is reserved for tenants with lower rates than this one."""
+    def has_enough(self, records: int = 0, size_bytes: int = 0) -> bool:
+        """Return True if no step can be reached, also with so many more records and bytes."""
         limit = self._limit
         enough_records, enough_bytes = self._enough
-        if limit.free_records >= enough_records and limit.free_bytes >= enough_bytes:
+        return limit.free_records - records >= enough_records and limit.free_bytes - size_bytes >= enough_bytes
+
+    def rejects(self, account: TenantAccount, now: float) -> bool:
+        """Return True if the remaining room is reserved for tenants with lower rates than this one."""
+        if self.has_enough():
             return False
         if now - self._checked_at >= _SHEDDER_INTERVAL_SECONDS:
             self._checked_at = now
@@ -170,6 +174,24 @@ class Admission:
             self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
 
         self._admitted(put, account, stream, pairs, _bytes_of_pairs)
+
+    def put_ordinary_pairs(self, account: TenantAccount, stream: str, pairs: Pairs, size_bytes: int) -> bool:
+        """Put the pairs of several requests as `put_pairs`. Return False if a request might be refused.
+
+        Then nothing has happened. A tenant with a quota is never admitted here.
+        """
+        now = self._clock()
+        is_reserved = account.quota is not None or bool(account.share_schedule)
+        if self.state == "closed" or is_reserved or stream in self._open_breakers:
+            return False
+        if not self._load_shedder.has_enough(len(pairs), size_bytes):
+            return False
+        try:
+            self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+        except (BufferFull, ProducerClosed, InvalidUserRecord):
+            return False
+        account.count_accepted(len(pairs), now)
+        return True
 
     def begin_group(
         self,

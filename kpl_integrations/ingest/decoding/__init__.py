@@ -3,7 +3,7 @@
 from kpl_integrations.ingest.decoding.decoded import Decoded, DecodeLimits, DecodeRefusal, RecordProblem
 from kpl_integrations.ingest.decoding.inflate import declares_more, inflate
 from kpl_integrations.ingest.decoding.otlp_body import otlp_in_steps, otlp_records
-from kpl_integrations.ingest.decoding.request_body import CONTENT_TYPES, decode, decode_plain
+from kpl_integrations.ingest.decoding.request_body import CONTENT_TYPES, decode, decode_plain, decode_singles
 from kpl_integrations.ingest.decoding.steps import decode_in_steps, pieces_of
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "decode",
     "decode_in_steps",
     "decode_plain",
+    "decode_singles",
     "inflate",
     "otlp_in_steps",
     "otlp_records",

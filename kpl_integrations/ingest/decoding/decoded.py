@@ -136,16 +136,17 @@ class NeighbourKeys:
     evenly over the shards. A key for each record would scatter one request over all shards.
     """
 
-    __slots__ = ("_dealt", "_key", "_new_key")
+    __slots__ = ("_dealt", "_key", "_new_key", "_records_per_key")
 
-    def __init__(self, new_key: Callable[[], str]) -> None:
+    def __init__(self, new_key: Callable[[], str], *, records_per_key: int = RECORDS_PER_KEY) -> None:
         self._new_key = new_key
+        self._records_per_key = records_per_key
         self._key = ""
         self._dealt = 0
 
     def deal(self) -> str:
         """Return the key of the next record without one."""
-        if self._dealt % RECORDS_PER_KEY == 0:
+        if self._dealt % self._records_per_key == 0:
             self._key = self._new_key()
         self._dealt += 1
         return self._key

@@ -1,6 +1,6 @@
 """Choose the decoder of a request by its content type."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kpl_core import UserRecord
@@ -68,6 +68,16 @@ def decode_plain(content_type: str, body: bytes, limits: DecodeLimits, keys: Nei
     if pairs is not None:
         require_count(len(pairs), limits)
     return pairs
+
+
+def decode_singles(bodies: Sequence[bytes], limits: DecodeLimits) -> Pairs | None:
+    """Return the pair of each body as `decode_plain`; None: decode each alone.
+
+    Each body starts with an opening brace, ends with a closing one, has no line break and is within the size limit of
+    one record. No text of JSON contains a line break, so no record reaches from one body into the next.
+    """
+    pairs = pairs_of_ndjson(b"\n".join(bodies), limits, NeighbourKeys(random_partition_key, records_per_key=1))
+    return None if pairs is None or len(pairs) != len(bodies) else pairs
 
 
 def decode(

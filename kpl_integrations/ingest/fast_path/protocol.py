@@ -4,7 +4,8 @@ A POST that arrives in one piece is held until its end and passed to `answerer`.
 application gets it as usual. uvicorn's objects for each request (a scope, a cycle, a task, a timer) are created only
 then.
 
-Most requests of a connection repeat the head of the one before. Those are not even parsed (see `HeadCache`).
+Most requests of a connection repeat the head of the one before. Those are not even parsed (see `HeadCache`). If they
+have one record, those of many connections are put together (see `RequestBatch`).
 """
 
 import asyncio
@@ -15,24 +16,43 @@ from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
-from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer, SyncAnswer, SyncAnswerer, encoded
+from kpl_integrations.ingest.fast_path.sync_answer import FAILED, PendingAnswer, SyncAnswer, SyncAnswerer
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
 from kpl_integrations.ingest.http.request_head import RecordsHead
 
-# The answer of uvicorn if an application fails.
-_FAILED: Final = encoded(
-    500,
-    [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"), (b"connection", b"close")],
-    b"Internal Server Error",
-)
+_ENCODING: Final = b"content-encoding"
 _INVALID: Final = "Invalid HTTP request received."
 
 
+class AnswerStarts:
+    """The status line and the server's own header fields of answers. uvicorn replaces the fields once a second."""
+
+    __slots__ = ("_by_status", "_fields")
+
+    def __init__(self) -> None:
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._by_status: dict[int, bytes] = {}
+
+    def of(self, status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the start of an answer."""
+        if fields is not self._fields:
+            self._fields = fields
+            self._by_status = {}
+        start = self._by_status.get(status)
+        if start is None:
+            lines = [b"%b: %b\r\n" % field for field in fields]
+            start = self._by_status[status] = b"".join((STATUS_LINE[status], *lines))
+        return start
+
+
 class FastPathProtocol(BoundedProtocol):
-    """One connection. A subclass sets `answerer`."""
+    """One connection. A subclass sets `answerer`, and `batch` if its requests may be answered together."""
 
     answerer: ClassVar[SyncAnswerer | None] = None
+    batch: ClassVar[RequestBatch | None] = None
+    answer_starts: ClassVar[AnswerStarts] = AnswerStarts()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
@@ -40,6 +60,8 @@ class FastPathProtocol(BoundedProtocol):
         self._held: list[bytes] | None = None
         # The last head, if its request took the fast path and no other bytes came since.
         self._cached: HeadCache | None = None
+        # Whether requests with the last head may wait in the batch, and whether one does.
+        self._may_batch = self._is_batched = False
         # The piece that is being parsed.
         self._received = b""
         # The time of the last answer of the fast path, and the one timer that checks it.
@@ -49,7 +71,8 @@ class FastPathProtocol(BoundedProtocol):
     @classmethod
     def for_gateway(cls, answerer: SyncAnswerer) -> "type[FastPathProtocol]":
         """Return a subclass that passes requests to `answerer`."""
-        return type(cls.__name__, (cls,), {"answerer": answerer})
+        members = {"answerer": answerer, "batch": RequestBatch(answerer), "answer_starts": AnswerStarts()}
+        return type(cls.__name__, (cls,), members)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the idle timer."""
@@ -60,6 +83,7 @@ class FastPathProtocol(BoundedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer a request with the cached head. Otherwise handle the bytes as usual."""
+        self._flush()
         if self._cached is None or self.turns.is_attentive or not self._answer_cached(self._cached, data):
             super().data_received(data)
 
@@ -93,11 +117,44 @@ class FastPathProtocol(BoundedProtocol):
             return False
         if cached.head.authorization != self.reader.authorization and self._claim(cached.head):
             cached.keep_credentials()
+        batch = self.batch
+        if self._may_batch and batch is not None and not self.turns.is_attentive and batch.takes(body):
+            self._is_batched = True
+            batch.add((self, cached.head, body, data))
+            return True
         answer = self._fair_answer_to(cached.head, body)
         if answer is None:
             return False
         self._send(answer)
         return True
+
+    def answer_batched(self, request: BatchedRequest, answer: SyncAnswer | PendingAnswer | None) -> None:
+        """Answer a request of the batch; see `BatchedConnection`. If the client has gone, its record is put anyway."""
+        self._is_batched = False
+        _, head, body, received = request
+        try:
+            if answer is None:
+                answer = self._fair_answer_to(head, body)
+            if self.transport.is_closing():
+                return
+            if answer is None:
+                super().data_received(received)
+            else:
+                self._send(answer)
+        except Exception:
+            # The other connections of the batch get their answers.
+            self.logger.exception("Exception in the fast path")
+            self.transport.abort()
+
+    def _flush(self) -> None:
+        """Answer the request in the batch before anything else happens to this connection."""
+        if self._is_batched and self.batch is not None:
+            self.batch.flush()
+
+    def shutdown(self) -> None:
+        """Answer the request in the batch, then close the connection or let it end."""
+        self._flush()
+        super().shutdown()
 
     def _answer_pipelined(self, cached: HeadCache, data: bytes) -> bytes:
         """Answer the first requests of several with the cached head. Return the bytes of the others."""
@@ -194,6 +251,8 @@ class FastPathProtocol(BoundedProtocol):
         is_accepted = isinstance(answer, PendingAnswer) or answer.status < HTTPStatus.BAD_REQUEST
         if is_accepted and is_first_and_whole and (cached := HeadCache.of(self._received, len(body), head)) is not None:
             self._cached = cached
+            is_queued = isinstance(answer, SyncAnswer) and answer.status == HTTPStatus.ACCEPTED
+            self._may_batch = is_queued and head.plain_type is not None and _ENCODING not in head.headers
         self._send(answer)
 
     def _claim(self, head: RecordsHead) -> bool:
@@ -219,7 +278,7 @@ class FastPathProtocol(BoundedProtocol):
             return self.answerer.sync_answer(head, body, self.client[0] if self.client else "")
         except Exception:
             self.logger.exception("Exception in the fast path")
-            return _FAILED
+            return FAILED
 
     def _send(self, answer: SyncAnswer | PendingAnswer) -> None:
         if isinstance(answer, PendingAnswer):
@@ -239,7 +298,7 @@ class FastPathProtocol(BoundedProtocol):
             answer = pending.answer()
         except Exception:
             self.logger.exception("Exception in the fast path")
-            answer = _FAILED
+            answer = FAILED
         if self.transport.is_closing():
             return
         self._write(answer)
@@ -252,12 +311,9 @@ class FastPathProtocol(BoundedProtocol):
             self.turns.charge(self.reader.flow, self.reader.weight, time.thread_time() - started)
 
     def _write(self, answer: SyncAnswer) -> None:
-        parts = [STATUS_LINE[answer.status]]
-        for name, value in self.server_state.default_headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(answer.content)
-        self.transport.write(b"".join(parts))
-        self.server_state.total_requests += 1
+        state = self.server_state
+        self.transport.write(self.answer_starts.of(answer.status, state.default_headers) + answer.content)
+        state.total_requests += 1
         if answer.closes:
             self.transport.close()
             return
@@ -268,8 +324,7 @@ class FastPathProtocol(BoundedProtocol):
     def _close_if_idle(self) -> None:
         """Close an idle connection. One timer serves all requests of the connection."""
         self._idle_timer = None
-        cycle: Any = self.cycle
-        is_busy = self._in_head or self.flow.is_held or not (cycle is None or cycle.response_complete)
+        is_busy = self._in_head or self._is_batched or self.flow.is_held or self._is_answering()
         if self.transport.is_closing() or is_busy:
             # A request is in progress and has its own timer. The next answer of the fast path sets this one again.
             return

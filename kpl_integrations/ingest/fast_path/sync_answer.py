@@ -8,7 +8,7 @@ may have to wait for anything else goes through ASGI, and both ways end in the s
 The head and the body are handled separately, because most requests of a connection have the same head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final, NamedTuple, Protocol
 
@@ -32,6 +32,8 @@ _SHORT_BYTES: Final = 256
 _CLOSE: Final = (b"connection", b"close")
 # Requests above a share of CPU time are asked to come back within so many seconds.
 _MOST_RETRY_SECONDS: Final = 3
+# A longer record costs more to copy than a batch saves.
+_MOST_SINGLE_BYTES: Final = 4_096
 
 
 class SyncAnswer(NamedTuple):
@@ -117,6 +119,15 @@ class SyncAnswerer(Protocol):
         None: it may have to wait, and nothing has happened.
         """
 
+    most_single_bytes: int
+    """The largest body of a request that may wait in a batch; 0: none may."""
+
+    def sync_answer_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> SyncAnswer | None:
+        """Return the answer to each of several requests with one record; None: answer each alone.
+
+        `head` is the head of one of them. The others have the same tenant, stream and options.
+        """
+
 
 def sync_head(target: bytes, headers: Headers) -> RecordsHead | None:
     """Return the parsed head of a request for records, or None if the application has to handle the request."""
@@ -147,6 +158,22 @@ def sync_answer(
     if isinstance(answer, PutRequest):
         return PendingAnswer(answer.deliveries, partial(_delivered, records, tally, answer))
     return _accepted(records, tally, answer, account)
+
+
+def most_single_bytes(max_body_bytes: int, max_record_bytes: int) -> int:
+    """Return the largest body of a request that may be answered together with others."""
+    return min(_MOST_SINGLE_BYTES, max_body_bytes, max_record_bytes)
+
+
+def sync_answer_together(
+    records: RecordsRoute, tally: Tally, head: RecordsHead, bodies: Sequence[bytes]
+) -> SyncAnswer | None:
+    """Return and count the answer to each of these requests with one record. None: nothing has happened."""
+    answer = records.queue_together(head, bodies)
+    if answer is not None:
+        tally.answers[answer.status] += len(bodies)
+        return _without_quota(answer)
+    return None
 
 
 def _delivered(records: RecordsRoute, tally: Tally, request: PutRequest) -> SyncAnswer:
@@ -190,6 +217,14 @@ def encoded(status: int, headers: Headers, body: bytes) -> SyncAnswer:
     """Return an answer as the bytes for the socket."""
     fields = b"".join([b"%b: %b\r\n" % field for field in headers])
     return SyncAnswer(status, b"%b\r\n%b" % (fields, body), _CLOSE in headers)
+
+
+# The answer of uvicorn if an application fails.
+FAILED: Final = encoded(
+    500,
+    [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"), (b"connection", b"close")],
+    b"Internal Server Error",
+)
 
 
 @lru_cache(maxsize=256)

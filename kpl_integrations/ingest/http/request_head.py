@@ -12,6 +12,7 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused, over_cp
 from kpl_integrations.ingest.tenants import ACKS, Ack, Tenant
 
 ACK_HEADER: Final = b"x-ack"
+FORWARDED_FOR: Final = b"x-forwarded-for"
 # The ASGI extension by which a route tells the server that the client has valid credentials.
 VERIFIED: Final = "kpl_integrations.verified"
 # Content types for which no other header field is read, in the spelling of nearly all clients.

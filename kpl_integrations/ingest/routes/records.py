@@ -5,7 +5,7 @@ the records are put nothing has happened. After that, nothing that the client do
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -34,12 +34,14 @@ from kpl_integrations.ingest.decoding import (
     decode,
     decode_in_steps,
     decode_plain,
+    decode_singles,
     pieces_of,
 )
 from kpl_integrations.ingest.decoding.decoded import NeighbourKeys, random_partition_key
 from kpl_integrations.ingest.http.bodies import require_length, require_size
 from kpl_integrations.ingest.http.large_bodies import small_body
 from kpl_integrations.ingest.http.request_head import (
+    FORWARDED_FOR,
     FieldsByName,
     RecordsHead,
     header_fields,
@@ -52,7 +54,6 @@ PREFIX: Final = "/v1/streams/"
 SUFFIX: Final = "/records"
 # The first problems are enough to find the mistake. The answer must not be larger than the request.
 _MOST_PROBLEMS: Final = 100
-_FORWARDED_FOR: Final = b"x-forwarded-for"
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 # The fields that change the records of a body, besides the attributes of a CloudEvent.
 _DECODING_FIELDS: Final = frozenset({b"content-type", b"content-encoding", b"x-partition-key", b"x-explicit-hash-key"})
@@ -154,13 +155,14 @@ class RecordsRoute:
         if stream not in self._streams.known or not tenant.allows(stream):
             return None
         payer = self._gateway.payer_of(account, client)
-        if payer is not None and _FORWARDED_FOR in head.headers:
+        if payer is not None and FORWARDED_FOR in head.headers:
             # The server finds the address of the client for the application only.
             return None
         account.requests += 1
         received_bytes = 0
         try:
-            if payer is not None or account.refused_bytes is not None:
+            is_charged = account.refused_bytes is not None if payer is None else len(self._gateway.addresses) > 0
+            if is_charged:
                 account.require_readable(self._admission.now(), payer)
             received_bytes = len(body)
             require_size(len(body), self._settings.max_body_bytes)
@@ -175,6 +177,31 @@ class RecordsRoute:
         except Refused as refused:
             account.count_refused(refused, received_bytes, self._admission.now(), payer)
             raise
+
+    def queue_together(self, head: RecordsHead, bodies: Sequence[bytes]) -> Acknowledged | None:
+        """Put the one record of each request, and return the answer to each. None: nothing has happened.
+
+        All requests have the tenant, the stream and the options of `head`. Each then needs `answer_sync`.
+        """
+        try:
+            account = self._gateway.account_shown(head.authorization)
+        except Refused:
+            return None
+        tenant, stream = account.tenant, head.stream
+        if (head.options.ack or tenant.default_ack) != "queued" or not account.puts_pairs:
+            return None
+        if stream not in self._streams.known or not tenant.allows(stream):
+            return None
+        if self._gateway.is_verified(account):
+            refused_bytes = account.refused_bytes
+            is_refused = refused_bytes is not None and refused_bytes.wait_seconds(self._admission.now()) > 0.0
+        else:
+            is_refused = len(self._gateway.addresses) > 0 or FORWARDED_FOR in head.headers
+        pairs = None if is_refused else decode_singles(bodies, self._limits)
+        if pairs is None or not self._admission.put_ordinary_pairs(account, stream, pairs, sum(map(len, bodies))):
+            return None
+        account.requests += len(bodies)
+        return answer_queued(1, ())
 
     def now(self) -> float:
         """Return the time on the producer's clock."""
@@ -193,7 +220,8 @@ class RecordsRoute:
                 is_plain = False
                 pairs = decode_plain(head.plain_type, small, self._limits, NeighbourKeys(random_partition_key))
                 if pairs is not None:
-                    self._admission.put_pairs(account, stream, pairs)
+                    if not self._admission.put_ordinary_pairs(account, stream, pairs, len(small)):
+                        self._admission.put_pairs(account, stream, pairs)
                     return answer_queued(len(pairs), ())
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal, inflated_bytes) from None

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.fast_path.protocol import AnswerStarts
 from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
 from kpl_integrations.ingest.serving import GatewayServer
 from tests.ingest.app.scene import JSON, STREAM, gateway_of, kinesis
@@ -232,6 +233,16 @@ async def test_an_invalid_target_is_answered_400_with_and_without_its_body(targe
 def _fails(*_: object) -> None:
     message = "on purpose"
     raise RuntimeError(message)
+
+
+async def test_answers_start_with_the_current_header_fields_of_the_server():
+    starts = AnswerStarts()
+    fields = [(b"date", b"now"), (b"server", b"x")]
+    for _ in range(2):
+        assert starts.of(202, fields) == b"HTTP/1.1 202 Accepted\r\ndate: now\r\nserver: x\r\n"
+    assert starts.of(400, fields).startswith(b"HTTP/1.1 400 Bad Request\r\ndate: now")
+    # uvicorn makes a new list.
+    assert starts.of(202, [(b"date", b"later")]) == b"HTTP/1.1 202 Accepted\r\ndate: later\r\n"
 
 
 async def test_a_client_that_does_not_read_its_answers_is_paused():

@@ -90,8 +90,14 @@ class Line(NamedTuple):
             await asyncio.sleep(0)
 
 
-def line_to(gateway: IngestGateway, **options: Any) -> Line:
-    kind = FastPathProtocol.for_gateway(gateway).with_bounds(header_seconds=10.0, max_header_bytes=10_000)
+def protocol_of(gateway: IngestGateway) -> Any:
+    return FastPathProtocol.for_gateway(gateway).with_bounds(
+        header_seconds=10.0, max_header_bytes=10_000, turns=gateway.read_turns
+    )
+
+
+def line_to(gateway: IngestGateway, kind: Any = None, **options: Any) -> Line:
+    kind = kind or protocol_of(gateway)
     config = uvicorn.Config(gateway, http=kind, lifespan="off", ws="none", log_config=None, access_log=False, **options)
     config.load()
     wire, made = Wire(), kind(config, ServerState(), {})

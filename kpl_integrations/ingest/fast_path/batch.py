@@ -1,0 +1,109 @@
+"""Put the single records of many connections together: those that the event loop has read in one iteration.
+
+Most of the cost of a request with one record is the same for a put of any size. Under load the loop reads many
+connections in one iteration. So a request in the ordinary form waits until the loop has read the others, and one put
+takes the records of all requests with the same tenant and stream. The loop calls `flush` before it reads again, and
+answers one request at a time without a batch. asyncio and uvloop call what `call_soon` gets in the next iteration,
+before they look for received bytes.
+
+A group of requests is accepted as a whole or not at all. If anything about it is not ordinary, nothing has happened,
+and each request is answered alone. So every answer, count and refusal is that of a request without a batch.
+
+While connections are read in turns, each request is answered at once, so that its CPU time is charged before the next
+turn.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Protocol
+
+from kpl_integrations.ingest.fast_path.sync_answer import FAILED, SyncAnswer, SyncAnswerer
+from kpl_integrations.ingest.http.request_head import FORWARDED_FOR, RecordsHead
+
+# If more wait in one iteration, the loop is about to be late. Requests are then answered at once for a while, so that a
+# flood over many connections makes the loop late as soon as without a batch, and connections take turns.
+_MOST_REQUESTS: Final = 128
+_REST_SECONDS: Final = 1.0
+_OPEN: Final = ord("{")
+_CLOSE: Final = ord("}")
+
+
+class BatchedConnection(Protocol):
+    """What a batch needs of a connection."""
+
+    loop: Any
+    logger: Any
+
+    def answer_batched(self, request: "BatchedRequest", answer: SyncAnswer | None) -> None:
+        """Send the answer that a group of requests shares; None: answer this request as without a batch."""
+
+
+# The connection, the head and the body of a request, and all its bytes. A tuple: each request makes one.
+BatchedRequest = tuple[BatchedConnection, RecordsHead, bytes, bytes]
+
+
+class RequestBatch:
+    """The requests of all connections of one gateway that wait for the end of this iteration."""
+
+    __slots__ = ("_answerer", "_most_bytes", "_rests", "_waiting")
+
+    def __init__(self, answerer: SyncAnswerer) -> None:
+        self._answerer = answerer
+        self._most_bytes = answerer.most_single_bytes
+        self._waiting: list[BatchedRequest] = []
+        # Whether the batch was full a short time ago.
+        self._rests = False
+
+    def takes(self, body: bytes) -> bool:
+        """Return True if there is room, and this may be one JSON record: a line break in a text would not be JSON."""
+        return (
+            0 < len(body) <= self._most_bytes
+            and body[0] == _OPEN
+            and body[-1] == _CLOSE
+            and b"\n" not in body
+            and not self._rests
+        )
+
+    def add(self, request: BatchedRequest) -> None:
+        """Let a request wait. Its connection calls `flush` before it handles more bytes."""
+        waiting = self._waiting
+        if not waiting:
+            request[0].loop.call_soon(self.flush)
+        waiting.append(request)
+        if len(waiting) == _MOST_REQUESTS:
+            self._rests = True
+            request[0].loop.call_later(_REST_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        self._rests = False
+
+    def flush(self) -> None:
+        """Answer all waiting requests."""
+        waiting, self._waiting = self._waiting, []
+        for group in _groups(waiting):
+            answer = self._answer_to(group) if len(group) > 1 else None
+            for request in group:
+                request[0].answer_batched(request, answer)
+
+    def _answer_to(self, group: Sequence[BatchedRequest]) -> SyncAnswer | None:
+        connection, head, _, _ = group[0]
+        try:
+            return self._answerer.sync_answer_together(head, [body for _, _, body, _ in group])
+        except Exception:
+            connection.logger.exception("Exception in the fast path")
+            return FAILED
+
+
+def _groups(requests: list[BatchedRequest]) -> Collection[list[BatchedRequest]]:
+    """Return the requests that one put may take: those with the same tenant, stream and options."""
+    if len(requests) == 1:
+        return (requests,)
+    groups: dict[tuple[object, ...], list[BatchedRequest]] = {}
+    for request in requests:
+        head = request[1]
+        key = head.authorization, head.stream, head.options.ack, FORWARDED_FOR in head.headers
+        group = groups.get(key)
+        if group is None:
+            groups[key] = [request]
+        else:
+            group.append(request)
+    return groups.values()
