@@ -203,6 +203,11 @@ class LogSender:
         buffered = emitted - delivered - kept - dropped.total()
         return LogCounts(emitted=emitted, delivered=delivered, kept=kept, dropped=dropped, buffered=buffered)
 
+    def last_failure(self) -> str | None:
+        """Return code and message of the latest request, if it failed, else None."""
+        producer = self._background.producer
+        return None if producer is None else producer.last_failure(self._stream)
+
     def _drops(self) -> Counter[str]:
         with self._room:
             return self._queue.dropped + self._dropped
