@@ -120,6 +120,15 @@ class IngestSettings(BaseSettings):
                 raise ValueError(message)
         return value
 
+    @field_validator("spool", "dead_letters")
+    @classmethod
+    def _is_no_folder(cls, value: Path | None) -> Path | None:
+        # Workers would make their numbered files beside it.
+        if value is not None and value.is_dir():
+            message = f"{str(value)!r} is a folder; name a file in it, such as {str(value / 'spool.db')!r}"
+            raise ValueError(message)
+        return value
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
