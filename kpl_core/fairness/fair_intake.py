@@ -17,14 +17,13 @@ from kpl_core.fairness.fair_shards import FairShards
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.forwarding import digest_of
 from kpl_core.pipeline.lane import Lane
-from kpl_core.pipeline.open_record import Run, place_pairs, require_alike
+from kpl_core.pipeline.open_record import NEEDS_NO_ROUTES, append_pairs
 from kpl_core.pipeline.stages import GroupPlace, GroupTerms, Stages
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Note, ResultHandle
+from kpl_core.records.outcome import Note, ResultHandle, ResultHandles
 from kpl_core.records.user_record import (
     Tier,
     UserRecord,
-    as_bytes,
     encode_partition_key,
     require_notes,
     require_size,
@@ -163,7 +162,7 @@ class FairIntake:
         return self._waiting.oldest_by_flow()
 
     # Many user records of one flow together, all or none. Room is taken once for all, and behind an open gate each then
-    # costs as much as without fairness. `enter_group` and `enter_runs` return whenever a lane has closed a record, so
+    # costs as much as without fairness. `enter_group` and `enter_pairs` return whenever a lane has closed a record, so
     # that the pipeline hands it on: that may close the gate. A group that has room already was accepted: a size limit
     # that has become lower since then does not refuse its records.
 
@@ -262,62 +261,38 @@ class FairIntake:
         self.enqueue(shard_id, detached)
         return self._delivery(detached.outcome, 0)
 
-    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
-        """Check pairs of key and data, take room for all of them, and return what goes into which lane, in order.
+    def enter_pairs(
+        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles
+    ) -> int:
+        """Put this part of checked pairs into their lanes or queues, and store their handles.
 
-        All of them may have an explicit hash key as a third item.
+        Returns the position behind the last one that was put: a lane may have closed a record before the end.
         """
-        records = pairs if type(pairs) is list else list(pairs)
-        runs: dict[Lane, Run] = {}
-        routes, explicit_routes = self._router.routes, self._router.explicit_routes
-        most = sys.maxsize if terms.has_room else self._stages.max_record_bytes
-        position, size_bytes = place_pairs(records, 0, routes, explicit_routes, most, runs)
-        if position < len(records):
-            require_alike(records)
-        while position < len(records):
-            # `place_pairs` takes no new key, and nothing else that is rare.
-            size_bytes += self._place_pair(records[position], most, runs)
+        routes, all_let_pass = self._router.routes, self.all_let_pass()
+        is_open: dict[Lane, bool] = {}
+        position, end = part
+        if all_let_pass:
+            room = sys.maxsize, sys.maxsize
+            position, _ = append_pairs(pairs, part, self._router, room, now, handles.outcomes, handles.indices)
+        # One that opens or closes a record, those with new partition keys, and all while a gate is closed.
+        is_known = False
+        while position < end and not (is_known or self._output.has_closed):
+            key, data, *explicit = pairs[position]
+            is_known = all_let_pass and (NEEDS_NO_ROUTES or key in routes)
+            if explicit:
+                lane, key_entry, key_bytes, _ = self._explicit_route(key, explicit[0])
+            else:
+                lane, key_entry, key_bytes, _ = routes.get(key) or self._router.find(key)
+            gate = all_let_pass or is_open.get(lane)
+            if gate is None:
+                gate = is_open[lane] = self.lets_pass(lane.shard_id)
+            size = len(data) + key_bytes
+            if not gate:
+                handle = self._queue(lane.shard_id, UserRecord(key, data, *explicit), now, flow, "normal")
+            elif explicit:
+                handle = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit[0])
+            else:
+                handle = lane.add(key, key_entry, data, size, now)
+            handles.set(position, handle)
             position += 1
-            if position < len(records) and self._has_routes(records[position]):
-                position, placed_bytes = place_pairs(records, position, routes, explicit_routes, most, runs)
-                size_bytes += placed_bytes
-        if not terms.has_room:
-            self.reserve(size_bytes, len(records), terms.flow, "normal")
-        return runs
-
-    def _has_routes(self, pair: Any) -> bool:  # noqa: ANN401 - two or three items
-        key, _, *explicit = pair
-        return key in self._router.routes and (not explicit or explicit[0] in self._router.explicit_routes)
-
-    def _place_pair(self, pair: Any, most: int, runs: dict[Lane, Run]) -> int:  # noqa: ANN401 - two or three items
-        """Add any pair to the run of its lane; return the bytes of key and data."""
-        key, data, *explicit = pair
-        lane, key_entry, key_bytes, _ = self._router.routes.get(key) or self._router.find(key)
-        entries: tuple[str, bytes] | tuple[()] = ()
-        if explicit:
-            lane, key_entry, key_bytes, entry = self._explicit_route(key, explicit[0])
-            entries = (explicit[0], entry)
-        data = as_bytes(data)
-        size = len(data) + key_bytes
-        if size > most:
-            require_size(key_bytes, len(data), max_record_bytes=most)
-        runs.setdefault(lane, []).append((key, key_entry, data, size, *entries))
-        return size
-
-    def enter_runs(self, runs: dict[Lane, Run], now: float, flow: str | None) -> None:
-        """Remove runs and put them into their lanes or queues."""
-        # A gate can only close when a lane has closed a record.
-        all_let_pass = self.all_let_pass()
-        while runs:
-            lane, run = runs.popitem()
-            if not (all_let_pass or self.lets_pass(lane.shard_id)):
-                for key, _, data, _, *explicit in run:
-                    self._queue(lane.shard_id, UserRecord(key, data, *explicit[:1]), now, flow, "normal")
-                continue
-            position = 0
-            while position < len(run):
-                position = lane.add_run(run, position, now)
-                if self._output.has_closed:
-                    if position < len(run):
-                        runs[lane] = run[position:]
-                    return
+        return position

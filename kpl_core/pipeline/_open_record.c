@@ -217,29 +217,6 @@ static PyObject *append(OpenRecord *self, PyObject *const *given, Py_ssize_t cou
     return last_delivery(self);
 }
 
-static PyObject *append_run(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
-{
-    if (!require(count == 3 && PyList_CheckExact(given[0]), "a list of user records, an index and a time")) return NULL;
-    Py_ssize_t position = PyLong_AsSsize_t(given[1]);
-    if (position == -1 && PyErr_Occurred()) return NULL;
-    if (!require(position >= 0, "an index of 0 or more")) return NULL;
-    for (; position < PyList_GET_SIZE(given[0]); position++) {
-        PyObject *placed = PyList_GET_ITEM(given[0], position);
-        Py_ssize_t parts = PyTuple_CheckExact(placed) ? PyTuple_GET_SIZE(placed) : 0;
-        PyObject **part = parts == 0 ? NULL : ((PyTupleObject *)placed)->ob_item;
-        if (!require((parts == 4 || (parts == 6 && is_key(part[4], part[5]))) && is_key(part[0], part[1]) &&
-                     PyBytes_CheckExact(part[2]),
-                     "runs of (key, entry, data, bytes), or with an explicit hash key and its entry")) return NULL;
-        Py_ssize_t user_bytes = PyLong_AsSsize_t(part[3]);
-        if (user_bytes == -1 && PyErr_Occurred()) return NULL;
-        Key explicit = parts == 6 ? key_of(part[4], part[5]) : (Key){0};
-        int appended = append_one(self, key_of(part[0], part[1]), parts == 6 ? &explicit : NULL, part[2], user_bytes, given[2]);
-        if (appended < 0) return NULL;
-        if (appended == 0) break;
-    }
-    return PyLong_FromSsize_t(position);
-}
-
 static PyObject *add(OpenRecord *self, PyObject *const *given, Py_ssize_t count)
 {
     if (!require(count == 6 && is_key(given[0], given[1]) && PyBytes_CheckExact(given[2]) && PyBytes_CheckExact(given[3]),
@@ -357,7 +334,6 @@ static PyObject *explicit_count(OpenRecord *self, void *Py_UNUSED(closure))
 
 static PyMethodDef methods[] = {
     {"append", (PyCFunction)(void (*)(void))append, METH_FASTCALL, NULL},
-    {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
     {"add_explicit", (PyCFunction)(void (*)(void))add_explicit, METH_FASTCALL, NULL},
     {"restart", (PyCFunction)restart, METH_O, NULL},

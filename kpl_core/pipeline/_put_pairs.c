@@ -6,14 +6,15 @@
 #include "_open_record.h"
 
 /* So many records are read and hashed before the first of them is appended. */
-enum { BLOCK = 8, DIGITS = 8, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, MOST_CHARACTERS = 256, CACHE_LINE = 64 };
+enum { BLOCK = 8, DIGITS = 8, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x12, CACHE_LINE = 64 };
+enum { MOST_CHARACTERS = 256, HASH_KEY_CHARACTERS = 39, LIMBS = 4 };
 
 typedef struct {
     PyObject *data;
-    Key key;
+    Key key, explicit; /* without an explicit hash key its text is NULL */
     Py_ssize_t size; /* bytes of key and data */
-    unsigned char digest[DIGEST_BYTES];
-    char entry[LONGEST_ENTRY];
+    unsigned char digest[DIGEST_BYTES]; /* of the hash key */
+    char entry[LONGEST_ENTRY], explicit_entry[HASH_KEY_CHARACTERS + 3];
 } Pair;
 
 /* The last hash keys of a stream's shards in order, as digests, and the open records of their lanes. */
@@ -23,9 +24,31 @@ typedef struct {
     Py_ssize_t shards;
 } ShardTable;
 
+/* A pair may have an explicit hash key as a third item. */
 static int is_pair(PyObject *item)
 {
-    return PyTuple_CheckExact(item) && PyTuple_GET_SIZE(item) == 2;
+    return PyTuple_CheckExact(item) && (PyTuple_GET_SIZE(item) == 2 || PyTuple_GET_SIZE(item) == 3);
+}
+
+/* Write an explicit hash key as a digest. Returns 0 unless it is a canonical decimal below 2**128. */
+static int read_hash_key(PyObject *text, unsigned char *digest)
+{
+    uint32_t limbs[LIMBS] = {0}; /* the lowest first */
+    if (!PyUnicode_CheckExact(text) || !PyUnicode_IS_ASCII(text)) return 0;
+    const Py_UCS1 *digits = PyUnicode_1BYTE_DATA(text);
+    Py_ssize_t count = PyUnicode_GET_LENGTH(text);
+    if (count == 0 || count > HASH_KEY_CHARACTERS || (count > 1 && digits[0] == '0')) return 0;
+    for (Py_ssize_t at = 0; at < count; at++) {
+        if (digits[at] < '0' || digits[at] > '9') return 0;
+        uint64_t carry = digits[at] - '0';
+        for (int limb = 0; limb < LIMBS; limb++, carry >>= 32) {
+            carry += UINT64_C(10) * limbs[limb];
+            limbs[limb] = (uint32_t)carry;
+        }
+        if (carry != 0) return 0;
+    }
+    for (int byte = 0; byte < DIGEST_BYTES; byte++) digest[DIGEST_BYTES - 1 - byte] = (unsigned char)(limbs[byte / 4] >> 8 * (byte % 4));
+    return 1;
 }
 
 /* Fetch what will be read some records later: a pair, and the key and data of an earlier one. */
@@ -41,7 +64,7 @@ static void fetch_ahead(PyObject *pairs, Py_ssize_t position, Py_ssize_t end)
     __builtin_prefetch(data + CACHE_LINE);
 }
 
-/* Read a pair of a valid key and bytes. Returns 0 if it is something else. */
+/* Read a pair of a valid key and bytes, and write the digest of its explicit hash key. Returns 0 if it is something else. */
 static int read_pair(PyObject *item, Pair *pair)
 {
     if (!is_pair(item)) return 0;
@@ -52,6 +75,11 @@ static int read_pair(PyObject *item, Pair *pair)
     pair->key = (Key){key, pair->entry, write_entry(pair->entry, KEY_TAG, key)};
     if (pair->key.entry_bytes < 0) return 0;
     pair->size = PyBytes_GET_SIZE(pair->data) + pair->key.entry_bytes - entry_head(pair->entry);
+    pair->explicit = (Key){0};
+    if (PyTuple_GET_SIZE(item) == 2) return 1;
+    PyObject *explicit = PyTuple_GET_ITEM(item, 2);
+    if (!read_hash_key(explicit, pair->digest)) return 0;
+    pair->explicit = (Key){explicit, pair->explicit_entry, write_entry(pair->explicit_entry, EXPLICIT_TAG, explicit)};
     return 1;
 }
 
@@ -82,14 +110,16 @@ static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t en
 {
     Md5Message messages[BLOCK];
     Py_ssize_t count = 0;
+    size_t keys = 0;
     for (; count < BLOCK && position + count < end; count++) {
         Pair *pair = &block[count];
         fetch_ahead(pairs, position + count, end);
         if (!read_pair(PyList_GET_ITEM(pairs, position + count), pair)) break;
+        if (pair->explicit.text != NULL) continue;
         Py_ssize_t head = entry_head(pair->entry);
-        messages[count] = (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
+        messages[keys++] = (Md5Message){(unsigned char *)pair->entry + head, (size_t)(pair->key.entry_bytes - head), pair->digest};
     }
-    if (table->shards > 1) md5_of_each(messages, (size_t)count);
+    if (table->shards > 1) md5_of_each(messages, keys);
     return count;
 }
 
@@ -100,7 +130,8 @@ static int append_pair(const Pair *pair, const ShardTable *table, PyObject *now,
     PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
     if (!Py_IS_TYPE(item, &OpenRecordType)) return 0;
     OpenRecord *record = (OpenRecord *)item;
-    int appended = append_one(record, pair->key, NULL, pair->data, pair->size, now);
+    const Key *explicit = pair->explicit.text == NULL ? NULL : &pair->explicit;
+    int appended = append_one(record, pair->key, explicit, pair->data, pair->size, now);
     if (appended > 0) {
         Py_XSETREF(*outcome, Py_NewRef(record->outcome));
         *index = (uint32_t)PyList_GET_SIZE(record->arrivals) - 1;
@@ -133,9 +164,9 @@ static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "O!(nn)O(nn)OO!O", &PyList_Type, &pairs, &position, &end, &router, &free_records,
                           &free_bytes, &now, &PyList_Type, &outcomes, &indices)) return NULL;
     if (end > PyList_GET_SIZE(pairs)) end = PyList_GET_SIZE(pairs);
-    if (end > position + free_records) end = position + free_records;
     if (!require(position >= 0, "an index of 0 or more") ||
         !require(PyList_GET_SIZE(outcomes) >= end, "a place for each outcome")) return NULL;
+    if (free_records < end - position) end = position + free_records;
     PyObject *table = PyObject_GetAttrString(router, "table");
     if (table == NULL) return NULL;
     if (table != Py_None) {
@@ -160,20 +191,23 @@ static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
 static PyObject *plain_until(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     PyObject *records;
-    Py_ssize_t position, most;
-    if (!PyArg_ParseTuple(arguments, "O!nn", &PyList_Type, &records, &position, &most)) return NULL;
+    Py_ssize_t position, parts, most, taken = 0;
+    unsigned char digest[DIGEST_BYTES];
+    if (!PyArg_ParseTuple(arguments, "O!nnn", &PyList_Type, &records, &position, &parts, &most)) return NULL;
     if (!require(position >= 0, "an index of 0 or more")) return NULL;
     Py_ssize_t end = PyList_GET_SIZE(records);
     for (; position < end; position++) {
         PyObject *pair = PyList_GET_ITEM(records, position);
         fetch_ahead(records, position, end);
-        if (!is_pair(pair)) break;
+        if (!is_pair(pair) || PyTuple_GET_SIZE(pair) != parts) break;
         PyObject *key = PyTuple_GET_ITEM(pair, 0), *data = PyTuple_GET_ITEM(pair, 1);
         if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(data) || !PyUnicode_IS_ASCII(key)) break;
-        Py_ssize_t length = PyUnicode_GET_LENGTH(key);
-        if (length == 0 || length > MOST_CHARACTERS || length + PyBytes_GET_SIZE(data) > most) break;
+        Py_ssize_t length = PyUnicode_GET_LENGTH(key), size = length + PyBytes_GET_SIZE(data);
+        if (length == 0 || length > MOST_CHARACTERS || size > most) break;
+        if (parts == 3 && !read_hash_key(PyTuple_GET_ITEM(pair, 2), digest)) break;
+        taken += size;
     }
-    return PyLong_FromSsize_t(position);
+    return Py_BuildValue("(nn)", position, taken);
 }
 
 /* Only the caller has seen these bytes objects, so they can still change. */
@@ -198,86 +232,10 @@ static PyObject *sealed(PyObject *Py_UNUSED(module), PyObject *blank)
     return Py_NewRef(blank);
 }
 
-/* Add a pair to the run of a lane; `explicit_route` is NULL or that of its explicit hash key. -1: error, else 1. */
-static int place_in_run(PyObject *pair, PyObject *route, PyObject *explicit_route, Py_ssize_t size, PyObject *runs)
-{
-    PyObject *lane = PyTuple_GET_ITEM(explicit_route == NULL ? route : explicit_route, 0);
-    PyObject *run = PyDict_GetItemWithError(runs, lane);
-    if (run == NULL) {
-        if (PyErr_Occurred() || (run = PyList_New(0)) == NULL) return -1;
-        int failed = PyDict_SetItem(runs, lane, run);
-        Py_DECREF(run);
-        if (failed) return -1;
-    }
-    if (!require(PyList_CheckExact(run), "runs that are lists")) return -1;
-    PyObject *key = PyTuple_GET_ITEM(pair, 0), *entry = PyTuple_GET_ITEM(route, 1), *data = PyTuple_GET_ITEM(pair, 1);
-    PyObject *number = PyLong_FromSsize_t(size), *placed = NULL;
-    if (number != NULL)
-        placed = explicit_route == NULL ? PyTuple_Pack(4, key, entry, data, number)
-                                        : PyTuple_Pack(6, key, entry, data, number, PyTuple_GET_ITEM(pair, 2),
-                                                       PyTuple_GET_ITEM(explicit_route, 1));
-    int failed = placed == NULL || PyList_Append(run, placed);
-    Py_XDECREF(number);
-    Py_XDECREF(placed);
-    return failed ? -1 : 1;
-}
-
-/* Try to add one pair to the run of its lane. The result is that of put_pair. The routes are owned meanwhile: a garbage
-   collection may run code that empties the tables. */
-static int place_pair(PyObject *pair, Py_ssize_t parts, PyObject *routes, PyObject *explicit_routes, Py_ssize_t most,
-                      PyObject *runs, Py_ssize_t *size)
-{
-    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != parts || parts < 2 || parts > 3) return 0;
-    PyObject *key = PyTuple_GET_ITEM(pair, 0), *data = PyTuple_GET_ITEM(pair, 1), *explicit_route = NULL;
-    if (!PyUnicode_CheckExact(key) || !PyBytes_CheckExact(data)) return 0;
-    PyObject *route = PyDict_GetItemWithError(routes, key);
-    if (route == NULL) return PyErr_Occurred() ? -1 : 0;
-    if (!require(PyTuple_CheckExact(route) && PyTuple_GET_SIZE(route) == 4, "routes of four parts")) return -1;
-    Py_ssize_t key_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(route, 2));
-    if (key_bytes == -1 && PyErr_Occurred()) return -1;
-    *size = key_bytes + PyBytes_GET_SIZE(data);
-    if (*size > most) return 0;
-    if (PyTuple_GET_SIZE(pair) == 3) {
-        PyObject *explicit = PyTuple_GET_ITEM(pair, 2);
-        if (PyTuple_GET_ITEM(route, 3) == Py_None || !PyUnicode_CheckExact(explicit)) return 0;
-        explicit_route = PyDict_GetItemWithError(explicit_routes, explicit);
-        if (explicit_route == NULL) return PyErr_Occurred() ? -1 : 0;
-        if (!require(PyTuple_CheckExact(explicit_route) && PyTuple_GET_SIZE(explicit_route) == 2, "routes of two parts")) return -1;
-    }
-    Py_INCREF(pair);
-    Py_INCREF(route);
-    Py_XINCREF(explicit_route);
-    int done = place_in_run(pair, route, explicit_route, *size, runs);
-    Py_DECREF(pair);
-    Py_DECREF(route);
-    Py_XDECREF(explicit_route);
-    return done;
-}
-
-static PyObject *place_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    PyObject *pairs, *routes, *explicit_routes, *runs;
-    Py_ssize_t position, most, taken = 0, size = 0, parts = 0;
-    if (!PyArg_ParseTuple(arguments, "O!nO!O!nO!", &PyList_Type, &pairs, &position, &PyDict_Type, &routes, &PyDict_Type,
-                          &explicit_routes, &most, &PyDict_Type, &runs)) return NULL;
-    if (!require(position >= 0, "an index of 0 or more")) return NULL;
-    if (PyList_GET_SIZE(pairs) > 0 && PyTuple_CheckExact(PyList_GET_ITEM(pairs, 0))) {
-        parts = PyTuple_GET_SIZE(PyList_GET_ITEM(pairs, 0));
-    }
-    for (; position < PyList_GET_SIZE(pairs); position++) {
-        int done = place_pair(PyList_GET_ITEM(pairs, position), parts, routes, explicit_routes, most, runs, &size);
-        if (done < 0) return NULL;
-        if (done == 0) break;
-        taken += size;
-    }
-    return Py_BuildValue("(nn)", position, taken);
-}
-
 PyMethodDef pair_functions[] = {
     {"append_pairs", append_pairs, METH_VARARGS, NULL},
     {"fork_count", fork_count, METH_NOARGS, NULL},
     {"forked", forked, METH_NOARGS, NULL},
-    {"place_pairs", place_pairs, METH_VARARGS, NULL},
     {"plain_until", plain_until, METH_VARARGS, NULL},
     {"sealed", sealed, METH_O, NULL},
     {NULL, NULL, 0, NULL},

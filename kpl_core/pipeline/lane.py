@@ -11,7 +11,7 @@ from typing import Final
 
 from kpl_core.options.stage_rules import AggregationRules
 from kpl_core.pipeline.ledger import Generations
-from kpl_core.pipeline.open_record import SHUT, OpenRecord, Run
+from kpl_core.pipeline.open_record import SHUT, OpenRecord
 from kpl_core.pipeline.wakeups import Wakeups
 from kpl_core.records.aggregated_record import PARTITION_KEY_HEAD, explicit_hash_key_entry, record_head
 from kpl_core.records.hash_key import md5
@@ -104,15 +104,6 @@ class AggregatingLane:
         """
         delivery = self.open_record.append(partition_key, key_entry, data, user_bytes, now)
         return self.add_any(partition_key, key_entry, data, user_bytes, now) if delivery is None else delivery
-
-    def add_run(self, run: Run, start: int, now: float) -> int:
-        """Append the user records of a run from `start` on, up to one that needs `add_any`; return the next index."""
-        position = self.open_record.append_run(run, start, now)
-        if position < len(run):
-            partition_key, key_entry, data, user_bytes, *explicit = run[position]
-            explicit_hash_key = explicit[0] if explicit else None
-            self.add_any(partition_key, key_entry, data, user_bytes, now, explicit_hash_key=explicit_hash_key)
-        return position + 1
 
     def add_any(
         self,
@@ -320,15 +311,6 @@ class SingleLane:
             output.drain_at = now + self._run_seconds
             output.has_closed = True
         return self._delivery(outcome, 0)
-
-    def add_run(self, run: Run, start: int, now: float) -> int:
-        """Make a Kinesis record of the user record at `start` of a run; return the next index."""
-        partition_key, key_entry, data, user_bytes, *explicit = run[start]
-        if explicit:
-            self.add_any(partition_key, key_entry, data, user_bytes, now, explicit_hash_key=explicit[0])
-        else:
-            self.add(partition_key, key_entry, data, user_bytes, now)
-        return start + 1
 
     def add_any(
         self,

@@ -25,14 +25,13 @@ from kpl_core.pipeline.collector import Collector
 from kpl_core.pipeline.lane import Lane
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.limiter import StreamLimiter
-from kpl_core.pipeline.open_record import Run
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.pipeline.router import Router
 from kpl_core.pipeline.send_queue import SendingPause, SendQueue
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle
+from kpl_core.records.outcome import Note, Origin, Outcome, ResultHandle, ResultHandles
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import NOT_SPOOLED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
@@ -138,11 +137,10 @@ class FairQueueing(Protocol):
     ) -> None:
         """Put the records behind those that have a delivery, until a lane has closed a record."""
 
-    def admit_pairs(self, pairs: Sequence[Any], terms: GroupTerms) -> dict[Lane, Run]:
-        """Check pairs of key and data, take room for all of them, and return what goes into which lane."""
-
-    def enter_runs(self, runs: dict[Lane, Run], now: float, flow: str | None) -> None:
-        """Remove runs and put them, until a lane has closed a record."""
+    def enter_pairs(
+        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles
+    ) -> int:
+        """Put this part of checked pairs, until a lane has closed a record; return the next position."""
 
     def next_ready(self, now: float) -> DetachedUserRecord | None:
         """Remove and return the next user record that may enter aggregation, None if none may."""

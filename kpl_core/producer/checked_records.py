@@ -1,10 +1,11 @@
-"""What `put_many` takes, checked whole before any of it is put."""
+"""What a put of many user records takes, checked whole before any of it is put."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kpl_core.errors import InvalidUserRecord
-from kpl_core.pipeline.open_record import plain_until
+from kpl_core.pipeline.open_record import PAIR, plain_until
+from kpl_core.records.hash_key import are_explicit_hash_keys, parse_explicit_hash_key
 from kpl_core.records.user_record import (
     BytesLike,
     UserRecord,
@@ -16,6 +17,8 @@ from kpl_core.records.user_record import (
 )
 
 Puttable = tuple[str, bytes] | UserRecord
+# Partition key and data of user records, without a flow of their own; all or none with an explicit hash key.
+Pairs = Sequence[tuple[str, bytes]] | Sequence[tuple[str, bytes, str]]
 
 
 def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, max_record_bytes: int) -> list[Puttable]:
@@ -32,14 +35,14 @@ def checked_records(records: Iterable[tuple[str, BytesLike] | UserRecord], *, ma
     # Compiled code checks what is annotated, in its own words; these are to be ours.
     checked: list[Any] = list(records)
     # What nearly all are, a pair of an ASCII key and bytes, is seen without encoding the key.
-    index = plain_until(checked, 0, max_record_bytes)
+    index, _ = plain_until(checked, 0, PAIR, max_record_bytes)
     while index < len(checked):
         try:
             checked[index] = _checked(checked[index], max_record_bytes)
         except (TypeError, InvalidUserRecord) as error:
             message = f"records[{index}]: {error}"
             raise type(error)(message) from error
-        index = plain_until(checked, index + 1, max_record_bytes)
+        index, _ = plain_until(checked, index + 1, PAIR, max_record_bytes)
     return checked
 
 
@@ -47,7 +50,7 @@ def _checked(record: object, max_record_bytes: int) -> Puttable:
     if isinstance(record, UserRecord):
         check_user_record(record, max_record_bytes=max_record_bytes)
         return with_bytes(record)
-    if isinstance(record, tuple) and len(record) == 2:  # noqa: PLR2004 - a pair
+    if isinstance(record, tuple) and len(record) == PAIR:
         key, data = record
         as_they_are = as_bytes(data)
         require_size(len(encode_partition_key(key)), len(as_they_are), max_record_bytes=max_record_bytes)
@@ -55,3 +58,65 @@ def _checked(record: object, max_record_bytes: int) -> Puttable:
     kind = f"a tuple of {len(record)}" if isinstance(record, tuple) else type(record).__name__
     message = f"it must be a (partition_key, data) pair or a UserRecord, not {kind}"
     raise TypeError(message)
+
+
+def checked_pairs(pairs: Pairs, *, max_record_bytes: int) -> tuple[list[Any], int]:
+    """Return pairs of partition key and data as a list, and the bytes of all keys and data.
+
+    All of them may have an explicit hash key as a third item.
+
+    Raises:
+        TypeError, InvalidUserRecord: not all are alike, or a put would not accept one.
+    """
+    checked: list[Any] = pairs if type(pairs) is list else list(pairs)
+    parts = PAIR + 1 if checked and len(checked[0]) > PAIR else PAIR
+    index, size_bytes = plain_until(checked, 0, parts, max_record_bytes)
+    if index < len(checked):
+        _require_alike(checked)
+        checked = checked.copy()
+    while index < len(checked):
+        key, data, *explicit = checked[index]
+        own = as_bytes(data)
+        key_bytes = len(encode_partition_key(key))
+        require_size(key_bytes, len(own), max_record_bytes=max_record_bytes)
+        if explicit:
+            _require_hash_key(explicit[0], index)
+        checked[index] = (key, own, *explicit)
+        rest, rest_bytes = plain_until(checked, index + 1, parts, max_record_bytes)
+        size_bytes += key_bytes + len(own) + rest_bytes
+        index = rest
+    return checked, size_bytes
+
+
+def checked_group(records: Sequence[UserRecord], *, max_record_bytes: int) -> tuple[Sequence[UserRecord], int]:
+    """Return user records with bytes of their own as data, and the bytes of all keys and data; raises as a put."""
+    pairs = [(record.partition_key, record.data) for record in records]
+    _, size_bytes = checked_pairs(pairs, max_record_bytes=max_record_bytes)
+    hash_keys = [record.explicit_hash_key for record in records]
+    given = [each for each in hash_keys if each is not None]
+    if given and not ({*map(type, given)} == {str} and are_explicit_hash_keys(given)):
+        for index, each in enumerate(hash_keys):
+            if each is not None:
+                _require_hash_key(each, index)
+    are_own = {type(data) for _, data in pairs} <= {bytes}
+    return (records if are_own else [with_bytes(record) for record in records]), size_bytes
+
+
+def _require_alike(pairs: list[Any]) -> None:
+    """Raise TypeError if not all tuples have two items, or not all of them three."""
+    parts = len(pairs[0])
+    for index, pair in enumerate(pairs):
+        if len(pair) != parts or parts not in (PAIR, PAIR + 1):
+            message = (
+                f"records[{index}] has {len(pair)} items and records[0] has {parts}; give partition key and data, "
+                "and an explicit hash key with all of them or with none"
+            )
+            raise TypeError(message)
+
+
+def _require_hash_key(explicit_hash_key: object, index: int) -> None:
+    try:
+        parse_explicit_hash_key(explicit_hash_key)
+    except (TypeError, InvalidUserRecord) as error:
+        message = f"records[{index}]: {error}"
+        raise type(error)(message) from error

@@ -14,7 +14,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, overload
+from typing import Any, Final, Self, overload
 
 import anyio
 import anyio.lowlevel
@@ -120,6 +120,13 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
     # Deliveries are compared by identity, so these could only find nothing.
     __contains__ = index = count = None  # type: ignore[assignment]
 
+    @classmethod
+    def of(cls, handles: Sequence[ResultHandle]) -> Self:
+        """Return these deliveries."""
+        made = cls(len(handles))
+        made.set_all(0, handles)
+        return made
+
     def __len__(self) -> int:
         return len(self.outcomes)
 
@@ -139,6 +146,22 @@ class Deliveries(ResultHandles, Sequence[Delivery]):
 
     def __repr__(self) -> str:
         return f"<Deliveries of {len(self)} user records>"
+
+    def known_results(self) -> list[RecordResult] | None:
+        """Return the results in the order of the records, None while one is not known."""
+        made: dict[Outcome, RecordResult] = {}
+        for outcome in dict.fromkeys(self.outcomes):
+            if not outcome.settled or outcome.moved is not None or outcome.histories is not None:
+                results = [delivery.peek() for delivery in self]
+                return None if None in results else results  # type: ignore[return-value] # none is None
+            made[outcome] = outcome.result_of(0)
+        return [made[outcome] for outcome in self.outcomes]
+
+    def open_outcomes(self) -> list[Outcome]:
+        """Return the outcomes that these records wait for, each once."""
+        moved = any(outcome.moved is not None for outcome in dict.fromkeys(self.outcomes))
+        current = [delivery.follow() for delivery in self] if moved else self.outcomes
+        return [outcome for outcome in dict.fromkeys(current) if not outcome.settled]
 
     async def results(self) -> list[RecordResult]:
         """Wait for all results; return them in the order of the records. A failed put is a value too."""

@@ -19,9 +19,9 @@ from kpl_core.pipeline.open_record import fork_count, put_method
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
-from kpl_core.producer.checked_records import checked_records
+from kpl_core.producer.checked_records import Pairs, checked_pairs, checked_records
 from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool
-from kpl_core.producer.group_put import GroupPut, Pairs
+from kpl_core.producer.group_put import GroupPut
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.thread_puts import ThreadPuts
@@ -164,7 +164,7 @@ class Producer:
         tier: Tier = "normal",
         aggregate: bool = True,
         keep: bool = True,
-    ) -> list[Delivery]:
+    ) -> Deliveries:
         """Accept all user records of one flow and tier now, or none of them; needs `Config.fairness`.
 
         `flow` and `tier` hold for all; those of the records do not count. Without `aggregate` each travels in a
@@ -184,19 +184,22 @@ class Producer:
         deliveries = pipeline.put_together(records, self._clock(), GroupTerms(flow, tier, aggregate, keep))
         if pipeline.attention:
             self._wake(stream)
-        return deliveries  # type: ignore[return-value] # as `put_nowait`
+        return Deliveries.of(deliveries)
 
-    def put_pairs_together_nowait(self, stream: str, pairs: Pairs, *, flow: str | None = None) -> None:
-        """Accept all pairs of partition key (str) and data (bytes) of one flow now, or none of them; no deliveries.
+    def put_pairs_together_nowait(self, stream: str, pairs: Pairs, *, flow: str | None = None) -> Deliveries:
+        """Accept all pairs of partition key (str) and data of one flow now, or none of them.
 
-        All of them may have an explicit hash key (str) as a third item.
-        For a caller that answers a whole request at once, and leaves the rest to hooks and `report`. Half the cost
-        of `put_together_nowait`, which raises the same.
+        All of them may have an explicit hash key (str) as a third item. Raises as `put_together_nowait`, of which it
+        costs a fraction.
         """
         pipeline = self._fair_pipeline(stream)
-        pipeline.put_pairs_together(pairs, self._clock(), GroupTerms(flow))
+        checked, size_bytes = checked_pairs(pairs, max_record_bytes=pipeline.max_record_bytes)
+        deliveries, terms = Deliveries(len(checked)), GroupTerms(flow, has_room=True)
+        pipeline.fair.reserve(size_bytes, len(checked), flow, "normal")  # type: ignore[union-attr] # checked above
+        pipeline.put_pairs_together(checked, (0, len(checked)), self._clock(), terms, deliveries)
         if pipeline.attention:
             self._wake(stream)
+        return deliveries
 
     def begin_group(
         self,

@@ -8,7 +8,7 @@ Attempts are a linked list, newest first, which all user records of the same att
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -195,3 +195,8 @@ class ResultHandles:
         """Store the handle of the user record at `position`."""
         self.outcomes[position] = handle.outcome
         self.indices[position] = handle.index
+
+    def set_all(self, start: int, handles: Sequence[ResultHandle]) -> None:
+        """Store the handles of the user records from `start` on."""
+        for position, handle in enumerate(handles, start):
+            self.set(position, handle)

@@ -20,13 +20,12 @@ from kpl_core.pipeline import open_record
 from kpl_core.pipeline.open_record import (
     PythonOpenRecord,
     python_append_pairs,
-    python_place_pairs,
     python_plain_until,
     python_sealed,
 )
 from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.records.aggregated_record import MAGIC, explicit_hash_key_entry, record_head
-from kpl_core.records.hash_key import md5
+from kpl_core.records.hash_key import are_explicit_hash_keys, md5
 from kpl_core.records.outcome import Outcome
 
 SOURCES = sorted(Path(open_record.__file__).parent.glob("*.c"))
@@ -57,11 +56,6 @@ def entry(key: str) -> bytes:
     return b"\x0a" + bytes([len(key.encode())]) + key.encode()
 
 
-def placed(key: str, data: bytes, explicit: int | None = None) -> tuple[Any, ...]:
-    plain = (key, entry(key), data, len(key) + len(data))
-    return plain if explicit is None else (*plain, str(explicit), explicit_hash_key_entry(str(explicit)))
-
-
 def state(record: PythonOpenRecord, keys: list[str]) -> list[object]:
     whole = [record.size, record.limit, record.user_bytes, record.arrivals, record.aggregated()]
     explicit = [record.explicit_count, [record.explicit_index(str(at)) for at in range(400)]]
@@ -73,13 +67,13 @@ keys = st.one_of(
 )
 datas = st.one_of(st.binary(max_size=40), st.integers(0, 20_000).map(bytes), st.sampled_from([bytes(127), bytes(1280)]))
 puts = st.tuples(keys, datas)
-explicit_puts = st.tuples(keys, datas, st.one_of(st.integers(0, 5), st.integers(0, 299)))
+hash_keys = st.one_of(st.integers(0, 5), st.integers(0, 299), st.integers(0, 2**128 - 1))
+explicit_puts = st.tuples(keys, datas, hash_keys.map(str))
+wrong_hash_keys = ["", "01", "-1", "+1", " 1", "1a", "٣", str(2**128), str(2**129), "1" * 40, None, 7, b"1", "\ud800"]
+odd_hash_keys = st.sampled_from([("k", b"x", each) for each in wrong_hash_keys])
 steps = st.one_of(
     st.tuples(st.just("append"), puts),
     st.tuples(st.just("add"), puts),
-    st.tuples(st.just("run"), st.lists(puts, max_size=12)),
-    st.tuples(st.just("run"), st.lists(explicit_puts, max_size=12)),
-    st.tuples(st.just("many"), st.tuples(st.integers(100, 200), st.sampled_from([1, 7, 500]))),
     st.tuples(st.just("explicit"), st.integers(300, 400)),
     st.tuples(st.just("limit"), st.integers(-1, 60_000)),
     st.tuples(st.just("restart"), st.none()),
@@ -93,14 +87,6 @@ def take(record: PythonOpenRecord, step: str, given_: object, now: float) -> obj
             record.limit = limit
         case "restart", _:
             record.restart(Outcome())
-        case "run", list(run):
-            return record.append_run([placed(*put) for put in run], 0, now)
-        case "many", (int(count), int(keys)):
-            # Few keys with many explicit hash keys, or the other way round.
-            both = [(at % keys, at % (500 // keys)) for at in range(count)]
-            return record.append_run(
-                [placed(str(key), b"x" * key, explicit) for key, explicit in both], count // 9, now
-            )
         case "explicit", int(number) if record.explicit_index(str(number)) is None:
             record.add_explicit(str(number), explicit_hash_key_entry(str(number)))
         case _, (str(key), bytes(data)):
@@ -143,7 +129,16 @@ def shard_ends(count: int) -> list[bytes]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.one_of(puts, odd), max_size=30),
+    st.one_of(
+        st.lists(st.one_of(puts, odd), max_size=30),
+        st.lists(st.one_of(explicit_puts, odd_hash_keys, puts), max_size=30),
+        # Few keys with many explicit hash keys, or the other way round.
+        st.builds(
+            lambda count, keys: [(f"{at % keys}", bytes(at % 9), f"{at % (500 // keys)}") for at in range(count)],
+            st.integers(100, 200),
+            st.sampled_from([1, 7, 500]),
+        ),
+    ),
     st.integers(1, 5),
     st.tuples(st.integers(0, 5), st.integers(0, 40)),
     st.tuples(st.integers(0, 30), st.integers(0, 20_000)),
@@ -151,7 +146,8 @@ def shard_ends(count: int) -> list[bytes]:
 )
 def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, part, room, limits):
     ends = shard_ends(shards)
-    lone = {bisect_left(ends, md5(key).digest()) for key in (b"single", b"new")}
+    has_hash_keys = any(len(pair) > 2 for pair in pairs if isinstance(pair, tuple))
+    lone = set() if has_hash_keys else {bisect_left(ends, md5(key).digest()) for key in (b"single", b"new")}
     outcomes = []
     for make, append_pairs in ((PythonOpenRecord, python_append_pairs), (in_c.OpenRecord, in_c.append_pairs)):
         # A lane without an open record, and one that is not known yet.
@@ -164,7 +160,12 @@ def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, p
         for key in {pair[0] for pair in pairs if isinstance(pair, tuple)} - {"", "\ud800", "new"}:
             position = bisect_left(ends, md5(key.encode()).digest())
             routes[key] = (None, entry(key), len(key.encode()), records[position])
-        router = SimpleNamespace(routes=routes, table=(b"".join(ends), records))
+        explicit_routes: dict[str, Any] = {}
+        for _, _, text in (pair for pair in pairs if isinstance(pair, tuple) and len(pair) > 2):
+            if isinstance(text, str) and are_explicit_hash_keys([text]):
+                lane = SimpleNamespace(open_record=records[bisect_left(ends, int(text).to_bytes(16, "big"))])
+                explicit_routes[text] = (lane, explicit_hash_key_entry(text))
+        router = SimpleNamespace(routes=routes, explicit_routes=explicit_routes, table=(b"".join(ends), records))
         handles = Deliveries(len(pairs))
         answer = append_pairs(pairs, part, router, room, 1.5, handles.outcomes, handles.indices)
         placed = [([each is record.outcome for record in records if record], each is None) for each in handles.outcomes]
@@ -178,9 +179,23 @@ def test_a_router_without_a_table_lets_append_pairs_put_nothing(in_c):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(puts, odd, st.just(("k", b"", None)))), st.integers(0, 9), st.integers(0, 200))
-def test_both_stop_at_the_same_record_that_is_not_plain(in_c, records, start, most):
-    assert in_c.plain_until(records, start, most) == python_plain_until(records, start, most)
+@given(
+    st.one_of(st.lists(st.one_of(puts, odd, odd_hash_keys)), st.lists(st.one_of(explicit_puts, odd_hash_keys))),
+    st.integers(0, 9),
+    st.integers(2, 3),
+    st.integers(0, 200),
+)
+def test_both_stop_at_the_same_record_that_is_not_plain(in_c, records, start, parts, most):
+    assert in_c.plain_until(records, start, parts, most) == python_plain_until(records, start, parts, most)
+
+
+@pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 1_700])
+@pytest.mark.parametrize("odd", [("ключ", b""), ("k", 1), None])
+def test_the_version_in_python_looks_at_many_at_once_and_finds_the_same_one(count, odd):
+    records: list[Any] = [("k", b"x" * (at % 3)) for at in range(count)]
+    for first in {at for at in (0, 3, 499, 500, 1_234) if odd is not None and at < count} | {count}:
+        put = records if first == count else [*records[:first], odd, *records[first:]]
+        assert python_plain_until(put, 0, 2, 100) == (first, sum(1 + len(data) for _, data in records[:first]))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -202,30 +217,6 @@ def test_the_digest_is_right_for_every_length_around_a_block_and_for_large_recor
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.one_of(
-        st.lists(st.one_of(puts, st.sampled_from([("key-1", bytearray(b"x")), ("single", b"x"), ("new", b"x")]))),
-        st.lists(st.one_of(explicit_puts, st.sampled_from([("single", b"x", 0), ("key-1", b"x", -1)]))),
-        st.lists(st.one_of(puts, explicit_puts)),
-    ),
-    st.integers(0, 5),
-    st.integers(0, 6_000),
-)
-def test_both_place_the_same_pairs_and_stop_at_the_same_one(in_c, drawn, start, most):
-    pairs = [(*put[:2], *map(str, put[2:])) for put in drawn]
-    record = PythonOpenRecord(Delivery)
-    routes: dict[str, Any] = {"single": ("lane", b"", 6, None)}
-    for key in {pair[0] for pair in pairs} - {"new", "single"}:
-        routes[key] = (f"lane {len(key) % 3}", entry(key), len(key.encode()), record)
-    explicit_routes = {str(number): (f"lane {number % 4}", b"entry %d" % number) for number in range(300)}
-    answers = []
-    for place_pairs in (python_place_pairs, in_c.place_pairs):
-        runs: dict[Any, Any] = {"lane 1": [("before", b"", b"", 0)]}
-        answers.append((place_pairs(pairs, start, routes, explicit_routes, most, runs), list(runs.items())))
-    assert answers[0] == answers[1]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -239,23 +230,16 @@ def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
     record.limit = 1_000
     with pytest.raises(TypeError):
         record.append(*arguments)
-    with pytest.raises(TypeError):
-        record.append_run([arguments], 0, 0.0)
     with pytest.raises((IndexError, StopIteration)):
         record.only_data()
     assert (record.size, record.arrivals, record.aggregated()[4:]) == (20, [], bytes(16))
 
 
 def test_an_index_below_zero_is_refused(in_c):
-    record = in_c.OpenRecord(Delivery)
-    with pytest.raises(TypeError, match="an index of 0 or more"):
-        record.append_run([], -1, 0.0)
     with pytest.raises(TypeError, match="an index of 0 or more"):
         in_c.append_pairs([], (-1, 0), None, (1, 1), 0.0, [], bytearray())
     with pytest.raises(TypeError, match="an index of 0 or more"):
-        in_c.place_pairs([], -1, {}, {}, 1, {})
-    with pytest.raises(TypeError, match="an index of 0 or more"):
-        in_c.plain_until([], -1, 1)
+        in_c.plain_until([], -1, 2, 1)
 
 
 @pytest.mark.parametrize("count", [0, 1])

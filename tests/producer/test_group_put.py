@@ -31,7 +31,8 @@ async def test_all_records_of_a_group_arrive_once(count, is_cut_short):
         assert len(results) == len(put)
         pair_group = producer.begin_group(STREAM, pairs(count), flow="t")
         pair_group.finish()
-        assert not pair_group.deliveries
+        assert all([(await delivery).successful for delivery in pair_group.deliveries])
+        assert len(pair_group.deliveries) == count
         report = await producer.close()
     assert report.accepted == report.delivered == len(put) + count
     expected = Counter((each.partition_key, each.data) for each in put) + Counter(pairs(count))

@@ -163,10 +163,13 @@ async def test_pairs_arrive_once_each_in_its_shard_and_in_the_order_of_their_key
     put = [*pairs(700), ("ключ", b""), ("k0", b"large".ljust(60_000)), *pairs(300, key="more")]
     async with Producer(fair(aggregation_enabled=aggregated), transport=transport) as producer:
         _ = await producer.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
-        for _ in range(2):
-            producer.put_pairs_together_nowait(STREAM, put, flow="t")
+        deliveries = [producer.put_pairs_together_nowait(STREAM, put, flow="t") for _ in range(2)]
         report = await producer.close()
+        results = [await each.results() for each in deliveries]
     assert report.accepted == report.delivered == 1 + 2 * len(put)
+    assert all(result.successful for each in results for result in each)
+    assert [result.shard_id for result in results[0]] == [result.shard_id for result in results[1]]
+    assert len({result.shard_id for result in results[0]}) == 4
     found = [pair for pair in stored(transport) if pair[0] != "first"]
     assert Counter(found) == Counter(2 * put)
     for key in {key for key, _ in put} if aggregated else ():
@@ -183,8 +186,10 @@ async def test_pairs_with_explicit_hash_keys_arrive_once_each_in_the_shard_of_th
         producer.put_pairs_together_nowait(STREAM, put, flow="t")
         group = producer.begin_group(STREAM, put, flow="t")
         group.finish()
-        assert group.deliveries == []
+        shards = {result.shard_id for result in await group.deliveries.results()}
+        assert len(group.deliveries) == len(put)
         report = await producer.close()
+    assert len(shards) == 4
     assert report.accepted == report.delivered == 1 + 2 * len(put)
     assert Counter(stored(transport)) == Counter([("first", b""), *(2 * [each[:2] for each in put])])
     # A consumer drops an aggregated record in which a user record belongs to another shard.

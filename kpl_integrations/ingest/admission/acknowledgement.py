@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import anyio.lowlevel
 import msgspec
 
-from kpl_core import Delivery, NotSpooled, Producer, RecordResult
+from kpl_core import Deliveries, NotSpooled, Producer, RecordResult
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, UNKNOWN, Place
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
@@ -99,9 +99,7 @@ def _all_accepted(accepted: int, ack: Literal["queued", "spooled"]) -> Acknowled
     return Acknowledged(202, _encode(Accepted(ack, accepted)))
 
 
-async def answer_spooled(
-    producer: Producer, deliveries: Sequence[Delivery], problems: Sequence[RecordProblem]
-) -> Acknowledged:
+async def answer_spooled(producer: Producer, deliveries: Deliveries, problems: Sequence[RecordProblem]) -> Acknowledged:
     """Wait for the spool's commit, then return the answer.
 
     Raises:
@@ -116,14 +114,14 @@ async def answer_spooled(
 
 
 async def answer_delivered(
-    deliveries: Sequence[Delivery], problems: Sequence[RecordProblem], positions: Sequence[int]
+    deliveries: Deliveries, problems: Sequence[RecordProblem], positions: Sequence[int]
 ) -> Acknowledged:
     """Wait for the final result of each record, then return the answer.
 
     Raises:
         Refused: no record was delivered, and none is kept.
     """
-    results = await results_of(deliveries)
+    results = await deliveries.results()
     answers: list[RecordAnswer] = []
     for start in range(0, len(results), _RESULTS_PER_SLICE):
         if start:
@@ -169,16 +167,6 @@ def delivered_answer(
         rejected=_rejected(problems),
     )
     return Acknowledged(200, _encode(body))
-
-
-async def results_of(deliveries: Sequence[Delivery]) -> list[RecordResult]:
-    """Wait for the result of each record. The event loop can do other work after every 250 of them."""
-    results: list[RecordResult] = []
-    for start in range(0, len(deliveries), _RESULTS_PER_SLICE):
-        if start:
-            await anyio.lowlevel.checkpoint()
-        results += [await delivery for delivery in deliveries[start : start + _RESULTS_PER_SLICE]]
-    return results
 
 
 def _record_answer(result: RecordResult) -> RecordAnswer:

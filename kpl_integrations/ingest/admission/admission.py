@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
-from kpl_core import BufferFull, Delivery, Fact, GroupPut, InvalidUserRecord, Producer, ProducerClosed, UserRecord
+from kpl_core import BufferFull, Deliveries, Fact, GroupPut, InvalidUserRecord, Producer, ProducerClosed, UserRecord
 from kpl_core.hooks import BreakerChanged
 from kpl_integrations.ingest.admission.refusals import (
     DrainRate,
@@ -137,7 +137,7 @@ class Admission:
         *,
         aggregate: bool = True,
         keep: bool = True,
-    ) -> list[Delivery]:
+    ) -> Deliveries:
         """Put all records for a tenant, or none. They are not aggregated if `aggregate` or the tenant says so.
 
         With `keep=False` the records are in memory only. Use it for clients that learn which records failed and
@@ -149,15 +149,15 @@ class Admission:
         tenant, tier = account.tenant, account.tenant.tier
         aggregate = aggregate and tenant.aggregation
 
-        def put() -> list[Delivery]:
+        def put() -> Deliveries:
             return self._producer.put_together_nowait(
                 stream, records, flow=account.flow, tier=tier, aggregate=aggregate, keep=keep
             )
 
         return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep)
 
-    def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs) -> None:
-        """Put pairs of partition key and data like `put_records`, without deliveries.
+    def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs) -> Deliveries:
+        """Put pairs of partition key and data like `put_records`, at a fraction of the cost.
 
         All of them may have an explicit hash key as a third item. The tenant's tier must be normal, with aggregation
         (`TenantAccount.puts_pairs`).
@@ -166,10 +166,10 @@ class Admission:
             Refused: the request is rejected.
         """
 
-        def put() -> None:
-            self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+        def put() -> Deliveries:
+            return self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
 
-        self._admitted(put, account, stream, pairs, _bytes_of_pairs)
+        return self._admitted(put, account, stream, pairs, _bytes_of_pairs)
 
     def begin_group(
         self,

@@ -8,11 +8,11 @@ may have to wait for anything else goes through ASGI, and both ways end in the s
 The head and the body are handled separately, because most requests of a connection have the same head.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Final, NamedTuple, Protocol
 
-from kpl_core import Delivery
+from kpl_core import Deliveries
 from kpl_core.producer.delivery import wait_with
 from kpl_integrations.ingest.admission.acknowledgement import Acknowledged
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, over_cpu_share
@@ -54,20 +54,20 @@ class PendingAnswer:
     It is also a waiter of an outcome.
     """
 
-    __slots__ = ("_deliveries", "_finished", "_make", "_position", "_soon", "disconnected", "keep_alive", "log",
+    __slots__ = ("_deliveries", "_finished", "_make", "_open", "_soon", "disconnected", "keep_alive", "log",
                  "response_complete")  # fmt: skip
     # Of the cycle: the body is complete.
     more_body = False
     message_event = _Ignored()
 
-    def __init__(self, deliveries: Sequence[Delivery], make: Callable[[], SyncAnswer]) -> None:
+    def __init__(self, deliveries: Deliveries, make: Callable[[], SyncAnswer]) -> None:
         self._make = make
         # Called with the status, if the request is logged.
         self.log: Callable[[int], None] | None = None
         self.disconnected = self.response_complete = False
         self.keep_alive = True
         self._deliveries = deliveries
-        self._position = 0
+        self._open = deliveries.open_outcomes()
 
     def begin(self, soon: Callable[[Callable[[], None]], object], finished: Callable[[], None]) -> None:
         """Call `finished` when all results are known; `soon` calls a function outside of the pipeline's work."""
@@ -80,13 +80,14 @@ class PendingAnswer:
         self._soon(self._look)
 
     def _look(self) -> None:
-        deliveries = self._deliveries
-        while self._position < len(deliveries):
-            outcome = deliveries[self._position].follow()
-            if not outcome.settled:
-                wait_with(outcome, self)
-                return
-            self._position += 1
+        while self._open and self._open[-1].settled and self._open[-1].moved is None:
+            self._open.pop()
+        if self._open and self._open[-1].moved is not None:
+            # Some of its records wait for other outcomes now.
+            self._open = self._deliveries.open_outcomes()
+        if self._open:
+            wait_with(self._open[-1], self)
+            return
         self.response_complete = True
         self._finished()
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from kpl_core import Delivery, RecordResult, UserRecord
+from kpl_core import Deliveries, RecordResult, UserRecord
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY, MIB
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, RATE_LIMITED
 from kpl_integrations.asgi.protocol import Receive, Scope, Send, retry_after_header
@@ -251,7 +251,7 @@ class KinesisWireRoute:
         entries: Sequence[PutRecord | PutRecordsRequestEntry],
         *,
         in_slices: bool = False,
-    ) -> list[Delivery]:
+    ) -> Deliveries:
         for entry in entries:
             if entry.explicit_hash_key is not None:
                 _require_hash_key(entry.explicit_hash_key)
@@ -272,7 +272,7 @@ class KinesisWireRoute:
         is_large = len(body) > SMALL_BYTES
         is_cut = is_large and wire.content_type == JSON_CONTENT_TYPE
         entries: Sequence[PutRecordsRequestEntry] = ()
-        deliveries: list[Delivery] = []
+        deliveries = Deliveries(0)
         # Kinesis is asked for a stream without a turn, so that a slow answer does not stop other large bodies.
         asked = named_stream(body) if is_cut else ""
         stream = await self._require_stream(account, asked, "PutRecords") if asked else ""

@@ -8,15 +8,15 @@ The stream is the one that the settings of the tenant or the gateway name for th
 header field X-Partition-Key (set by OTEL_EXPORTER_OTLP_HEADERS), else a random one for each request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from kpl_core import Delivery
+from kpl_core import Deliveries
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
-from kpl_integrations.ingest.admission.acknowledgement import answer_spooled, results_of
+from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
 from kpl_integrations.ingest.admission.senders import SenderRoom
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
@@ -123,7 +123,7 @@ class OtlpRoute:
         headers: FieldsByName,
         body: bytes,
         room: SenderRoom,
-    ) -> Sequence[Delivery]:
+    ) -> Deliveries:
         """Put the records of a request: all or none of them; those of a large body in slices."""
         gateway, settings, inflated = self._gateway, self._gateway.settings, [0]
         encoding, (stream, ack) = headers.get(b"content-encoding"), destination
@@ -135,13 +135,13 @@ class OtlpRoute:
             if small is not None:
                 inflated[0] = 0 if encoding is None else len(small)
                 records = otlp_records(self._signal, media_type, small, **options)
-                return gateway.admission.put_records(account, stream, records, keep=keep) if records else ()
+                return gateway.admission.put_records(account, stream, records, keep=keep) if records else Deliveries(0)
             async with gateway.large_bodies.turn(room, len(body)):
                 pieces = pieces_of(encoding, body, settings.max_inflated_bytes, inflated)
                 steps = otlp_in_steps(self._signal, media_type, pieces, **options)
                 records = await gateway.large_bodies.run(steps)
                 if not records:
-                    return ()
+                    return Deliveries(0)
                 group = gateway.admission.begin_group(account, stream, records, keep=keep)
                 await gateway.large_bodies.put(group)
                 return group.deliveries
@@ -162,8 +162,8 @@ def _partition_key(headers: FieldsByName) -> str:
         raise Refused(Refusal.BAD_PARAMETER, "X-Partition-Key is not UTF-8; encode it as UTF-8") from None
 
 
-async def _require_delivered(deliveries: Sequence[Delivery]) -> None:
-    results = await results_of(deliveries)
+async def _require_delivered(deliveries: Deliveries) -> None:
+    results = await deliveries.results()
     failed = [result for result in results if not result.successful]
     if failed:
         detail = f"{len(failed)} of {len(results)} records were not delivered ({failed[0].error_code}); send it again"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kpl_core import Delivery, InvalidUserRecord
+from kpl_core import Deliveries, InvalidUserRecord
 from kpl_core.records.user_record import require_stream
 from kpl_integrations.asgi.protocol import Receive, Scope
 from kpl_integrations.ingest.admission.acknowledgement import (
@@ -61,7 +61,7 @@ _DECODING_FIELDS: Final = frozenset({b"content-type", b"content-encoding", b"x-p
 class PutRequest(NamedTuple):
     """A request whose records are put, and that is answered when all of them have their results."""
 
-    deliveries: list[Delivery]
+    deliveries: Deliveries
     decoded: Decoded
     account: TenantAccount
     payer: AddressBudget | None
@@ -69,7 +69,8 @@ class PutRequest(NamedTuple):
 
     def answer(self, now: float) -> Acknowledged:
         """Return the answer, because the results are known; raises as `RecordsRoute.answer`."""
-        problems, results = self.decoded.problems, [delivery.result() for delivery in self.deliveries]
+        problems, results = self.decoded.problems, self.deliveries.known_results()
+        assert results is not None  # noqa: S101 - the caller has waited
         first = results[0]
         if len(results) == 1 and not problems and first.sequence_number is not None and first.shard_id is not None:
             return one_delivered(first.sequence_number, first.shard_id)
@@ -227,12 +228,14 @@ class RecordsRoute:
         account.keys.finish(key, StoredAnswer(*acknowledged), self._admission.now())
         return acknowledged
 
-    def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> list[Delivery]:
+    def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> Deliveries:
         # Without `_charging`, which would cost a tenth of a request with one record.
         try:
             _require_records(decoded, head)
-            aggregate = not decoded.holds_aggregates
-            return self._admission.put_records(account, stream, decoded.records, aggregate=aggregate)
+            if decoded.pairs is not None and account.puts_pairs:
+                return self._admission.put_pairs(account, stream, decoded.pairs)
+            records, aggregate = decoded.with_records().records, not decoded.holds_aggregates
+            return self._admission.put_records(account, stream, records, aggregate=aggregate)
         except Refused as refused:
             refused.work_bytes = decoded.inflated_bytes
             raise
@@ -254,7 +257,7 @@ class RecordsRoute:
         """
         decoded = None if is_large else self._decoded_small(head, body)
         if decoded is None:
-            decoded, deliveries = await self._put_large(head, body, ack, account, stream, room)
+            decoded, deliveries = await self._put_large(head, body, account, stream, room)
         else:
             deliveries = self._put(decoded, head, account, stream)
         problems = decoded.problems
@@ -265,8 +268,8 @@ class RecordsRoute:
         return await answer_delivered(deliveries, problems, decoded.positions() if problems else ())
 
     async def _put_large(
-        self, head: RecordsHead, body: bytes, ack: Ack, account: TenantAccount, stream: str, room: SenderRoom
-    ) -> tuple[Decoded, list[Delivery]]:
+        self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str, room: SenderRoom
+    ) -> tuple[Decoded, Deliveries]:
         """Put the records of a large body, in slices: all or none of them."""
         large, encoding, inflated = self._gateway.large_bodies, head.headers.get(b"content-encoding"), [0]
         async with large.turn(room, len(body)):
@@ -279,7 +282,7 @@ class RecordsRoute:
                 raise refused_decoding(refusal, inflated[0]) from None
             with _charging(inflated[0]):
                 _require_records(decoded, head)
-                if ack != "queued" or not account.puts_pairs:
+                if not account.puts_pairs:
                     decoded = decoded.with_records()
                 records, aggregate = decoded.pairs or decoded.records, not decoded.holds_aggregates
                 group = self._admission.begin_group(account, stream, records, aggregate=aggregate)
@@ -316,8 +319,13 @@ class RecordsRoute:
         return None if small is None else self._decoded(head, small, 0 if encoding is None else len(small))
 
     def _decoded(self, head: RecordsHead, body: bytes, inflated_bytes: int = 0, *, is_plain: bool = True) -> Decoded:
-        """Decode a small body, which is decompressed."""
+        """Decode a small body, which is decompressed. `is_plain`: its records may be in an ordinary form."""
         try:
+            if is_plain and head.plain_type is not None:
+                is_plain = False
+                pairs = decode_plain(head.plain_type, body, self._limits, NeighbourKeys(random_partition_key))
+                if pairs is not None:
+                    return Decoded([], [], inflated_bytes=inflated_bytes, pairs=pairs)
             content_type, texts = _texts_of(head)
             decoded = decode(content_type, body, limits=self._limits, headers=texts, is_plain=is_plain)
         except DecodeRefusal as refusal:
