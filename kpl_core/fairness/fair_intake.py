@@ -262,9 +262,9 @@ class FairIntake:
         return self._delivery(detached.outcome, 0)
 
     def enter_pairs(
-        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles
+        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles | None
     ) -> int:
-        """Put this part of checked pairs into their lanes or queues, and store their handles.
+        """Put this part of checked pairs into their lanes or queues, and store their handles, if that is given.
 
         Returns the position behind the last one that was put: a lane may have closed a record before the end.
         """
@@ -273,7 +273,7 @@ class FairIntake:
         position, end = part
         if all_let_pass:
             room = sys.maxsize, sys.maxsize
-            position, _ = append_pairs(pairs, part, self._router, room, now, handles.outcomes, handles.indices)
+            position, _ = append_pairs(pairs, part, self._router, room, now, handles)
         # One that opens or closes a record, those with new partition keys, and all while a gate is closed.
         is_known = False
         while position < end and not (is_known or self._output.has_closed):
@@ -293,6 +293,7 @@ class FairIntake:
                 handle = lane.add_any(key, key_entry, data, size, now, explicit_hash_key=explicit[0])
             else:
                 handle = lane.add(key, key_entry, data, size, now)
-            handles.set(position, handle)
+            if handles is not None:
+                handles.set(position, handle)
             position += 1
         return position

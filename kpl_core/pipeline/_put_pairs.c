@@ -123,32 +123,62 @@ static Py_ssize_t read_block(PyObject *pairs, Py_ssize_t position, Py_ssize_t en
     return count;
 }
 
+/* Where the outcome of each pair and its index in it are written. Without handles there is no list of outcomes. */
+typedef struct {
+    PyObject *outcomes;
+    Py_buffer indices;
+} Places;
+
+static void close_places(Places *places)
+{
+    if (places->outcomes != NULL) PyBuffer_Release(&places->indices);
+    Py_CLEAR(places->outcomes);
+}
+
+/* Return 0 with an error if the handles have no place for each pair before `end`. */
+static int open_places(PyObject *handles, Py_ssize_t end, Places *places)
+{
+    *places = (Places){0};
+    if (handles == Py_None) return 1;
+    PyObject *outcomes = PyObject_GetAttrString(handles, "outcomes"), *indices = PyObject_GetAttrString(handles, "indices");
+    if (outcomes != NULL && indices != NULL && require(PyList_CheckExact(outcomes), "outcomes in a list") &&
+        PyObject_GetBuffer(indices, &places->indices, PyBUF_WRITABLE) == 0) places->outcomes = Py_NewRef(outcomes);
+    Py_XDECREF(outcomes);
+    Py_XDECREF(indices);
+    if (places->outcomes == NULL) return 0;
+    if (require(PyList_GET_SIZE(outcomes) >= end, "a place for each outcome") &&
+        require(places->indices.len >= end * (Py_ssize_t)sizeof(uint32_t), "a place for each index")) return 1;
+    close_places(places);
+    return 0;
+}
+
 /* Append a pair to the open record of its shard, and write its outcome and its index in it.
    The result is that of `append_one`, or 0 if there is no such record. */
-static int append_pair(const Pair *pair, const ShardTable *table, PyObject *now, PyObject **outcome, uint32_t *index)
+static int append_pair(const Pair *pair, const ShardTable *table, PyObject *now, Places *places, Py_ssize_t position)
 {
     PyObject *item = PyList_GET_ITEM(table->records, table->shards == 1 ? 0 : shard_of(pair->digest, table));
     if (!Py_IS_TYPE(item, &OpenRecordType)) return 0;
     OpenRecord *record = (OpenRecord *)item;
     const Key *explicit = pair->explicit.text == NULL ? NULL : &pair->explicit;
     int appended = append_one(record, pair->key, explicit, pair->data, pair->size, now);
-    if (appended > 0) {
+    if (appended > 0 && places->outcomes != NULL) {
+        PyObject **outcome = &((PyListObject *)places->outcomes)->ob_item[position];
         Py_XSETREF(*outcome, Py_NewRef(record->outcome));
-        *index = (uint32_t)PyList_GET_SIZE(record->arrivals) - 1;
+        ((uint32_t *)places->indices.buf)[position] = (uint32_t)PyList_GET_SIZE(record->arrivals) - 1;
     }
     return appended;
 }
 
 /* Append pairs from *position on, which moves, as long as they need no more than that. -1: error. */
 static int append_all(PyObject *pairs, Py_ssize_t *position, Py_ssize_t end, const ShardTable *table, Py_ssize_t free_bytes,
-                      PyObject *now, PyObject **outcomes, uint32_t *indices, Py_ssize_t *taken)
+                      PyObject *now, Places *places, Py_ssize_t *taken)
 {
     Pair block[BLOCK];
     for (Py_ssize_t count = BLOCK, each; count == BLOCK;) {
         count = read_block(pairs, *position, end, table, block);
         for (each = 0; each < count; each++) {
             if (block[each].size > free_bytes - *taken) return 0;
-            int appended = append_pair(&block[each], table, now, &outcomes[*position], &indices[*position]);
+            int appended = append_pair(&block[each], table, now, places, *position);
             if (appended <= 0) return appended;
             *taken += block[each].size;
             ++*position;
@@ -159,30 +189,25 @@ static int append_all(PyObject *pairs, Py_ssize_t *position, Py_ssize_t end, con
 
 static PyObject *append_pairs(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    PyObject *pairs, *router, *now, *outcomes, *indices, *ends, *records;
+    PyObject *pairs, *router, *now, *handles, *ends, *records;
     Py_ssize_t position, end, free_records, free_bytes, taken = 0;
-    if (!PyArg_ParseTuple(arguments, "O!(nn)O(nn)OO!O", &PyList_Type, &pairs, &position, &end, &router, &free_records,
-                          &free_bytes, &now, &PyList_Type, &outcomes, &indices)) return NULL;
+    Places places;
+    if (!PyArg_ParseTuple(arguments, "O!(nn)O(nn)OO", &PyList_Type, &pairs, &position, &end, &router, &free_records,
+                          &free_bytes, &now, &handles)) return NULL;
     if (end > PyList_GET_SIZE(pairs)) end = PyList_GET_SIZE(pairs);
-    if (!require(position >= 0, "an index of 0 or more") ||
-        !require(PyList_GET_SIZE(outcomes) >= end, "a place for each outcome")) return NULL;
+    if (!require(position >= 0, "an index of 0 or more") || !open_places(handles, end, &places)) return NULL;
     if (free_records < end - position) end = position + free_records;
     PyObject *table = PyObject_GetAttrString(router, "table");
-    if (table == NULL) return NULL;
-    if (table != Py_None) {
-        Py_buffer view;
-        int failed = !PyArg_ParseTuple(table, "SO!", &ends, &PyList_Type, &records) ||
-                     PyObject_GetBuffer(indices, &view, PyBUF_WRITABLE) < 0;
+    if (table != NULL && table != Py_None) {
+        int failed = !PyArg_ParseTuple(table, "SO!", &ends, &PyList_Type, &records);
         if (!failed) {
             ShardTable shards = {(unsigned char *)PyBytes_AS_STRING(ends), records, PyList_GET_SIZE(records)};
-            failed = !require(view.len >= end * (Py_ssize_t)sizeof(uint32_t), "a place for each index") ||
-                     !require(PyBytes_GET_SIZE(ends) == DIGEST_BYTES * shards.shards && shards.shards > 0, "an end for each shard") ||
-                     append_all(pairs, &position, end, &shards, free_bytes, now,
-                                ((PyListObject *)outcomes)->ob_item, view.buf, &taken) < 0;
-            PyBuffer_Release(&view);
+            failed = !require(PyBytes_GET_SIZE(ends) == DIGEST_BYTES * shards.shards && shards.shards > 0, "an end for each shard") ||
+                     append_all(pairs, &position, end, &shards, free_bytes, now, &places, &taken) < 0;
         }
         if (failed) Py_CLEAR(table);
     }
+    close_places(&places);
     if (table == NULL) return NULL;
     Py_DECREF(table);
     return Py_BuildValue("(nn)", position, taken);

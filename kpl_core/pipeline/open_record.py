@@ -7,7 +7,6 @@ fit; `append_pairs` also explicit hash keys. The lane does the rest.
 """
 
 import os
-from array import array
 from collections.abc import Callable
 from importlib import import_module
 from operator import add
@@ -27,7 +26,7 @@ from kpl_core.records.aggregated_record import (
     with_digest,
 )
 from kpl_core.records.hash_key import are_explicit_hash_keys
-from kpl_core.records.outcome import Outcome, ResultHandle
+from kpl_core.records.outcome import Outcome, ResultHandle, ResultHandles
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -207,20 +206,18 @@ def python_append_pairs(
     router: Routing,
     room: tuple[int, int],
     now: float,
-    outcomes: list[Any],
-    indices: "array[int]",
+    handles: ResultHandles | None,
 ) -> tuple[int, int]:
     """Append the pairs of partition key and data in this part of the list to the open records of their routes.
 
-    A pair may have an explicit hash key as a third item. Writes the outcome of each, and its index in it, at its
-    position. Stops at the first that is no tuple of str and bytes, has no known route, has no room (records, bytes) or
-    does not fit into its open record. Returns its position, and the bytes of keys and data of those before it.
+    A pair may have an explicit hash key as a third item. Writes the outcome of each, and its index in it, to `handles`.
+    Stops at the first that is no tuple of str and bytes, has no known route, has no room (records, bytes) or does not
+    fit into its open record. Returns its position, and the bytes of keys and data of those before it.
     """
     most, free_bytes = room
     position, end = part
-    end, taken, routes = min(len(pairs), end, position + most), 0, router.routes
-    while position < end:
-        pair = pairs[position]
+    taken, routes = 0, router.routes
+    for pair in pairs[position : min(end, position + most)]:
         if type(pair) is not tuple:
             break
         partition_key, data = pair[0], pair[1]
@@ -242,8 +239,9 @@ def python_append_pairs(
             is_appended = record.append_explicit(explicit, (partition_key, key_entry, data), size, now)
         if not is_appended:
             break
-        outcomes[position] = record.outcome
-        indices[position] = len(record.arrivals) - 1
+        if handles is not None:
+            handles.outcomes[position] = record.outcome
+            handles.indices[position] = len(record.arrivals) - 1
         taken += size
         position += 1
     return position, taken
@@ -273,20 +271,19 @@ def _plain_bytes(records: list[Any], parts: int, max_record_bytes: int) -> int |
     """Return the bytes of keys and data of valid tuples; None if one is not valid."""
     try:
         keys, data, *explicit = zip(*records, strict=True)
-        is_ascii = "".join(keys).isascii()
+        text = "".join(keys)
     except (TypeError, ValueError):
         return None
     if len(records[0]) != parts or {*map(type, records)} != {tuple} or {*map(type, data)} != {bytes}:
         return None
-    longest = max(map(len, keys)), max(map(len, data))
-    if not (is_ascii and all(keys)) or longest[0] > PARTITION_KEY_CHARACTERS:
-        return None
-    # The longest key may belong to other data than the longest.
-    if sum(longest) > max_record_bytes and max(map(add, map(len, keys), map(len, data))) > max_record_bytes:
+    if not (text.isascii() and all(keys)) or max(map(len, keys)) > PARTITION_KEY_CHARACTERS:
         return None
     if explicit and not ({*map(type, explicit[0])} == {str} and are_explicit_hash_keys(explicit[0])):
         return None
-    return sum(map(len, keys)) + sum(map(len, data))
+    size_bytes = len(text) + sum(map(len, data))
+    if size_bytes > max_record_bytes and max(map(add, map(len, keys), map(len, data))) > max_record_bytes:
+        return None
+    return size_bytes
 
 
 def python_sealed(unsealed: list[bytes]) -> list[bytes]:

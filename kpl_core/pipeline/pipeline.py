@@ -131,10 +131,10 @@ class StreamPipeline:
         position, end = part
         if not self._is_direct:
             return self._put_each(records, position, end, now, handles)
-        routes, limit, outcomes, indices = self._routes, self._buffer_limit, handles.outcomes, handles.indices
+        routes, limit = self._routes, self._buffer_limit
         while position < end:
             room = limit.free_records, limit.free_bytes
-            reached, taken = append_pairs(records, (position, end), self._router, room, now, outcomes, indices)
+            reached, taken = append_pairs(records, (position, end), self._router, room, now, handles)
             limit.free_records -= reached - position
             limit.free_bytes -= taken
             position = reached
@@ -260,15 +260,14 @@ class StreamPipeline:
         return deliveries
 
     def put_pairs_together(
-        self, pairs: list[Any], part: tuple[int, int], now: float, terms: GroupTerms, handles: ResultHandles
+        self, pairs: list[Any], part: tuple[int, int], now: float, terms: GroupTerms, handles: ResultHandles | None
     ) -> None:
-        """Accept this part of checked pairs, which have room, at a fraction of the cost of `put_together`."""
+        """Accept this part of checked pairs, which have room, at a fraction of the cost of `put_together`.
+
+        Without their flow, so not if a durable store may need it (`Ledger.is_durable`).
+        """
         fair, (position, end) = self.fair, part
         assert fair is not None  # noqa: S101 - the producer checked
-        if self.ledger.is_durable:
-            records = [UserRecord(*pair) for pair in pairs[position:end]]  # a durable store needs the flow of each
-            handles.set_all(position, self.put_together(records, now, terms))
-            return
         while position < end:
             position = fair.enter_pairs(pairs, (position, end), now, terms.flow, handles)
             if self._output.has_closed:

@@ -138,7 +138,7 @@ class FairQueueing(Protocol):
         """Put the records behind those that have a delivery, until a lane has closed a record."""
 
     def enter_pairs(
-        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles
+        self, pairs: list[Any], part: tuple[int, int], now: float, flow: str | None, handles: ResultHandles | None
     ) -> int:
         """Put this part of checked pairs, until a lane has closed a record; return the next position."""
 

@@ -186,20 +186,22 @@ class Producer:
             self._wake(stream)
         return Deliveries.of(deliveries)
 
-    def put_pairs_together_nowait(self, stream: str, pairs: Pairs, *, flow: str | None = None) -> Deliveries:
-        """Accept all pairs of partition key (str) and data of one flow now, or none of them.
+    def put_pairs_together_nowait(self, stream: str, pairs: Pairs, *, flow: str | None = None) -> None:
+        """Accept all pairs of partition key (str) and data of one flow now, or none of them; no deliveries.
 
-        All of them may have an explicit hash key (str) as a third item. Raises as `put_together_nowait`, of which it
-        costs a fraction.
+        All of them may have an explicit hash key (str) as a third item. For a caller that answers a whole request at
+        once, and leaves the rest to hooks and `report`; `begin_group` gives deliveries. Raises as
+        `put_together_nowait`, of which it costs a fraction.
         """
         pipeline = self._fair_pipeline(stream)
+        if pipeline.ledger.is_durable:
+            self.begin_group(stream, pairs, flow=flow).finish()
+            return
         checked, size_bytes = checked_pairs(pairs, max_record_bytes=pipeline.max_record_bytes)
-        deliveries, terms = Deliveries(len(checked)), GroupTerms(flow, has_room=True)
         pipeline.fair.reserve(size_bytes, len(checked), flow, "normal")  # type: ignore[union-attr] # checked above
-        pipeline.put_pairs_together(checked, (0, len(checked)), self._clock(), terms, deliveries)
+        pipeline.put_pairs_together(checked, (0, len(checked)), self._clock(), GroupTerms(flow, has_room=True), None)
         if pipeline.attention:
             self._wake(stream)
-        return deliveries
 
     def begin_group(
         self,

@@ -143,8 +143,9 @@ def shard_ends(count: int) -> list[bytes]:
     st.tuples(st.integers(0, 5), st.integers(0, 40)),
     st.tuples(st.integers(0, 30), st.integers(0, 20_000)),
     st.lists(st.integers(-1, 20_000), min_size=5, max_size=5),
+    st.booleans(),
 )
-def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, part, room, limits):
+def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, part, room, limits, has_handles):
     ends = shard_ends(shards)
     has_hash_keys = any(len(pair) > 2 for pair in pairs if isinstance(pair, tuple))
     lone = set() if has_hash_keys else {bisect_left(ends, md5(key).digest()) for key in (b"single", b"new")}
@@ -167,7 +168,7 @@ def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, p
                 explicit_routes[text] = (lane, explicit_hash_key_entry(text))
         router = SimpleNamespace(routes=routes, explicit_routes=explicit_routes, table=(b"".join(ends), records))
         handles = Deliveries(len(pairs))
-        answer = append_pairs(pairs, part, router, room, 1.5, handles.outcomes, handles.indices)
+        answer = append_pairs(pairs, part, router, room, 1.5, handles if has_handles else None)
         placed = [([each is record.outcome for record in records if record], each is None) for each in handles.outcomes]
         outcomes.append((answer, placed, list(handles.indices), [state(record, []) for record in records if record]))
     assert outcomes[0] == outcomes[1]
@@ -175,7 +176,7 @@ def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, p
 
 def test_a_router_without_a_table_lets_append_pairs_put_nothing(in_c):
     router = SimpleNamespace(routes={}, table=None)
-    assert in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, [None], bytearray(4)) == (0, 0)
+    assert in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, Deliveries(1)) == (0, 0)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -237,7 +238,7 @@ def test_wrong_arguments_are_refused_and_change_nothing(in_c, arguments):
 
 def test_an_index_below_zero_is_refused(in_c):
     with pytest.raises(TypeError, match="an index of 0 or more"):
-        in_c.append_pairs([], (-1, 0), None, (1, 1), 0.0, [], bytearray())
+        in_c.append_pairs([], (-1, 0), None, (1, 1), 0.0, None)
     with pytest.raises(TypeError, match="an index of 0 or more"):
         in_c.plain_until([], -1, 2, 1)
 
@@ -245,11 +246,12 @@ def test_an_index_below_zero_is_refused(in_c):
 @pytest.mark.parametrize("count", [0, 1])
 def test_arrays_that_are_too_short_are_refused(in_c, count):
     router = SimpleNamespace(table=(b"\xff" * 16, [None]))
+    handles = SimpleNamespace(outcomes=[None] * count, indices=bytearray(4 * (1 - count)))
     with pytest.raises(TypeError, match="a place for each"):
-        in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, [None] * count, bytearray(4 * (1 - count)))
+        in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, handles)
     router.table = (b"", [None])
     with pytest.raises(TypeError, match="an end for each shard"):
-        in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, [None], bytearray(4))
+        in_c.append_pairs([("k", b"")], (0, 1), router, (1, 1), 0.0, None)
     with pytest.raises(TypeError, match="room for a digest"):
         in_c.sealed([bytes(19)])
 

@@ -163,13 +163,14 @@ async def test_pairs_arrive_once_each_in_its_shard_and_in_the_order_of_their_key
     put = [*pairs(700), ("ключ", b""), ("k0", b"large".ljust(60_000)), *pairs(300, key="more")]
     async with Producer(fair(aggregation_enabled=aggregated), transport=transport) as producer:
         _ = await producer.put_together_nowait(STREAM, [UserRecord("first", b"")], flow="t")[0]
-        deliveries = [producer.put_pairs_together_nowait(STREAM, put, flow="t") for _ in range(2)]
+        producer.put_pairs_together_nowait(STREAM, put, flow="t")
+        group = producer.begin_group(STREAM, put, flow="t")
+        group.finish()
         report = await producer.close()
-        results = [await each.results() for each in deliveries]
+        results = await group.deliveries.results()
     assert report.accepted == report.delivered == 1 + 2 * len(put)
-    assert all(result.successful for each in results for result in each)
-    assert [result.shard_id for result in results[0]] == [result.shard_id for result in results[1]]
-    assert len({result.shard_id for result in results[0]}) == 4
+    assert all(result.successful for result in results)
+    assert len({result.shard_id for result in results}) == 4
     found = [pair for pair in stored(transport) if pair[0] != "first"]
     assert Counter(found) == Counter(2 * put)
     for key in {key for key, _ in put} if aggregated else ():

@@ -156,8 +156,8 @@ class Admission:
 
         return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep)
 
-    def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs) -> Deliveries:
-        """Put pairs of partition key and data like `put_records`, at a fraction of the cost.
+    def put_pairs(self, account: TenantAccount, stream: str, pairs: Pairs) -> None:
+        """Put pairs of partition key and data like `put_records`, without deliveries; `begin_group` gives some.
 
         All of them may have an explicit hash key as a third item. The tenant's tier must be normal, with aggregation
         (`TenantAccount.puts_pairs`).
@@ -166,10 +166,10 @@ class Admission:
             Refused: the request is rejected.
         """
 
-        def put() -> Deliveries:
-            return self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
+        def put() -> None:
+            self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
 
-        return self._admitted(put, account, stream, pairs, _bytes_of_pairs)
+        self._admitted(put, account, stream, pairs, _bytes_of_pairs)
 
     def begin_group(
         self,

@@ -233,7 +233,9 @@ class RecordsRoute:
         try:
             _require_records(decoded, head)
             if decoded.pairs is not None and account.puts_pairs:
-                return self._admission.put_pairs(account, stream, decoded.pairs)
+                group = self._admission.begin_group(account, stream, decoded.pairs)
+                group.finish()
+                return group.deliveries
             records, aggregate = decoded.with_records().records, not decoded.holds_aggregates
             return self._admission.put_records(account, stream, records, aggregate=aggregate)
         except Refused as refused:
