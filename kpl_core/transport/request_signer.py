@@ -40,6 +40,10 @@ class _Template(NamedTuple):
     canonical: tuple[str, str]
     head: tuple[str, str]
 
+    def __repr__(self) -> str:
+        """Return a text without secrets."""
+        return f"<_Template of {self.scope}>"
+
     def signature(self, timestamp: str, body_hash: str) -> str:
         """Return the signature of a request."""
         canonical = sha256(f"{timestamp.join(self.canonical)}{body_hash}".encode()).hexdigest()
