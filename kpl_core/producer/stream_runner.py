@@ -1,7 +1,7 @@
 """One stream's runner: it polls the pipeline when the pipeline wants attention, and sends the requests that are due.
 
-One task for each stream runs `run`, and each request is a task. There is no task, timer or lock per user record, and
-no fixed polling interval.
+One task for each stream runs `run`, and each request in flight has a task. There is no task, timer or lock per user
+record, and no fixed polling interval.
 
 `TroubleLog` logs what goes wrong, for callers that look at no result and have no hook: a line when requests begin to
 fail, one when that is over, and one for user records that failed. Each comes once a minute at most, however many
@@ -110,6 +110,8 @@ class StreamRunner:
         self._tasks = tasks
         self._progress = progress
         self._woken = anyio.Event()
+        # Tasks whose request is answered. To start one costs 20 us, to wake one 5.
+        self._idle: list[tuple[list[PutRecordsRequest], anyio.Event]] = []
         self.trouble = TroubleLog(pipeline.stream)
         # User records that failed, by error code; the pipeline counts on.
         self._failed = pipeline.ledger.failed
@@ -163,13 +165,30 @@ class StreamRunner:
         in_flight = self._in_flight
         poll = self.pipeline.poll(now, in_flight.free_for(self))
         for request in poll.requests:
-            self._tasks.start_soon(self._send, request)
+            self._start(request)
         next_runner = in_flight.take(self, len(poll.requests), wants_more=poll.wants_more)
         if next_runner is not None:
             next_runner.wake()
         if self._failed:
             self.trouble.log_losses_if_due(self._failed, now)
         return poll.wakeup
+
+    def _start(self, request: PutRecordsRequest) -> None:
+        if self._idle:
+            sending, given = self._idle.pop()
+            sending.append(request)
+            given.set()
+        else:
+            self._tasks.start_soon(self._send_each, [request])
+
+    async def _send_each(self, sending: list[PutRecordsRequest]) -> None:
+        """Send a request, and those that are given to this task later."""
+        while True:
+            # Here is no reference to the request, whose records would else stay in memory while the task is idle.
+            await self._send(sending.pop())
+            given = anyio.Event()
+            self._idle.append((sending, given))
+            await given.wait()
 
     async def _send(self, request: PutRecordsRequest) -> None:
         try:

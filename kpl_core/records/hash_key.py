@@ -81,10 +81,11 @@ def parse_explicit_hash_key(explicit_hash_key: object) -> int:
 
 def are_explicit_hash_keys(texts: Sequence[str]) -> bool:
     """Return True if `parse_explicit_hash_key` accepts all of these strings, at a fifth of its cost; False: ask it."""
-    if not texts or not all(texts) or max(map(len, texts)) > _MOST_DIGITS:
-        return False
     # As bytes, because every digit of Unicode is a digit of a str, and it takes five times as long.
-    is_decimal = "".join(texts).encode(errors="replace").isdigit()
-    if not is_decimal or not {text for text in texts if text[0] == "0"} <= {"0"}:
+    if not texts or not "".join(texts).encode(errors="replace").isdigit():
         return False
-    return max([text for text in texts if len(text) == _MOST_DIGITS], default="") <= _LAST
+    # Of decimal texts, only one that is empty or begins with 0 is less than "1".
+    if min(texts) < "1" and not {text for text in texts if text < "1"} <= {"0"}:
+        return False
+    long = [text for text in texts if len(text) >= _MOST_DIGITS]
+    return len("".join(long)) == _MOST_DIGITS * len(long) and max(long, default="") <= _LAST

@@ -2,14 +2,13 @@
 
 aiobotocore and aiohttp take most of the time from the start of a program to its first record, 30 MB of memory, and a
 millisecond of CPU for each request. This transport takes credentials, region, proxies, the endpoint, the CA bundle and
-the user agent from botocore's session, and signs with botocore's `SigV4Auth`. `resolved` returns None for a
-configuration that asks for more. Then the transport over aiobotocore is used, see docs/decisions.
+the user agent from botocore's session, and signs as botocore does. `resolved` returns None for a configuration that
+asks for more. Then the transport over aiobotocore is used, see docs/decisions.
 """
 
 import asyncio
 import logging
 import os
-import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +16,6 @@ from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials, RefreshableCredentials, create_credential_resolver
 from botocore.endpoint_provider import EndpointProvider
 from botocore.httpsession import get_cert_path
@@ -38,6 +35,7 @@ from kpl_core.transport.put_records_wire import (
     json_wire,
     stream_argument,
 )
+from kpl_core.transport.request_signer import RequestSigner
 from kpl_core.transport.service_calls import (
     ServiceCalls,
     SessionVars,
@@ -50,7 +48,6 @@ from kpl_core.transport.service_calls import (
 _logger: Final = logging.getLogger("kpl_core")
 
 _SERVICE: Final = "kinesis"
-_TARGET: Final = "Kinesis_20131202."
 _RULES: Final = "endpoint-rule-set-1"
 # Settings that only botocore's client understands: of the environment and the profile.
 _CLIENT_VARIABLES: Final = ("use_fips_endpoint", "use_dualstack_endpoint", "csm_enabled")
@@ -65,8 +62,6 @@ _OPERATIONS: Final = {
     "describe_stream_summary": "DescribeStreamSummary",
 }
 
-# A header with one of these would begin another header.
-_FORBIDDEN: Final = re.compile("[\\r\\n\\0]")
 _JSON: Final = json_wire()
 
 T = TypeVar("T")
@@ -169,12 +164,13 @@ def _tls(config: Config, session: Any) -> ssl.SSLContext:  # noqa: ANN401
     return context
 
 
-def _trace_headers() -> dict[str, str]:
-    """Return the header by which Lambda finds functions that call themselves, as botocore adds it."""
+def _trace_field() -> str:
+    """Return the header field by which Lambda finds functions that call themselves, as botocore adds it: unsigned."""
     trace_id = os.environ.get("_X_AMZN_TRACE_ID")
     if trace_id is None or "AWS_LAMBDA_FUNCTION_NAME" not in os.environ:
-        return {}
-    return {"X-Amzn-Trace-Id": quote(trace_id, safe="-=;:+&[]{}\"',")}
+        return ""
+    trace_id = quote(trace_id, safe="-=;:+&[]{}\"',")
+    return f"X-Amzn-Trace-Id: {trace_id}\r\n"
 
 
 class DirectTransport(ServiceCalls):
@@ -184,6 +180,7 @@ class DirectTransport(ServiceCalls):
         self._config = config
         self._found = found
         self._wire = configured_wire(config) or _JSON
+        self._signer = RequestSigner(found.region, found.user_agent)
         self._connections: HttpConnections
         self._refresh: asyncio.Task[Any] | None = None
 
@@ -231,8 +228,10 @@ class DirectTransport(ServiceCalls):
             async with asyncio.timeout((config.request_timeout_ms + config.connect_timeout_ms) / 1000):
                 operation = _OPERATIONS[method]
                 url = self._found.endpoint(operation, stream if stream and stream.startswith("arn:") else None)
-                head = await self._signed_head(url, operation, wire.content_type, body)
-                answer = await self._connections.post(url, head, body)
+                credentials = await self._frozen_credentials()
+                head = self._signer.signed_head(url, operation, wire.content_type, body, credentials)
+                rest = f"{_trace_field()}Content-Length: {len(body)}\r\n\r\n"
+                answer = await self._connections.post(url, (head + rest).encode(), body)
             return read(answer.body) if answer.status < FIRST_ERROR_STATUS else _failure(answer, wire)
         except TimeoutError as error:
             text = str(error) or f"no answer to {method} within {config.request_timeout_ms} ms"
@@ -254,27 +253,6 @@ class DirectTransport(ServiceCalls):
         if present is not None and not credentials.refresh_needed(mandatory):
             return present
         return await asyncio.shield(self._refresh)
-
-    async def _signed_head(self, url: SplitResult, operation: str, content_type: str, body: bytes) -> bytes:
-        """Return the request line and the headers, signed."""
-        frozen = await self._frozen_credentials()
-        path = url.path or "/"
-        host = url.netloc.rpartition("@")[2].removesuffix(":443" if url.scheme == "https" else ":80")
-        headers = {
-            "Host": host,
-            "X-Amz-Target": _TARGET + operation,
-            "Content-Type": content_type,
-            "User-Agent": self._found.user_agent,
-            **_trace_headers(),
-        }
-        request = AWSRequest("POST", f"{url.scheme}://{host}{path}", headers, body)
-        SigV4Auth(frozen, _SERVICE, self._found.region).add_auth(request)
-        for name, value in request.headers.items():
-            if _FORBIDDEN.search(value):
-                message = f"the header {name} has a line break; check the credentials for one, for example at the end"
-                raise RuntimeError(message)
-        lines = [f"{name}: {value}\r\n" for name, value in request.headers.items()]
-        return f"POST {path} HTTP/1.1\r\n{''.join(lines)}Content-Length: {len(body)}\r\n\r\n".encode()
 
 
 def _failure(answer: HttpAnswer, wire: PutRecordsWire) -> RequestFailure:

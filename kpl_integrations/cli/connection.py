@@ -23,6 +23,7 @@ from botocore.exceptions import (
 from botocore.session import Session
 
 from kpl_core import Config, KinesisTransport
+from kpl_core.records.user_record import require_stream
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.cli.exit_code import CommandFailure
 
@@ -109,16 +110,21 @@ class Connection:
         """Find region and credentials.
 
         Raises:
-            CommandFailure: there is no region, or the endpoint is not a URL.
+            CommandFailure: there is no region, the endpoint is not a URL, or the stream is not a name or an ARN.
         """
+        try:
+            require_stream(stream)
+        except ValueError as error:
+            raise CommandFailure(str(error)) from None
         session, credential = Session(), None
         is_local = _is_loopback(endpoint_url)
         with _aws_errors_as_failures("AWS' configuration", stream):
             region = region or _region_of(stream) or session.get_config_variable("region")
             if is_local and await anyio.to_thread.run_sync(_found_credentials, session) is None:
                 credential = LOCAL_CREDENTIAL
-        if region is None and not is_local:
-            message = "no region is set; name one with --region, or set AWS_DEFAULT_REGION"
+        if not region and not is_local:
+            found = "no region is set" if region is None else "the region is empty"
+            message = f"{found}; name one with --region, or set AWS_DEFAULT_REGION"
             raise CommandFailure(message)
         return cls(stream, region=region or LOCAL_REGION, endpoint_url=endpoint_url, credential=credential)
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from botocore.exceptions import ClientError
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kpl_core import COMPILED
+from kpl_core.options.config import WirePath
 from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import print_json, results
@@ -87,7 +88,7 @@ class DoctorCommand:
     async def _check_service(self) -> None:
         """Check until something is missing that the next check needs; `_current` is then the check that fails."""
         connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
-        self._checks.append(Check("configuration", "ok", connection.place))
+        self._checks.append(check_region(connection.place, os.environ, is_given=self.region is not None))
         self._current = "credentials"
         credentials = await connection.session.get_credentials()
         if credentials is None:
@@ -162,10 +163,21 @@ def check_hot_path(*, is_compiled: bool, direct_url: str | None) -> Check:
     return Check("hot path", "ok", f"interpreted: {why}")
 
 
+def check_region(place: str, environment: Mapping[str, str], *, is_given: bool) -> Check:
+    """Reject an empty region. The commands replace it for a Kinesis on this machine, and producers do not."""
+    if environment.get("AWS_DEFAULT_REGION") == "" and not is_given:
+        fix = "set it to a region, such as eu-west-1, or unset it"
+        return Check("configuration", "failed", f"{place}; AWS_DEFAULT_REGION is empty", fix)
+    return Check("configuration", "ok", place)
+
+
 def check_wire_path(environment: Mapping[str, str], *, has_cbor: bool) -> Check:
     """Say how producers and gateways with this environment encode their requests."""
     names = ("KPL_WIRE_PATH", "KPL_INGEST_WIRE_PATH")
-    found = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
+    given = {name: environment[name].strip() for name in names if environment.get(name)}
+    found = ", ".join(f"{name}={value}" for name, value in given.items())
+    if wrong := [name for name, value in given.items() if value not in get_args(WirePath)]:
+        return Check("wire path", "failed", found, f"set {' and '.join(wrong)} to {', '.join(get_args(WirePath))}")
     if not has_cbor and "=cbor" in found:
         return Check("wire path", "failed", found, "CBOR needs cbor2: pip install 'kpl-integrations[cbor]'")
     return Check("wire path", "ok", found or "JSON, by the producer's own encoder")

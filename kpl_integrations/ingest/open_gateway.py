@@ -25,7 +25,7 @@ from kpl_integrations.ingest.http.request_head import FieldsByName, body_watcher
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.streams.stream_directory import StreamDirectory
 from kpl_integrations.ingest.tenants import TenantDirectory
-from kpl_integrations.ingest.tenants.credentials import AdminKey
+from kpl_integrations.ingest.tenants.credentials import AdminKey, bearer_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,8 @@ class OpenGateway:
                 detail = "send Authorization: Bearer and the tenant's API key"
                 raise Refused(Refusal.NO_CREDENTIALS, detail)
             detail = "no tenant has these credentials"
+            if bearer_key(authorization) is None:
+                detail += "; send an API key as Authorization: Bearer KEY"
             raise Refused(Refusal.BAD_CREDENTIALS, detail)
         return self.accounts.of(tenant)
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -20,6 +21,8 @@ from kpl_integrations.ingest.tenants.tenants_file import SecretReference
 _PREFIX: Final = "KPL_INGEST_"
 
 _LEAST_ADMIN_KEY: Final = 16
+# What a browser sends as Origin (RFC 6454, section 7), and a slash that people add. A page in a file has "null".
+_ORIGIN: Final = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+/?")
 _HOUR: Final = 3_600
 _DAY: Final = 86_400
 
@@ -103,6 +106,27 @@ class IngestSettings(BaseSettings):
         for bound in cls.model_fields[name].metadata:
             if isinstance(bound, Bound):
                 require_number(name, value, bound, error=ValueError)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str | None) -> str | None:
+        for origin in (value or "").split(","):
+            if origin and _ORIGIN.fullmatch(origin.strip()) is None:
+                message = (
+                    f"{origin.strip()!r} is not an origin; write scheme, host and any port of each, such as "
+                    f"https://shop.example,http://localhost:3000, or * for every page"
+                )
+                raise ValueError(message)
+        return value
+
+    @field_validator("spool", "dead_letters")
+    @classmethod
+    def _is_no_folder(cls, value: Path | None) -> Path | None:
+        # Workers would make their numbered files beside it.
+        if value is not None and value.is_dir():
+            message = f"{str(value)!r} is a folder; name a file in it, such as {str(value / 'spool.db')!r}"
+            raise ValueError(message)
         return value
 
     @model_validator(mode="after")

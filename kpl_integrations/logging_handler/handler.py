@@ -33,6 +33,7 @@ from kpl_core.background.process_end import (
     spare_thread,
 )
 from kpl_core.background.sender import SenderEnded, SenderStuck
+from kpl_core.background.stderr_report import shown_cause
 from kpl_core.records.user_record import require_stream
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.logging_handler.entry import ENTRY_BYTES, Entry, encode_large, entry_size, key_chooser, key_of
@@ -411,7 +412,9 @@ class KinesisHandler(logging.Handler, ProcessListener):
             if counts.buffered:
                 reasons["Unknown"] = reasons.get("Unknown", 0) + counts.buffered
             listed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
-            write_to_stderr(self.stream, f"{lost:,} of {counts.emitted:,} log records were lost ({listed})")
+            failure = None if self._sender is None else self._sender.last_failure()
+            cause = "" if failure is None else f"; the last request failed: {shown_cause(failure)}"
+            write_to_stderr(self.stream, f"{lost:,} of {counts.emitted:,} log records were lost ({listed}){cause}")
 
     def counts(self) -> LogCounts:
         """Return where every log record of this process is."""

@@ -50,12 +50,10 @@ _CHUNK_RECORDS: Final = 500
 _CHUNK_BYTES: Final = MIB
 _POLL_SECONDS: Final = 0.02
 _EMPTY_POLLS_BEFORE_IDLE: Final = 5
-# The shares of the time to close after which the rest of the queue goes to disk, where that is configured, and after
-# which it is given up.
+# The shares of the time to close after which the rest of the queue is spilled to disk, if configured, and given up.
 SPILL_SHARE: Final = 0.3
 _QUEUE_SHARE: Final = 0.6
-# The share of what is left then after which a notice in the stream reports what is lost, and the share of the last part
-# that is kept back for disk and connections to close.
+# The share of the rest after which a notice reports what is lost, and the share then kept for disk and connections.
 _FLUSH_SHARE: Final = 0.6
 _END_SHARE: Final = 0.25
 _JOIN_GRACE_SECONDS: Final = 0.3
@@ -203,6 +201,11 @@ class LogSender:
         buffered = emitted - delivered - kept - dropped.total()
         return LogCounts(emitted=emitted, delivered=delivered, kept=kept, dropped=dropped, buffered=buffered)
 
+    def last_failure(self) -> str | None:
+        """Return code and message of the latest request, if it failed, else None."""
+        producer = self._background.producer
+        return None if producer is None else producer.last_failure(self._stream)
+
     def _drops(self) -> Counter[str]:
         with self._room:
             return self._queue.dropped + self._dropped
@@ -296,9 +299,8 @@ class LogSender:
                 self.is_idle = not len(self._queue)
                 if self.is_idle:
                     # A record that fails later is reported in time too, even if nothing is logged meanwhile.
-                    return (
-                        min(LOOK_SECONDS, self._notice_seconds) if self._trouble.has_unsettled else self._notice_seconds
-                    )
+                    look_seconds = LOOK_SECONDS if self._trouble.has_unsettled else math.inf
+                    return min(look_seconds, self._notice_seconds)
         return _POLL_SECONDS
 
     def drain(self, producer: Producer) -> int:
@@ -318,8 +320,7 @@ class LogSender:
             except BaseException as error:
                 # A formatter's code encodes large lines here.
                 self._entry_failed(self.count, SENDER_FAILED if isinstance(entry, bytes) else FORMAT_ERROR, error)
-                if not isinstance(error, Exception):
-                    # It ends this thread.
+                if not isinstance(error, Exception):  # it ends this thread
                     for _ in entries:
                         self.count(SENDER_FAILED)
                     raise

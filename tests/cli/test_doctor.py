@@ -10,6 +10,7 @@ from kpl_integrations.cli.doctor import (
     check_clock,
     check_hot_path,
     check_open_files,
+    check_region,
     check_shards,
     check_stream,
     check_wire_path,
@@ -52,6 +53,11 @@ VERDICTS = [
     (check_wire_path({}, has_cbor=False), "ok", "JSON"),
     (check_wire_path({"KPL_INGEST_WIRE_PATH": "cbor"}, has_cbor=True), "ok", "KPL_INGEST_WIRE_PATH=cbor"),
     (check_wire_path({"KPL_WIRE_PATH": "cbor"}, has_cbor=False), "failed", "pip install 'kpl-integrations[cbor]'"),
+    (check_wire_path({"KPL_WIRE_PATH": ""}, has_cbor=False), "ok", "JSON"),
+    (check_wire_path({"KPL_WIRE_PATH": "json"}, has_cbor=False), "failed", "set KPL_WIRE_PATH to fast, stock, cbor"),
+    (check_region("here", {"AWS_DEFAULT_REGION": ""}, is_given=False), "failed", "AWS_DEFAULT_REGION is empty"),
+    (check_region("here", {"AWS_DEFAULT_REGION": ""}, is_given=True), "ok", "here"),
+    (check_region("here", {}, is_given=False), "ok", "here"),
 ]
 
 

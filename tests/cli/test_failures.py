@@ -97,6 +97,23 @@ def test_no_region(failing, monkeypatch, command):
     )
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_region(failing, monkeypatch, command):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "")
+    assert failing(command, "demo") == (
+        ExitCode.UNUSABLE,
+        "kpl: the region is empty; name one with --region, or set AWS_DEFAULT_REGION\n",
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("stream", "words"), [("", "stream is empty"), ("my stream", "stream is 'my stream'")])
+def test_a_stream_that_cannot_exist(failing, command, stream, words):
+    status, error = failing(command, stream, "--endpoint-url", "http://127.0.0.1:9")
+    assert status == ExitCode.UNUSABLE
+    assert error.startswith(f"kpl: {words}; it must be")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -218,6 +218,16 @@ def test_formatting_errors_are_reported_in_the_stream(make, kinesis, logger, cap
     assert told(kinesis) == {"FormatError": 1}
 
 
+def test_the_report_of_a_loss_has_the_cause_of_the_last_failed_request(make, kinesis, logger, capsys):
+    kinesis.faults.add(ErrorAnswer("ServiceUnavailable", message="down\nand its request", status=503))
+    handler = make(close_timeout=0.3)
+    logger.addHandler(handler)
+    logger.info("lost")
+    handler.close()
+    lost = "1 of 1 log records were lost (1 Shutdown); the last request failed: ServiceUnavailable: down\n"
+    assert capsys.readouterr().err.endswith(lost)
+
+
 def test_records_logged_after_a_shared_producer_closed_are_counted_as_lost(make, kinesis, logger, capsys):
     with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
         handler = make(producer=producer)

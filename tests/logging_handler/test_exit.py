@@ -14,7 +14,7 @@ from tests.programs.running_program import run
 
 pytestmark = pytest.mark.long
 MIB = 1024 * 1024
-LOSS = re.compile(r"([\d,]+) of ([\d,]+) log records were lost \((.*)\)")
+LOSS = re.compile(r"([\d,]+) of ([\d,]+) log records were lost \((.*?)\)")
 
 
 @pytest.fixture

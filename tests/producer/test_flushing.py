@@ -1,11 +1,14 @@
 """Flushing: everything put before, quickly, and nothing else."""
 
+import gc
+
 import anyio
 import anyio.lowlevel
 import pytest
 
 from kpl_core import Delivery
-from kpl_core.testing import RecordError, When
+from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
+from kpl_core.testing import FakeTransport, RecordError, When
 from tests.producer.scene import (
     assert_books_close,
     know_shards,
@@ -52,6 +55,27 @@ async def test_a_flush_with_a_timeout_says_that_it_is_not_complete():
         report = await orders.flush()
         assert report.complete
     assert reasons(deliveries) == {"": 10}
+
+
+async def test_one_task_sends_all_requests_that_follow_each_other_and_keeps_none():
+    senders = set()
+
+    class Sent(FakeTransport):
+        async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+            senders.add(anyio.get_current_task().id)
+            return await super().put_records(request)
+
+    transport = Sent(service().kinesis)
+    async with producer(transport) as orders:
+        for _ in range(5):
+            put(orders, 10)
+            await orders.flush()
+        assert (len(transport.requests), len(senders)) == (5, 1)
+        sent = set(map(id, transport.requests))
+        transport.requests.clear()
+        gc.collect()
+        kept = [each for each in gc.get_objects() if type(each) is PutRecordsRequest and id(each) in sent]
+    assert kept == []
 
 
 async def test_a_flush_of_nothing_is_complete_at_once():

@@ -361,8 +361,10 @@ async def test_a_function_of_lambda_passes_its_trace_on(monkeypatch):
 
 
 @pytest.mark.anyio
-async def test_the_time_to_connect_is_not_added_to_that_of_an_answer():
+@pytest.mark.parametrize("sent", [b"", HEAD[:20], HEAD + ANSWER[:5]], ids=["nothing", "head", "body"])
+async def test_the_time_to_connect_is_not_added_to_that_of_an_answer(sent):
     async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
         await reader.read()
         writer.close()
 

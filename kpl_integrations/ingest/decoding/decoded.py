@@ -150,3 +150,13 @@ class NeighbourKeys:
             self._key = self._new_key()
         self._dealt += 1
         return self._key
+
+    def deal_many(self, count: int) -> list[str]:
+        """Return the keys of the next `count` records without one."""
+        keys: list[str] = []
+        while len(keys) < count:
+            keys.append(self.deal())
+            alike = min(count - len(keys), -self._dealt % RECORDS_PER_KEY)
+            keys += [self._key] * alike
+            self._dealt += alike
+        return keys

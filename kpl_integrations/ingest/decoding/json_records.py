@@ -54,6 +54,7 @@ _STRING: Final = msgspec.json.Decoder(str)
 _SHORT_HASH_KEY: Final = 38
 _QUOTE: Final = ord('"')
 _BRACE: Final = ord("{")
+_NOTHING: Final = b""
 _KEY_SCHEMA: Final = {"minLength": 1, "maxLength": PARTITION_KEY_CHARACTERS}
 
 
@@ -178,8 +179,7 @@ def _text_pairs(records: list[TextRecord], *_: object) -> Pairs:
 
 
 def _keyless_pairs(records: list[KeylessRecord], _body: bytes, _limits: DecodeLimits, keys: NeighbourKeys) -> Pairs:
-    deal = keys.deal
-    return [(deal(), each.data.encode()) for each in records]
+    return [(key, each.data.encode()) for key, each in zip(keys.deal_many(len(records)), records, strict=True)]
 
 
 def _base64_pairs(records: list[Base64Record], *_: object) -> Pairs | None:
@@ -188,17 +188,21 @@ def _base64_pairs(records: list[Base64Record], *_: object) -> Pairs | None:
 
 
 def _json_pairs(records: list[JsonRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
-    # A join of one costs half as much as `bytes`.
-    texts = map(b"".join, zip([each.data for each in records], strict=False))
-    pairs = [(each.partition_key, data) for each, data in zip(records, texts, strict=True)]
+    # A concatenation costs half as much as `bytes`.
+    pairs = [(each.partition_key, _NOTHING + each.data) for each in records]
     are_objects = {data[0] for _, data in pairs} <= {_BRACE}
     # The brackets that one object can have: each record and its object have one of their own.
-    most = body.count(b"{") + body.count(b"[") - 2 * len(pairs) + 1
+    most = _brackets(body) - 2 * len(pairs) + 1
     if most > limits.max_depth:
-        most = max([data.count(b"{") + data.count(b"[") for _, data in pairs], default=0)
+        most = max([_brackets(data) for _, data in pairs], default=0)
     if not are_objects or most > limits.max_depth:
         return _any_pairs([PairRecord(each.partition_key, each.data) for each in records], body, limits, keys)
     return pairs if _is_utf_8(body) else None
+
+
+def _brackets(text: bytes) -> int:
+    """Count the opening brackets. To remove one kind costs a quarter of `count`, which compares byte by byte."""
+    return 2 * len(text) - len(text.replace(b"{", b"")) - len(text.replace(b"[", b""))
 
 
 def _hash_key_pairs(records: list[HashKeyRecord], *_: object) -> Pairs | None:

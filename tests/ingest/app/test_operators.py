@@ -10,7 +10,7 @@ from kpl_core import ConfigError
 from kpl_integrations.cli.terminal import LogFormat, show_logs
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.http.access_log import AccessLog
-from kpl_integrations.ingest.tenants import OpenTenants, Tenant
+from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
 from tests.ingest.app.scene import STREAM, Client, open_gateway
 from tests.ingest.running_gateway import running_gateway
 
@@ -43,6 +43,28 @@ async def test_a_page_may_read_the_answers_if_its_origin_is_allowed(origins, is_
         for answer in (await client.post({"data": "x"}, origin=PAGE), await client.get("/nothing", origin=PAGE)):
             assert answer.headers.get("access-control-allow-origin") == (PAGE if is_allowed else None)
         assert "access-control-allow-origin" not in (await client.post({"data": "x"})).headers
+
+
+@pytest.mark.parametrize("origin", ["shop.example", "localhost:3000", "https://shop.example/page", "https//a", "**"])
+def test_an_origin_that_no_page_can_have_is_refused(origin):
+    with pytest.raises(
+        ConfigError, match=r"is not an origin; write scheme, host and any port of each, such as https://shop\.example"
+    ):
+        load_settings(cors_origins=f"{PAGE}, {origin}")
+
+
+@pytest.mark.parametrize("origins", ["", "*", "null", f"{PAGE}/, http://[::1]:3000,", "chrome-extension://abc"])
+def test_origins_of_every_kind_are_accepted(origins):
+    assert load_settings(cors_origins=origins).cors_origins == origins
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("shown", "is_told"), [("kpl_x", True), ("Basic a2V5", True), ("Bearer x", False)])
+async def test_a_key_without_its_scheme_is_refused_with_the_form_of_the_header(shown, is_told):
+    async with open_gateway(directory=CallableTenants(lambda _: None)) as gateway:
+        answer = await Client(gateway).post({"data": "x"}, authorization=shown)
+    assert answer.status == 401
+    assert ("send an API key as Authorization: Bearer KEY" in answer.json()["detail"]) is is_told
 
 
 @pytest.mark.anyio

@@ -30,6 +30,8 @@ def test_arguments_have_precedence_over_the_environment(monkeypatch):
         ({"unknown": 1}, "unknown"),
         ({"coordination": "redis://:secret-thing@h", "coordination_file": "url"}, "both set; give one of them"),
         ({"max_depth": "secret-thing"}, "max_depth"),
+        ({"spool": Path("/")}, "spool: '/' is a folder; name a file in it, such as '/spool.db'"),
+        ({"dead_letters": Path("/")}, "dead_letters: '/' is a folder"),
     ],
 )
 def test_an_invalid_setting_is_named_without_a_value_that_may_be_secret(given, words):

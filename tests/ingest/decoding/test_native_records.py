@@ -183,6 +183,13 @@ def test_successive_records_without_a_key_share_one():
     assert keys == ["key-0"] * RECORDS_PER_KEY + ["key-1"]
 
 
+@given(st.lists(st.integers(0, 250), max_size=8))
+def test_keys_are_the_same_whether_they_are_asked_for_together_or_singly(counts):
+    together, singly = (NeighbourKeys(map("key-{}".format, range(100)).__next__) for _ in range(2))
+    for count in counts:
+        assert together.deal_many(count) == [singly.deal() for _ in range(count)]
+
+
 def test_a_generated_key_is_random():
     records = [decode(JSON, b'{"data":1}', limits=LIMITS, headers={}).records[0] for _ in range(2)]
     assert records[0].partition_key != records[1].partition_key
