@@ -156,7 +156,7 @@ class NeighbourKeys:
         keys: list[str] = []
         while len(keys) < count:
             keys.append(self.deal())
-            alike = min(count - len(keys), -self._dealt % RECORDS_PER_KEY)
+            alike = min(count - len(keys), -self._dealt % self._records_per_key)
             keys += [self._key] * alike
             self._dealt += alike
         return keys
