@@ -33,7 +33,9 @@ F = TypeVar("F", bound=Callable[..., object])
 # The size limit of a record whose next user record is the lane's to add: no size is below it.
 SHUT: Final = -1
 
+# Tuples are checked together, unless there are only a few.
 _PLAIN_AT_ONCE: Final = 500
+_FEW: Final = 12
 # How many items a pair of partition key and data has; a third one is an explicit hash key.
 PAIR: Final = 2
 
@@ -253,9 +255,14 @@ def python_plain_until(records: list[Any], start: int, parts: int, max_record_by
     These are an ASCII key, bytes, and an explicit hash key as the third. Returns its position, and the bytes of keys
     and data of those before it.
     """
-    position, taken, count = start, 0, _PLAIN_AT_ONCE
+    position, taken = start, 0
+    count = _PLAIN_AT_ONCE if len(records) - start >= _FEW else 1
     while position < len(records):
-        size_bytes = _plain_bytes(records[position : position + count], parts, max_record_bytes)
+        size_bytes = (
+            _plain_size(records[position], parts, max_record_bytes)
+            if count == 1
+            else _plain_bytes(records[position : position + count], parts, max_record_bytes)
+        )
         if size_bytes is not None:
             position += count
             taken += size_bytes
@@ -265,6 +272,20 @@ def python_plain_until(records: list[Any], start: int, parts: int, max_record_by
             # One of these is not plain.
             count = 1
     return max(start, min(position, len(records))), taken
+
+
+def _plain_size(record: Any, parts: int, max_record_bytes: int) -> int | None:  # noqa: ANN401 - checked here
+    """Return the bytes of key and data of a valid tuple; None if it is not valid."""
+    if type(record) is not tuple or len(record) != parts:
+        return None
+    key, data = record[0], record[1]
+    if type(key) is not str or type(data) is not bytes or not key.isascii() or not key:
+        return None
+    if len(key) > PARTITION_KEY_CHARACTERS or len(key) + len(data) > max_record_bytes:
+        return None
+    if parts > PAIR and not (type(record[PAIR]) is str and are_explicit_hash_keys(record[PAIR:])):
+        return None
+    return len(key) + len(data)
 
 
 def _plain_bytes(records: list[Any], parts: int, max_record_bytes: int) -> int | None:
