@@ -268,7 +268,8 @@ class FairIntake:
 
         Returns the position behind the last one that was put: a lane may have closed a record before the end.
         """
-        routes, all_let_pass = self._router.routes, self.all_let_pass()
+        routes, explicit_routes = self._router.routes, self._router.explicit_routes
+        all_let_pass = self.all_let_pass()
         is_open: dict[Lane, bool] = {}
         position, end = part
         if all_let_pass:
@@ -278,7 +279,7 @@ class FairIntake:
         is_known = False
         while position < end and not (is_known or self._output.has_closed):
             key, data, *explicit = pairs[position]
-            is_known = all_let_pass and (NEEDS_NO_ROUTES or key in routes)
+            is_known = all_let_pass and (NEEDS_NO_ROUTES or (key in routes and {*explicit} <= explicit_routes.keys()))
             if explicit:
                 lane, key_entry, key_bytes, _ = self._explicit_route(key, explicit[0])
             else:

@@ -219,7 +219,7 @@ def python_append_pairs(
     most, free_bytes = room
     position, end = part
     taken, routes = 0, router.routes
-    for pair in pairs[position : min(end, position + most)]:
+    for pair in pairs[position : min(end, position + max(0, most))]:
         if type(pair) is not tuple:
             break
         partition_key, data = pair[0], pair[1]
@@ -234,9 +234,8 @@ def python_append_pairs(
             is_appended = record.append_pair(partition_key, key_entry, data, size, now)
         else:
             explicit_route = router.explicit_routes.get(pair[PAIR])
-            if explicit_route is None:
+            if explicit_route is None or (record := explicit_route[0].open_record) is None:
                 break
-            record = explicit_route[0].open_record
             explicit = pair[PAIR], explicit_route[1]
             is_appended = record.append_explicit(explicit, (partition_key, key_entry, data), size, now)
         if not is_appended:
@@ -255,8 +254,9 @@ def python_plain_until(records: list[Any], start: int, parts: int, max_record_by
     These are an ASCII key, bytes, and an explicit hash key as the third. Returns its position, and the bytes of keys
     and data of those before it.
     """
-    position, taken = start, 0
-    count = _PLAIN_AT_ONCE if len(records) - start >= _FEW else 1
+    position, taken, has_failed = start, 0, False
+    # After a record that is not plain, the next one often is not either.
+    count = _PLAIN_AT_ONCE if start == 0 and len(records) >= _FEW else 1
     while position < len(records):
         size_bytes = (
             _plain_size(records[position], parts, max_record_bytes)
@@ -266,11 +266,13 @@ def python_plain_until(records: list[Any], start: int, parts: int, max_record_by
         if size_bytes is not None:
             position += count
             taken += size_bytes
+            count = count if has_failed else min(8 * count, _PLAIN_AT_ONCE)
         elif count == 1:
             return position, taken
         else:
-            # One of these is not plain.
-            count = 1
+            # One of these is not plain: it is looked for by halves.
+            has_failed = True
+            count //= 2
     return max(start, min(position, len(records))), taken
 
 

@@ -75,17 +75,23 @@ def checked_pairs(pairs: Pairs, *, max_record_bytes: int) -> tuple[list[Any], in
         _require_alike(checked)
         checked = checked.copy()
     while index < len(checked):
-        key, data, *explicit = checked[index]
-        own = as_bytes(data)
-        key_bytes = len(encode_partition_key(key))
-        require_size(key_bytes, len(own), max_record_bytes=max_record_bytes)
-        if explicit:
-            _require_hash_key(explicit[0], index)
-        checked[index] = (key, own, *explicit)
-        rest, rest_bytes = plain_until(checked, index + 1, parts, max_record_bytes)
-        size_bytes += key_bytes + len(own) + rest_bytes
-        index = rest
+        try:
+            checked[index], pair_bytes = _checked_pair(*checked[index], max_record_bytes=max_record_bytes)
+        except (TypeError, InvalidUserRecord) as error:
+            message = f"records[{index}]: {error}"
+            raise type(error)(message) from error
+        index, rest_bytes = plain_until(checked, index + 1, parts, max_record_bytes)
+        size_bytes += pair_bytes + rest_bytes
     return checked, size_bytes
+
+
+def _checked_pair(key: Any, data: Any, *explicit: Any, max_record_bytes: int) -> tuple[Any, int]:  # noqa: ANN401
+    own = as_bytes(data)
+    key_bytes = len(encode_partition_key(key))
+    require_size(key_bytes, len(own), max_record_bytes=max_record_bytes)
+    for each in explicit:
+        parse_explicit_hash_key(each)
+    return (key, own, *explicit), key_bytes + len(own)
 
 
 def checked_group(records: Sequence[UserRecord], *, max_record_bytes: int) -> tuple[Sequence[UserRecord], int]:

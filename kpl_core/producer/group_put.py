@@ -47,9 +47,11 @@ class GroupPut:
         require_notes(terms.flow, None)
         self._are_pairs = bool(records) and type(records[0]) is tuple
         check: Any = checked_pairs if self._are_pairs else checked_group
-        self._records, size_bytes = check(records, max_record_bytes=pipeline.max_record_bytes)
-        if self._are_pairs and pipeline.ledger.is_durable:
-            # A durable store needs the flow of each.
+        # A copy: the caller may change its list before the last slice is put.
+        self._records, size_bytes = check([*records], max_record_bytes=pipeline.max_record_bytes)
+        are_plain = terms.tier == "normal" and terms.aggregate and not pipeline.ledger.is_durable
+        if self._are_pairs and not are_plain:
+            # Also a durable store needs the flow of each.
             self._records = [UserRecord(*pair) for pair in self._records]
             self._are_pairs = False
         fair.reserve(size_bytes, len(self._records), terms.flow, terms.tier)

@@ -184,7 +184,7 @@ class StreamRunner:
     async def _send_each(self, sending: list[PutRecordsRequest]) -> None:
         """Send a request, and those that are given to this task later."""
         while True:
-            # Here is no reference to the request, whose records would else stay in memory while the task is idle.
+            # The task keeps no reference to the request while it is idle, so its records are freed.
             await self._send(sending.pop())
             given = anyio.Event()
             self._idle.append((sending, given))

@@ -2,8 +2,8 @@
 
 Two requests of one operation differ only in time, body hash, body length and signature. botocore signs the first
 request of each day. From its canonical request and header fields a template is made for the others, which then need
-two hashes and one HMAC. A template is used only if it gives the signature that botocore gave. Otherwise botocore signs
-every request, so a change of its rules costs time and no request.
+two hashes and one HMAC. A template is used only if it gives the head that botocore gave, and if nothing in it but the
+body's hash depends on the body. Otherwise botocore signs every request.
 """
 
 import re
@@ -86,7 +86,7 @@ class RequestSigner:
         head = f"POST {url.path or '/'} HTTP/1.1\r\n" + "".join(
             [f"{name}: {value}\r\n" for name, value in request.headers.items()]
         )
-        learned = _learned(auth, request, head)
+        learned = _learned(auth, request, head, body)
         if learned is not None:
             self._templates[form] = learned
         return head
@@ -110,13 +110,12 @@ class RequestSigner:
         return request
 
 
-def _learned(auth: SigV4Auth, request: AWSRequest, head: str) -> _Template | None:
-    """Return the template of a signed request, or None if it does not give the signature of botocore."""
+def _learned(auth: SigV4Auth, request: AWSRequest, head: str, body: bytes) -> _Template | None:
+    """Return the template of a signed request, or None if it does not give what botocore gave."""
     timestamp = request.context["timestamp"]
     # botocore's canonical request has every header field of the request.
     del request.headers["Authorization"]
     canonical = auth.canonical_request(request)
-    signature = head[:-2][-_HASH_CHARACTERS:]
     scope = auth.credential_scope(request)
     key = f"AWS4{auth.credentials.secret_key}".encode()
     for part in scope.split("/"):
@@ -129,8 +128,10 @@ def _learned(auth: SigV4Auth, request: AWSRequest, head: str) -> _Template | Non
         _around(timestamp, canonical[:-_HASH_CHARACTERS]),
         _around(timestamp, head[: -_HASH_CHARACTERS - 2]),
     )
-    is_same = template.signature(timestamp, canonical[-_HASH_CHARACTERS:]) == signature
-    return template if is_same else None
+    # Each part that depends on the body must be one that the template computes anew.
+    body_hash = sha256(body).hexdigest()
+    has_one_hash = canonical.endswith(f"\n{body_hash}") and (canonical + head).count(body_hash) == 1
+    return template if has_one_hash and template.signed_head(timestamp, body) == head else None
 
 
 def _around(timestamp: str, text: str) -> tuple[str, str]:

@@ -124,7 +124,7 @@ class IngestSettings(BaseSettings):
     @classmethod
     def _is_no_folder(cls, value: Path | None) -> Path | None:
         # Workers would make their numbered files beside it.
-        if value is not None and value.is_dir():
+        if value is not None and os.path.isdir(value):  # noqa: PTH112 - False for a folder that may not be searched
             message = f"{str(value)!r} is a folder; name a file in it, such as {str(value / 'spool.db')!r}"
             raise ValueError(message)
         return value

@@ -23,6 +23,7 @@ from kpl_core.pipeline.open_record import (
     python_plain_until,
     python_sealed,
 )
+from kpl_core.producer.checked_records import checked_pairs
 from kpl_core.producer.delivery import Deliveries, Delivery
 from kpl_core.records.aggregated_record import MAGIC, explicit_hash_key_entry, record_head
 from kpl_core.records.hash_key import are_explicit_hash_keys, md5
@@ -141,7 +142,7 @@ def shard_ends(count: int) -> list[bytes]:
     ),
     st.integers(1, 5),
     st.tuples(st.integers(0, 5), st.integers(0, 40)),
-    st.tuples(st.integers(0, 30), st.integers(0, 20_000)),
+    st.tuples(st.integers(-20, 30), st.integers(0, 20_000)),
     st.lists(st.integers(-1, 20_000), min_size=5, max_size=5),
     st.booleans(),
 )
@@ -172,6 +173,30 @@ def test_both_put_the_same_pairs_and_stop_at_the_same_one(in_c, pairs, shards, p
         placed = [([each is record.outcome for record in records if record], each is None) for each in handles.outcomes]
         outcomes.append((answer, placed, list(handles.indices), [state(record, []) for record in records if record]))
     assert outcomes[0] == outcomes[1]
+
+
+def test_the_version_in_python_stops_at_a_hash_key_whose_lane_has_no_open_record():
+    record = PythonOpenRecord(Delivery)
+    record.limit = 1_000
+    routes = {"k": (None, entry("k"), 1, record)}
+    explicit_routes = {"1": (SimpleNamespace(open_record=None), b"")}
+    router = SimpleNamespace(routes=routes, explicit_routes=explicit_routes, table=None)
+    assert python_append_pairs([("k", b"x"), ("k", b"x", "1")], (0, 2), router, (9, 99), 0.0, None) == (1, 2)
+
+
+def test_the_version_in_python_looks_at_records_that_are_not_plain_only_once(monkeypatch):
+    looked_at = []
+    plain_bytes = open_record._plain_bytes  # noqa: SLF001 - its cost is the number of records
+
+    def counted(records: list[Any], *rest: Any) -> int | None:
+        looked_at.append(len(records))
+        return plain_bytes(records, *rest)
+
+    monkeypatch.setattr(open_record, "_plain_bytes", counted)
+    pairs = [("é", b"x")] * 5_000
+    checked, size_bytes = checked_pairs(pairs, max_record_bytes=100)
+    assert (checked, size_bytes) == (pairs, 15_000)
+    assert sum(looked_at) <= 2 * 500
 
 
 def test_a_router_without_a_table_lets_append_pairs_put_nothing(in_c):

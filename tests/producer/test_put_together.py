@@ -276,3 +276,17 @@ async def test_pairs_are_kept_where_something_is_kept(tmp_path: Path, mode):
         report = await producer.close()
     assert report.delivered + report.spooled == 200
     assert report.complete
+
+
+async def test_many_pairs_are_put_once_each_while_critical_records_use_their_reserve():
+    config = Config(max_outstanding_records=400, tiers=TierPolicy(critical_reserve=0.2), record_max_buffered_time_ms=10)
+    transport = unmetered(1)
+    async with Producer(config, transport=transport) as producer:
+        first = [producer.put_nowait(STREAM, partition_key="k0", data=b"%d" % at, tier="critical") for at in range(390)]
+        assert producer.buffer_limit.free_records < 0
+        put = pairs(1_000)
+        deliveries = await producer.put_many(STREAM, put)
+        report = await producer.close()
+    assert report.accepted == report.delivered == 1_390
+    assert len(deliveries) + len(first) == 1_390
+    assert Counter(stored(transport)) == Counter(put) + Counter(("k0", b"%d" % at) for at in range(390))

@@ -129,6 +129,19 @@ def test_botocore_signs_the_first_request_of_each_operation_day_and_key(clock, t
         assert bool(times_asked) is is_asked, (after, changed)
 
 
+def test_botocore_signs_every_request_if_it_adds_a_field_that_depends_on_the_body(clock, monkeypatch):
+    before = SigV4Auth._modify_request_before_signing  # type: ignore[attr-defined] # noqa: SLF001 - botocore's
+
+    def with_body_hash(self: SigV4Auth, request: AWSRequest) -> None:
+        before(self, request)
+        request.headers["X-Amz-Content-SHA256"] = self.payload(request)
+
+    monkeypatch.setattr(SigV4Auth, "_modify_request_before_signing", with_body_hash)
+    signer = RequestSigner("us-east-1", "agent")
+    for body in (b"1", b"2"):
+        assert signed(signer, body) == by_botocore(URL.geturl(), "us-east-1", "agent", body, KEYS)
+
+
 def test_botocore_signs_every_request_if_its_rules_have_changed(clock, monkeypatch):
     rule = SigV4Auth.signature
     monkeypatch.setattr(SigV4Auth, "signature", lambda *args: rule(*args)[::-1])

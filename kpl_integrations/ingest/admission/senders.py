@@ -132,9 +132,14 @@ class RefusedBytes:
         most = now + REFUSED_BYTES_AT_ONCE / REFUSED_BYTES_PER_SECOND + MOST_WAIT_SECONDS
         self._paid_at = min(max(self._paid_at, now) + size_bytes / REFUSED_BYTES_PER_SECOND, most)
 
+    @property
+    def ready_at(self) -> float:
+        """Return when the next request may be read."""
+        return self._paid_at - REFUSED_BYTES_AT_ONCE / REFUSED_BYTES_PER_SECOND
+
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next request may be read; 0.0: at once."""
-        return max(0.0, self._paid_at - REFUSED_BYTES_AT_ONCE / REFUSED_BYTES_PER_SECOND - now)
+        return max(0.0, self.ready_at - now)
 
 
 class AddressBudgets:
@@ -142,6 +147,11 @@ class AddressBudgets:
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, RefusedBytes] = OrderedDict()
+        self._all_ready_at = -math.inf
+
+    def makes_wait(self, now: float) -> bool:
+        """Return True if some address may have to wait."""
+        return self._all_ready_at > now
 
     def wait_seconds(self, address: str, now: float) -> float:
         """Return the seconds until the next request of this address may be read; 0.0: at once."""
@@ -161,6 +171,7 @@ class AddressBudgets:
         budget = self._by_address.pop(address, None) or RefusedBytes()
         budget.charge(size_bytes, now)
         self._by_address[address] = budget
+        self._all_ready_at = max(self._all_ready_at, budget.ready_at)
         if len(self._by_address) > MOST_ADDRESSES:
             self._by_address.popitem(last=False)
 

@@ -21,8 +21,8 @@ from kpl_integrations.ingest.http.request_head import FORWARDED_FOR, RecordsHead
 
 # If more wait in one iteration, the loop is about to be late. Requests are then answered at once for a while, so that a
 # flood over many connections makes the loop late as soon as without a batch, and connections take turns.
-_MOST_REQUESTS: Final = 128
-_REST_SECONDS: Final = 1.0
+_MOST_REQUESTS: Final = 64
+_REST_SECONDS: Final = 10.0
 _OPEN: Final = ord("{")
 _CLOSE: Final = ord("}")
 

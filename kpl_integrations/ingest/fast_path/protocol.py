@@ -151,6 +151,15 @@ class FastPathProtocol(BoundedProtocol):
         if self._is_batched and self.batch is not None:
             self.batch.flush()
 
+    def is_answering(self) -> bool:
+        """Return True if a request is in the batch or being answered."""
+        return self._is_batched or super().is_answering()
+
+    def eof_received(self) -> None:
+        """Answer the request in the batch while the transport can still send."""
+        self._flush()
+        super().eof_received()
+
     def shutdown(self) -> None:
         """Answer the request in the batch, then close the connection or let it end."""
         self._flush()
@@ -324,7 +333,7 @@ class FastPathProtocol(BoundedProtocol):
     def _close_if_idle(self) -> None:
         """Close an idle connection. One timer serves all requests of the connection."""
         self._idle_timer = None
-        is_busy = self._in_head or self._is_batched or self.flow.is_held or self._is_answering()
+        is_busy = self._in_head or self.flow.is_held or self.is_answering()
         if self.transport.is_closing() or is_busy:
             # A request is in progress and has its own timer. The next answer of the fast path sets this one again.
             return

@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _evict(self) -> None:
         """Close the oldest of the other connections without credentials: an idle one, else one that sends a body."""
         others = [each for each in islice(self.unverified, _MOST_LOOKED_AT) if each is not self]
-        idle = (each for each in others if not each._is_answering())  # noqa: SLF001 - another connection
+        idle = (each for each in others if not each.is_answering())
         evicted = next(idle, None) or next((each for each in others if each.cycle.more_body), None)
         if evicted is not None:
             evicted.verified()
@@ -259,17 +259,17 @@ class BoundedProtocol(HttpToolsProtocol):
         They are the rest of an unread body, or empty lines. uvicorn stops its timer for all bytes and starts it again
         only with the next answer.
         """
-        if self.timeout_keep_alive_task is None and not self._is_answering():
+        if self.timeout_keep_alive_task is None and not self.is_answering():
             self.timeout_keep_alive_task = self.loop.call_at(until, self.timeout_keep_alive_handler)
 
-    def _is_answering(self) -> bool:
+    def is_answering(self) -> bool:
         """Return True if an answer is pending. A client would take bytes written before it for the answer."""
         cycle: Any = self.cycle
         return cycle is not None and not cycle.response_complete
 
     def is_between_requests(self) -> bool:
         """Return True if no request is being received or answered."""
-        return not (self._in_head and self._most_head_bytes) and not self._is_answering()
+        return not (self._in_head and self._most_head_bytes) and not self.is_answering()
 
     def stop_timers(self) -> None:
         """Stop the timers of a head and of an idle connection, and keep the time that is left to them."""
@@ -325,7 +325,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, unless it is refused already."""
-        if self._is_answering() or self.transport.is_closing():
+        if self.is_answering() or self.transport.is_closing():
             self.transport.close()
         else:
             super().send_400_response(msg)
@@ -334,7 +334,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = None
         if not self._in_head or self.transport.is_closing():
             return
-        if self._is_answering():
+        if self.is_answering():
             self._head_timer = self.loop.call_later(self.header_seconds, self._too_slow)
         else:
             self._refuse(_TOO_SLOW)
@@ -343,6 +343,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self.transport.is_closing():
             return
-        if not self._is_answering():
+        if not self.is_answering():
             self.transport.write(answer)
         self.transport.close()

@@ -196,7 +196,7 @@ class RecordsRoute:
             refused_bytes = account.refused_bytes
             is_refused = refused_bytes is not None and refused_bytes.wait_seconds(self._admission.now()) > 0.0
         else:
-            is_refused = len(self._gateway.addresses) > 0 or FORWARDED_FOR in head.headers
+            is_refused = self._gateway.addresses.makes_wait(self._admission.now()) or FORWARDED_FOR in head.headers
         pairs = None if is_refused else decode_singles(bodies, self._limits)
         if pairs is None or not self._admission.put_ordinary_pairs(account, stream, pairs, sum(map(len, bodies))):
             return None

@@ -138,7 +138,10 @@ def test_refused_requests_cost_a_wait_of_at_most_a_minute() -> None:
 
 def test_addresses_have_separate_budgets_and_their_number_is_bounded() -> None:
     budgets = AddressBudgets()
+    budgets.charge("192.0.2.3", 100, 0.0)
+    assert not budgets.makes_wait(0.0)
     budgets.charge("192.0.2.1", 2 * REFUSED_BYTES_AT_ONCE, 0.0)
+    assert [budgets.makes_wait(at) for at in (0.0, 15.0, 16.1)] == [True, True, False]
     with pytest.raises(Refused, match="refused requests of this address cost 33,554,432 bytes"):
         budgets.require("192.0.2.1", 0.0)
     budgets.require("192.0.2.2", 0.0)
