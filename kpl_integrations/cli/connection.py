@@ -110,12 +110,8 @@ class Connection:
         """Find region and credentials.
 
         Raises:
-            CommandFailure: there is no region, the endpoint is not a URL, or the stream is not a name or an ARN.
+            CommandFailure: there is no region, or the endpoint is not a URL.
         """
-        try:
-            require_stream(stream)
-        except ValueError as error:
-            raise CommandFailure(str(error)) from None
         session, credential = Session(), None
         is_local = _is_loopback(endpoint_url)
         with _aws_errors_as_failures("AWS' configuration", stream):
@@ -144,8 +140,10 @@ class Connection:
         """Find region and credentials, and check that the stream exists before anything is read or sent.
 
         Raises:
-            CommandFailure: as `resolved`; or Kinesis cannot be reached, rejects the credentials, or has no such stream.
+            CommandFailure: as `resolved`; or the stream is not a name or an ARN, Kinesis cannot be reached, rejects the
+                credentials, or has no such stream.
         """
+        require_named(stream)
         connection = await cls.resolved(stream, region=region, endpoint_url=endpoint_url)
         # One attempt, because the user waits for the answer.
         async with connection.client(attempts=1) as client:
@@ -207,6 +205,14 @@ def _found_credentials(session: Any) -> object | None:  # noqa: ANN401 - botocor
     except MetadataRetrievalError:
         return None
     return found
+
+
+def require_named(stream: str) -> None:
+    """Raise CommandFailure if this is not the name or the ARN of a stream."""
+    try:
+        require_stream(stream)
+    except ValueError as error:
+        raise CommandFailure(str(error)) from None
 
 
 def _is_loopback(endpoint_url: str | None) -> bool:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kpl_core import COMPILED
 from kpl_core.options.config import WirePath
-from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice
+from kpl_integrations.cli.connection import REJECTED_CREDENTIALS, Connection, advice, require_named
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode
 from kpl_integrations.cli.terminal import print_json, results
 
@@ -87,6 +87,7 @@ class DoctorCommand:
 
     async def _check_service(self) -> None:
         """Check until something is missing that the next check needs; `_current` is then the check that fails."""
+        require_named(self.stream)
         connection = await Connection.resolved(self.stream, region=self.region, endpoint_url=self.endpoint_url)
         self._checks.append(check_region(connection.place, os.environ, is_given=self.region is not None))
         self._current = "credentials"

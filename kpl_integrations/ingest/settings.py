@@ -22,7 +22,7 @@ _PREFIX: Final = "KPL_INGEST_"
 
 _LEAST_ADMIN_KEY: Final = 16
 # What a browser sends as Origin (RFC 6454, section 7), and a slash that people add. A page in a file has "null".
-_ORIGIN: Final = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+/?")
+_ORIGIN: Final = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@*\s]+/?")
 _HOUR: Final = 3_600
 _DAY: Final = 86_400
 
