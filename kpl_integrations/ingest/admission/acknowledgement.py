@@ -6,12 +6,13 @@ record, and the answer has one result per record in request order.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import anyio.lowlevel
 import msgspec
 
 from kpl_core import Deliveries, NotSpooled, Producer, RecordResult
+from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, UNKNOWN, Place
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
@@ -122,6 +123,8 @@ async def answer_delivered(
         Refused: no record was delivered, and none is kept.
     """
     results = await deliveries.results()
+    if not problems and (answer := all_delivered(deliveries)) is not None:
+        return answer
     answers: list[RecordAnswer] = []
     for start in range(0, len(results), _RESULTS_PER_SLICE):
         if start:
@@ -135,6 +138,25 @@ def one_delivered(sequence_number: str, shard_id: str) -> Acknowledged:
     """Return the answer to a request of one record that was delivered; the requests of a Kinesis record share it."""
     answers = [RecordAnswer(sequence_number, shard_id)]
     return Acknowledged(200, _encode(Delivered(ack="delivered", accepted=1, delivered=1, failed=0, records=answers)))
+
+
+def all_delivered(deliveries: Deliveries) -> Acknowledged | None:
+    """Return the answer if every record was delivered, else None.
+
+    The records of one Kinesis record share their text.
+    """
+    texts: dict[Outcome, msgspec.Raw] = {}
+    count = len(deliveries)
+    for outcome in dict.fromkeys(deliveries.outcomes):
+        sequence_number, shard_id = outcome.sequence_number, outcome.shard_id
+        if sequence_number is None or shard_id is None or outcome.moved is not None:
+            return None
+        if count == 1:
+            return one_delivered(sequence_number, shard_id)
+        texts[outcome] = msgspec.Raw(_encode(RecordAnswer(sequence_number, shard_id)))
+    records: Any = [texts[outcome] for outcome in deliveries.outcomes]
+    body = Delivered(ack="delivered", accepted=count, delivered=count, failed=0, records=records)
+    return Acknowledged(200, _encode(body))
 
 
 def record_answers(results: Sequence[RecordResult]) -> list[RecordAnswer]:

@@ -17,11 +17,11 @@ from kpl_integrations.asgi.protocol import Receive, Scope
 from kpl_integrations.ingest.admission.acknowledgement import (
     Acknowledged,
     RejectedRecord,
+    all_delivered,
     answer_delivered,
     answer_queued,
     answer_spooled,
     delivered_answer,
-    one_delivered,
     record_answers,
 )
 from kpl_integrations.ingest.admission.idempotency import StoredAnswer, begin_fingerprint, parse_key
@@ -70,11 +70,11 @@ class PutRequest(NamedTuple):
 
     def answer(self, now: float) -> Acknowledged:
         """Return the answer, because the results are known; raises as `RecordsRoute.answer`."""
-        problems, results = self.decoded.problems, self.deliveries.known_results()
+        problems = self.decoded.problems
+        if not problems and (answer := all_delivered(self.deliveries)) is not None:
+            return answer
+        results = self.deliveries.known_results()
         assert results is not None  # noqa: S101 - the caller has waited
-        first = results[0]
-        if len(results) == 1 and not problems and first.sequence_number is not None and first.shard_id is not None:
-            return one_delivered(first.sequence_number, first.shard_id)
         try:
             positions = self.decoded.positions() if problems else ()
             return delivered_answer(results, record_answers(results), problems, positions)

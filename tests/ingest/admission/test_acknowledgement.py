@@ -7,8 +7,10 @@ from random import Random
 import anyio
 import pytest
 
-from kpl_core import decode
+from kpl_core import Deliveries, Delivery, decode
+from kpl_core.records.outcome import Outcome
 from kpl_core.testing import ErrorAnswer, RecordError, When
+from kpl_integrations.ingest.admission.acknowledgement import all_delivered, delivered_answer, record_answers
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import (
     JSON,
@@ -217,3 +219,19 @@ async def test_records_that_are_not_delivered_before_the_end_are_reported_to_the
     # Waiting for a retry, or in flight.
     assert {each["error_code"] for each in answers[0].json()["records"]} in ({"Shutdown"}, {"Unknown"})
     assert (report.accepted, report.failed_total) == (5, 5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+async def test_the_answer_by_kinesis_record_is_that_by_record(count):
+    outcomes = [Outcome() for _ in range(3)]
+    deliveries = Deliveries.of([Delivery(outcomes[at % 3], at // 3) for at in range(count)])
+    assert all_delivered(deliveries) is None
+    for at, outcome in enumerate(outcomes):
+        outcome.settle(shard_id=f"shardId-{at}", sequence_number=f"{at}" * 56)
+    results = await deliveries.results()
+    assert all_delivered(deliveries) == delivered_answer(results, record_answers(results), [], ())
+    moved, failed = Outcome(), Outcome()
+    outcomes[0].move(0, moved, 0)
+    assert all_delivered(deliveries) is None
+    failed.settle(shard_id="shardId-0")
+    assert all_delivered(Deliveries.of([Delivery(failed, 0)])) is None
