@@ -66,12 +66,6 @@ class PythonOpenRecord:
         self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float
     ) -> ResultHandle | None:
         """Append a user record and return its delivery; None if that would not stay below the limit."""
-        if self.append_pair(partition_key, key_entry, data, user_bytes, now):
-            return self._delivery(self.outcome, len(self.arrivals) - 1)
-        return None
-
-    def append_pair(self, partition_key: str, key_entry: bytes, data: bytes, user_bytes: int, now: float) -> bool:
-        """Append a user record. Return False if that would not stay below the limit."""
         indices, entries = self._key_indices, self._key_entries
         known = len(entries)
         index = indices.setdefault(partition_key, known)
@@ -87,21 +81,22 @@ class PythonOpenRecord:
         if size >= self.limit:
             if index == known:
                 del indices[partition_key]
-            return False
+            return None
         if index == known:
             entries.append(key_entry)
         self._pieces += (head, index_field, length, data)
         self.size = size
         self.user_bytes += user_bytes
-        self.arrivals.append(now)
-        return True
+        arrivals = self.arrivals
+        arrivals.append(now)
+        return self._delivery(self.outcome, len(arrivals) - 1)
 
     def append_explicit(
         self, explicit: tuple[str, bytes], pair: tuple[str, bytes, bytes], user_bytes: int, now: float
     ) -> bool:
         """Append a user record with an explicit hash key and its entry. `pair`: partition key, its entry, and data.
 
-        Returns False as `append_pair`.
+        Returns False if that would not stay below the limit.
         """
         explicit_hash_key, explicit_entry = explicit
         partition_key, key_entry, data = pair
@@ -231,7 +226,7 @@ def python_append_pairs(
         if record is None or taken + size > free_bytes:
             break
         if len(pair) == PAIR:
-            is_appended = record.append_pair(partition_key, key_entry, data, size, now)
+            is_appended = record.append(partition_key, key_entry, data, size, now) is not None
         else:
             explicit_route = router.explicit_routes.get(pair[PAIR])
             if explicit_route is None or (record := explicit_route[0].open_record) is None:
