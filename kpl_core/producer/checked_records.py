@@ -94,8 +94,9 @@ def _checked_pair(key: Any, data: Any, *explicit: Any, max_record_bytes: int) ->
     return (key, own, *explicit), key_bytes + len(own)
 
 
-def checked_group(records: Sequence[UserRecord], *, max_record_bytes: int) -> tuple[Sequence[UserRecord], int]:
+def checked_group(records: Sequence[Any], *, max_record_bytes: int) -> tuple[Sequence[UserRecord], int]:
     """Return user records with bytes of their own as data, and the bytes of all keys and data; raises as a put."""
+    # `Any`, because compiled code would refuse other data than bytes.
     pairs = [(record.partition_key, record.data) for record in records]
     _, size_bytes = checked_pairs(pairs, max_record_bytes=max_record_bytes)
     hash_keys = [record.explicit_hash_key for record in records]

@@ -128,7 +128,7 @@ def _learned(auth: SigV4Auth, request: AWSRequest, head: str, body: bytes) -> _T
         _around(timestamp, canonical[:-_HASH_CHARACTERS]),
         _around(timestamp, head[: -_HASH_CHARACTERS - 2]),
     )
-    # Each part that depends on the body must be one that the template computes anew.
+    # Each part that depends on the body must be one that the template computes each time.
     body_hash = sha256(body).hexdigest()
     has_one_hash = canonical.endswith(f"\n{body_hash}") and (canonical + head).count(body_hash) == 1
     return template if has_one_hash and template.signed_head(timestamp, body) == head else None
