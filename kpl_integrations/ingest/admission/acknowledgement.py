@@ -12,7 +12,6 @@ import anyio.lowlevel
 import msgspec
 
 from kpl_core import Deliveries, NotSpooled, Producer, RecordResult
-from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import BREAKER_OPEN, EXPIRED, NOT_SPOOLED, RATE_LIMITED, SHUTDOWN, UNKNOWN, Place
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.decoding import RecordProblem
@@ -145,7 +144,8 @@ def all_delivered(deliveries: Deliveries) -> Acknowledged | None:
 
     The records of one Kinesis record share their text.
     """
-    texts: dict[Outcome, msgspec.Raw] = {}
+    # By outcome: that of a Kinesis record belongs to all of its records.
+    texts: dict[Any, msgspec.Raw] = {}
     count = len(deliveries)
     for outcome in dict.fromkeys(deliveries.outcomes):
         sequence_number, shard_id = outcome.sequence_number, outcome.shard_id
