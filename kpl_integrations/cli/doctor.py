@@ -174,8 +174,10 @@ def check_region(place: str, environment: Mapping[str, str], *, is_given: bool) 
 
 def check_wire_path(environment: Mapping[str, str], *, has_cbor: bool) -> Check:
     """Say how producers and gateways with this environment encode their requests."""
-    names = ("KPL_WIRE_PATH", "KPL_INGEST_WIRE_PATH")
-    given = {name: environment[name].strip() for name in names if environment.get(name)}
+    # A gateway refuses spaces around the value, a producer ignores them.
+    producers, gateways = environment.get("KPL_WIRE_PATH", "").strip(), environment.get("KPL_INGEST_WIRE_PATH", "")
+    values = {"KPL_WIRE_PATH": producers, "KPL_INGEST_WIRE_PATH": gateways}
+    given = {name: value for name, value in values.items() if value}
     found = ", ".join(f"{name}={value}" for name, value in given.items())
     if wrong := [name for name, value in given.items() if value not in get_args(WirePath)]:
         return Check("wire path", "failed", found, f"set {' and '.join(wrong)} to {', '.join(get_args(WirePath))}")

@@ -111,10 +111,10 @@ class IngestSettings(BaseSettings):
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: str | None) -> str | None:
-        for origin in (value or "").split(","):
-            if origin and _ORIGIN.fullmatch(origin.strip()) is None:
+        for origin in map(str.strip, (value or "").split(",")):
+            if origin and _ORIGIN.fullmatch(origin) is None:
                 message = (
-                    f"{origin.strip()!r} is not an origin; write scheme, host and any port of each, such as "
+                    f"{origin!r} is not an origin; write scheme, host and any port of each, such as "
                     f"https://shop.example,http://localhost:3000, or * for every page"
                 )
                 raise ValueError(message)

@@ -52,6 +52,8 @@ VERDICTS = [
     (check_hot_path(is_compiled=False, direct_url=""), "ok", "the installed wheel is the pure Python one"),
     (check_wire_path({}, has_cbor=False), "ok", "JSON"),
     (check_wire_path({"KPL_INGEST_WIRE_PATH": "cbor"}, has_cbor=True), "ok", "KPL_INGEST_WIRE_PATH=cbor"),
+    (check_wire_path({"KPL_WIRE_PATH": " cbor"}, has_cbor=True), "ok", "KPL_WIRE_PATH=cbor"),
+    (check_wire_path({"KPL_INGEST_WIRE_PATH": " cbor"}, has_cbor=True), "failed", "KPL_INGEST_WIRE_PATH"),
     (check_wire_path({"KPL_WIRE_PATH": "cbor"}, has_cbor=False), "failed", "pip install 'kpl-integrations[cbor]'"),
     (check_wire_path({"KPL_WIRE_PATH": ""}, has_cbor=False), "ok", "JSON"),
     (check_wire_path({"KPL_WIRE_PATH": "json"}, has_cbor=False), "failed", "set KPL_WIRE_PATH to fast, stock, cbor"),

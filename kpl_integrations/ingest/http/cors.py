@@ -18,11 +18,17 @@ _EXPOSED: Final = b"retry-after, ratelimit, ratelimit-policy, x-amzn-requestid"
 _MAX_AGE_SECONDS: Final = b"3600"
 
 
+def _as_sent(origin: str) -> str:
+    """Return an origin as browsers send it: without a slash at the end and without the default port."""
+    text = origin.strip().rstrip("/").lower()
+    return text.removesuffix(":443" if text.startswith("https:") else ":80" if text.startswith("http:") else "")
+
+
 class CrossOrigin:
     """The allowed origins; "*" allows every page. Credentials are header fields, never cookies."""
 
     def __init__(self, origins: Iterable[str]) -> None:
-        self._origins = frozenset(origin.strip().rstrip("/").lower() for origin in origins)
+        self._origins = frozenset(map(_as_sent, origins))
 
     def allowed(self, headers: Headers) -> bytes | None:
         """Return the origin of a request if it is allowed, None for another one or a request without one."""

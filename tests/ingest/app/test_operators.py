@@ -36,7 +36,10 @@ async def test_a_browser_may_ask_before_it_sends_records():
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("origins", "is_allowed"), [(PAGE, True), ("*", True), ("https://other.example", False)])
+@pytest.mark.parametrize(
+    ("origins", "is_allowed"),
+    [(PAGE, True), ("*", True), (f"{PAGE}:443", True), (f"{PAGE}:80", False), ("https://other.example", False)],
+)
 async def test_a_page_may_read_the_answers_if_its_origin_is_allowed(origins, is_allowed):
     async with open_gateway(cors_origins=origins) as gateway:
         client = Client(gateway)
@@ -45,7 +48,9 @@ async def test_a_page_may_read_the_answers_if_its_origin_is_allowed(origins, is_
         assert "access-control-allow-origin" not in (await client.post({"data": "x"})).headers
 
 
-@pytest.mark.parametrize("origin", ["shop.example", "localhost:3000", "https://shop.example/page", "https//a", "**"])
+@pytest.mark.parametrize(
+    "origin", ["shop.example", "localhost:3000", "https://shop.example/page", "https//a", "**", "https://*.example"]
+)
 def test_an_origin_that_no_page_can_have_is_refused(origin):
     with pytest.raises(
         ConfigError, match=r"is not an origin; write scheme, host and any port of each, such as https://shop\.example"
@@ -53,7 +58,7 @@ def test_an_origin_that_no_page_can_have_is_refused(origin):
         load_settings(cors_origins=f"{PAGE}, {origin}")
 
 
-@pytest.mark.parametrize("origins", ["", "*", "null", f"{PAGE}/, http://[::1]:3000,", "chrome-extension://abc"])
+@pytest.mark.parametrize("origins", ["", "*", "null", f"{PAGE}/, , http://[::1]:3000,", "chrome-extension://abc"])
 def test_origins_of_every_kind_are_accepted(origins):
     assert load_settings(cors_origins=origins).cors_origins == origins
 
