@@ -22,7 +22,7 @@ from tests.ingest.app.test_serving import served
 from tests.ingest.fast_path.test_protocol import LAST, address_of
 from tests.ingest.fast_path.test_repeated_requests import ONE, PATH, Line, line_to, protocol_of, request
 from tests.producer.scene import stored
-from tests.virtual_time import virtual_time_backend
+from tests.virtual_time import run_in_virtual_time
 
 TENANTS = ("plain", "other", "metered", "alone")
 
@@ -136,8 +136,7 @@ def test_answers_and_effects_are_those_without_a_batch(rounds: list[list[str]]):
             patch.setattr(RequestBatch, "takes", lambda *_: False)
             assert together == await what_happens(rounds)
 
-    backend, options = virtual_time_backend("asyncio")
-    anyio.run(main, backend=backend, backend_options=options)
+    run_in_virtual_time(main, backend="asyncio")
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(3, 30))
@@ -159,8 +158,7 @@ def test_a_full_buffer_refuses_as_many_requests_as_without_a_batch(sizes: list[i
             patch.setattr(RequestBatch, "takes", lambda *_: False)
             assert together == await statuses_of()
 
-    backend, options = virtual_time_backend("asyncio")
-    anyio.run(main, backend=backend, backend_options=options)
+    run_in_virtual_time(main, backend="asyncio")
 
 
 def test_the_records_of_one_call_are_those_of_each_body_or_none():

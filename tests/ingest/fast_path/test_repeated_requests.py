@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from typing import Any, NamedTuple
 
-import anyio
 import pytest
 import uvicorn
 from hypothesis import example, given, settings, strategies as st
@@ -16,7 +15,7 @@ from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
 from tests.producer.scene import stored
-from tests.virtual_time import virtual_time_backend
+from tests.virtual_time import run_in_virtual_time
 
 PATH = f"/v1/streams/{STREAM}/records"
 ONE = b'{"partition_key":"k","data":"x"}'
@@ -148,8 +147,7 @@ def test_answers_and_effects_are_those_of_parsing_every_request(names: list[str]
             patch.setattr(HeadCache, "of", lambda *_: None)
             assert remembering == await what_happens(pieces)
 
-    backend, options = virtual_time_backend("asyncio")
-    anyio.run(main, backend=backend, backend_options=options)
+    run_in_virtual_time(main, backend="asyncio")
 
 
 @pytest.mark.anyio
