@@ -38,7 +38,9 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 # Received bytes of all paused connections. Above this, a connection that would be paused is closed.
 MOST_PAUSED_BYTES: Final = 32 * 1024 * 1024
 _TICK_SECONDS: Final = 0.02
-_TICKS_UNTIL_IDLE: Final = 5
+# The same while the loop uses less than a quarter of the CPU time, so that its delay cannot stand.
+_CALM_TICK_SECONDS: Final = 0.1
+_CALM_SHARE: Final = 0.25
 _TICKS_BETWEEN_CHECKS: Final = 12
 # One turn, and the pieces into which pipelined requests are cut.
 _TURN_SECONDS: Final = 0.001
@@ -152,6 +154,7 @@ class ReadTurns:
         )
         self._is_ticking = self._has_round = self._has_ended = False
         self._due = self._used = 0.0
+        self._spacing = _TICK_SECONDS
         self._requests: Callable[[], int] = int
         self._ticks, self._seen_requests = 0, -1
         # The paused connections while all pauses end.
@@ -172,6 +175,7 @@ class ReadTurns:
         if not (self._is_ticking or self._has_ended):
             self._requests = requests
             self._is_ticking = True
+            self._spacing = _TICK_SECONDS
             self._plan_tick(self.now())
             self._refresh()
 
@@ -213,8 +217,8 @@ class ReadTurns:
         self.is_attentive = self._turns.is_active or is_asleep or bool(self._last)
 
     def _plan_tick(self, now: float) -> None:
-        self._due = now + _TICK_SECONDS
-        asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        self._due = now + self._spacing
+        asyncio.get_running_loop().call_later(self._spacing, self._tick)
 
     def _tick(self) -> None:
         now, used = self.now(), time.thread_time()
@@ -222,13 +226,14 @@ class ReadTurns:
         if not self._has_ended:
             # A delay in which this thread did not run is the machine's, and no tenant's.
             self._turns.observe_delay(min(now - self._due, used - self._used), now)
-        self._used = used
+        is_calm = used - self._used < _CALM_SHARE * (now - self._due + self._spacing) and not self._turns.is_active
+        self._used, self._spacing = used, _CALM_TICK_SECONDS if is_calm else _TICK_SECONDS
         if len(self._turns) and not self._ticks % _TICKS_BETWEEN_CHECKS:
             self._abort_closed()
-        if not self._ticks % _TICKS_UNTIL_IDLE:
+        if is_calm:
             requests, before = self._requests(), self._seen_requests
             self._seen_requests = requests
-            self._is_ticking = self._turns.is_active or requests != before
+            self._is_ticking = requests != before
         if self._has_ended:
             self._is_ticking = False
         if self._is_ticking:
