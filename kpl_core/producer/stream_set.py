@@ -218,23 +218,22 @@ class StreamSet:
         # Swapped first: a hook may put to a new stream.
         streams, self._with_facts = self._with_facts, set()
         for stream in streams:
-            for fact in self._runners[stream].pipeline.ledger.take_facts():
-                for hook in self._hooks:
-                    self._tell(hook, fact)
+            self._tell(self._runners[stream].pipeline.ledger.take_facts())
 
     def tell(self, fact: Fact) -> None:
         """Give the hooks a fact that belongs to no stream."""
-        for hook in self._hooks:
-            self._tell(hook, fact)
+        self._tell((fact,))
 
     # A failing hook must not cost records. It is logged once and never called again. A CancelledError here comes from a
     # cancelled future inside the hook, not from a cancellation of this task.
 
-    def _tell(self, hook: Hook, fact: Fact) -> None:
-        try:
-            hook(fact)
-        except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
-            self._dismiss(hook, error)
+    def _tell(self, facts: Sequence[Fact]) -> None:
+        for hook in self._hooks:
+            try:
+                for fact in facts:
+                    hook(fact)
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
+                self._dismiss(hook, error)
 
     def _opening_context(self) -> Callable[[], object] | None:
         """Return a function that asks the hook for the context of an opening Kinesis record, None without a hook."""

@@ -254,10 +254,12 @@ class IngestGateway:
                 failures.succeeded(anyio.current_time())
 
     def _observe(self, fact: Any) -> None:  # noqa: ANN401 - any fact; admission selects its own
-        if self._entered:
+        if not self._entered:
+            return
+        if not isinstance(fact, RecordsFinished):
             self.admission(fact)
-            if isinstance(fact, RecordsFinished) and fact.outcome == "delivered":
-                self.opened.streams.confirm(fact.stream)
+        elif fact.outcome == "delivered":
+            self.opened.streams.confirm(fact.stream)
 
     @property
     def producer(self) -> Producer:

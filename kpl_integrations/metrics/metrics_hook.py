@@ -6,7 +6,7 @@ counts those: a Kinesis record with 450 user records is one observation.
 
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -50,7 +50,7 @@ class MetricsHook(ABC):
         self._stream = BoundedLabel(_MAX_STREAMS)
         self._shard = BoundedLabel(_MAX_SHARDS)
         # From the start: Prometheus sees no increase where a series begins with its first loss.
-        self._values: dict[tuple[str, Labels], float] = {(LOST, ()): 0}
+        self._values: defaultdict[tuple[str, Labels], float] = defaultdict(int, {(LOST, ()): 0})
         self._sources: list[Source] = []
         self._utilisation: dict[tuple[str, str], _ShardUtilisation] = {}
         self._utilisation_lock = threading.Lock()
@@ -66,7 +66,7 @@ class MetricsHook(ABC):
                 self._values["kinesis_producer_shard_rate_limit", self._shard_labels(stream, shard_id)] = fraction
             case CoordinatorMet(failure=failure):
                 if failure:
-                    self._add("kinesis_coordinator_failures_total", (failure,), 1)
+                    self._values["kinesis_coordinator_failures_total", (failure,)] += 1
             case _:
                 # A new shard map changes no metric; breakers, depths and shares are read from their sources.
                 return
@@ -90,10 +90,6 @@ class MetricsHook(ABC):
     def observe(self, name: str, labels: Labels, value: float) -> None:
         """Add one observation to a histogram."""
 
-    def _add(self, name: str, labels: Labels, value: float) -> None:
-        key = name, labels
-        self._values[key] = self._values.get(key, 0) + value
-
     def _shard_labels(self, stream: str, shard_id: str) -> tuple[str, str]:
         return self._stream(stream), self._shard(shard_id)
 
@@ -105,17 +101,17 @@ class MetricsHook(ABC):
             self.observe("kinesis_producer_aggregation_ratio", (), fact.user_records / fact.kinesis_records)
         for shard_id, throttled in fact.throttled_by_shard.items():
             labels = self._shard_labels(fact.stream, shard_id)
-            self._add("kinesis_producer_throttled_records_total", labels, throttled)
+            self._values["kinesis_producer_throttled_records_total", labels] += throttled
 
     def _on_records_finished(self, fact: RecordsFinished) -> None:
         outcome = fact.outcome
         reason = fact.reason and self._reason(fact.reason)
-        self._add("kinesis_producer_records_total", (outcome, reason, fact.tier), fact.user_records)
-        self._add("kinesis_producer_bytes_total", (outcome,), fact.user_bytes)
+        self._values["kinesis_producer_records_total", (outcome, reason, fact.tier)] += fact.user_records
+        self._values["kinesis_producer_bytes_total", (outcome,)] += fact.user_bytes
         self.observe("kinesis_producer_delivery_seconds", (), fact.age)
         self.observe("kinesis_producer_attempts", (), fact.attempts)
         if outcome == "failed":
-            self._add(LOST, (), fact.user_records)
+            self._values[LOST, ()] += fact.user_records
         if outcome == "delivered":
             with self._utilisation_lock:
                 # Look up the unbounded name first: bounding it on each call would cost twice as much.
