@@ -59,20 +59,17 @@ class DemandMeter:
         while len(samples) > 1 and samples[1][0] <= now - self._interval:
             samples.popleft()
         oldest_at, oldest = samples[0]
-        samples.append((now, usage.offered))
-        first, second = (
-            max(
-                (usage.offered[dimension] - oldest[dimension]) / (now - oldest_at),
-                (usage.offered[dimension] - latest[dimension]) / (now - latest_at),
-                # Units that expired while waiting were counted as offered before, and are not any more.
-                0.0,
-            )
-            + usage.waiting[dimension] / self._interval
-            for dimension in (0, 1)
-        )
-        if usage.waiting[0] > 0.0:
-            first = max(first, SATURATED * (usage.offered[0] - usage.waiting[0] - oldest[0]) / (now - oldest_at))
-            second = max(second, SATURATED * (usage.offered[1] - usage.waiting[1] - oldest[1]) / (now - oldest_at))
+        offered, waiting = usage.offered, usage.waiting
+        samples.append((now, offered))
+        whole, last = now - oldest_at, now - latest_at
+        # Units that expired while waiting were counted as offered before, and are not any more.
+        first = max((offered[0] - oldest[0]) / whole, (offered[0] - latest[0]) / last, 0.0)
+        second = max((offered[1] - oldest[1]) / whole, (offered[1] - latest[1]) / last, 0.0)
+        if waiting != (0, 0):
+            first, second = first + waiting[0] / self._interval, second + waiting[1] / self._interval
+        if waiting[0] > 0.0:
+            first = max(first, SATURATED * (offered[0] - waiting[0] - oldest[0]) / whole)
+            second = max(second, SATURATED * (offered[1] - waiting[1] - oldest[1]) / whole)
         self.demand = (first, second)
         self.usage = usage
         if first > 0.0 or second > 0.0:

@@ -110,7 +110,7 @@ class CoordinationWorker:
             now = self._clock()
             self._woken = anyio.Event()
             self._early_at = self._holder.early_measure_at(now)
-            measure_at = now + MEASURE_SHARE * self._options.interval_seconds
+            measure_at = math.inf if self._holder.is_at_ease else now + MEASURE_SHARE * self._options.interval_seconds
             next_sync_at = self._holder.next_sync_at(usual_seconds=self._usual_seconds)
             with anyio.move_on_after(max(0.001, min(measure_at, next_sync_at) - now)):
                 await self._woken.wait()

@@ -159,7 +159,7 @@ class StreamLimiter:
     @property
     def user_record_count(self) -> int:
         """Return how many user records wait for tokens."""
-        return sum(shard.user_record_count for shard in self._shards.values())
+        return sum([shard.user_record_count for shard in self._shards.values() if shard.is_waiting])
 
     @property
     def waiting(self) -> list[ShardLimiter]:

@@ -295,7 +295,7 @@ class ShardLimiter:
 
     def usage(self) -> ShardUsage:
         """Return the counts; this looks at the whole queue."""
-        waiting = len(self._queue), sum(record.size_bytes for record in self._queue)
+        waiting = (len(self._queue), sum([record.size_bytes for record in self._queue])) if self.is_waiting else (0, 0)
         offered = self._admitted_records + waiting[0], self._admitted_bytes + waiting[1]
         return ShardUsage(offered, waiting, self._sent_records, self._throttled_records)
 

@@ -1,11 +1,19 @@
 """Fleets with unassigned capacity: workers report about once a minute, and nothing is slower once it is needed."""
 
 import itertools
+from collections.abc import Mapping
 
+import anyio
+import pytest
+
+from kpl_core import CoordinationOptions
+from kpl_core.coordination import MemoryStore, Usage
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.lease_table import CALM_INTERVALS
 from kpl_core.coordination.store_objects import Summary, WorkerReport, decode
+from kpl_core.coordination.worker import CoordinationWorker
 from tests.coordination.stepping import LIMIT, OTHER, RESOURCE, SteppedWorker, SteppingStore
+from tests.virtual_time import BackendName, run_in_virtual_time
 
 INTERVAL = 5.0
 WORKERS = 8
@@ -124,3 +132,57 @@ def test_throttled_records_are_reported_within_an_interval() -> None:
         worker.throttled_share = 0.2
     fleet.run(2 * INTERVAL)
     assert fleet.head().resources[RESOURCE].estimate < 0.9
+
+
+class MeasuredWorker:
+    """A worker with one resource. It notes when it is measured."""
+
+    def __init__(self, *, per_second: float) -> None:
+        self.per_second = per_second
+        self.waiting = 0.0
+        self.measured: list[float] = [0.0]
+        self._offered = 0.0
+        options = CoordinationOptions(store="memory://x", max_workers=2, worker_id="w", interval_seconds=INTERVAL)
+        self.worker = CoordinationWorker(
+            MemoryStore(anyio.current_time),
+            options,
+            usages=self._usages,
+            apply_shares=lambda _: None,
+            clock=anyio.current_time,
+            wall_clock=anyio.current_time,
+            chance=lambda: 0.5,
+        )
+
+    def _usages(self) -> Mapping[str, Usage]:
+        now = anyio.current_time()
+        self._offered += self.per_second * (now - self.measured[-1])
+        self.measured.append(now)
+        return {RESOURCE: Usage(LIMIT, (self._offered, self._offered * 1000), (self.waiting, self.waiting * 1000))}
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_worker_that_uses_little_measures_when_it_syncs_and_soon_after_units_begin_to_wait(
+    backend: BackendName,
+) -> None:
+    async def scene() -> None:
+        easy, busy = MeasuredWorker(per_second=200.0), MeasuredWorker(per_second=700.0)
+        async with anyio.create_task_group() as tasks:
+            for each in (easy, busy):
+                tasks.start_soon(each.worker.run)
+            await anyio.sleep(20.2 * INTERVAL)
+            del easy.measured[:-1], busy.measured[:-1]
+            await anyio.sleep(10 * INTERVAL)
+            assert 18 <= len(easy.measured) <= 22
+            assert len(busy.measured) >= 50
+
+            easy.per_second, easy.waiting = 5_000.0, 500.0
+            easy.measured.clear()
+            easy.measured.append(anyio.current_time())
+            easy.worker.units_wait()
+            await anyio.sleep(0.03 * INTERVAL)
+            assert len(easy.measured) > 1
+            await anyio.sleep(INTERVAL)
+            assert easy.worker.share(RESOURCE, LIMIT)[0] >= 0.9 * LIMIT[0]
+            tasks.cancel_scope.cancel()
+
+    run_in_virtual_time(scene, backend=backend)

@@ -139,6 +139,7 @@ class SharedQuotas:
         before = (0.0, 0.0) if known is None else known.offered()
         base = (quota.offered[0] - before[0], quota.offered[1] - before[1])
         self._active[tenant_id] = _ActiveTenant(quota, limit, base, quota.offered, self._clock())
+        self._worker.units_wait()
 
     def _usages(self) -> Mapping[str, Usage]:
         now = self._clock()
