@@ -145,7 +145,10 @@ class BreakerGate:
         self._failures = self._not_counted = 0
         counts: dict[str, list[int]] = {WHOLE_STREAM: [0, 0]}
         for record, entry in zip(request.records, answer, strict=True):
-            count = counts.setdefault(record.predicted_shard or WHOLE_STREAM, [0, 0])
+            name = record.predicted_shard or WHOLE_STREAM
+            count = counts.get(name)
+            if count is None:
+                count = counts[name] = [0, 0]
             if entry.error_code or not entry.sequence_number:
                 count[1] += self._is_retryable(entry.error_code or "")
             elif record.predicted_shard in {None, entry.shard_id}:

@@ -119,6 +119,8 @@ class CircuitBreaker:
         # Closed: [slot number, succeeded, failed], oldest first, beside their sums.
         # Half-open: no slots, only the sums over the probes answered.
         self._slots: deque[list[int]] = deque()
+        # The number of the present slot.
+        self._slot = 0
         self._succeeded = 0
         self._failed = 0
 
@@ -165,9 +167,10 @@ class CircuitBreaker:
         self._advance(now)
         if self._state is BreakerState.CLOSED:
             self._count(succeeded, failed)
-            total = self._succeeded + self._failed
-            if total >= self._policy.minimum_records and self._failed >= self._policy.failure_share * total:
-                self._signal(BreakerSignal.FAILURE_SHARE_REACHED)
+            if self._failed:
+                total = self._succeeded + self._failed
+                if total >= self._policy.minimum_records and self._failed >= self._policy.failure_share * total:
+                    self._signal(BreakerSignal.FAILURE_SHARE_REACHED)
         elif self._state is BreakerState.HALF_OPEN and (started_at is None or started_at >= self._since):
             self._count_probes(succeeded, failed)
         return self._state
@@ -205,8 +208,8 @@ class CircuitBreaker:
         else:
             self._latest = now
         if self._state is BreakerState.CLOSED:
-            oldest = self._slot(now) - _SLOTS if self._slots else 0
-            while self._slots and self._slots[0][0] <= oldest:
+            self._slot = math.floor(now * _SLOTS / self._policy.window_seconds)
+            while self._slots and self._slots[0][0] <= self._slot - _SLOTS:
                 _, succeeded, failed = self._slots.popleft()
                 self._succeeded -= succeeded
                 self._failed -= failed
@@ -219,13 +222,9 @@ class CircuitBreaker:
         ):
             self._signal(BreakerSignal.PROBES_UNANSWERED)
 
-    def _slot(self, now: float) -> int:
-        return math.floor(now * _SLOTS / self._policy.window_seconds)
-
     def _count(self, succeeded: int, failed: int) -> None:
-        slot = self._slot(self._latest)
-        if not self._slots or self._slots[-1][0] != slot:
-            self._slots.append([slot, 0, 0])
+        if not self._slots or self._slots[-1][0] != self._slot:
+            self._slots.append([self._slot, 0, 0])
         newest = self._slots[-1]
         newest[1] += succeeded
         newest[2] += failed
