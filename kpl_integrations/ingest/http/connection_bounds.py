@@ -35,6 +35,7 @@ _log: Final = logging.getLogger(__name__)
 _RESERVED_SHARE: Final = 10
 _MOST_RESERVED: Final = 100
 _MOST_LOOKED_AT: Final = 64
+_VERSION: Final = b" HTTP/1."
 
 
 def reserved_connections(limit: int) -> int:
@@ -154,6 +155,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _answered(self) -> int:
         return self.server_state.total_requests
+
+    def may_be_cut(self, data: bytes) -> bool:
+        """Return True if these may be many bytes of pipelined requests."""
+        return len(data) > SLICE_BYTES and data.count(_VERSION) > 1
 
     def feed(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""

@@ -51,7 +51,6 @@ _MARGIN_SECONDS: Final = 2 * LONGEST_PAUSE_SECONDS
 _MOST_PROBE_BYTES: Final = 4_096
 _PROBE: Final = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|metrics)[ ?]")
 _CREDENTIALS: Final = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]+)", re.IGNORECASE)
-_VERSION: Final = b" HTTP/1."
 _START: Final = b"POST /"
 _END: Final = b"\r\n\r\n"
 _NO_CREDENTIALS_YET: Final = object()
@@ -60,11 +59,6 @@ _NO_CREDENTIALS_YET: Final = object()
 def _flow_of(address: str) -> Hashable:
     """Return the flow of a client that is not verified: a tuple, so that it differs from every tenant's."""
     return ("address", network_of(address) if ":" in address else address)
-
-
-def _are_long_requests(data: bytes) -> bool:
-    """Return True if these may be pipelined requests that are to be cut."""
-    return len(data) > SLICE_BYTES and data.count(_VERSION) > 1
 
 
 def _slices(data: bytes) -> list[bytes]:
@@ -90,6 +84,9 @@ class PausableConnection(Protocol):
 
     def feed(self, data: bytes) -> None:
         """Parse received bytes, and answer the requests in them."""
+
+    def may_be_cut(self, data: bytes) -> bool:
+        """Return True if these may be many bytes of pipelined requests."""
 
     def is_between_requests(self) -> bool:
         """Return True if no request is being received or answered."""
@@ -353,7 +350,7 @@ class ConnectionReader:
             self._add(data)
             return
         if not self.turns.is_active:
-            if not _are_long_requests(data):
+            if not self.connection.may_be_cut(data):
                 self.connection.feed(data)
             elif self._may_pause(data):
                 self._run(deque((data,)), 0.0)
@@ -423,7 +420,7 @@ class ConnectionReader:
         try:
             while pieces:
                 piece = pieces.popleft()
-                if _are_long_requests(piece):
+                if self.connection.may_be_cut(piece):
                     pieces.extendleft(reversed(_slices(piece)))
                     piece = pieces.popleft()
                 self.connection.feed(piece)

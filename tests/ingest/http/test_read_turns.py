@@ -427,6 +427,9 @@ class StagedConnection:
         if self.fails:
             raise LookupError
 
+    def may_be_cut(self, _: bytes) -> bool:
+        return False
+
     def is_between_requests(self) -> bool:
         return True
 
