@@ -35,7 +35,8 @@ _log: Final = logging.getLogger(__name__)
 _RESERVED_SHARE: Final = 10
 _MOST_RESERVED: Final = 100
 _MOST_LOOKED_AT: Final = 64
-_VERSION: Final = b" HTTP/1."
+# The end of a request line. The lines of an access log in a body have a quotation mark before the line break.
+_VERSION: Final = b" HTTP/1.1\r\n"
 
 
 def reserved_connections(limit: int) -> int:
