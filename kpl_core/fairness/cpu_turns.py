@@ -3,7 +3,7 @@
 A flow is a tenant, or the address of a client that is not authenticated yet. An item is a connection with received
 bytes that wait for their turn.
 
-*When.* `observe_delay` gets how late the loop ran a timer. As in CoDel (RFC 8289), only a standing delay counts: the
+*When.* `observe_delay` gets how late the loop is. As in CoDel (RFC 8289), only a standing delay counts: the
 smallest delay of a whole window is above the target. One slow request pauses no connection.
 
 *Which flows wait.* Start-time fair queueing (Goyal, Vin and Cheng, 1996) on CPU seconds: a flow's tag is the virtual

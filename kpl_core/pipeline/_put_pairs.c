@@ -7,7 +7,7 @@
 
 /* So many records are read and hashed before the first of them is appended. */
 enum { BLOCK = 8, DIGITS = 8, ENVELOPE_BYTES = 20, KEY_TAG = 0x0a, EXPLICIT_TAG = 0x12, CACHE_LINE = 64 };
-enum { MOST_CHARACTERS = 256, HASH_KEY_CHARACTERS = 39, LIMBS = 4 };
+enum { MOST_CHARACTERS = 256, HASH_KEY_CHARACTERS = 39, LIMBS = 4, LIMB_DIGITS = 9 };
 
 typedef struct {
     PyObject *data;
@@ -38,11 +38,16 @@ static int read_hash_key(PyObject *text, unsigned char *digest)
     const Py_UCS1 *digits = PyUnicode_1BYTE_DATA(text);
     Py_ssize_t count = PyUnicode_GET_LENGTH(text);
     if (count == 0 || count > HASH_KEY_CHARACTERS || (count > 1 && digits[0] == '0')) return 0;
-    for (Py_ssize_t at = 0; at < count; at++) {
-        if (digits[at] < '0' || digits[at] > '9') return 0;
-        uint64_t carry = digits[at] - '0';
+    /* As many digits as a limb can hold are one step. */
+    for (Py_ssize_t at = 0; at < count;) {
+        uint64_t carry = 0, factor = 1;
+        do {
+            if (digits[at] < '0' || digits[at] > '9') return 0;
+            carry = 10 * carry + digits[at++] - '0';
+            factor *= 10;
+        } while ((count - at) % LIMB_DIGITS != 0);
         for (int limb = 0; limb < LIMBS; limb++, carry >>= 32) {
-            carry += UINT64_C(10) * limbs[limb];
+            carry += factor * limbs[limb];
             limbs[limb] = (uint32_t)carry;
         }
         if (carry != 0) return 0;

@@ -323,12 +323,14 @@ class RetryAfterScheduler:
         due = self._due
         if not due or due[0][0] <= now:
             return False
+        if spare_seconds <= 0.0:
+            return True
         reserved = 0.0
         for at, cost in due:
             reserved += cost
             if reserved - (at - now) > spare_seconds:
                 return True
-        return spare_seconds <= 0.0
+        return False
 
     def take_due(self, now: float) -> None:
         """Use up the earliest slot if it is due, because a request was admitted."""

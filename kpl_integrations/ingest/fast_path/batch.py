@@ -1,10 +1,10 @@
 """Put the single records of many connections together: those that the event loop has read in one iteration.
 
 Most of the cost of a request with one record is the same for a put of any size. Under load the loop reads many
-connections in one iteration. So a request in the ordinary form waits until the loop has read the others, and one put
-takes the records of all requests with the same tenant and stream. The loop calls `flush` before it reads again, and
-answers one request at a time without a batch. asyncio and uvloop call what `call_soon` gets in the next iteration,
-before they look for received bytes.
+connections in one iteration. So a request in the ordinary form waits until the loop has read the others, or until 64
+requests wait, and one put takes the records of all requests with the same tenant and stream. The loop calls `flush`
+before it reads again. asyncio and uvloop call what `call_soon` gets in the next iteration, before they look for
+received bytes.
 
 A group of requests is accepted as a whole or not at all. If anything about it is not ordinary, nothing has happened,
 and each request is answered alone. So every answer, count and refusal is that of a request without a batch.
@@ -19,10 +19,7 @@ from typing import Any, Final, Protocol
 from kpl_integrations.ingest.fast_path.sync_answer import FAILED, SyncAnswer, SyncAnswerer
 from kpl_integrations.ingest.http.request_head import FORWARDED_FOR, RecordsHead
 
-# If more wait in one iteration, the loop is about to be late. Requests are then answered at once for a while, so that a
-# flood over many connections makes the loop late as soon as without a batch, and connections take turns.
 _MOST_REQUESTS: Final = 64
-_REST_SECONDS: Final = 10.0
 _OPEN: Final = ord("{")
 _CLOSE: Final = ord("}")
 
@@ -44,24 +41,16 @@ BatchedRequest = tuple[BatchedConnection, RecordsHead, bytes, bytes]
 class RequestBatch:
     """The requests of all connections of one gateway that wait for the end of this iteration."""
 
-    __slots__ = ("_answerer", "_most_bytes", "_rests", "_waiting")
+    __slots__ = ("_answerer", "_most_bytes", "_waiting")
 
     def __init__(self, answerer: SyncAnswerer) -> None:
         self._answerer = answerer
         self._most_bytes = answerer.most_single_bytes
         self._waiting: list[BatchedRequest] = []
-        # Whether the batch was full a short time ago.
-        self._rests = False
 
     def takes(self, body: bytes) -> bool:
-        """Return True if there is room, and this may be one JSON record: a line break in a text would not be JSON."""
-        return (
-            0 < len(body) <= self._most_bytes
-            and body[0] == _OPEN
-            and body[-1] == _CLOSE
-            and b"\n" not in body
-            and not self._rests
-        )
+        """Return True if this may be one JSON record: a line break in a text would not be JSON."""
+        return 0 < len(body) <= self._most_bytes and body[0] == _OPEN and body[-1] == _CLOSE and b"\n" not in body
 
     def add(self, request: BatchedRequest) -> None:
         """Let a request wait. Its connection calls `flush` before it handles more bytes."""
@@ -70,11 +59,7 @@ class RequestBatch:
             request[0].loop.call_soon(self.flush)
         waiting.append(request)
         if len(waiting) == _MOST_REQUESTS:
-            self._rests = True
-            request[0].loop.call_later(_REST_SECONDS, self._resume)
-
-    def _resume(self) -> None:
-        self._rests = False
+            self.flush()
 
     def flush(self) -> None:
         """Answer all waiting requests."""

@@ -127,6 +127,13 @@ class HeadCache:
         self.head = self._first
         return body, end
 
+    def is_whole(self, received: bytes) -> bool:
+        """Return True if these bytes are one request with this head."""
+        head = self.head
+        span = self.span_of(received, 0)
+        self.head = head
+        return span is not None and span[1] == len(received)
+
     def _body_after_similar(self, received: bytes) -> bytes | None:
         """Return the body of a request whose head differs only where it may, and remember the head."""
         end = received.find(_END, 0, LONGEST_HEAD)

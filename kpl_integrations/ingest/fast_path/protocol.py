@@ -20,6 +20,7 @@ from kpl_integrations.ingest.fast_path.batch import BatchedRequest, RequestBatch
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.sync_answer import FAILED, PendingAnswer, SyncAnswer, SyncAnswerer
 from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES
 from kpl_integrations.ingest.http.request_head import RecordsHead
 
 _ENCODING: Final = b"content-encoding"
@@ -86,6 +87,12 @@ class FastPathProtocol(BoundedProtocol):
         self._flush()
         if self._cached is None or self.turns.is_attentive or not self._answer_cached(self._cached, data):
             super().data_received(data)
+
+    def may_be_cut(self, data: bytes) -> bool:
+        """Return True if these may be many bytes of pipelined requests, and not one request with the cached head."""
+        if len(data) <= SLICE_BYTES or (self._cached is not None and self._cached.is_whole(data)):
+            return False
+        return super().may_be_cut(data)
 
     def feed(self, data: bytes) -> None:
         """Answer requests with the cached head. Otherwise feed the parser, and release an incomplete request."""

@@ -17,20 +17,26 @@ Trailer fields of a chunked body are bounded too and then ignored: they must not
 import asyncio
 import logging
 import sys
+import time
+from collections.abc import Callable, Coroutine, Generator
 from http import HTTPStatus
 from itertools import islice
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kpl_integrations.ingest.http.read_turns import CombinedFlow, ConnectionReader, ReadTurns
+from kpl_integrations.asgi.protocol import Receive, Scope, Send
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, CombinedFlow, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.http.request_head import VERIFIED, refused_head
+from kpl_integrations.ingest.tenants import Tenant
 
 _log: Final = logging.getLogger(__name__)
 # At most this share of the connections is reserved, and at most so many.
 _RESERVED_SHARE: Final = 10
 _MOST_RESERVED: Final = 100
 _MOST_LOOKED_AT: Final = 64
+# The end of a request line. The lines of an access log in a body have a quotation mark before the line break.
+_VERSION: Final = b" HTTP/1.1\r\n"
 
 
 def reserved_connections(limit: int) -> int:
@@ -142,7 +148,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle received bytes, at once or when it is the turn of this connection."""
-        if self.turns.is_attentive:
+        if self.turns.is_attentive or len(data) > SLICE_BYTES:
             self.turns.wake(self._answered)
             self.reader.receive(data)
         else:
@@ -150,6 +156,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _answered(self) -> int:
         return self.server_state.total_requests
+
+    def may_be_cut(self, data: bytes) -> bool:
+        """Return True if these may be many bytes of pipelined requests."""
+        return len(data) > SLICE_BYTES and data.count(_VERSION) > 1
 
     def feed(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""
@@ -213,7 +223,7 @@ class BoundedProtocol(HttpToolsProtocol):
             claim: Any = self.reader.claim
             application = self.app
             if self.turns.is_active:
-                self.app = timed = self.reader.timed(application)
+                self.app = timed = TimedRequest(self.reader, application)
                 claim = timed.claim
             self.scope["extensions"] = {
                 VERIFIED: {"mark": self.verified, "claim": claim, "watch_body": self.reader.watch_body}
@@ -346,3 +356,57 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.is_answering():
             self.transport.write(answer)
         self.transport.close()
+
+
+class TimedRequest:
+    """An ASGI application for one request. It charges the CPU time of the request's task to its tenant."""
+
+    def __init__(self, reader: ConnectionReader, application: Any) -> None:  # noqa: ANN401 - an ASGI application
+        self._reader = reader
+        self._application = application
+        self._is_refused = reader.is_refusing
+        self._flow, self._weight = reader.flow, reader.weight
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application."""
+        await _TimedSteps(self._application(scope, receive, send), self._charge)
+
+    def claim(self, tenant: Tenant | None) -> bool:
+        """Note the tenant. Return False if the request is to be refused."""
+        self._reader.claim(tenant)
+        self._flow, self._weight = self._reader.flow, self._reader.weight
+        return not (self._is_refused or self._reader.refuses())
+
+    def _charge(self, started: float) -> None:
+        turns = self._reader.turns
+        turns.charge(self._flow, self._weight, time.thread_time() - started)
+
+
+class _TimedSteps:
+    """A coroutine whose steps, from one wait to the next, are timed."""
+
+    __slots__ = ("_charge", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> None:
+        self._coroutine = coroutine
+        self._charge = charge
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        step: Callable[[Any], Any] = self._coroutine.send
+        value: Any = None
+        while True:
+            started = time.thread_time()
+            try:
+                waits_for = step(value)
+            except StopIteration:
+                return
+            finally:
+                self._charge(started)
+            try:
+                value = yield waits_for
+                step = self._coroutine.send
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - every exception belongs to the coroutine
+                value, step = error, self._coroutine.throw

@@ -2,7 +2,7 @@
 
 `kpl_core.fairness.CpuTurns` decides. This module measures the delay of the loop and the CPU time of requests, and
 pauses the reading of connections, so that TCP pushes back on their clients. Until the loop has a standing delay
-nothing is measured for a request, and nothing waits.
+nothing is measured for a request, and only the rest of pipelined requests waits.
 
 - A connection belongs to the tenant of its last verified request, or to its peer's address until there was one. A
   request that is not verified is charged to the address, and refused above the address's share.
@@ -12,6 +12,8 @@ nothing is measured for a request, and nothing waits.
 - Probes (`/livez`, `/readyz`, `/metrics`) never wait.
 - A pause stops the time limits of a head, a body and an idle connection. A client that has closed or reset its
   connection on both sides is noticed where the platform can tell (poll(2)).
+- Of long pipelined requests only the first is answered at once, also without turns. The others wait for a
+  later iteration of the loop, so that no iteration is long.
 - All pauses end when the gateway drains.
 """
 
@@ -21,14 +23,13 @@ import re
 import select
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Generator, Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
 import anyio
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from kpl_core.fairness import CpuTurns
-from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.senders import network_of
 from kpl_integrations.ingest.tenants import Tenant
 
@@ -38,20 +39,20 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 # Received bytes of all paused connections. Above this, a connection that would be paused is closed.
 MOST_PAUSED_BYTES: Final = 32 * 1024 * 1024
 _TICK_SECONDS: Final = 0.02
-# The same while the loop uses less than a quarter of the CPU time, so that its delay cannot stand.
+# The same while the loop uses less than a quarter of a core. Its delay counts as none then.
 _CALM_TICK_SECONDS: Final = 0.1
 _CALM_SHARE: Final = 0.25
 _TICKS_BETWEEN_CHECKS: Final = 12
-# One turn, and the pieces into which pipelined requests are cut.
+# The pieces into which pipelined requests are cut.
+SLICE_BYTES: Final = 4_096
+# One turn.
 _TURN_SECONDS: Final = 0.001
 _ROUND_SECONDS: Final = 0.005
-_SLICE_BYTES: Final = 4_096
 # A body's time limit is moved by this at the start of a pause, and moved back by the rest at its end.
 _MARGIN_SECONDS: Final = 2 * LONGEST_PAUSE_SECONDS
 _MOST_PROBE_BYTES: Final = 4_096
 _PROBE: Final = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|metrics)[ ?]")
 _CREDENTIALS: Final = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]+)", re.IGNORECASE)
-_VERSION: Final = b" HTTP/1."
 _START: Final = b"POST /"
 _END: Final = b"\r\n\r\n"
 _NO_CREDENTIALS_YET: Final = object()
@@ -65,10 +66,10 @@ def _flow_of(address: str) -> Hashable:
 def _slices(data: bytes) -> list[bytes]:
     """Cut pipelined requests, preferably where one begins: the rest of a request costs more than a whole one."""
     # The first request alone, so that a connection learns its head.
-    start = max(data.find(_START, 1, _SLICE_BYTES), 0)
+    start = max(data.find(_START, 1, SLICE_BYTES), 0)
     slices = [data[:start]] if start else []
     while start < len(data):
-        end = start + _SLICE_BYTES
+        end = start + SLICE_BYTES
         if end < len(data):
             found = data.rfind(_START, start + 1, end)
             end = end if found < 0 else found
@@ -85,6 +86,9 @@ class PausableConnection(Protocol):
 
     def feed(self, data: bytes) -> None:
         """Parse received bytes, and answer the requests in them."""
+
+    def may_be_cut(self, data: bytes) -> bool:
+        """Return True if these may be many bytes of pipelined requests."""
 
     def is_between_requests(self) -> bool:
         """Return True if no request is being received or answered."""
@@ -157,8 +161,8 @@ class ReadTurns:
         self._spacing = _TICK_SECONDS
         self._requests: Callable[[], int] = int
         self._ticks, self._seen_requests = 0, -1
-        # The paused connections while all pauses end.
-        self._last: deque[ConnectionReader] = deque()
+        # The paused connections while no turns are taken: in the order of their arrival.
+        self._in_order: deque[ConnectionReader] = deque()
 
     @property
     def is_active(self) -> bool:
@@ -168,7 +172,7 @@ class ReadTurns:
     @property
     def paused_connections(self) -> int:
         """Return how many connections are paused now."""
-        return len(self._turns) + len(self._last)
+        return len(self._turns) + len(self._in_order)
 
     def wake(self, requests: Callable[[], int]) -> None:
         """Measure the delay of the loop as long as `requests`, a count, grows. Call this in the loop."""
@@ -192,8 +196,9 @@ class ReadTurns:
 
     def wait(self, reader: "ConnectionReader") -> None:
         """Let a connection wait for its turn."""
-        if self._has_ended:
-            self._last.append(reader)
+        self.is_attentive = True
+        if self._has_ended or not self._turns.is_active:
+            self._in_order.append(reader)
         else:
             flow, weight = reader.owner
             self._turns.wait(reader, flow, self.now(), weight=weight)
@@ -201,20 +206,20 @@ class ReadTurns:
 
     def leave(self, reader: "ConnectionReader") -> None:
         """Forget a paused connection."""
-        if not self._turns.leave(reader) and reader in self._last:
-            self._last.remove(reader)
+        if not self._turns.leave(reader) and reader in self._in_order:
+            self._in_order.remove(reader)
 
     def end(self) -> None:
         """End all pauses, and begin none from now on."""
         self._has_ended = True
-        self._last.extend(self._turns.take_all())
-        if self._last:
+        self._in_order.extend(self._turns.take_all())
+        if self._in_order:
             self._plan_round()
         self._refresh()
 
     def _refresh(self) -> None:
         is_asleep = not (self._is_ticking or self._has_ended)
-        self.is_attentive = self._turns.is_active or is_asleep or bool(self._last)
+        self.is_attentive = self._turns.is_active or is_asleep or bool(self._in_order)
 
     def _plan_tick(self, now: float) -> None:
         self._due = now + self._spacing
@@ -223,10 +228,14 @@ class ReadTurns:
     def _tick(self) -> None:
         now, used = self.now(), time.thread_time()
         self._ticks += 1
-        if not self._has_ended:
-            # A delay in which this thread did not run is the machine's, and no tenant's.
-            self._turns.observe_delay(min(now - self._due, used - self._used), now)
         is_calm = used - self._used < _CALM_SHARE * (now - self._due + self._spacing) and not self._turns.is_active
+        if self._turns.is_active:
+            self._observe(self._due, self._used)
+        elif is_calm:
+            self._turns.observe_delay(0.0, now)
+        else:
+            # A timer may be due at the end of a long iteration of the loop. So a whole one is measured.
+            asyncio.get_running_loop().call_soon(self._begin_iteration)
         self._used, self._spacing = used, _CALM_TICK_SECONDS if is_calm else _TICK_SECONDS
         if len(self._turns) and not self._ticks % _TICKS_BETWEEN_CHECKS:
             self._abort_closed()
@@ -239,6 +248,18 @@ class ReadTurns:
         if self._is_ticking:
             self._plan_tick(now)
         self._refresh()
+
+    def _begin_iteration(self) -> None:
+        """Measure the next iteration: the loop runs what it is given now after it has read all connections."""
+        asyncio.get_running_loop().call_soon(self._observe, self.now(), time.thread_time())
+
+    def _observe(self, since: float, used: float) -> None:
+        """Note how late the loop is: since the instant `since`, when the thread had used `used` seconds of CPU."""
+        if not self._has_ended:
+            # A delay in which this thread did not run is the machine's, and no tenant's.
+            now = self.now()
+            self._turns.observe_delay(min(now - since, time.thread_time() - used), now)
+            self._refresh()
 
     def _plan_round(self) -> None:
         if not self._has_round:
@@ -253,8 +274,8 @@ class ReadTurns:
             self._turns.begin_round(now)
             while (turn := self._turns.next_turn(self.now())) is not None:
                 _run_turn(turn.item, is_overdue=turn.is_overdue)
-            while self._last and self.now() < until:
-                _run_turn(self._last.popleft(), is_overdue=False)
+            while self._in_order and self.now() < until:
+                _run_turn(self._in_order.popleft(), is_overdue=False)
         finally:
             if self.paused_connections:
                 self._plan_round()
@@ -288,8 +309,8 @@ def _run_turn(reader: "ConnectionReader", *, is_overdue: bool) -> None:
 class ConnectionReader:
     """One connection: its tenant, and the received bytes that wait for its turn."""
 
-    __slots__ = ("_address", "_body_timer", "_has_tenant", "_is_known", "_is_refusing", "_paused", "_paused_at",
-                 "_started", "authorization", "connection", "flow", "is_shared", "owner", "turns",
+    __slots__ = ("_address", "_body_timer", "_has_tenant", "_is_known", "_paused", "_paused_at", "_started",
+                 "authorization", "connection", "flow", "is_refusing", "is_shared", "owner", "turns",
                  "weight")  # fmt: skip
 
     def __init__(self, connection: PausableConnection, turns: ReadTurns, address: str) -> None:
@@ -308,7 +329,7 @@ class ConnectionReader:
         self._paused_at = 0.0
         # While received bytes are fed: the time since which CPU time is not charged yet.
         self._started: float | None = None
-        self._is_refusing = False
+        self.is_refusing = False
         self._body_timer: anyio.CancelScope | None = None
 
     def claim(self, tenant: Tenant | None) -> None:
@@ -327,7 +348,7 @@ class ConnectionReader:
     def refuses(self) -> bool:
         """Return True if the request whose tenant was claimed last is above its tenant's share and cannot wait."""
         cannot_wait = self.is_shared or self.flow != self.owner[0]
-        return self._is_refusing or (cannot_wait and not self.turns.may_run(self.flow))
+        return self.is_refusing or (cannot_wait and not self.turns.may_run(self.flow))
 
     def receive(self, data: bytes) -> None:
         """Feed received bytes to the connection, or keep them until its turn."""
@@ -336,7 +357,10 @@ class ConnectionReader:
             self._add(data)
             return
         if not self.turns.is_active:
-            self.connection.feed(data)
+            if not self.connection.may_be_cut(data):
+                self.connection.feed(data)
+            elif self._may_pause(data):
+                self._run(deque((data,)), 0.0)
             return
         if not self._is_known:
             self._recognize(data)
@@ -348,19 +372,17 @@ class ConnectionReader:
                 self._settle(is_last=True)
         elif self.turns.may_run(self.owner[0]) or self._is_probe(data):
             self._run(deque((data,)), _ROUND_SECONDS)
-        elif self.turns.paused_bytes + len(data) > MOST_PAUSED_BYTES:
-            self.connection.refuse_busy()
-        else:
+        elif self._may_pause(data):
             self._pause(deque((data,)))
 
     def run_turn(self, *, is_overdue: bool) -> None:
         """Feed some of the kept bytes. Pause again if some are left, else resume reading."""
         pieces = self._end_pause()
-        self._is_refusing = is_overdue and self._is_known
+        self.is_refusing = is_overdue and self._is_known
         try:
             self._run(pieces, 0.0 if is_overdue else _TURN_SECONDS)
         finally:
-            self._is_refusing = False
+            self.is_refusing = False
 
     def close(self) -> None:
         """Forget the kept bytes of a lost connection."""
@@ -374,10 +396,6 @@ class ConnectionReader:
         self._body_timer = timer
         if timer is not None and self._paused is not None:
             timer.deadline += _MARGIN_SECONDS
-
-    def timed(self, application: Any) -> "TimedRequest":  # noqa: ANN401 - an ASGI application
-        """Return the application for the request that begins now."""
-        return TimedRequest(self, application, is_refused=self._is_refusing)
 
     def _recognize(self, data: bytes) -> None:
         """Find the tenant of a new connection before its first request is parsed."""
@@ -394,6 +412,13 @@ class ConnectionReader:
             and self.connection.is_between_requests()
         )
 
+    def _may_pause(self, data: bytes) -> bool:
+        """Close the connection and return False if the paused ones would have too many bytes."""
+        has_room = self.turns.paused_bytes + len(data) <= MOST_PAUSED_BYTES
+        if not has_room:
+            self.connection.refuse_busy()
+        return has_room
+
     def _run(self, pieces: deque[bytes], seconds: float) -> None:
         """Feed pieces for about so many seconds. Then pause if some are left."""
         now = self.turns.now
@@ -402,7 +427,7 @@ class ConnectionReader:
         try:
             while pieces:
                 piece = pieces.popleft()
-                if len(piece) > _SLICE_BYTES and piece.count(_VERSION) > 1:
+                if self.connection.may_be_cut(piece):
                     pieces.extendleft(reversed(_slices(piece)))
                     piece = pieces.popleft()
                 self.connection.feed(piece)
@@ -449,57 +474,3 @@ class ConnectionReader:
             self._body_timer.deadline -= _MARGIN_SECONDS - (self.turns.now() - self._paused_at)
         self.connection.restart_timers()
         return pieces
-
-
-class TimedRequest:
-    """An ASGI application for one request. It charges the CPU time of the request's task to its tenant."""
-
-    def __init__(self, reader: ConnectionReader, application: Any, *, is_refused: bool) -> None:  # noqa: ANN401 - ASGI
-        self._reader = reader
-        self._application = application
-        self._is_refused = is_refused
-        self._flow, self._weight = reader.flow, reader.weight
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the application."""
-        await _TimedSteps(self._application(scope, receive, send), self._charge)
-
-    def claim(self, tenant: Tenant | None) -> bool:
-        """Note the tenant. Return False if the request is to be refused."""
-        self._reader.claim(tenant)
-        self._flow, self._weight = self._reader.flow, self._reader.weight
-        return not (self._is_refused or self._reader.refuses())
-
-    def _charge(self, started: float) -> None:
-        turns = self._reader.turns
-        turns.charge(self._flow, self._weight, time.thread_time() - started)
-
-
-class _TimedSteps:
-    """A coroutine whose steps, from one wait to the next, are timed."""
-
-    __slots__ = ("_charge", "_coroutine")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> None:
-        self._coroutine = coroutine
-        self._charge = charge
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        step: Callable[[Any], Any] = self._coroutine.send
-        value: Any = None
-        while True:
-            started = time.thread_time()
-            try:
-                waits_for = step(value)
-            except StopIteration:
-                return
-            finally:
-                self._charge(started)
-            try:
-                value = yield waits_for
-                step = self._coroutine.send
-            except GeneratorExit:
-                self._coroutine.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - every exception belongs to the coroutine
-                value, step = error, self._coroutine.throw

@@ -13,7 +13,6 @@ from hypothesis import example, given, settings, strategies as st
 
 from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.decoding import DecodeLimits, decode_singles
-from kpl_integrations.ingest.fast_path import batch
 from kpl_integrations.ingest.fast_path.batch import RequestBatch
 from kpl_integrations.ingest.routes.records import RecordsRoute
 from kpl_integrations.ingest.tenants import Tenant
@@ -193,8 +192,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class TestOneIteration:
     """What may happen between the arrival of a request and the end of the iteration."""
 
-    async def test_requests_of_one_tenant_are_put_together_and_a_request_alone_is_not(self, groups, monkeypatch):
-        monkeypatch.setattr(batch, "_REST_SECONDS", 0.05)
+    async def test_requests_of_one_tenant_are_put_together_and_a_request_alone_is_not(self, groups):
         async with lines(66) as (gateway, made):
             read_together(made[:6], ["one", "one", "other", "one", "an object", "other"])
             assert statuses(made) == []
@@ -203,19 +201,12 @@ class TestOneIteration:
             read_together(made, ["one"])
             await settle()
             assert sorted(groups) == [2, 4]
-            # A batch has at most 64 requests. Then there is none for a while.
+            # A batch has at most 64 requests. The next ones wait in another one.
             read_together(made, ["one"] * 66)
-            assert len(statuses(made)) == 7 + 2
+            assert len(statuses(made)) == 7 + 64
             await settle()
-            assert sorted(groups) == [2, 4, 64]
-            read_together(made, ["one"] * 3)
-            assert len(statuses(made)) == 7 + 66 + 3
-            await anyio.sleep(0.1)
-            # The first of them may wake the measurement of the loop's delay instead of waiting in the batch.
-            read_together(made, ["one"] * 3)
-            await settle()
-            assert sorted(groups) in ([2, 2, 4, 64], [2, 3, 4, 64])
-            assert gateway.tally.answers[202] == 1 + 66 + 7 + 66 + 6
+            assert sorted(groups) == [2, 2, 4, 64]
+            assert gateway.tally.answers[202] == 1 + 66 + 7 + 66
 
     async def test_bytes_behind_a_request_in_the_batch_are_handled_after_it(self):
         async with lines(2) as (_, made):

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -332,6 +333,29 @@ async def test_many_pipelined_requests_are_answered_in_order_over_several_turns(
         assert [(await flood.answer())[0] for _ in range(120)] == [202, 400, 202] * 40
 
 
+@pytest.mark.usefixtures("_each_path")
+async def test_pipelined_requests_are_divided_over_iterations_also_if_the_loop_is_not_late(monkeypatch):
+    pieces: list[int] = []
+    run = ConnectionReader._run  # noqa: SLF001 - its part of each iteration is what is tested
+
+    def counted(reader: ConnectionReader, waiting: deque[bytes], seconds: float) -> None:
+        before = sum(map(len, waiting))
+        run(reader, waiting, seconds)
+        pieces.append(before - sum(map(len, waiting)))
+
+    monkeypatch.setattr(ConnectionReader, "_run", counted)
+    monkeypatch.setattr(read_turns, "_TURN_SECONDS", 0.0)
+    async with scene() as staged:
+        flood = await staged.connect(post("flood"))
+        assert not staged.turns.is_active
+        flood.writer.write(post("flood") * 200)
+        assert [(await flood.answer())[0] for _ in range(200)] == [202] * 200
+        assert staged.turns.pauses > 0
+        assert max(pieces) <= read_turns.SLICE_BYTES < sum(pieces)
+        assert staged.turns.paused_connections == staged.turns.paused_bytes == 0
+        assert not staged.turns.is_attentive
+
+
 async def test_a_refusal_for_cpu_time_is_in_the_access_log(caplog):
     caplog.set_level(logging.INFO, "kpl_integrations.ingest.access")
     async with scene(access_log=1.0) as staged:
@@ -402,6 +426,9 @@ class StagedConnection:
         self.fed += 1
         if self.fails:
             raise LookupError
+
+    def may_be_cut(self, _: bytes) -> bool:
+        return False
 
     def is_between_requests(self) -> bool:
         return True
