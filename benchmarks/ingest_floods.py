@@ -59,6 +59,8 @@ class Flood:
     data_bytes: int = 200
     key: str | None = None
     encoding: str | None = None
+    # Requests for this resource instead of records.
+    path: str | None = None
 
 
 # Two shards of 1 MiB a second accept about 10,000 records of 200 bytes a second.
@@ -80,6 +82,9 @@ FLOODS: Final = (
         depth=64,
         rotates=True,
     ),
+    Flood(name="pipelined, 500 deep, 200 connections", connections=200, depth=500),
+    Flood(name="GET /metrics, 5,000/s", connections=100, requests_per_second=5_000, path="/metrics"),
+    Flood(name="GET /livez, 10,000/s", connections=100, requests_per_second=10_000, path="/livez"),
 )
 
 
@@ -122,6 +127,8 @@ class Figures:
 
 def request(tenant: str, flood: Flood, query: str = "", first: int = 0) -> bytes:
     """Return one POST with the workload's records from number `first` on."""
+    if flood.path is not None:
+        return f"GET {flood.path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()
     workload = Workload(data_bytes=flood.data_bytes)
     lines = [
         json.dumps({"partition_key": flood.key or key, "data": data.decode()}).encode()

@@ -92,14 +92,16 @@ class PythonOpenRecord:
         return self._delivery(self.outcome, len(arrivals) - 1)
 
     def append_explicit(
-        self, explicit: tuple[str, bytes], pair: tuple[str, bytes, bytes], user_bytes: int, now: float
+        self,
+        explicit_hash_key: str,
+        explicit_entry: bytes,
+        partition_key: str,
+        key_entry: bytes,
+        data: bytes,
+        user_bytes: int,
+        now: float,
     ) -> bool:
-        """Append a user record with an explicit hash key and its entry. `pair`: partition key, its entry, and data.
-
-        Returns False if that would not stay below the limit.
-        """
-        explicit_hash_key, explicit_entry = explicit
-        partition_key, key_entry, data = pair
+        """Append a user record with an explicit hash key. Returns False if that would not stay below the limit."""
         indices, explicit_indices = self._key_indices, self._explicit_indices
         known, known_explicit = len(indices), len(explicit_indices)
         index = indices.setdefault(partition_key, known)
@@ -228,11 +230,13 @@ def python_append_pairs(
         if len(pair) == PAIR:
             is_appended = record.append(partition_key, key_entry, data, size, now) is not None
         else:
-            explicit_route = router.explicit_routes.get(pair[PAIR])
+            explicit_hash_key = pair[PAIR]
+            explicit_route = router.explicit_routes.get(explicit_hash_key)
             if explicit_route is None or (record := explicit_route[0].open_record) is None:
                 break
-            explicit = pair[PAIR], explicit_route[1]
-            is_appended = record.append_explicit(explicit, (partition_key, key_entry, data), size, now)
+            is_appended = record.append_explicit(
+                explicit_hash_key, explicit_route[1], partition_key, key_entry, data, size, now
+            )
         if not is_appended:
             break
         if handles is not None:

@@ -7,6 +7,8 @@ head. These parts may differ:
 - the digits of Content-Length;
 - the value of Authorization: a proxy sends the requests of several tenants over one connection;
 - the values of fields that neither the server nor the gateway reads, such as `traceparent` and `x-request-id`.
+
+The head of a chunked request has to be the same.
 """
 
 import re
@@ -25,6 +27,10 @@ _HEAD_BYTES: Final = 256
 _MOST_DIGITS: Final = 10
 _LINE: Final = b"\r\n"
 _END: Final = b"\r\n\r\n"
+# More chunks are the parser's to join.
+_MOST_CHUNKS: Final = 64
+_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n")
+_CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked\r\n", re.IGNORECASE)
 _CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)", re.IGNORECASE)
 _AUTHORIZATION: Final = b"authorization"
 # Fields whose values are the same in each request that takes the cached head: those that the server or the gateway
@@ -57,16 +63,32 @@ _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+", re.IGNORECASE)
 _PLAIN: Final = bytes(range(0x20, 0x7F))
 
 
+def _joined_chunks(received: bytes, start: int) -> bytes | None:
+    """Return the chunked body from `start` on; None if it does not end at the last byte or has many chunks."""
+    chunks: list[bytes] = []
+    while len(chunks) <= _MOST_CHUNKS and (found := _CHUNK_SIZE.match(received, start)) is not None:
+        size = int(found[1], 16)
+        end = found.end() + size
+        if received[end : end + len(_LINE)] != _LINE:
+            return None
+        start = end + len(_LINE)
+        if not size:
+            return b"".join(chunks) if start == len(received) else None
+        chunks.append(received[found.end() : end])
+    return None
+
+
 class HeadCache:
     """The bytes of a head, cut at the digits of its Content-Length, and the parsed head of the latest request."""
 
-    __slots__ = ("_after", "_before", "_changing", "_credential_bytes", "_first", "_heads", "_latest", "_length_line",
-                 "_line", "_lines", "head")  # fmt: skip
+    __slots__ = ("_after", "_before", "_changing", "_credential_bytes", "_first", "_heads", "_is_chunked", "_latest",
+                 "_length_line", "_line", "_lines", "head")  # fmt: skip
 
-    def __init__(self, before: bytes, after: bytes, head: RecordsHead) -> None:
+    def __init__(self, before: bytes, after: bytes, head: RecordsHead, *, is_chunked: bool = False) -> None:
         self.head = self._first = head
         self._before = before
         self._after = after
+        self._is_chunked = is_chunked
         self._latest = len(before) + _MOST_DIGITS + len(after)
         self._length_line = before.count(_LINE)
         # The lines, and by number the start of those whose rest may differ; made for the first head that differs.
@@ -82,10 +104,14 @@ class HeadCache:
     def of(cls, received: bytes, body_bytes: int, head: RecordsHead) -> Self | None:
         """Return the head of the one complete request in `received`, which the parser has accepted.
 
-        Returns None if other bytes follow it, if it has no Content-Length, or if it is long.
+        Returns None if other bytes follow it, if it is long, or if it has neither a Content-Length nor a few chunks.
         """
         end = received.find(_END, 0, LONGEST_HEAD) + len(_END)
-        if end < len(_END) or len(received) - end != body_bytes or received.count(_LINE, 0, end) > _MOST_LINES:
+        if end < len(_END) or received.count(_LINE, 0, end) > _MOST_LINES:
+            return None
+        if _CHUNKED.search(received, 0, end) is not None:
+            return None if _joined_chunks(received, end) is None else cls(received[:end], b"", head, is_chunked=True)
+        if len(received) - end != body_bytes:
             return None
         length = _CONTENT_LENGTH.search(received, 0, end)
         return None if length is None else cls(received[: length.start(1)], received[length.end(1) : end], head)
@@ -96,6 +122,9 @@ class HeadCache:
         `head` is then the head of this request.
         """
         before, after = self._before, self._after
+        if self._is_chunked:
+            self.head = self._first
+            return _joined_chunks(received, len(before)) if received.startswith(before) else None
         if not received.startswith(before):
             return self._body_after_similar(received)
         start = len(before)
@@ -113,7 +142,7 @@ class HeadCache:
         `head` is then the head of this request.
         """
         before, after = self._before, self._after
-        if not received.startswith(before, begin):
+        if self._is_chunked or not received.startswith(before, begin):
             return None
         start = begin + len(before)
         stop = received.find(after, start, begin + self._latest)
@@ -130,9 +159,9 @@ class HeadCache:
     def is_whole(self, received: bytes) -> bool:
         """Return True if these bytes are one request with this head."""
         head = self.head
-        span = self.span_of(received, 0)
+        is_whole = self.body_of(received) is not None
         self.head = head
-        return span is not None and span[1] == len(received)
+        return is_whole
 
     def _body_after_similar(self, received: bytes) -> bytes | None:
         """Return the body of a request whose head differs only where it may, and remember the head."""

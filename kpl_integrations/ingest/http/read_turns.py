@@ -9,7 +9,8 @@ nothing is measured for a request, and only the rest of pipelined requests waits
 - A connection that has carried two verified tenants (a proxy's) is never paused. Requests above a share are refused,
   each before its body is decoded.
 - A connection that has waited for the longest time gets its turn, and what begins in this turn is refused.
-- Probes (`/livez`, `/readyz`, `/metrics`) never wait.
+- Probes (`/livez`, `/readyz`, `/metrics`) do not wait, up to 200 a second. More of them wait with their
+  address.
 - A pause stops the time limits of a head, a body and an idle connection. A client that has closed or reset its
   connection on both sides is noticed where the platform can tell (poll(2)).
 - Of long pipelined requests only the first is answered at once, also without turns. The others wait for a
@@ -51,6 +52,8 @@ _ROUND_SECONDS: Final = 0.005
 # A body's time limit is moved by this at the start of a pause, and moved back by the rest at its end.
 _MARGIN_SECONDS: Final = 2 * LONGEST_PAUSE_SECONDS
 _MOST_PROBE_BYTES: Final = 4_096
+# In one tick.
+_MOST_PROBES: Final = 4
 _PROBE: Final = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|metrics)[ ?]")
 _CREDENTIALS: Final = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]+)", re.IGNORECASE)
 _START: Final = b"POST /"
@@ -161,6 +164,7 @@ class ReadTurns:
         self._spacing = _TICK_SECONDS
         self._requests: Callable[[], int] = int
         self._ticks, self._seen_requests = 0, -1
+        self._probes_left = _MOST_PROBES
         # The paused connections while no turns are taken: in the order of their arrival.
         self._in_order: deque[ConnectionReader] = deque()
 
@@ -186,6 +190,11 @@ class ReadTurns:
     def may_run(self, flow: Hashable) -> bool:
         """Return True if this flow has used no more than its share of CPU time."""
         return not self._turns.is_active or self._turns.may_run(flow, self.now())
+
+    def takes_probe(self) -> bool:
+        """Return True if a probe need not wait. A flood of probes has to."""
+        self._probes_left -= 1
+        return self._probes_left >= 0
 
     def charge(self, flow: Hashable, weight: float, seconds: float) -> None:
         """Add CPU time that a request has used."""
@@ -229,6 +238,7 @@ class ReadTurns:
         now, used = self.now(), time.thread_time()
         self._ticks += 1
         is_calm = used - self._used < _CALM_SHARE * (now - self._due + self._spacing) and not self._turns.is_active
+        self._probes_left = _MOST_PROBES
         if self._turns.is_active:
             self._observe(self._due, self._used)
         elif is_calm:
@@ -370,7 +380,7 @@ class ConnectionReader:
                 self.connection.feed(data)
             finally:
                 self._settle(is_last=True)
-        elif self.turns.may_run(self.owner[0]) or self._is_probe(data):
+        elif self.turns.may_run(self.owner[0]) or (self._is_probe(data) and self.turns.takes_probe()):
             self._run(deque((data,)), _ROUND_SECONDS)
         elif self._may_pause(data):
             self._pause(deque((data,)))

@@ -10,6 +10,7 @@ from kpl_integrations.ingest.fast_path.head_cache import LONGEST_HEAD, HeadCache
 from kpl_integrations.ingest.http.request_head import RecordsHead, records_head
 
 START = b"POST /v1/streams/orders/records HTTP/1.1\r\n"
+CHUNKED = START + b"transfer-encoding: chunked\r\n\r\n"
 Field = tuple[bytes, bytes]
 
 
@@ -124,6 +125,43 @@ def test_a_cached_head_means_what_the_parser_returns(first: bytes, second: bytes
     )
     assert remembered is not None
     assert remembered.head.authorization == head_of(fields).authorization
+
+
+CHUNK_STARTS = st.sampled_from([b"", b"", b"", b"0", b"+", b"-", b"0x", b" ", b"_"])
+CHUNK_ENDS = st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\n", b";a=b\r\n", b" \r\n", b""])
+
+
+@st.composite
+def chunked(draw: st.DrawFn) -> bytes:
+    """A chunked request, mostly valid."""
+    sizes = st.sampled_from([b"%x", b"%x", b"%x", b"%X", b"%d"])
+    chunks = [
+        draw(CHUNK_STARTS) + draw(sizes) % len(chunk) + draw(CHUNK_ENDS) + chunk + draw(CHUNK_ENDS)
+        for chunk in (*draw(st.lists(BODIES, max_size=3)), draw(st.sampled_from([b"", b"", b"", b"a: b\r\n"])))
+    ]
+    head = START + draw(st.sampled_from([b"", b"content-length: 2\r\n"])) + b"Transfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(chunks) + draw(st.sampled_from([b"", b"", b"", b"a", START]))
+
+
+@given(chunked(), chunked())
+@example(CHUNKED + b"2\r\nab\r\n0\r\n\r\n", CHUNKED + b"A\r\n0123456789\r\n1\r\nb\r\n0\r\n\r\n")
+def test_a_cached_head_of_a_chunked_request_means_what_the_parser_returns(first: bytes, second: bytes):
+    known = the_only_one(first)
+    remembered = None if known is None else HeadCache.of(first, len(known[2]), head_of(known[1]))
+    body = None if remembered is None else remembered.body_of(second)
+    if body is not None:
+        assert known is not None
+        assert the_only_one(second) == (known[0], known[1], body)
+
+
+@pytest.mark.parametrize("chunks", [(b"abc",), (b"ab", b"c"), ()])
+def test_the_chunks_of_a_repeated_request_are_joined(chunks):
+    head = HeadCache.of(CHUNKED + b"1\r\na\r\n0\r\n\r\n", 1, HEAD)
+    assert head is not None
+    asked = CHUNKED + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    assert head.body_of(asked) == b"".join(chunks)
+    assert head.is_whole(asked)
+    assert not head.is_whole(asked + b"x")
 
 
 @pytest.mark.parametrize("behind", [(), (b"x: y",)])

@@ -26,9 +26,9 @@ def request(body: bytes, *fields: str, target: str = PATH, tenant: str = "plain"
     return "\r\n".join([*head, f"content-length: {len(body)}", "", ""]).encode() + body
 
 
-def chunked(body: bytes) -> bytes:
+def chunked(*chunks: bytes, size: bytes = b"%x", end: bytes = b"0\r\n\r\n") -> bytes:
     head = request(b"", f"content-type: {JSON}").replace(b"content-length: 0", b"transfer-encoding: chunked")
-    return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    return head + b"".join((size + b"\r\n%b\r\n") % (len(chunk), chunk) for chunk in chunks) + end
 
 
 ASKED = {
@@ -44,6 +44,13 @@ ASKED = {
     "the good of it": request(ONE + b"\n{}", f"content-type: {NDJSON}", target=PATH + "?partial=true"),
     "with a key": request(ONE, f"content-type: {JSON}", "idempotency-key: k"),
     "chunked": chunked(ONE),
+    "in two chunks": chunked(ONE[:7], ONE[7:]),
+    "in many chunks": chunked(*(ONE[at : at + 1] for at in range(len(ONE))), ONE[:0].ljust(80)),
+    "chunked with an extension": chunked(ONE, size=b"%x;a=b"),
+    "chunked with a trailer": chunked(ONE, end=b"0\r\na: b\r\n\r\n"),
+    "chunked without an end": chunked(ONE, end=b""),
+    "chunked in decimals": chunked(ONE, size=b"%d"),
+    "chunked wrongly": chunked(ONE, size=b"+%x"),
     "another path": b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n",
     "the last": b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
     "no HTTP": b"Nonsense\r\n\r\n",

@@ -19,6 +19,7 @@ import pytest
 from kpl_integrations.ingest import IngestGateway, serving
 from kpl_integrations.ingest.http import read_turns
 from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, CombinedFlow, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.routes import resources
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import STREAM, Client, KnownTenants, gateway_of, kinesis
@@ -173,6 +174,17 @@ async def test_a_probe_never_waits(path):
         await staged.paused(flood, PROBE + post("flood"))
 
 
+async def test_a_flood_of_probes_waits_with_its_address():
+    async with scene() as staged:
+        probes = [await staged.connect() for _ in range(20)]
+        await staged.make_late()
+        staged.turns.charge(("address", "127.0.0.1"), 1.0, 1e4)
+        for each in probes:
+            each.writer.write(PROBE)
+        assert [(await each.answer())[0] for each in probes] == [200] * 20
+        assert 0 < staged.turns.pauses < 20
+
+
 async def test_a_new_connection_waits_with_its_tenant_and_not_with_its_address():
     async with scene() as staged:
         await staged.make_late()
@@ -322,6 +334,17 @@ async def test_a_connection_is_closed_if_paused_ones_have_too_many_bytes(monkeyp
         assert await second.status(post("flood") * 10) == 503
         assert await second.reader.read() == b""
         assert (await first.answer())[0] == 429
+
+
+async def test_metrics_are_sent_again_instead_of_collected_at_each_request(monkeypatch):
+    async with scene() as staged:
+        client, probe = await staged.connect(post("quiet")), PROBE.replace(b"/livez", b"/metrics")
+        monkeypatch.setattr(resources, "_REUSE", 1e6)
+        client.writer.write(probe)
+        collected = await client.answer()
+        assert await client.status(post("quiet")) == 202
+        client.writer.write(probe)
+        assert await client.answer() == collected
 
 
 async def test_many_pipelined_requests_are_answered_in_order_over_several_turns():
