@@ -10,7 +10,6 @@ have one record, those of many connections are put together (see `RequestBatch`)
 
 import asyncio
 import time
-from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -300,7 +299,7 @@ class FastPathProtocol(BoundedProtocol):
         if isinstance(answer, PendingAnswer):
             # Until it is complete, uvicorn holds the requests behind it.
             self.cycle = answer  # type: ignore[assignment] # it has the attributes of a cycle that the protocol reads
-            answer.begin(self.loop.call_soon, partial(self._finish, answer))
+            answer.begin(self.loop.call_soon, self._finish)
         else:
             self._write(answer)
 

@@ -71,7 +71,7 @@ class PendingAnswer:
         self._deliveries = deliveries
         self._open = deliveries.open_outcomes()
 
-    def begin(self, soon: Callable[[Callable[[], None]], object], finished: Callable[[], None]) -> None:
+    def begin(self, soon: Callable[[Callable[[], None]], object], finished: "Callable[[PendingAnswer], None]") -> None:
         """Call `finished` when all results are known; `soon` calls a function outside of the pipeline's work."""
         self._soon = soon
         self._finished = finished
@@ -91,7 +91,7 @@ class PendingAnswer:
             wait_with(self._open[-1], self)
             return
         self.response_complete = True
-        self._finished()
+        self._finished(self)
 
     def answer(self) -> SyncAnswer:
         """Return the answer, because all results are known."""

@@ -94,7 +94,7 @@ async def asked(gateway: IngestGateway, each: Asked, *, at_once: bool) -> tuple[
         return None
     if isinstance(answered, PendingAnswer):
         is_done = anyio.Event()
-        answered.begin(lambda look: look(), is_done.set)
+        answered.begin(lambda look: look(), lambda _: is_done.set())
         assert not answered.response_complete
         await is_done.wait()
         assert answered.response_complete

@@ -1,0 +1,77 @@
+"""Answered requests leave no reference cycles: to collect those would stop the event loop for tens of milliseconds."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from kpl_integrations.ingest.tenants import Tenant
+from tests.ingest.app.scene import JSON, NDJSON, STREAM, KnownTenants, gateway_of, kinesis
+from tests.ingest.app.test_serving import served
+from tests.ingest.http.test_read_turns import Connection
+
+pytestmark = pytest.mark.anyio
+PATH = f"/v1/streams/{STREAM}/records"
+ONE = b'{"partition_key":"k","data":"x"}'
+LINES = (ONE + b"\n") * 100
+REQUESTS = 5
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Sockets, in real time."""
+    return "asyncio"
+
+
+@pytest.fixture
+def _no_collections() -> Iterator[None]:
+    gc.disable()
+    gc.collect()
+    # A collection looks at new objects only.
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def post(body: bytes, *fields: str, query: str = "", content_type: str = JSON) -> bytes:
+    head = (f"POST {PATH}{query} HTTP/1.1", "host: x", "authorization: Bearer t", f"content-type: {content_type}")
+    return "\r\n".join((*head, *fields, f"content-length: {len(body)}", "", "")).encode() + body
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer t\r\n\r\n".encode()
+
+
+ASKED = {
+    "queued": post(ONE),
+    "delivered": post(ONE, query="?ack=delivered"),
+    "queued lines": post(LINES, content_type=NDJSON),
+    "delivered lines": post(LINES, content_type=NDJSON, query="?ack=delivered"),
+    "with a hash key": post(b'{"partition_key":"k","data":"x","explicit_hash_key":"7"}', query="?ack=delivered"),
+    "in part": post(ONE + b"\n{}", content_type=NDJSON, query="?partial=true&ack=delivered"),
+    "once": post(ONE, "idempotency-key: a"),
+    "large": post(LINES * 20, content_type=NDJSON, query="?ack=delivered"),
+    "malformed": post(b"{"),
+    "health": get("/livez"),
+    "metrics": get("/metrics"),
+    "statistics": get("/v1/stats"),
+}
+
+
+@pytest.mark.usefixtures("_no_collections")
+async def test_an_answered_request_leaves_no_reference_cycles():
+    gateway = gateway_of(kinesis(), KnownTenants(Tenant(id="t")), record_max_buffered_time_ms=1)
+    found: dict[str, int] = {}
+    async with served(gateway) as server:
+        host, _, port = server.url.rpartition("/")[2].partition(":")
+        client = Connection(*await asyncio.open_connection(host, int(port)))
+        for name, asked in ASKED.items():
+            await client.status(asked)
+            gc.collect()
+            for _ in range(REQUESTS):
+                await client.status(asked)
+            found[name] = gc.collect()
+        client.writer.close()
+    assert {name for name, objects in found.items() if objects >= REQUESTS} == set()
