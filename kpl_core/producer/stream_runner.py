@@ -26,7 +26,8 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, Re
 from kpl_core.transport.transport import KinesisTransport, as_answer
 
 _logger: Final = logging.getLogger("kpl_core")
-
+# A round of the event loop starts requests up to this size.
+_ROUND_BYTES: Final = 1_000_000
 
 QUIET_SECONDS: Final = 60.0
 
@@ -161,17 +162,28 @@ class StreamRunner:
         return is_over
 
     def _poll(self, now: float) -> float:
-        """Start every request that is due and has a place; return when to poll again."""
-        in_flight = self._in_flight
-        poll = self.pipeline.poll(now, in_flight.free_for(self))
-        for request in poll.requests:
-            self._start(request)
-        next_runner = in_flight.take(self, len(poll.requests), wants_more=poll.wants_more)
-        if next_runner is not None:
-            next_runner.wake()
+        """Start requests that are due and have a place; return when to poll again.
+
+        One round of the event loop starts about 1 MB, because it takes milliseconds to seal and encode that.
+        """
+        in_flight, size_bytes = self._in_flight, 0
+        while True:
+            free = in_flight.free_for(self)
+            poll = self.pipeline.poll(now, min(free, 1))
+            for request in poll.requests:
+                self._start(request)
+            may_send_more = poll.wants_more and free > 1
+            next_runner = in_flight.take(self, len(poll.requests), wants_more=poll.wants_more and not may_send_more)
+            if next_runner is not None:
+                next_runner.wake()
+            if not may_send_more:
+                break
+            size_bytes += sum([record.size_bytes for record in poll.requests[0].records])
+            if size_bytes >= _ROUND_BYTES:
+                break
         if self._failed:
             self.trouble.log_losses_if_due(self._failed, now)
-        return poll.wakeup
+        return now if may_send_more else poll.wakeup
 
     def _start(self, request: PutRecordsRequest) -> None:
         if self._idle:

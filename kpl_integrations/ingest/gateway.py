@@ -306,7 +306,7 @@ class IngestGateway:
         try:
             (status, body), account = await self._records.answer(scope, receive, path[len(PREFIX) : -len(SUFFIX)])
         except Refused as refused:
-            await send_refusal(send, refused, self.tally)
+            await send_refusal(send, refused, self.tally, receive)
             return
         except ClientGone:
             return

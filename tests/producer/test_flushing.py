@@ -11,6 +11,7 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.testing import FakeTransport, RecordError, When
 from tests.producer.scene import (
     assert_books_close,
+    key_of_each_shard,
     know_shards,
     producer,
     put,
@@ -76,6 +77,34 @@ async def test_one_task_sends_all_requests_that_follow_each_other_and_keeps_none
         gc.collect()
         kept = [each for each in gc.get_objects() if type(each) is PutRecordsRequest and id(each) in sent]
     assert kept == []
+
+
+@pytest.mark.parametrize("most", [1, 4, 24])
+async def test_large_requests_that_are_due_together_start_in_rounds_of_their_own(anyio_backend_name, most):
+    rounds, started = [0], list[int]()
+
+    class Noted(FakeTransport):
+        async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
+            started.append(rounds[0])
+            return await super().put_records(request)
+
+    transport = Noted(unmetered(8).kinesis, latency_seconds=0.01)
+    async with producer(transport, max_in_flight_requests=most) as orders:
+        await know_shards(orders)
+        before = anyio.current_time()
+        deliveries = put(orders, 8, size=1_000_000, keys=key_of_each_shard(8))
+        started.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(orders.flush)
+            while not all(delivery.done for delivery in deliveries):
+                rounds[0] += 1
+                # Virtual time passes only if no task can run.
+                await (anyio.lowlevel.checkpoint() if len(started) < min(8, most) else anyio.sleep(0.001))
+        assert reasons(deliveries) == {"": 8}
+        assert anyio.current_time() - before <= 0.01 * (8 // min(8, most)) + 0.02
+    # trio runs the tasks of a round in any order.
+    if anyio_backend_name == "asyncio":
+        assert len(set(started[:most])) == min(8, most)
 
 
 async def test_a_flush_of_nothing_is_complete_at_once():

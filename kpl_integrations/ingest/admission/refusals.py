@@ -146,7 +146,8 @@ class Refused(Exception):  # noqa: N818 - reads as a sentence where it is raised
     `detail` is a sentence for people, with the value and the bound and never a secret. `retry_after` in seconds
     replaces the row's value. `code` replaces the row's code where more is known. `extensions` are further members
     of the problem (`http.answers.Problem`), `headers` further header fields. `work_bytes` is how much was received or
-    inflated before the request was rejected, as far as the handler does not know it.
+    inflated before the request was rejected, as far as the handler does not know it. `is_unread` is True if the
+    client may still send the rest of the body.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Refused(Exception):  # noqa: N818 - reads as a sentence where it is raised
         self.extensions = extensions
         self.headers = headers
         self.work_bytes = 0
+        self.is_unread = False
 
 
 _OF_DECODING: Final = {

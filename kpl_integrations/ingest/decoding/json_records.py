@@ -14,7 +14,7 @@ All records are decoded in one call. If that fails, each record is decoded alone
 
 import binascii
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final
 
@@ -34,23 +34,25 @@ from kpl_integrations.ingest.decoding.decoded import (
     RecordProblem,
     checked_record,
     is_aggregated,
+    random_partition_key,
 )
 from kpl_integrations.ingest.decoding.json_text import (
     ABSENT,
     MALFORMED,
+    STRING,
     SkippedObject,
     has_many_elements,
     is_deeper_than,
     malformed,
     mismatch,
     require_text,
+    string_in_steps,
 )
 
 # For OpenAPI. Some numbers of 39 digits are below 2**128 too; this pattern leaves them out.
 HASH_KEY_PATTERN: Final = "^(0|[1-9][0-9]{0,37})$"
 
 _UTF8_BYTES_PER_CHARACTER: Final = 4
-_STRING: Final = msgspec.json.Decoder(str)
 _SHORT_HASH_KEY: Final = 38
 _QUOTE: Final = ord('"')
 _BRACE: Final = ord("{")
@@ -150,7 +152,7 @@ _HEAD_BYTES: Final = 32
 _LINE: Final = re.compile(rb"[^ \t\r\n][^\n]*")
 
 
-def pairs_of_json(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+def pairs_of_json(body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None) -> Pairs | None:
     """Return keys and data of a JSON body, or None if a record needs `json_body`."""
     # Guess which of the two forms it is. A wrong guess costs only time.
     is_envelope = _RECORDS in body[:_HEAD_BYTES]
@@ -163,7 +165,7 @@ def pairs_of_json(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pai
     return None
 
 
-def pairs_of_ndjson(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+def pairs_of_ndjson(body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None) -> Pairs | None:
     """Return keys and data of NDJSON, or None if a record needs `ndjson_body`."""
     for form in _FORMS:
         try:
@@ -178,8 +180,11 @@ def _text_pairs(records: list[TextRecord], *_: object) -> Pairs:
     return [(each.partition_key, each.data.encode()) for each in records]
 
 
-def _keyless_pairs(records: list[KeylessRecord], _body: bytes, _limits: DecodeLimits, keys: NeighbourKeys) -> Pairs:
-    return [(key, each.data.encode()) for key, each in zip(keys.deal_many(len(records)), records, strict=True)]
+def _keyless_pairs(
+    records: list[KeylessRecord], _body: bytes, _limits: DecodeLimits, keys: NeighbourKeys | None
+) -> Pairs:
+    dealt = (keys or NeighbourKeys(random_partition_key)).deal_many(len(records))
+    return [(key, each.data.encode()) for key, each in zip(dealt, records, strict=True)]
 
 
 def _base64_pairs(records: list[Base64Record], *_: object) -> Pairs | None:
@@ -187,7 +192,9 @@ def _base64_pairs(records: list[Base64Record], *_: object) -> Pairs | None:
     return None if _has_aggregates(pairs) else pairs
 
 
-def _json_pairs(records: list[JsonRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+def _json_pairs(
+    records: list[JsonRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None
+) -> Pairs | None:
     # A concatenation costs half as much as `bytes`.
     pairs = [(each.partition_key, _NOTHING + each.data) for each in records]
     are_objects = {data[0] for _, data in pairs} <= {_BRACE}
@@ -212,7 +219,9 @@ def _hash_key_pairs(records: list[HashKeyRecord], *_: object) -> Pairs | None:
     return [(each.partition_key, each.data.encode(), each.explicit_hash_key) for each in records]
 
 
-def _any_pairs(records: list[PairRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+def _any_pairs(
+    records: list[PairRecord], body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None
+) -> Pairs | None:
     if not _is_utf_8(body):
         return None
     pairs: list[tuple[str | None, bytes]] = []
@@ -224,12 +233,13 @@ def _any_pairs(records: list[PairRecord], body: bytes, limits: DecodeLimits, key
         if record.data_base64 is not None:
             data = record.data_base64
         elif data[0] == _QUOTE:
-            data = _STRING.decode(data).encode()
+            data = STRING.decode(data).encode()
         elif data[0] != _BRACE or data.count(b"{") + data.count(b"[") > depth:
             return None
         pairs.append((record.partition_key, data))
     if _has_aggregates(pairs):
         return None
+    keys = keys or NeighbourKeys(random_partition_key)
     return [(keys.deal() if key is None else key, data) for key, data in pairs]
 
 
@@ -308,25 +318,32 @@ def ndjson_body(body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decod
     return _decoded(lines, limits, keys)
 
 
-def record_of_array(text: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
-    """Decode one record of a JSON array. Each decoder would need some milliseconds for a long one.
+def record_in_steps(
+    text: bytes, limits: DecodeLimits, keys: NeighbourKeys, *, is_line: bool = False
+) -> Generator[None, None, Decoded]:
+    """Decode one long record. If a line is not JSON, that is a problem of this line only.
 
     Raises:
-        DecodeRefusal: it is not JSON in UTF-8.
+        DecodeRefusal: it is not UTF-8, or not JSON and not a line.
     """
     require_text(text)
+    yield
     try:
-        return _decoded([_RECORD.decode(text)], limits, keys)
+        wire = _RECORD.decode(text)
     except msgspec.ValidationError as error:
         return Decoded([], [RecordProblem(0, *mismatch(error))])
     except MALFORMED as error:
-        raise malformed(error) from None
-
-
-def record_of_line(text: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Decoded:
-    """Decode one line of NDJSON, as `record_of_array`. If it is not JSON, that is a problem of this line only."""
-    require_text(text)
-    return _each_text([text], limits, keys)
+        refusal = malformed(error)
+        if is_line:
+            return Decoded([], [RecordProblem(0, "$", refusal.detail)])
+        raise refusal from None
+    yield
+    raw = bytes(wire.data)
+    if raw[:1] == b'"' and wire.data_base64 is None:
+        made = _keyed(wire, (yield from string_in_steps(raw)), 0, limits, keys)
+    else:
+        made = _user_record(wire, raw, 0, limits, keys)
+    return Decoded([], [made]) if isinstance(made, RecordProblem) else Decoded([made], [], is_aggregated([made]))
 
 
 def require_count(count: int, limits: DecodeLimits, *, is_whole: bool = True) -> None:
@@ -446,7 +463,7 @@ def _user_record(
     elif not raw or raw == b"null":
         return RecordProblem(index, "data", "the record has no data; send data or data_base64")
     elif raw[0] == _QUOTE:
-        data = _STRING.decode(raw).encode()
+        data = STRING.decode(raw).encode()
     # Skip the depth check for data that is rejected for its size anyway.
     elif len(raw) <= limits.max_record_bytes and is_deeper_than(limits.max_depth, raw):
         return RecordProblem(
@@ -454,5 +471,11 @@ def _user_record(
         )
     else:
         data = raw
+    return _keyed(wire, data, index, limits, keys)
+
+
+def _keyed(
+    wire: WireRecord, data: bytes, index: int, limits: DecodeLimits, keys: NeighbourKeys
+) -> UserRecord | RecordProblem:
     key = keys.deal() if wire.partition_key is None else wire.partition_key
     return checked_record(UserRecord(key, data, wire.explicit_hash_key), index, limits)

@@ -1,6 +1,7 @@
 """Checks of JSON text that msgspec does not make, and msgspec's errors as messages for clients."""
 
 import codecs
+import re
 import sys
 from collections.abc import Generator, Iterator
 from functools import lru_cache
@@ -12,6 +13,7 @@ import msgspec
 
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
 
+STRING: Final = msgspec.json.Decoder(str)
 # The exceptions of the decoder for text that is not JSON or has the wrong shape.
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -31,6 +33,11 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 # Decoded objects take up to 56 bytes each, and two bytes of JSON are enough for one. Larger bodies may have more.
 _MOST_OBJECTS: Final = 1 << 20
 _BYTES_PER_OBJECT: Final = 16
+# The longest escape of a string, and the start of the second one of a surrogate pair.
+_ESCAPE_BYTES: Final = 6
+_LOW_SURROGATE: Final = re.compile(rb"\\u[dD][c-fC-F]")
+# The first two bits of a byte of UTF-8, and their value in all bytes of a character but the first.
+_UTF8_BITS, _UTF8_NOT_FIRST = 0xC0, 0x80
 _MANY_ELEMENTS: Final = 1 << 18
 _AT: Final = " - at `"
 _FIELD_NAMED: Final = "field `"
@@ -90,16 +97,21 @@ def is_deeper_than(depth: int, text: bytes) -> bool:
     return any(_are_pieces_deeper(depth, text))
 
 
-def require_depth(depth: int, text: bytes) -> Generator[None, None, None]:
+def require_depth(depth: int, text: bytes, refusal: DecodeRefusal) -> Generator[None, None, None]:
     """Check in steps that objects and arrays of a JSON text are nested at most `depth` deep.
 
     Raises:
-        DecodeRefusal: they are deeper.
+        DecodeRefusal: they are deeper; this is `refusal`.
     """
     for is_too_deep in _are_pieces_deeper(depth, text):
         if is_too_deep:
-            raise DecodeRefusal(400, "too-deep", f"the JSON is nested more than {depth} deep; flatten it")
+            raise refusal
         yield
+
+
+def too_deep(what: str, most: int) -> DecodeRefusal:
+    """Return the refusal of JSON that is nested too deep."""
+    return DecodeRefusal(400, "too-deep", f"{what} is nested more than {most} deep; flatten it")
 
 
 def _are_pieces_deeper(depth: int, text: bytes) -> Iterator[bool]:
@@ -128,6 +140,35 @@ def _are_pieces_deeper(depth: int, text: bytes) -> Iterator[bool]:
         before = list(accumulate(map(_NET.__getitem__, blocks), initial=level))
         yield max(map(add, before, map(_PEAK.__getitem__, blocks)), default=0) > max(0, depth - 1)
         level = before[-1] + padding
+
+
+def string_in_steps(text: bytes) -> Generator[None, None, bytes]:
+    """Return the UTF-8 bytes of a valid JSON string. Its escapes are decoded in steps."""
+    if b"\\" not in text:
+        return text[1:-1]
+    parts: list[bytes] = []
+    at, end = 1, len(text) - 1
+    while at < end:
+        stop = at + _PIECE_BYTES
+        stop = end if stop >= end else _end_of_characters(text, at, stop)
+        parts.append(STRING.decode(b'"%b"' % text[at:stop]).encode())
+        at = stop
+        yield
+    return b"".join(parts)
+
+
+def _end_of_characters(text: bytes, at: int, stop: int) -> int:
+    """Return a place near `stop` where a character of a string ends. The characters begin at `at`."""
+    escape = text.rfind(b"\\", stop - _ESCAPE_BYTES, stop)
+    if escape < 0:
+        while text[stop] & _UTF8_BITS == _UTF8_NOT_FIRST:
+            stop -= 1
+        return stop
+    before = text[at:escape]
+    if (len(before) - len(before.rstrip(b"\\"))) % 2:
+        # It is escaped itself.
+        return escape + 1
+    return escape - _ESCAPE_BYTES if _LOW_SURROGATE.match(text, escape) else escape
 
 
 def malformed(error: Exception, *, index: int | None = None) -> DecodeRefusal:

@@ -26,6 +26,7 @@ from kpl_integrations.ingest.decoding.json_text import (
     printable,
     require_depth,
     require_text,
+    too_deep,
 )
 from kpl_integrations.ingest.decoding.steps import STEP_RECORDS, ArrayRuns, elements_in_steps, gathered, uncut
 
@@ -179,7 +180,8 @@ def _json_parts(signal: str, pieces: Iterator[bytes], limits: DecodeLimits) -> G
         return (yield from _whole_json_parts(signal, body, limits))
     parts: list[bytes] = []
     # The request is an object with an array.
-    for run in elements_in_steps(head, pieces, ArrayRuns(limits.max_uncut_bytes, limits.max_depth - 2), _TAIL):
+    runs = ArrayRuns(limits.max_uncut_bytes, limits.max_depth - 2, too_deep("the JSON", limits.max_depth))
+    for run in elements_in_steps(head, pieces, runs, _TAIL):
         if run:
             require_text(run)
             try:
@@ -218,7 +220,7 @@ def _whole_json_parts(signal: str, body: bytes, limits: DecodeLimits) -> Generat
     except MALFORMED as error:
         raise malformed(error) from None
     _require_count(len(texts), limits)
-    yield from require_depth(limits.max_depth, body)
+    yield from require_depth(limits.max_depth, body, too_deep("the JSON", limits.max_depth))
     parts = _objects(name, texts, 0)
     if not resources and _NO_MEMBERS.fullmatch(body) is None:
         # Another signal, or names in another spelling. Consumers would never find this data.

@@ -8,7 +8,7 @@ import msgspec
 
 from kpl_core.options.kinesis_limits import RECORDS_PER_REQUEST
 from kpl_integrations.ingest.decoding.decoded import DecodeRefusal
-from kpl_integrations.ingest.decoding.json_text import MALFORMED
+from kpl_integrations.ingest.decoding.json_text import MALFORMED, too_deep
 from kpl_integrations.ingest.decoding.steps import STEP_BYTES, ArrayRuns, elements_in_steps
 from kpl_integrations.kinesis_protocol.requests import (
     SERIALIZATION,
@@ -41,7 +41,8 @@ def put_records_in_steps(body: bytes, max_uncut_bytes: int) -> Generator[None, N
             f"only; send fewer records in a request."
         )
         raise RequestRefused(SERIALIZATION, message)
-    runs, entries = ArrayRuns(max_uncut_bytes, _MAX_DEPTH), list[PutRecordsRequestEntry]()
+    runs = ArrayRuns(max_uncut_bytes, _MAX_DEPTH, too_deep("an entry of Records", _MAX_DEPTH))
+    entries: list[PutRecordsRequestEntry] = []
     try:
         tail = _tail_of(body)
         for run in elements_in_steps(head, _pieces(body), runs, _TAIL):

@@ -38,10 +38,12 @@ _BY_MEDIA_TYPE: Final[dict[str, _Decoder]] = {
     "application/cloudevents+json": structured_event,
     "application/cloudevents-batch+json": batched_events,
 }
-_PLAIN: Final[dict[str, Callable[[bytes, DecodeLimits, NeighbourKeys], Pairs | None]]] = {
+_PLAIN: Final[dict[str, Callable[[bytes, DecodeLimits, NeighbourKeys | None], Pairs | None]]] = {
     "application/json": pairs_of_json,
     "application/x-ndjson": pairs_of_ndjson,
 }
+# Each record has a key of its own, so requests can share this object.
+_KEYS_OF_SINGLES: Final = NeighbourKeys(random_partition_key, records_per_key=1)
 _OCTET_STREAM: Final = "application/octet-stream"
 _KEY_HEADER: Final = "x-partition-key"
 _HASH_KEY_HEADER: Final = "x-explicit-hash-key"
@@ -51,9 +53,12 @@ _UTF_8: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 CONTENT_TYPES: Final = (*_BY_MEDIA_TYPE, _OCTET_STREAM)
 
 
-def decode_plain(content_type: str, body: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Pairs | None:
+def decode_plain(
+    content_type: str, body: bytes, limits: DecodeLimits, keys: NeighbourKeys | None = None
+) -> Pairs | None:
     """Return the pairs of partition key and data of a request whose records are in an ordinary form.
 
+    Records without a partition key get one from `keys`, by default as in `decode`.
     If all records are texts with an explicit hash key, it is the third item of each pair. Returns None if only some
     have one, if the request is invalid, or if it is large. Then call `decode` with `is_plain=False`.
 
@@ -76,7 +81,7 @@ def decode_singles(bodies: Sequence[bytes], limits: DecodeLimits) -> Pairs | Non
     Each body starts with an opening brace, ends with a closing one, has no line break and is within the size limit of
     one record. No text of JSON contains a line break, so no record reaches from one body into the next.
     """
-    pairs = pairs_of_ndjson(b"\n".join(bodies), limits, NeighbourKeys(random_partition_key, records_per_key=1))
+    pairs = pairs_of_ndjson(b"\n".join(bodies), limits, _KEYS_OF_SINGLES)
     return None if pairs is None or len(pairs) != len(bodies) else pairs
 
 

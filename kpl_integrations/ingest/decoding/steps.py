@@ -11,6 +11,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -27,11 +28,10 @@ from kpl_integrations.ingest.decoding.inflate import inflated_pieces
 from kpl_integrations.ingest.decoding.json_records import (
     json_body,
     ndjson_body,
-    record_of_array,
-    record_of_line,
+    record_in_steps,
     require_count,
 )
-from kpl_integrations.ingest.decoding.json_text import printable, require_depth
+from kpl_integrations.ingest.decoding.json_text import printable, require_depth, too_deep
 from kpl_integrations.ingest.decoding.request_body import decode, decode_plain, media_type_of
 
 # A step handles at most so many bytes and, about, so many records.
@@ -73,12 +73,14 @@ def hash_in_steps(hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> Gen
 class ArrayRuns:
     """Cuts the text of a JSON array into runs of whole elements, looking only at brackets and strings.
 
+    `too_deep` is the refusal of an element that is nested more than `max_depth` deep.
     `is_closed` is True after the bracket that closes the array; `tail` is the text after it.
     """
 
-    def __init__(self, most_bytes: int, max_depth: int) -> None:
+    def __init__(self, most_bytes: int, max_depth: int, too_deep: DecodeRefusal) -> None:
         self._most_bytes = most_bytes
         self._max_depth = max_depth
+        self._too_deep = too_deep
         self._text = b""
         self._at = 0
         self._depth = 0
@@ -128,8 +130,7 @@ class ArrayRuns:
                 return
             depth += step
             if depth + is_leaf > self._max_depth:
-                detail = f"an element of the array is nested more than {self._max_depth} deep; flatten it"
-                raise DecodeRefusal(400, "too-deep", detail)
+                raise self._too_deep
             if not depth and (is_leaf or step < 0):
                 whole, count = at, count + 1
                 if count >= STEP_RECORDS or whole - start >= STEP_BYTES:
@@ -290,7 +291,7 @@ class _Form(NamedTuple):
     """How the runs of a body are decoded: all records of a run, or one that is long."""
 
     decoder: Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded]
-    alone: Callable[[bytes, DecodeLimits, NeighbourKeys], Decoded]
+    alone: Callable[[bytes, DecodeLimits, NeighbourKeys], Generator[None, None, Decoded]]
     plain_type: str = ""
     # The runs are arrays, whose depth is checked where they are cut. As a body, an array stands between two texts.
     is_array: bool = True
@@ -298,9 +299,14 @@ class _Form(NamedTuple):
     after: bytes = b""
 
 
-_LINES: Final = _Form(ndjson_body, record_of_line, "application/x-ndjson", is_array=False)
-_RECORDS: Final = _Form(json_body, record_of_array, "application/json", before=b'{"records":', after=b"}")
-_EVENTS: Final = _Form(batched_events, structured_event)
+def _event_in_steps(text: bytes, limits: DecodeLimits, keys: NeighbourKeys) -> Generator[None, None, Decoded]:
+    yield
+    return structured_event(text, limits, keys)
+
+
+_LINES: Final = _Form(ndjson_body, partial(record_in_steps, is_line=True), "application/x-ndjson", is_array=False)
+_RECORDS: Final = _Form(json_body, record_in_steps, "application/json", before=b'{"records":', after=b"}")
+_EVENTS: Final = _Form(batched_events, _event_in_steps)
 
 
 def decode_in_steps(
@@ -322,18 +328,25 @@ def decode_in_steps(
     first = next(pieces, b"")
     if media_type == "application/x-ndjson":
         return (yield from _joined(lines_in_steps(_chain(first, pieces), most), limits, keys, _LINES))
+    is_native = media_type == "application/json"
     # The data of a record may be nested so deep, and an event with its data.
-    depth = limits.max_depth + (media_type == "application/json")
-    if media_type == "application/json" and (head := _RECORDS_HEAD.match(first)) is not None:
-        runs = elements_in_steps(head, pieces, ArrayRuns(most, depth), _RECORDS_TAIL)
+    depth, refusal = limits.max_depth + is_native, too_deep("data" if is_native else "an event", limits.max_depth)
+    if is_native and (head := _RECORDS_HEAD.match(first)) is not None:
+        runs = elements_in_steps(head, pieces, ArrayRuns(most, depth, refusal), _RECORDS_TAIL)
         return (yield from _joined(runs, limits, keys, _RECORDS))
     if media_type == "application/cloudevents-batch+json" and (head := _BATCH_HEAD.match(first)) is not None:
-        runs = elements_in_steps(head, pieces, ArrayRuns(most, depth), _BATCH_TAIL)
+        runs = elements_in_steps(head, pieces, ArrayRuns(most, depth, refusal), _BATCH_TAIL)
         return (yield from _joined(runs, limits, keys, _EVENTS))
     body = yield from gathered(_chain(first, pieces), most)
     if media_type.endswith("json"):
-        yield from require_depth(depth, body)
+        yield from require_depth(depth, body, refusal)
         limits = _of_any_depth(limits)
+    if is_native:
+        made = yield from record_in_steps(body, limits, keys, is_line=True)
+        # Otherwise it may be another form of JSON.
+        if made.records or made.problems[0].field == "data":
+            return made
+        yield
     return decode(content_type, body, limits=limits, headers=headers, new_key=new_key, is_plain=False)
 
 
@@ -365,11 +378,11 @@ def _joined(
         elif text or is_long:
             try:
                 if is_long and not form.is_array:
-                    yield from require_depth(limits.max_depth + 1, run)
+                    most = limits.max_depth
+                    yield from require_depth(most + 1, run, too_deep("data", most))
                 if is_long:
-                    made = form.alone(
-                        run[1:-1].strip(b" \t\r\n") if form.is_array else run, _of_any_depth(limits), keys
-                    )
+                    one = run[1:-1].strip(b" \t\r\n") if form.is_array else run
+                    made = yield from form.alone(one, _of_any_depth(limits), keys)
                 else:
                     made = form.decoder(text, limits, keys)
             except DecodeRefusal as refusal:

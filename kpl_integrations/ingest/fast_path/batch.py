@@ -74,6 +74,7 @@ class RequestBatch:
         try:
             return self._answerer.sync_answer_together(head, [body for _, _, body, _ in group])
         except Exception:
+            # Their records may have been put, so they are not answered alone.
             connection.logger.exception("Exception in the fast path")
             return FAILED
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Send
+from kpl_integrations.asgi.protocol import Receive, Send
 from kpl_integrations.ingest.admission.acknowledgement import RecordAnswer, RejectedRecord
 from kpl_integrations.ingest.admission.refusals import (
     QUEUE_SHARE,
@@ -19,6 +19,7 @@ from kpl_integrations.ingest.admission.refusals import (
     refusal_headers,
 )
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
+from kpl_integrations.ingest.http.bodies import drop_rest
 
 PROBLEM_JSON: Final = b"application/problem+json"
 REGISTERED_TYPES: Final = frozenset({"quota-exceeded", "temporary-reduced-capacity"})
@@ -115,9 +116,15 @@ async def send_answer(send: Send, status: int, headers: Headers, body: bytes) ->
         await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refused: Refused, tally: Tally) -> None:
-    """Count a rejected request and send its answer."""
+async def send_refusal(send: Send, refused: Refused, tally: Tally, receive: Receive | None = None) -> None:
+    """Count a rejected request and send its answer. Then read the rest of its body, before the connection closes."""
     status, headers, body = problem_of(refused)
     tally.refusals[refused.refusal] += 1
     tally.answers[status] += 1
-    await send_answer(send, status, headers, body)
+    if receive is None or not refused.is_unread:
+        await send_answer(send, status, headers, body)
+        return
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await drop_rest(receive)
+    await send({"type": "http.response.body", "body": b""})

@@ -17,6 +17,9 @@ from kpl_integrations.ingest.admission.refusals import Refusal, Refused
 from kpl_integrations.ingest.admission.senders import HeldBody, SenderRoom, SharedRoom
 
 _LARGEST_DIGITS: Final = 18
+# The rest of a refused body is read for so long, and up to so many bytes.
+_DROP_SECONDS: Final = 5.0
+_MOST_DROPPED_BYTES: Final = 1 << 26
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as a sentence where it is raised
@@ -43,18 +46,33 @@ def require_length(content_length: bytes | None, most_bytes: int) -> None:
     if not content_length.isdigit() or len(content_length) > _LARGEST_DIGITS:
         detail = "Content-Length is not a number of bytes"
         raise Refused(Refusal.BAD_PARAMETER, detail)
-    require_size(int(content_length), most_bytes)
+    require_size(int(content_length), most_bytes, is_unread=True)
 
 
-def require_size(size: int, most_bytes: int) -> None:
-    """Check the size of a body.
+def require_size(size: int, most_bytes: int, *, is_unread: bool = False) -> None:
+    """Check the size of a body. `is_unread`: the client may still send the rest of it.
 
     Raises:
         Refused: it is too large.
     """
     if size > most_bytes:
         detail = f"the body has {size:,} bytes or more; send at most {most_bytes:,} in one request"
-        raise Refused(Refusal.TOO_LARGE, detail)
+        refused = Refused(Refusal.TOO_LARGE, detail)
+        refused.is_unread = is_unread
+        raise refused
+
+
+async def drop_rest(receive: Receive) -> None:
+    """Read the rest of a refused body for a bounded time, and drop it.
+
+    A client that still sends when the server closes the connection gets a reset, often in place of the answer.
+    """
+    size, is_left = 0, True
+    with anyio.move_on_after(_DROP_SECONDS):
+        while is_left and size < _MOST_DROPPED_BYTES:
+            message = await receive()
+            size += len(message.get("body", b""))
+            is_left = message["type"] == "http.request" and message.get("more_body", False)
 
 
 async def read_body(
@@ -82,7 +100,7 @@ async def read_body(
                     raise ClientGone
                 piece: bytes = message.get("body", b"")
                 size += len(piece)
-                require_size(size, most_bytes)
+                require_size(size, most_bytes, is_unread=message.get("more_body", False))
                 if size == len(piece) and not message.get("more_body", False):
                     return bytes(piece)
                 received.write(piece)
@@ -120,7 +138,9 @@ def _time_limit(seconds: float, room: SenderRoom | None) -> Iterator[anyio.Cance
 
 def _too_slow(seconds: float) -> Refused:
     detail = f"the body was not complete after {seconds:g} s; send it faster, or in smaller requests"
-    return Refused(Refusal.SLOW_BODY, detail)
+    refused = Refused(Refusal.SLOW_BODY, detail)
+    refused.is_unread = True
+    return refused
 
 
 def no_room(room: SharedRoom, *, is_evicted: bool = False) -> Refused:

@@ -24,6 +24,10 @@ from kpl_integrations.ingest.http.bodies import no_room
 
 # A slice ends with the first step after this time, and a step takes about a millisecond.
 SLICE_SECONDS: Final = 0.003
+# After a slice the loop reads what has arrived, and in the next round it answers the requests that wait in a batch.
+_LEAST_ROUNDS: Final = 2
+# A shorter round had nothing to do.
+_IDLE_SECONDS: Final = 0.000_05
 # A body up to this size is decoded at once, unless it has many records.
 SMALL_BYTES: Final = 131_072
 _FEW_RECORDS_BYTES: Final = 32_768
@@ -94,22 +98,34 @@ class LargeBodies:
                 self._release()
 
     async def run(self, steps: Generator[None, None, T]) -> T:
-        """Run all steps in slices, and return their result. In each round of the event loop runs one slice at most."""
+        """Run all steps in slices, and return their result. After each slice, one of any body, is a pause."""
         clock = self._clock
         finished: list[T] = []
         # What comes before the slices, and after them, takes some milliseconds too.
-        await anyio.lowlevel.checkpoint()
+        await self._pause(0.0)
         while not finished:
             async with self._slice:
-                ends_at = clock() + SLICE_SECONDS
+                began = clock()
                 try:
                     next(steps)
-                    while clock() < ends_at:
+                    while clock() < began + SLICE_SECONDS:
                         next(steps)
                 except StopIteration as end:
                     finished.append(end.value)
-                await anyio.lowlevel.checkpoint()
+                await self._pause(clock() - began)
         return finished[0]
+
+    async def _pause(self, seconds: float) -> None:
+        """Let the event loop answer the requests that have arrived, and work for as long as a slice of `seconds` ran.
+
+        If it has nothing to do, the pause ends after two rounds.
+        """
+        began = now = self._clock()
+        rounds, is_busy = 0, True
+        while rounds < _LEAST_ROUNDS or (is_busy and now < began + seconds):
+            await anyio.lowlevel.checkpoint()
+            rounds, before, now = rounds + 1, now, self._clock()
+            is_busy = now - before > _IDLE_SECONDS
 
     async def add_to_hash(self, hashed: "hashlib.blake2b | hashlib._Hash", body: bytes) -> None:
         """Add a body to a hash, in slices if it is large. It needs no turn."""
@@ -123,11 +139,12 @@ class LargeBodies:
         self._group = group
         try:
             is_left = True
-            await anyio.lowlevel.checkpoint()
+            await self._pause(0.0)
             while is_left:
                 async with self._slice:
+                    began = self._clock()
                     is_left = group.step()
-                    await anyio.lowlevel.checkpoint()
+                    await self._pause(self._clock() - began)
         finally:
             self.finish()
 

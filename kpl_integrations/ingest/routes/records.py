@@ -37,7 +37,6 @@ from kpl_integrations.ingest.decoding import (
     decode_singles,
     pieces_of,
 )
-from kpl_integrations.ingest.decoding.decoded import NeighbourKeys, random_partition_key
 from kpl_integrations.ingest.http.bodies import require_length, require_size
 from kpl_integrations.ingest.http.large_bodies import small_body
 from kpl_integrations.ingest.http.request_head import (
@@ -185,7 +184,7 @@ class RecordsRoute:
         """
         try:
             account = self._gateway.account_shown(head.authorization)
-        except Refused:
+        except Exception:  # noqa: BLE001 - an application's directory may raise anything, again for each request
             return None
         tenant, stream = account.tenant, head.stream
         if (head.options.ack or tenant.default_ack) != "queued" or not account.puts_pairs:
@@ -218,7 +217,7 @@ class RecordsRoute:
             inflated_bytes = 0 if encoding is None else len(small)
             if head.plain_type is not None and account.puts_pairs:
                 is_plain = False
-                pairs = decode_plain(head.plain_type, small, self._limits, NeighbourKeys(random_partition_key))
+                pairs = decode_plain(head.plain_type, small, self._limits)
                 if pairs is not None:
                     if not self._admission.put_ordinary_pairs(account, stream, pairs, len(small)):
                         self._admission.put_pairs(account, stream, pairs)
@@ -353,7 +352,7 @@ class RecordsRoute:
         try:
             if is_plain and head.plain_type is not None:
                 is_plain = False
-                pairs = decode_plain(head.plain_type, body, self._limits, NeighbourKeys(random_partition_key))
+                pairs = decode_plain(head.plain_type, body, self._limits)
                 if pairs is not None:
                     return Decoded([], [], inflated_bytes=inflated_bytes, pairs=pairs)
             content_type, texts = _texts_of(head)

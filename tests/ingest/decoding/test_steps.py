@@ -23,6 +23,7 @@ from kpl_integrations.ingest.decoding import (
     pieces_of,
     steps as step_module,
 )
+from kpl_integrations.ingest.decoding.json_text import string_in_steps, too_deep
 from kpl_integrations.ingest.decoding.otlp_body import JSON, PROTOBUF
 from kpl_integrations.ingest.decoding.put_records_body import put_records_in_steps
 from kpl_integrations.ingest.decoding.steps import STEP_BYTES, STEP_RECORDS, STEP_TOKENS, ArrayRuns
@@ -32,6 +33,7 @@ from kpl_integrations.kinesis_protocol.wire import request_of, wire_of
 T = TypeVar("T")
 NDJSON, NATIVE, BATCH = "application/x-ndjson", "application/json", "application/cloudevents-batch+json"
 LIMITS = DecodeLimits(max_records=3_000, max_uncut_bytes=200_000)
+NO_DEEPER = too_deep("an element", 64)
 EVENT = {"specversion": "1.0", "id": "1", "source": "s", "type": "t", "partitionkey": "k"}
 
 data = st.recursive(
@@ -85,6 +87,7 @@ def _long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param:
         monkeypatch.setattr(step_module, "STEP_BYTES", 10)
         monkeypatch.setattr(step_module, "_LONG_BYTES", 20)
+        monkeypatch.setattr(json_text, "_PIECE_BYTES", 16)
 
 
 @pytest.mark.usefixtures("_long")
@@ -99,6 +102,38 @@ def test_records_in_steps_are_those_of_the_whole_body(records, size, is_ascii):
     assert in_steps(NATIVE, body, size) == at_once(NATIVE, body)
     if texts:
         assert in_steps(NATIVE, texts[0], size) == at_once(NATIVE, texts[0])
+
+
+@pytest.mark.parametrize("piece_bytes", [13, 14, 15, 16, 17, 40])
+@given(st.lists(st.sampled_from(["a", "é", "€", "\U0001f600", "\\", "\n", '"', "\x01", "u"])), st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_string_in_steps_is_the_whole_string(piece_bytes, monkeypatch, characters, drawn):
+    escaped = [json.dumps(each, ensure_ascii=drawn.draw(st.booleans()))[1:-1] for each in characters]
+    monkeypatch.setattr(json_text, "_PIECE_BYTES", piece_bytes)
+    steps = string_in_steps(f'"{"".join(escaped)}"'.encode())
+    assert finished(steps) == "".join(characters).encode()
+
+
+@pytest.mark.parametrize("form", ['{"data":%s}', '{"data":%s}\n', '{"records":[{"data":%s}]}'])
+@pytest.mark.parametrize("text", ['"%s"' % (r"\n" * 99_000), '"%s"' % (r"\ud83d\ude00" * 16_000)])
+def test_the_string_of_a_long_record_is_decoded_once_and_in_steps(form, text, monkeypatch):
+    content_type, body = NDJSON if form.endswith("\n") else NATIVE, (form % text).encode()
+    whole, sizes = at_once(content_type, body), [0]
+
+    class Counted:
+        """The decoder of strings, which counts the bytes it is given."""
+
+        def decode(self, text: bytes, decoder: Any = json_text.STRING) -> Any:
+            sizes[-1] += len(text)
+            return decoder.decode(text)
+
+    monkeypatch.setattr(json_text, "STRING", Counted())
+    assert in_steps(content_type, body, STEP_BYTES) == whole
+    assert sum(sizes) <= len(text) + 100
+    for _ in decode_in_steps(content_type, cut(body, STEP_BYTES), limits=LIMITS, headers={}):
+        sizes.append(0)  # noqa: PERF401 - the decoder counts between
+    assert max(sizes[1:]) <= 65_538
+    assert sum(sizes[1:]) == sizes[0]
 
 
 @pytest.mark.parametrize("before", [None, 5, True, "text", "x" * 40_000])
@@ -257,7 +292,7 @@ def test_a_large_request_with_too_many_records_is_refused_like_a_small_one():
 
 
 def test_an_array_is_cut_between_its_elements_only():
-    runs = ArrayRuns(1_000, 64)
+    runs = ArrayRuns(1_000, 64, NO_DEEPER)
     text = b'{"a":"]}"},{"b":[{},{}]},{"c":"\\"}"}] rest'
     found = [run for at in range(len(text)) for run in runs.feed(text[at : at + 1])]
     assert b"".join(found) == text[:-6]
@@ -307,7 +342,7 @@ def test_a_step_looks_at_a_bounded_number_of_brackets_and_strings(piece, monkeyp
 
     monkeypatch.setattr(step_module, "TOKEN", Counted())
     before = 0
-    for _ in ArrayRuns(1 << 20, 64).feed(b'{"a":[' + piece * (STEP_BYTES // len(piece))):
+    for _ in ArrayRuns(1 << 20, 64, NO_DEEPER).feed(b'{"a":[' + piece * (STEP_BYTES // len(piece))):
         assert seen[0] - before <= STEP_TOKENS
         before = seen[0]
     assert seen[0] > 2 * STEP_TOKENS
@@ -336,7 +371,7 @@ def test_the_text_of_an_array_is_looked_at_once(start, piece, monkeypatch):
 
     for name in ("TOKEN", "_STRING_END"):
         monkeypatch.setattr(step_module, name, Counted(getattr(step_module, name)))
-    runs, body = ArrayRuns(1 << 20, 64), start + piece * (400_000 // len(piece))
+    runs, body = ArrayRuns(1 << 20, 64, NO_DEEPER), start + piece * (400_000 // len(piece))
     pieces = list(cut(body, STEP_BYTES))
     for fed in pieces:
         assert list(runs.feed(fed))
@@ -346,7 +381,7 @@ def test_the_text_of_an_array_is_looked_at_once(start, piece, monkeypatch):
 @given(st.lists(st.sampled_from(['"', "\\", "\\\\", "a", "é", "]", "{", "\n"]), max_size=12), st.integers(1, 9))
 def test_a_string_is_whole_wherever_its_pieces_begin(characters, size):
     text = json.dumps(["".join(characters), 1]).encode()[1:]
-    runs = ArrayRuns(1_000, 64)
+    runs = ArrayRuns(1_000, 64, NO_DEEPER)
     assert b"".join(run for piece in cut(text + b" rest", size) for run in runs.feed(piece)) == text[:-1]
     assert (runs.is_closed, runs.tail) == (True, b" rest")
 
@@ -367,7 +402,10 @@ DEEP: Any = ["[" * 70 + "]" * 70, '{"a":' * 70 + "1" + "}" * 70]
 )
 def test_a_long_record_that_is_nested_too_deep_is_refused(form, deep):
     media_type = BATCH if form[0] == "[" else NDJSON if "\n" in form else NATIVE
-    assert in_steps(media_type, (form % f"[{deep}{',[]' * 30_000}]").encode(), STEP_BYTES) == "too-deep"
+    body = (form % f"[{deep}{',[]' * 30_000}]").encode()
+    with pytest.raises(DecodeRefusal, match=r"(data|an event) is nested more than 64 deep; flatten it") as raised:
+        finished(decode_in_steps(media_type, cut(body, STEP_BYTES), limits=LIMITS, headers={}))
+    assert raised.value.code == "too-deep"
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,17 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.decoding import DecodeLimits, decode_singles
 from kpl_integrations.ingest.fast_path.batch import RequestBatch
+from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.routes.records import RecordsRoute
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
@@ -272,6 +274,22 @@ class TestOneIteration:
             assert all(line.wire.closed for line in made)
             assert [each.message for each in caplog.records] == ["Exception in the fast path"]
 
+    async def test_each_request_is_answered_alone_if_the_directory_fails(self, caplog, monkeypatch):
+        async with lines(3) as (gateway, made):
+            account_shown, shown = OpenGateway.account_shown, list[str | None]()
+
+            def fails_twice(self: OpenGateway, authorization: str | None) -> TenantAccount:
+                shown.append(authorization)
+                return _fails() if len(shown) in {1, 3} else account_shown(self, authorization)
+
+            monkeypatch.setattr(OpenGateway, "account_shown", fails_twice)
+            before = gateway.producer.report().accepted
+            with caplog.at_level(logging.ERROR, "uvicorn.error"):
+                read_together(made, ["one"] * 3)
+                await settle()
+            assert statuses(made) == [b"202", b"500", b"202"]
+            assert gateway.producer.report().accepted - before == 2
+
     async def test_a_connection_that_fails_is_closed_and_the_others_get_their_answers(self, caplog, monkeypatch):
         async with lines(3) as (_, made):
             monkeypatch.setattr(made[1].wire, "write", _fails)
@@ -304,7 +322,7 @@ class TestOneIteration:
             machine.is_active = False
 
 
-def _fails(*_: object) -> None:
+def _fails(*_: object) -> NoReturn:
     message = "on purpose"
     raise RuntimeError(message)
 

@@ -37,6 +37,30 @@ async def test_a_body_above_the_bound_is_too_large_on_every_route(route: str, is
         assert b"2,048" in answer.body
 
 
+@pytest.mark.parametrize(("piece_bytes", "seconds"), [(1 << 20, 0.0), (1_000, 5.0)], ids=["bytes", "time"])
+async def test_the_rest_of_a_refused_body_is_dropped_within_bounds(piece_bytes: int, seconds: float) -> None:
+    started, sent, dropped = anyio.current_time(), list[Any](), [0]
+
+    async def receive() -> Any:
+        # Without end: at once, or slowly.
+        await anyio.sleep(0.1 if seconds else 0.0)
+        dropped[0] += piece_bytes
+        return {"type": "http.request", "body": b" " * piece_bytes, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with open_gateway(directory=DIRECTORY, max_body_bytes=2_048) as gateway:
+        path, typed = ROUTES["native"]
+        headers = [(b"content-type", typed["content-type"].encode()), (b"content-length", b"9000000")]
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        await gateway(scope, receive, send)
+    assert sent[0]["status"] == 413
+    assert [each.get("more_body") for each in sent[1:]] == [True, None]
+    assert anyio.current_time() - started == pytest.approx(seconds, abs=0.2)
+    assert dropped[0] <= 64 << 20
+
+
 class Slow:
     """Sends the start of a body, and the rest after `go_on` is set."""
 

@@ -58,7 +58,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield running
 
 
-def call(running: RunningGateway, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any, bytes]:
+def call(running: RunningGateway, method: str, path: str, body: Any = b"", **headers: str) -> tuple[int, Any, bytes]:
     address = urlsplit(running.url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
     try:
@@ -185,6 +185,14 @@ def test_inflated_bytes_of_refused_requests_are_charged_to_a_default_budget(serv
     assert [post(served, "greedy", NOT_JSON) for _ in range(10)] == [429] * 10
     _, again, _ = call(served, "POST", PATH, b"{}", authorization="Bearer greedy", content_type=JSON)
     assert int(again["retry-after"]) <= int(headers["retry-after"])
+
+
+@pytest.mark.parametrize("is_declared", [True, False], ids=["declared", "chunked"])
+def test_a_client_that_sends_a_body_that_is_too_large_gets_the_answer(served, is_declared) -> None:
+    body = b" " * (20 * MIB)
+    sent = body if is_declared else (body[at : at + MIB] for at in range(0, len(body), MIB))
+    status, headers, answer = call(served, "POST", PATH, sent, authorization="Bearer quiet", content_type=JSON)
+    assert (status, json.loads(answer)["code"], headers["connection"]) == (413, "too-large", "close")
 
 
 @pytest.mark.parametrize("fast_path", ["true", "false"])

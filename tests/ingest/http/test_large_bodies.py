@@ -200,6 +200,39 @@ async def test_in_a_round_of_the_loop_runs_one_slice_of_a_few_milliseconds_of_th
     assert longest <= 2 * (SLICE_SECONDS * 1_000 + 1)
 
 
+@pytest.mark.parametrize(("busy_ms", "most_share"), [(0.0, 1.0), (1.0, 0.5), (10.0, 0.2)])
+async def test_a_pause_has_two_rounds_and_other_work_gets_half_of_the_time(anyio_backend_name, busy_ms, most_share):
+    now, rounds, sliced, done = [0.0], [0], [0.0], list[str]()
+    between: list[int] = []
+
+    def steps():
+        for _ in range(100):
+            between.append(rounds[0])
+            now[0] += 0.004
+            sliced[0] += 0.004
+            yield
+        return "done"
+
+    turns = LargeBodies(10.0, lambda: now[0])
+
+    async def run() -> None:
+        done.append(await turns.run(steps()))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        while not done:
+            rounds[0] += 1
+            now[0] += busy_ms / 1_000
+            await anyio.lowlevel.checkpoint()
+    pauses = [after - before for before, after in pairwise(between)]
+    # trio runs the tasks of a round in any order.
+    if anyio_backend_name == "asyncio":
+        assert min(pauses) >= 2
+        assert sliced[0] / now[0] <= most_share
+    # If nothing else takes time, no round is waited for in vain.
+    assert busy_ms or max(pauses) <= 3
+
+
 @pytest.mark.parametrize(
     ("encoding", "body", "is_small"),
     [

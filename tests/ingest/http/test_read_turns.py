@@ -1,7 +1,6 @@
 """Connections are read in turns while the event loop is late. Real sockets; only the delay of the loop is staged."""
 
 import asyncio
-import itertools
 import json
 import logging
 import select
@@ -18,7 +17,7 @@ import pytest
 
 from kpl_integrations.ingest import IngestGateway, serving
 from kpl_integrations.ingest.http import read_turns
-from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, CombinedFlow, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, ConnectionReader
 from kpl_integrations.ingest.routes import resources
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import Tenant
@@ -400,109 +399,3 @@ async def test_the_metrics_count_pauses():
         assert (await flood.answer())[0] == 429
         metrics = (await Client(staged.gateway).call("GET", "/metrics")).body.decode()
         assert 'kinesis_ingest_rejected_total{reason="cpu_share"} 1.0\n' in metrics
-
-
-class Transport:
-    """The reading side of a transport. It refuses to pause or resume twice, as some do."""
-
-    def __init__(self) -> None:
-        self.is_reading = True
-        self.is_aborted = False
-
-    def is_closing(self) -> bool:
-        return self.is_aborted
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-    def pause_reading(self) -> None:
-        assert self.is_reading
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        assert not self.is_reading
-        self.is_reading = True
-
-
-def test_the_transport_reads_only_if_uvicorn_and_the_turns_allow_it():
-    for calls in itertools.product(["pause_reading", "resume_reading", "hold", "release"], repeat=5):
-        transport: Any = Transport()
-        flow = CombinedFlow(transport)
-        allowed = {"uvicorn": True, "turns": True}
-        for call in calls:
-            getattr(flow, call)()
-            allowed["uvicorn" if call.endswith("reading") else "turns"] = call in {"resume_reading", "release"}
-            assert transport.is_reading is all(allowed.values())
-            assert flow.read_paused is not allowed["uvicorn"]
-
-
-class StagedConnection:
-    """A connection whose `feed` counts, or fails."""
-
-    def __init__(self, *, fails: bool = False) -> None:
-        transport: Any = Transport()
-        self.transport, self.flow = transport, CombinedFlow(transport)
-        self.fails = fails
-        self.fed = 0
-
-    def feed(self, _: bytes) -> None:
-        self.fed += 1
-        if self.fails:
-            raise LookupError
-
-    def may_be_cut(self, _: bytes) -> bool:
-        return False
-
-    def is_between_requests(self) -> bool:
-        return True
-
-    def stop_timers(self) -> None:
-        pass
-
-    restart_timers = refuse_busy = stop_timers
-
-
-def late_turns() -> ReadTurns:
-    turns = ReadTurns()
-    turns._turns.is_active = True  # noqa: SLF001 - the delay of the loop is staged
-    return turns
-
-
-@pytest.mark.parametrize("tenants", [[None, "flood"], ["flood", None], ["flood", None, "flood"], [None, "flood", None]])
-async def test_a_request_with_a_wrong_key_exempts_no_connection_from_pauses(tenants):
-    turns = late_turns()
-    turns.charge("flood", 1.0, 1e4)
-    reader = ConnectionReader(staged := StagedConnection(), turns, "192.0.2.1")
-    for tenant in tenants:
-        reader.claim(None if tenant is None else Tenant(id=tenant))
-    reader.receive(b"x")
-    assert (reader.is_shared, staged.fed, turns.pauses) == (False, 0, 1)
-    reader.close()
-
-
-async def test_a_wrong_key_on_a_tenants_connection_is_refused_above_the_share_of_its_address():
-    turns = late_turns()
-    turns.charge(("address", "192.0.2.1"), 1.0, 1e4)
-    reader = ConnectionReader(StagedConnection(), turns, "192.0.2.1")
-    reader.claim(Tenant(id="quiet"))
-    assert not reader.refuses()
-    reader.claim(None)
-    assert reader.refuses()
-    reader.receive(b"x")
-    assert turns.pauses == 0
-
-
-async def test_a_connection_whose_turn_fails_is_closed_and_the_others_get_theirs(caplog):
-    turns = late_turns()
-    turns.charge("flood", 1.0, 0.1)
-    stages = [StagedConnection(fails=number == 0) for number in range(3)]
-    for staged in stages:
-        reader = ConnectionReader(staged, turns, "192.0.2.1")
-        reader.claim(Tenant(id="flood"))
-        reader.receive(b"x")
-    for _ in range(50):
-        turns._round()  # noqa: SLF001 - the rounds are staged
-    assert [staged.fed for staged in stages] == [1, 1, 1]
-    assert [staged.transport.is_aborted for staged in stages] == [True, False, False]
-    assert turns.paused_connections == turns.paused_bytes == 0
-    assert "its turn failed" in caplog.text
