@@ -164,7 +164,8 @@ class StreamRunner:
     def _poll(self, now: float) -> float:
         """Start requests that are due and have a place; return when to poll again.
 
-        One round of the event loop starts about 1 MB, because it takes milliseconds to seal and encode that.
+        One round of the event loop starts about 1 MB, because it takes milliseconds to seal and encode that. It polls
+        for one request at a time, because a request's size is known only when it is built.
         """
         in_flight, size_bytes = self._in_flight, 0
         while True:

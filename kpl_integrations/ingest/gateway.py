@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -47,7 +48,7 @@ from kpl_integrations.ingest.http.answers import (
     send_answer,
     send_refusal,
 )
-from kpl_integrations.ingest.http.bodies import ClientGone, read_body
+from kpl_integrations.ingest.http.bodies import ClientGone, drop_rest, read_body
 from kpl_integrations.ingest.http.cors import CrossOrigin
 from kpl_integrations.ingest.http.large_bodies import LargeBodies
 from kpl_integrations.ingest.http.read_turns import ReadTurns
@@ -306,7 +307,7 @@ class IngestGateway:
         try:
             (status, body), account = await self._records.answer(scope, receive, path[len(PREFIX) : -len(SUFFIX)])
         except Refused as refused:
-            await send_refusal(send, refused, self.tally, receive)
+            await send_refusal(send, refused, self.tally, partial(drop_rest, receive, self.opened.closing))
             return
         except ClientGone:
             return

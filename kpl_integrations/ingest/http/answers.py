@@ -1,6 +1,7 @@
 """Answers to requests: JSON, problem documents (RFC 9457), and their counts. Slow readers time out."""
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -8,7 +9,7 @@ from typing import Annotated, Final
 import anyio
 import msgspec
 
-from kpl_integrations.asgi.protocol import Receive, Send
+from kpl_integrations.asgi.protocol import Send
 from kpl_integrations.ingest.admission.acknowledgement import RecordAnswer, RejectedRecord
 from kpl_integrations.ingest.admission.refusals import (
     QUEUE_SHARE,
@@ -19,7 +20,6 @@ from kpl_integrations.ingest.admission.refusals import (
     refusal_headers,
 )
 from kpl_integrations.ingest.admission.tenant_account import TenantAccount
-from kpl_integrations.ingest.http.bodies import drop_rest
 
 PROBLEM_JSON: Final = b"application/problem+json"
 REGISTERED_TYPES: Final = frozenset({"quota-exceeded", "temporary-reduced-capacity"})
@@ -116,15 +116,17 @@ async def send_answer(send: Send, status: int, headers: Headers, body: bytes) ->
         await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refused: Refused, tally: Tally, receive: Receive | None = None) -> None:
-    """Count a rejected request and send its answer. Then read the rest of its body, before the connection closes."""
+async def send_refusal(
+    send: Send, refused: Refused, tally: Tally, drop: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Count a rejected request and send its answer. Then `drop` the rest of its body, before the connection closes."""
     status, headers, body = problem_of(refused)
     tally.refusals[refused.refusal] += 1
     tally.answers[status] += 1
-    if receive is None or not refused.is_unread:
+    if drop is None or not refused.is_unread:
         await send_answer(send, status, headers, body)
         return
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": True})
-    await drop_rest(receive)
+    await drop()
     await send({"type": "http.response.body", "body": b""})

@@ -18,7 +18,7 @@ from kpl_integrations.ingest.admission.senders import HeldBody, SenderRoom, Shar
 
 _LARGEST_DIGITS: Final = 18
 # The rest of a refused body is read for so long, and up to so many bytes.
-_DROP_SECONDS: Final = 5.0
+_DROP_SECONDS: Final = 2.0
 _MOST_DROPPED_BYTES: Final = 1 << 26
 
 
@@ -35,8 +35,8 @@ class ReadBody(Protocol):
         """Return the body; see `read_body`."""
 
 
-def require_length(content_length: bytes | None, most_bytes: int) -> None:
-    """Check the Content-Length header.
+def require_length(content_length: bytes | None, most_bytes: int, *, expect: bytes | None = None) -> None:
+    """Check the Content-Length header. A client that expects "100 Continue" does not send the body without it.
 
     Raises:
         Refused: it is not a number, or it is too large.
@@ -46,7 +46,8 @@ def require_length(content_length: bytes | None, most_bytes: int) -> None:
     if not content_length.isdigit() or len(content_length) > _LARGEST_DIGITS:
         detail = "Content-Length is not a number of bytes"
         raise Refused(Refusal.BAD_PARAMETER, detail)
-    require_size(int(content_length), most_bytes, is_unread=True)
+    is_unread = expect is None or expect.lower() != b"100-continue"
+    require_size(int(content_length), most_bytes, is_unread=is_unread)
 
 
 def require_size(size: int, most_bytes: int, *, is_unread: bool = False) -> None:
@@ -62,17 +63,25 @@ def require_size(size: int, most_bytes: int, *, is_unread: bool = False) -> None
         raise refused
 
 
-async def drop_rest(receive: Receive) -> None:
-    """Read the rest of a refused body for a bounded time, and drop it.
+async def drop_rest(receive: Receive, closing: anyio.Event) -> None:
+    """Read the rest of a refused body for a bounded time, or until `closing` is set, and drop it.
 
     A client that still sends when the server closes the connection gets a reset, often in place of the answer.
     """
     size, is_left = 0, True
-    with anyio.move_on_after(_DROP_SECONDS):
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_at, closing, tasks.cancel_scope)
+        tasks.cancel_scope.deadline = anyio.current_time() + _DROP_SECONDS
         while is_left and size < _MOST_DROPPED_BYTES:
             message = await receive()
             size += len(message.get("body", b""))
             is_left = message["type"] == "http.request" and message.get("more_body", False)
+        tasks.cancel_scope.cancel()
+
+
+async def _cancel_at(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 async def read_body(

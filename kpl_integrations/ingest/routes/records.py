@@ -116,7 +116,7 @@ class RecordsRoute:
             if stream not in self._streams.known or not account.tenant.allows(stream):
                 stream = await self._require_stream(account, stream)
             most = settings.max_body_bytes
-            require_length(headers.get(b"content-length"), most)
+            require_length(headers.get(b"content-length"), most, expect=headers.get(b"expect"))
             room = self._gateway.room_of(account, scope)
             body = await self._gateway.read_body(receive, most_bytes=most, seconds=settings.body_seconds, room=room)
             received_bytes = len(body)

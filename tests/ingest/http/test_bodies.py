@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kpl_integrations.asgi.protocol import Receive
 from kpl_integrations.ingest import IngestGateway, load_settings
 from kpl_integrations.ingest.admission.refusals import Refused
 from kpl_integrations.ingest.admission.senders import SenderRoom, SharedRoom
@@ -37,9 +38,24 @@ async def test_a_body_above_the_bound_is_too_large_on_every_route(route: str, is
         assert b"2,048" in answer.body
 
 
-@pytest.mark.parametrize(("piece_bytes", "seconds"), [(1 << 20, 0.0), (1_000, 5.0)], ids=["bytes", "time"])
+async def answers_to_a_large_body(gateway: IngestGateway, receive: Receive, **headers: str) -> list[Any]:
+    """Return the status, and for each part of the answer if more follows."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status") or message.get("more_body"))
+
+    path, typed = ROUTES["native"]
+    fields = {**typed, "content-length": "9000000", **headers}
+    pairs = [(name.encode(), value.encode()) for name, value in fields.items()]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": pairs}
+    await gateway(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize(("piece_bytes", "seconds"), [(1 << 20, 0.0), (1_000, 2.0)], ids=["bytes", "time"])
 async def test_the_rest_of_a_refused_body_is_dropped_within_bounds(piece_bytes: int, seconds: float) -> None:
-    started, sent, dropped = anyio.current_time(), list[Any](), [0]
+    started, dropped = anyio.current_time(), [0]
 
     async def receive() -> Any:
         # Without end: at once, or slowly.
@@ -47,18 +63,37 @@ async def test_the_rest_of_a_refused_body_is_dropped_within_bounds(piece_bytes: 
         dropped[0] += piece_bytes
         return {"type": "http.request", "body": b" " * piece_bytes, "more_body": True}
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     async with open_gateway(directory=DIRECTORY, max_body_bytes=2_048) as gateway:
-        path, typed = ROUTES["native"]
-        headers = [(b"content-type", typed["content-type"].encode()), (b"content-length", b"9000000")]
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
-        await gateway(scope, receive, send)
-    assert sent[0]["status"] == 413
-    assert [each.get("more_body") for each in sent[1:]] == [True, None]
+        assert await answers_to_a_large_body(gateway, receive) == [413, True, None]
     assert anyio.current_time() - started == pytest.approx(seconds, abs=0.2)
     assert dropped[0] <= 64 << 20
+
+
+async def test_no_body_is_read_if_the_client_waits_for_100_continue() -> None:
+    async def receive() -> Any:
+        pytest.fail("it would ask for the body")
+
+    async with open_gateway(directory=DIRECTORY, max_body_bytes=2_048) as gateway:
+        assert await answers_to_a_large_body(gateway, receive, expect="100-Continue") == [413, None]
+
+
+async def test_a_gateway_that_closes_does_not_wait_for_the_rest_of_a_refused_body() -> None:
+    ended: list[float] = []
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    async def run() -> None:
+        assert await answers_to_a_large_body(gateway, receive) == [413, True, None]
+        ended.append(anyio.current_time())
+
+    async with open_gateway(directory=DIRECTORY, max_body_bytes=2_048) as gateway, anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await anyio.sleep(0.5)
+        assert not ended
+        closed_at = anyio.current_time()
+        await gateway.close()
+    assert ended[0] - closed_at < 0.1
 
 
 class Slow:

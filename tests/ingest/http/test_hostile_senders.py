@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from botocore.credentials import Credentials
 
 from kpl_core import RequestFailure
 from kpl_integrations.ingest.admission.senders import REFUSED_BYTES_PER_SECOND
+from kpl_integrations.ingest.http import bodies
 from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, OpenTenants, Tenant, TenantDirectory
 from tests.ingest.app.scene import JSON, Client, KnownTenants, kinesis, open_gateway
 from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
@@ -143,9 +145,9 @@ def in_two_pieces(running: RunningGateway, tenant: str, size: int = MIB) -> int:
 
 
 def test_unsigned_bodies_with_a_known_key_id_take_no_room_from_a_tenant() -> None:
-    with gateway(max_body_bytes=MIB, max_reading_bytes=8 * MIB) as running, ExitStack() as bodies:
+    with gateway(max_body_bytes=MIB, max_reading_bytes=8 * MIB) as running, ExitStack() as unread:
         for _ in range(16):
-            bodies.enter_context(unfinished(running, "/", MIB, **unsigned()))
+            unread.enter_context(unfinished(running, "/", MIB, **unsigned()))
         assert [in_two_pieces(running, "quiet") for _ in range(5)] == [202] * 5
         assert refused_of(running, "ada") == 0
 
@@ -159,10 +161,10 @@ def test_unsigned_requests_are_not_counted_for_the_tenant_whose_key_id_they_name
 
 
 def test_a_tenant_with_many_unfinished_bodies_leaves_room_for_another_tenant() -> None:
-    with gateway(max_body_bytes=MIB, max_reading_bytes=8 * MIB) as running, ExitStack() as bodies:
+    with gateway(max_body_bytes=MIB, max_reading_bytes=8 * MIB) as running, ExitStack() as unread:
         for _ in range(16):
             headers = {"authorization": "Bearer greedy", "content-type": JSON}
-            bodies.enter_context(unfinished(running, PATH, MIB, **headers))
+            unread.enter_context(unfinished(running, PATH, MIB, **headers))
         assert [in_two_pieces(running, "quiet") for _ in range(5)] == [202] * 5
         assert refused_of(running, "quiet") == 0
 
@@ -193,6 +195,36 @@ def test_a_client_that_sends_a_body_that_is_too_large_gets_the_answer(served, is
     sent = body if is_declared else (body[at : at + MIB] for at in range(0, len(body), MIB))
     status, headers, answer = call(served, "POST", PATH, sent, authorization="Bearer quiet", content_type=JSON)
     assert (status, json.loads(answer)["code"], headers["connection"]) == (413, "too-large", "close")
+
+
+def announce_large_body(running: RunningGateway, **headers: str) -> socket.socket:
+    """Send the head of a request with a body that is too large, and nothing of the body."""
+    fields = {"host": "x", "authorization": "Bearer quiet", "content-type": JSON, "content-length": str(99 * MIB)}
+    lines = [f"POST {PATH} HTTP/1.1", *(f"{name}: {value}" for name, value in {**fields, **headers}.items())]
+    address = urlsplit(running.url)
+    client = socket.create_connection((address.hostname or "", address.port or 0), timeout=30)
+    client.sendall("\r\n".join([*lines, "", ""]).encode())
+    return client
+
+
+def test_the_connection_of_a_refused_client_that_waits_for_100_continue_closes_at_once(served, monkeypatch) -> None:
+    monkeypatch.setattr(bodies, "_DROP_SECONDS", 3.0)
+    started = time.monotonic()
+    with announce_large_body(served, expect="100-continue") as client, client.makefile("rb") as answer:
+        assert answer.read().startswith(b"HTTP/1.1 413")
+    assert time.monotonic() - started < 2.5
+
+
+def test_idle_clients_with_refused_bodies_do_not_delay_the_stop(monkeypatch) -> None:
+    monkeypatch.setattr(bodies, "_DROP_SECONDS", 30.0)
+    with ExitStack() as idle:
+        with gateway() as running:
+            for _ in range(3):
+                client = idle.enter_context(announce_large_body(running))
+                assert client.recv(12) == b"HTTP/1.1 413"
+            started = time.monotonic()
+        # The server waits up to 5 s for its last answers.
+        assert time.monotonic() - started < 4.0
 
 
 @pytest.mark.parametrize("fast_path", ["true", "false"])

@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -338,12 +340,26 @@ async def test_a_connection_is_closed_if_paused_ones_have_too_many_bytes(monkeyp
 async def test_metrics_are_sent_again_instead_of_collected_at_each_request(monkeypatch):
     async with scene() as staged:
         client, probe = await staged.connect(post("quiet")), PROBE.replace(b"/livez", b"/metrics")
-        monkeypatch.setattr(resources, "_REUSE", 1e6)
+        monkeypatch.setattr(resources, "_REUSE_FACTOR", 1e6)
+        monkeypatch.setattr(resources, "_MOST_REUSE_SECONDS", 1e6)
         client.writer.write(probe)
         collected = await client.answer()
         assert await client.status(post("quiet")) == 202
         client.writer.write(probe)
         assert await client.answer() == collected
+
+
+async def test_metrics_are_at_most_a_second_old_if_other_work_runs_while_they_are_collected(monkeypatch):
+    async with scene() as staged:
+        client, now, used_seconds = Client(staged.gateway, "quiet"), [100.0], count(step=2)
+        clock = SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: next(used_seconds))
+        monkeypatch.setattr(resources, "time", clock)
+        collected = (await client.get("/metrics")).body
+        assert (await client.post({"partition_key": "k", "data": "x"})).status == 202
+        now[0] += 0.9
+        assert (await client.get("/metrics")).body == collected
+        now[0] += 0.2
+        assert (await client.get("/metrics")).body != collected
 
 
 async def test_many_pipelined_requests_are_answered_in_order_over_several_turns():
