@@ -158,9 +158,9 @@ class HeadCache:
 
     def is_whole(self, received: bytes) -> bool:
         """Return True if these bytes are one request with this head."""
-        head = self.head
+        head, line = self.head, self._line
         is_whole = self.body_of(received) is not None
-        self.head = head
+        self.head, self._line = head, line
         return is_whole
 
     def _body_after_similar(self, received: bytes) -> bytes | None:

@@ -124,7 +124,7 @@ class FastPathProtocol(BoundedProtocol):
         if cached.head.authorization != self.reader.authorization and self._claim(cached.head):
             cached.keep_credentials()
         batch = self.batch
-        if self._may_batch and batch is not None and not self.turns.is_attentive and batch.takes(body):
+        if self._may_batch and batch is not None and not self.turns.is_active and batch.takes(body):
             self._is_batched = True
             batch.add((self, cached.head, body, data))
             return True

@@ -10,6 +10,8 @@ When connections run out, the oldest one that has not shown valid credentials an
 closed for a new one. So clients with credentials get in, and keep the connections that they have. A gateway that
 verifies no credentials closes none.
 
+While tenants take turns (`read_turns.py`), the CPU time of a request's task is charged to its tenant (`TimedRequest`).
+
 Trailer fields of a chunked body are bounded too and then ignored: they must not replace fields of the head
 (RFC 9110, section 6.5.1). No connection is upgraded: a request for an upgrade is answered as if it had not asked.
 """
@@ -35,8 +37,9 @@ _log: Final = logging.getLogger(__name__)
 _RESERVED_SHARE: Final = 10
 _MOST_RESERVED: Final = 100
 _MOST_LOOKED_AT: Final = 64
-# The end of a request line. The lines of an access log in a body have a quotation mark before the line break.
-_VERSION: Final = b" HTTP/1.1\r\n"
+# The ends of a request line: the parser accepts RTSP too. The lines of an access log in a body have a quotation mark
+# before the line break.
+_LINE_ENDS: Final = (b"/1.1\r\n", b"/1.0\r\n")
 
 
 def reserved_connections(limit: int) -> int:
@@ -159,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def may_be_cut(self, data: bytes) -> bool:
         """Return True if these may be many bytes of pipelined requests."""
-        return len(data) > SLICE_BYTES and data.count(_VERSION) > 1
+        return len(data) > SLICE_BYTES and sum(map(data.count, _LINE_ENDS)) > 1
 
     def feed(self, data: bytes) -> None:
         """Feed the parser, then check the bounds of an unfinished head."""

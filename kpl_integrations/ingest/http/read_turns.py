@@ -9,12 +9,11 @@ nothing is measured for a request, and only the rest of pipelined requests waits
 - A connection that has carried two verified tenants (a proxy's) is never paused. Requests above a share are refused,
   each before its body is decoded.
 - A connection that has waited for the longest time gets its turn, and what begins in this turn is refused.
-- Probes (`/livez`, `/readyz`, `/metrics`) do not wait, up to 200 a second. More of them wait with their
-  address.
+- Probes (`/livez`, `/readyz`, `/metrics`) do not wait, up to 200 a second. More of them wait with their address.
 - A pause stops the time limits of a head, a body and an idle connection. A client that has closed or reset its
   connection on both sides is noticed where the platform can tell (poll(2)).
-- Of long pipelined requests only the first is answered at once, also without turns. The others wait for a
-  later iteration of the loop, so that no iteration is long.
+- Of long pipelined requests only the first is answered at once, also without turns. The others wait for later
+  iterations of the loop, so that none is long.
 - All pauses end when the gateway drains.
 """
 
@@ -191,7 +190,7 @@ class ReadTurns:
         """Return True if this flow has used no more than its share of CPU time."""
         return not self._turns.is_active or self._turns.may_run(flow, self.now())
 
-    def takes_probe(self) -> bool:
+    def try_take_probe(self) -> bool:
         """Return True if a probe need not wait. A flood of probes has to."""
         self._probes_left -= 1
         return self._probes_left >= 0
@@ -269,6 +268,8 @@ class ReadTurns:
             # A delay in which this thread did not run is the machine's, and no tenant's.
             now = self.now()
             self._turns.observe_delay(min(now - since, time.thread_time() - used), now)
+            while self._turns.is_active and self._in_order:
+                self.wait(self._in_order.popleft())
             self._refresh()
 
     def _plan_round(self) -> None:
@@ -380,7 +381,7 @@ class ConnectionReader:
                 self.connection.feed(data)
             finally:
                 self._settle(is_last=True)
-        elif self.turns.may_run(self.owner[0]) or (self._is_probe(data) and self.turns.takes_probe()):
+        elif self.turns.may_run(self.owner[0]) or (self._is_probe(data) and self.turns.try_take_probe()):
             self._run(deque((data,)), _ROUND_SECONDS)
         elif self._may_pause(data):
             self._pause(deque((data,)))

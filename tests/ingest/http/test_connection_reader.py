@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kpl_integrations.ingest.http.read_turns import CombinedFlow, ConnectionReader, ReadTurns
+from kpl_integrations.ingest.http.read_turns import SLICE_BYTES, CombinedFlow, ConnectionReader, ReadTurns
 from kpl_integrations.ingest.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
@@ -65,8 +65,8 @@ class StagedConnection:
         if self.fails:
             raise LookupError
 
-    def may_be_cut(self, _: bytes) -> bool:
-        return False
+    def may_be_cut(self, data: bytes) -> bool:
+        return len(data) > SLICE_BYTES
 
     def is_between_requests(self) -> bool:
         return True
@@ -121,3 +121,18 @@ async def test_a_connection_whose_turn_fails_is_closed_and_the_others_get_theirs
     assert [staged.transport.is_aborted for staged in stages] == [True, False, False]
     assert turns.paused_connections == turns.paused_bytes == 0
     assert "its turn failed" in caplog.text
+
+
+async def test_connections_that_wait_in_order_take_turns_as_soon_as_there_are_turns():
+    turns = ReadTurns()
+    stages = [StagedConnection() for _ in range(3)]
+    for staged in stages:
+        reader = ConnectionReader(staged, turns, "192.0.2.1")
+        reader.claim(Tenant(id="flood"))
+        reader.receive(b"POST / HTTP/1.1\r\n\r\n" * 300)
+    assert turns.paused_connections == 3
+    turns._turns.observe_delay(1.0, turns.now() - 1.0)  # noqa: SLF001 - the delay of the loop is staged
+    turns._observe(turns.now() - 1.0, -1.0)  # noqa: SLF001 - as the timer does
+    assert turns.is_active
+    assert len(turns._turns) == turns.paused_connections == 3  # noqa: SLF001 - they wait with their tenant
+    turns.end()

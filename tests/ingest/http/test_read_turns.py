@@ -13,10 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 
 from kpl_integrations.ingest import IngestGateway, serving
 from kpl_integrations.ingest.http import read_turns
+from kpl_integrations.ingest.http.connection_bounds import BoundedProtocol
 from kpl_integrations.ingest.http.read_turns import LONGEST_PAUSE_SECONDS, ConnectionReader
 from kpl_integrations.ingest.routes import resources
 from kpl_integrations.ingest.serving import GatewayServer
@@ -376,6 +378,60 @@ async def test_pipelined_requests_are_divided_over_iterations_also_if_the_loop_i
         assert max(pieces) <= read_turns.SLICE_BYTES < sum(pieces)
         assert staged.turns.paused_connections == staged.turns.paused_bytes == 0
         assert not staged.turns.is_attentive
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0", "RTSP/1.1"])
+async def test_pipelined_requests_of_each_version_are_cut(version):
+    asked = f"GET /livez {version}\r\nhost: x\r\nconnection: keep-alive\r\n\r\n".encode()
+    async with scene() as staged:
+        client = await staged.connect()
+        client.writer.write(asked * 200)
+        assert (await client.answer())[0] == 200
+        assert staged.turns.pauses > 0
+
+
+@pytest.mark.usefixtures("_each_path")
+async def test_the_lines_of_an_access_log_are_no_requests():
+    lines = b"\n".join([b'{"partition_key":"k","data":"\\"GET / HTTP/1.1\\" 200"}'] * 200)
+    async with scene() as staged:
+        await staged.connect(post("quiet", lines).replace(b"/json", b"/x-ndjson"))
+        assert staged.turns.pauses == 0
+
+
+async def test_one_whole_request_with_the_cached_head_is_not_cut(monkeypatch):
+    parsed: list[int] = []
+    feed = BoundedProtocol.feed
+
+    def counted(connection: BoundedProtocol, data: bytes) -> None:
+        parsed.append(len(data))
+        feed(connection, data)
+
+    def asked(times: int) -> bytes:
+        line = b"content-type: application/octet-stream\r\nx-partition-key: k"
+        return post("quiet", b"GET / HTTP/1.1\r\n\r\n" * times).replace(b"content-type: application/json", line)
+
+    async with scene() as staged:
+        client = await staged.connect(asked(1))
+        await staged.make_late()
+        monkeypatch.setattr(BoundedProtocol, "feed", counted)
+        assert await client.status(asked(400)) == 202
+        assert parsed == []
+
+
+async def test_long_iterations_are_late_even_if_no_timer_is():
+    async with scene() as staged:
+        turns, loop = staged.turns, asyncio.get_running_loop()
+
+        def block() -> None:
+            # Each iteration ends when the timer is due.
+            while time.perf_counter() < turns._due:  # noqa: SLF001 - the delay was measured beside it
+                pass
+            if not turns.is_active:
+                loop.call_later(0.0, block)
+
+        block()
+        with anyio.fail_after(LATE):
+            await until(lambda: turns.is_active)
 
 
 async def test_a_refusal_for_cpu_time_is_in_the_access_log(caplog):
