@@ -62,7 +62,7 @@ ENTITLED_BELOW: Final = 0.9
 LATE_SPACING: Final = 0.7
 LARGE_FLEET: Final = 32
 # A worker that uses at most this share of each of its shares measures only when it syncs. Units that wait wake it.
-EASY: Final = 0.5
+LITTLE_USED: Final = 0.5
 _NOTHING: Final[Pair] = (0.0, 0.0)
 
 
@@ -108,8 +108,8 @@ class Leaseholder:
         # True if a summary lowered a share: other workers wait for this worker's report, and for the next summary.
         self._must_confirm = self._is_lowered = False
         self._confirm_syncs = 0
-        # Whether the last measurement found that far more could be used of each resource.
-        self.is_at_ease = False
+        # The last measurement found at most LITTLE_USED of each share in use, no waiting unit, no expired lease.
+        self.uses_little = False
 
     # Shares
 
@@ -144,7 +144,7 @@ class Leaseholder:
 
     def measure(self, usages: Mapping[str, Usage], now: float) -> None:
         """Record the measured usage of each resource."""
-        self.is_at_ease = True
+        self.uses_little = True
         for resource in self._meters.keys() - usages.keys():
             self._give_up(resource)
             del self._meters[resource]
@@ -161,10 +161,10 @@ class Leaseholder:
             elif len(self._shares) > 1:
                 self._give_up(resource)
             share, demand = self._shares.get(resource, _NOTHING), meter.demand
-            if demand[0] > EASY * share[0] or demand[1] > EASY * share[1] or usage.waiting != _NOTHING:
-                self.is_at_ease = False
+            if demand[0] > LITTLE_USED * share[0] or demand[1] > LITTLE_USED * share[1] or usage.waiting != _NOTHING:
+                self.uses_little = False
         if self.state(now) == "expired":
-            self.is_at_ease = False
+            self.uses_little = False
             self._back_off(now)
 
     def _back_off(self, now: float) -> None:

@@ -101,25 +101,25 @@ class CoordinationWorker:
         self._object_problems: dict[str, str] = {}
         self._usual_seconds = 0.0
         self._woken = anyio.Event()
-        self._early_at = math.inf
 
     async def run(self) -> None:
         """Sync and apply shares until cancelled."""
         while True:
+            # New before the step: units that begin to wait during its sync were not measured.
+            self._woken = anyio.Event()
             await self.step()
             now = self._clock()
-            self._woken = anyio.Event()
-            self._early_at = self._holder.early_measure_at(now)
-            measure_at = math.inf if self._holder.is_at_ease else now + MEASURE_SHARE * self._options.interval_seconds
-            next_sync_at = self._holder.next_sync_at(usual_seconds=self._usual_seconds)
-            with anyio.move_on_after(max(0.001, min(measure_at, next_sync_at) - now)):
+            next_at = self._holder.next_sync_at(usual_seconds=self._usual_seconds)
+            if not self._holder.uses_little:
+                next_at = min(next_at, now + MEASURE_SHARE * self._options.interval_seconds)
+            early_at = min(next_at, self._holder.early_measure_at(now))
+            with anyio.move_on_after(max(0.001, next_at - now)):
                 await self._woken.wait()
-                await anyio.sleep(max(0.0, self._early_at - self._clock()))
+                await anyio.sleep(max(0.001, early_at - self._clock()))
 
     def units_wait(self) -> None:
         """Measure again soon, if that can help: units wait for tokens. Callable at any time, as often as they do."""
-        if self._early_at < math.inf:
-            self._woken.set()
+        self._woken.set()
 
     async def step(self) -> None:
         """Measure once, sync if it is due, and apply the shares."""

@@ -228,9 +228,13 @@ class StreamSet:
     # cancelled future inside the hook, not from a cancellation of this task.
 
     def _tell(self, facts: Sequence[Fact]) -> None:
-        for hook in self._hooks:
+        hooks = self._hooks
+        for hook in hooks:
             try:
                 for fact in facts:
+                    # A put from inside a hook can dismiss this one: its `opening_context` failed.
+                    if self._hooks is not hooks and all(each is not hook for each in self._hooks):
+                        break
                     hook(fact)
             except (Exception, CancelledError) as error:  # noqa: BLE001 - as said above
                 self._dismiss(hook, error)

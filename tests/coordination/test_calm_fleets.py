@@ -1,7 +1,7 @@
 """Fleets with unassigned capacity: workers report about once a minute, and nothing is slower once it is needed."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import anyio
 import pytest
@@ -10,6 +10,7 @@ from kpl_core import CoordinationOptions
 from kpl_core.coordination import MemoryStore, Usage
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.lease_table import CALM_INTERVALS
+from kpl_core.coordination.store import Reading, StoreFailed
 from kpl_core.coordination.store_objects import Summary, WorkerReport, decode
 from kpl_core.coordination.worker import CoordinationWorker
 from tests.coordination.stepping import LIMIT, OTHER, RESOURCE, SteppedWorker, SteppingStore
@@ -134,17 +135,36 @@ def test_throttled_records_are_reported_within_an_interval() -> None:
     assert fleet.head().resources[RESOURCE].estimate < 0.9
 
 
+class SlowStore(MemoryStore):
+    """Answers a read after `read_seconds`; with `is_down` it fails."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.read_seconds = 0.0
+        self.is_down = False
+        self.read_started = anyio.Event()
+
+    async def read(self, name: str) -> Reading:
+        self.read_started.set()
+        await anyio.sleep(self.read_seconds)
+        if self.is_down:
+            message = "down"
+            raise StoreFailed(message, reason="down")
+        return await super().read(name)
+
+
 class MeasuredWorker:
     """A worker with one resource. It notes when it is measured."""
 
     def __init__(self, *, per_second: float) -> None:
         self.per_second = per_second
+        self.store = SlowStore(anyio.current_time)
         self.waiting = 0.0
         self.measured: list[float] = [0.0]
         self._offered = 0.0
         options = CoordinationOptions(store="memory://x", max_workers=2, worker_id="w", interval_seconds=INTERVAL)
         self.worker = CoordinationWorker(
-            MemoryStore(anyio.current_time),
+            self.store,
             options,
             usages=self._usages,
             apply_shares=lambda _: None,
@@ -165,24 +185,64 @@ def test_a_worker_that_uses_little_measures_when_it_syncs_and_soon_after_units_b
     backend: BackendName,
 ) -> None:
     async def scene() -> None:
-        easy, busy = MeasuredWorker(per_second=200.0), MeasuredWorker(per_second=700.0)
+        little, busy = MeasuredWorker(per_second=200.0), MeasuredWorker(per_second=700.0)
         async with anyio.create_task_group() as tasks:
-            for each in (easy, busy):
+            for each in (little, busy):
                 tasks.start_soon(each.worker.run)
             await anyio.sleep(20.2 * INTERVAL)
-            del easy.measured[:-1], busy.measured[:-1]
+            del little.measured[:-1], busy.measured[:-1]
             await anyio.sleep(10 * INTERVAL)
-            assert 18 <= len(easy.measured) <= 22
+            assert 18 <= len(little.measured) <= 22
             assert len(busy.measured) >= 50
 
-            easy.per_second, easy.waiting = 5_000.0, 500.0
-            easy.measured.clear()
-            easy.measured.append(anyio.current_time())
-            easy.worker.units_wait()
+            little.per_second, little.waiting = 5_000.0, 500.0
+            little.measured.clear()
+            little.measured.append(anyio.current_time())
+            little.worker.units_wait()
             await anyio.sleep(0.03 * INTERVAL)
-            assert len(easy.measured) > 1
+            assert len(little.measured) > 1
             await anyio.sleep(INTERVAL)
-            assert easy.worker.share(RESOURCE, LIMIT)[0] >= 0.9 * LIMIT[0]
+            assert little.worker.share(RESOURCE, LIMIT)[0] >= 0.9 * LIMIT[0]
+            tasks.cancel_scope.cancel()
+
+    run_in_virtual_time(scene, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_units_that_begin_to_wait_during_a_sync_are_measured_soon_after_it(backend: BackendName) -> None:
+    async def scene() -> None:
+        little = MeasuredWorker(per_second=200.0)
+        little.store.read_seconds = 0.2
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(little.worker.run)
+            await anyio.sleep(20 * INTERVAL)
+            little.store.read_started = anyio.Event()
+            await little.store.read_started.wait()
+            # The worker has measured and now waits for the store.
+            measured = len(little.measured)
+            little.waiting = 500.0
+            little.worker.units_wait()
+            await anyio.sleep(little.store.read_seconds + 0.03 * INTERVAL)
+            assert len(little.measured) == measured + 1
+            tasks.cancel_scope.cancel()
+
+    run_in_virtual_time(scene, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_worker_that_uses_little_measures_often_while_its_lease_is_expired(backend: BackendName) -> None:
+    """Only measurements show throttled units, which then lower its share."""
+
+    async def scene() -> None:
+        little = MeasuredWorker(per_second=200.0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(little.worker.run)
+            await anyio.sleep(20 * INTERVAL)
+            little.store.is_down = True
+            await anyio.sleep(5 * INTERVAL)
+            del little.measured[:-1]
+            await anyio.sleep(10 * INTERVAL)
+            assert all(later - before <= 1.0 + 1e-6 for before, later in itertools.pairwise(little.measured))
             tasks.cancel_scope.cancel()
 
     run_in_virtual_time(scene, backend=backend)

@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 
 import anyio
 import pytest
 
 from kpl_core import Config, Producer, ProducerClosed
 from kpl_core.hooks import Fact, RequestCompleted
-from tests.producer.scene import STREAM, Facts, assert_books_close, put, reasons, unmetered
+from tests.producer.scene import STREAM, Facts, assert_books_close, put, reasons, service, unmetered
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +48,33 @@ async def test_a_hook_that_fails_to_give_the_context_refuses_no_record_and_leaks
     assert failing.asked == 1
     assert other.asked > 0
     assert [record.levelno for record in caplog.records if "gets no more facts" in record.message] == [logging.ERROR]
+
+
+class _PutsFromItsFacts(Asked):
+    """A hook that puts a record when it gets its first request's first fact, as code of another task can."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.orders: Producer | None = None
+
+    def __call__(self, fact: Fact) -> None:
+        super().__call__(fact)
+        if self.orders is not None and self._error is None:
+            self._error = ValueError
+            _ = Context().run(put, self.orders, 1, stream="other")
+
+
+async def test_a_hook_dismissed_during_its_own_facts_gets_none_of_the_rest_and_others_get_all_in_order() -> None:
+    before, failing, after = Facts(), _PutsFromItsFacts(), Facts()
+    transport = service(2, streams={STREAM: 2, "other": 1}, enforce_limits=False)
+    async with Producer(transport=transport, hooks=[before, failing, after]) as orders:
+        put(orders, 50)
+        failing.orders = orders
+        await orders.flush()
+    assert len(failing) == 1
+    assert before == after
+    assert len(before) > 2
+    assert failing[0] == before[0]
 
 
 WHERE: ContextVar[str] = ContextVar("where", default="nowhere")

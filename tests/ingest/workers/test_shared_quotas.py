@@ -141,6 +141,18 @@ async def test_after_a_pause_a_tenant_gets_its_rate_again_and_no_more():
         assert sum(worker.taken_since(woken_at + 2.0) for worker in found) >= 0.9 * RATE * 4.0
 
 
+async def test_a_tenant_that_sends_again_gets_more_than_a_newcomers_share_in_a_tenth_of_a_second():
+    """A worker without active tenants next measures when it syncs, up to a quarter of a second later."""
+    async with workers(4) as found:
+        await load(found, [RATE / 20] * 4, 5.0)
+        await anyio.sleep(30.1)
+        await load(found, [2 * RATE, 0, 0, 0], 0.1)
+        assert found[0].quotas._worker.share("t", (RATE, 1.0))[0] >= 0.1 * RATE  # noqa: SLF001 - its lease
+        # The other three have no more than what every plan reserves for newcomers.
+        await load(found, [2 * RATE, 0, 0, 0], 0.3)
+        assert found[0].quotas._worker.share("t", (RATE, 1.0))[0] >= 0.9 * RATE  # noqa: SLF001 - its lease
+
+
 async def test_changed_rates_of_a_tenant_apply_at_once():
     slower = Tenant(id="t", records_per_second=RATE / 10, burst_seconds=BURST_SECONDS)
     async with workers(2) as found:
