@@ -39,9 +39,9 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 # Received bytes of all paused connections. Above this, a connection that would be paused is closed.
 MOST_PAUSED_BYTES: Final = 32 * 1024 * 1024
 _TICK_SECONDS: Final = 0.02
-# The same while the loop uses less than a quarter of a core. Its delay counts as none then.
+# The same after an iteration of the loop that took less time than this.
 _CALM_TICK_SECONDS: Final = 0.1
-_CALM_SHARE: Final = 0.25
+_CALM_DELAY_SECONDS: Final = 0.002
 _TICKS_BETWEEN_CHECKS: Final = 12
 # The pieces into which pipelined requests are cut.
 SLICE_BYTES: Final = 4_096
@@ -160,7 +160,6 @@ class ReadTurns:
         )
         self._is_ticking = self._has_round = self._has_ended = False
         self._due = self._used = 0.0
-        self._spacing = _TICK_SECONDS
         self._requests: Callable[[], int] = int
         self._ticks, self._seen_requests = 0, -1
         self._probes_left = _MOST_PROBES
@@ -182,8 +181,7 @@ class ReadTurns:
         if not (self._is_ticking or self._has_ended):
             self._requests = requests
             self._is_ticking = True
-            self._spacing = _TICK_SECONDS
-            self._plan_tick(self.now())
+            self._plan_tick(self.now(), _TICK_SECONDS)
             self._refresh()
 
     def may_run(self, flow: Hashable) -> bool:
@@ -229,34 +227,18 @@ class ReadTurns:
         is_asleep = not (self._is_ticking or self._has_ended)
         self.is_attentive = self._turns.is_active or is_asleep or bool(self._in_order)
 
-    def _plan_tick(self, now: float) -> None:
-        self._due = now + self._spacing
-        asyncio.get_running_loop().call_later(self._spacing, self._tick)
+    def _plan_tick(self, now: float, seconds: float) -> None:
+        self._due, self._used = now + seconds, time.thread_time()
+        asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
-        now, used = self.now(), time.thread_time()
         self._ticks += 1
-        is_calm = used - self._used < _CALM_SHARE * (now - self._due + self._spacing) and not self._turns.is_active
         self._probes_left = _MOST_PROBES
         if self._turns.is_active:
             self._observe(self._due, self._used)
-        elif is_calm:
-            self._turns.observe_delay(0.0, now)
         else:
             # A timer may be due at the end of a long iteration of the loop. So a whole one is measured.
             asyncio.get_running_loop().call_soon(self._begin_iteration)
-        self._used, self._spacing = used, _CALM_TICK_SECONDS if is_calm else _TICK_SECONDS
-        if len(self._turns) and not self._ticks % _TICKS_BETWEEN_CHECKS:
-            self._abort_closed()
-        if is_calm:
-            requests, before = self._requests(), self._seen_requests
-            self._seen_requests = requests
-            self._is_ticking = requests != before
-        if self._has_ended:
-            self._is_ticking = False
-        if self._is_ticking:
-            self._plan_tick(now)
-        self._refresh()
 
     def _begin_iteration(self) -> None:
         """Measure the next iteration: the loop runs what it is given now after it has read all connections."""
@@ -264,13 +246,24 @@ class ReadTurns:
 
     def _observe(self, since: float, used: float) -> None:
         """Note how late the loop is: since the instant `since`, when the thread had used `used` seconds of CPU."""
+        now = self.now()
+        # A delay in which this thread did not run is the machine's, and no tenant's.
+        delay = min(now - since, time.thread_time() - used)
         if not self._has_ended:
-            # A delay in which this thread did not run is the machine's, and no tenant's.
-            now = self.now()
-            self._turns.observe_delay(min(now - since, time.thread_time() - used), now)
-            while self._turns.is_active and self._in_order:
-                self.wait(self._in_order.popleft())
-            self._refresh()
+            self._turns.observe_delay(delay, now)
+        while self._turns.is_active and self._in_order:
+            self.wait(self._in_order.popleft())
+        if len(self._turns) and not self._ticks % _TICKS_BETWEEN_CHECKS:
+            self._abort_closed()
+        is_calm = delay < _CALM_DELAY_SECONDS and not self._turns.is_active
+        if is_calm:
+            requests, before = self._requests(), self._seen_requests
+            self._seen_requests = requests
+            self._is_ticking = self._is_ticking and requests != before
+        self._is_ticking = self._is_ticking and not self._has_ended
+        if self._is_ticking:
+            self._plan_tick(now, _CALM_TICK_SECONDS if is_calm else _TICK_SECONDS)
+        self._refresh()
 
     def _plan_round(self) -> None:
         if not self._has_round:

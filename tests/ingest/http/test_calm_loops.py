@@ -1,4 +1,4 @@
-"""A loop with little to do is measured less often, and a delay is found as soon as it uses its core. Virtual time."""
+"""A loop with short iterations is measured less often, and a delay is found soon after it begins. Virtual time."""
 
 import asyncio
 import itertools
@@ -11,43 +11,51 @@ from kpl_integrations.ingest.http.read_turns import ReadTurns
 from tests.virtual_time import run_in_virtual_time
 
 
-def ticks_of_a_second(monkeypatch: pytest.MonkeyPatch, used: Callable[[float], float]) -> list[float]:
-    """Return when the timer ran, with `used` CPU seconds after so many seconds, while requests are answered."""
+def ticks_of_a_second(monkeypatch: pytest.MonkeyPatch, iteration: Callable[[float], float]) -> tuple[list[float], bool]:
+    """Return when an iteration was measured, and whether turns began; `iteration` says how long each one is.
 
-    async def scene() -> list[float]:
+    Requests are answered all the time.
+    """
+
+    async def scene() -> tuple[list[float], bool]:
         now = asyncio.get_running_loop().time
-        ticks: list[float] = []
-
-        def plan_tick(at: float) -> None:
-            ticks.append(at)
-            planned(at)
-
-        monkeypatch.setattr(time, "thread_time", lambda: used(now()))
+        measured: list[float] = []
         turns = ReadTurns(clock=now)
-        planned = turns._plan_tick  # noqa: SLF001 - its timer has no other effect
-        monkeypatch.setattr(turns, "_plan_tick", plan_tick)
+
+        def begin_iteration() -> None:
+            measured.append(now())
+            began = now() - iteration(now())
+            turns._observe(began, began)  # noqa: SLF001 - as at the end of the iteration
+
+        monkeypatch.setattr(time, "thread_time", now)
+        monkeypatch.setattr(turns, "_begin_iteration", begin_iteration)
         turns.wake(itertools.count().__next__)
         await asyncio.sleep(1.0)
+        found = measured.copy(), turns.is_active
         turns.end()
         await asyncio.sleep(0.2)
-        return ticks
+        return found
 
     return run_in_virtual_time(scene, backend="asyncio")
 
 
-def test_a_loop_that_uses_a_fifth_of_a_core_is_measured_ten_times_a_second(monkeypatch):
-    assert 9 <= len(ticks_of_a_second(monkeypatch, lambda now: 0.2 * now)) <= 12
+def test_short_iterations_are_measured_ten_times_a_second(monkeypatch):
+    measured, is_active = ticks_of_a_second(monkeypatch, lambda _: 0.001)
+    assert 9 <= len(measured) <= 12
+    assert not is_active
 
 
-def test_a_loop_that_uses_half_a_core_is_measured_fifty_times_a_second(monkeypatch):
-    assert 45 <= len(ticks_of_a_second(monkeypatch, lambda now: 0.5 * now)) <= 52
+def test_longer_iterations_are_measured_fifty_times_a_second(monkeypatch):
+    measured, is_active = ticks_of_a_second(monkeypatch, lambda _: 0.003)
+    assert 45 <= len(measured) <= 52
+    assert not is_active
 
 
-def test_a_loop_that_becomes_busy_is_measured_often_within_a_tenth_of_a_second(monkeypatch):
-    ticks = ticks_of_a_second(monkeypatch, lambda now: 0.05 * now + max(0.0, now - 0.5))
-    busy = [at for at in ticks if at > 0.6 + 0.021]
-    assert len([at for at in ticks if at < 0.5]) <= 7
-    assert all(later - before < 0.021 for before, later in itertools.pairwise(busy))
+def test_iterations_that_become_long_are_found_within_a_fifth_of_a_second(monkeypatch):
+    measured, is_active = ticks_of_a_second(monkeypatch, lambda now: 0.001 if now < 0.5 else 0.01)
+    assert is_active
+    # Turns begin after a tick that was planned before, and the window of the delay. Then no iteration is measured.
+    assert measured[-1] < 0.5 + 0.1 + 0.1 + 0.021
 
 
 def test_a_loop_without_answers_is_not_measured(monkeypatch):

@@ -30,6 +30,9 @@ class Transport:
     def abort(self) -> None:
         self.is_aborted = True
 
+    def get_extra_info(self, _: str) -> None:
+        """It has no socket."""
+
     def pause_reading(self) -> None:
         assert self.is_reading
         self.is_reading = False
