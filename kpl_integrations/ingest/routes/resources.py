@@ -34,7 +34,7 @@ class Resources:
         self._stats = stats
         self._description = description
         self.health = ProducerHealth(opened.producer, checks={"door": self._is_open})
-        # The last metrics, and when they are collected anew.
+        # The last collected metrics, and from when on the next request collects new ones.
         self._collected, self._collect_at = b"", -math.inf
         self._collecting = anyio.Lock()
         self.by_path: dict[str, Resource] = {
