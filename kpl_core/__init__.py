@@ -45,7 +45,7 @@ from kpl_core.transport.transport import KinesisTransport
 if TYPE_CHECKING:
     from kpl_core.background.blocking import BlockingProducer
     from kpl_core.background.blocking_delivery import BlockingDelivery
-    from kpl_core.records.received_record import DuplicateFilter, ReceivedRecord, user_records
+    from kpl_core.records.received_record import DuplicateFilter, ReceivedRecord, content_of, user_records
 
 T = TypeVar("T")
 
@@ -105,6 +105,7 @@ __all__ = [
     "TopicProducer",
     "UserRecord",
     "WrongEventLoop",
+    "content_of",
     "decode",
     "decompressed",
     "encode",
@@ -118,6 +119,7 @@ _LATER: Final = {
     "BlockingDelivery": "kpl_core.background.blocking_delivery",
     "BlockingProducer": "kpl_core.background.blocking",
     "DuplicateFilter": "kpl_core.records.received_record",
+    "content_of": "kpl_core.records.received_record",
     "ReceivedRecord": "kpl_core.records.received_record",
     "user_records": "kpl_core.records.received_record",
 }

@@ -118,6 +118,7 @@ class Ledger:
             # The same as `settle`, without the cost of a call.
             outcome.shard_id = entry.shard_id
             outcome.sequence_number = entry.sequence_number
+            outcome.metadata = None
             outcome.settled = True
             if outcome.waiters is not None:
                 outcome.wake()

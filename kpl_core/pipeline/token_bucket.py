@@ -121,6 +121,15 @@ class TokenBucket:
         for stream, cost in zip(self._streams, costs, strict=True):
             stream.take(cost, now)
 
+    def give_back(self, costs: Sequence[float]) -> None:
+        """Return `costs` that were taken and not used; a stream never holds more than its capacity.
+
+        Right after the take, the bucket is as it was before. Raises ValueError as `try_take`.
+        """
+        _check_costs(costs, self._streams)
+        for stream, cost in zip(self._streams, costs, strict=True):
+            stream.spent = max(0.0, stream.spent - cost)
+
     def ready_at(self, costs: Sequence[float], now: float | None = None) -> float:
         """Return the earliest instant, `now` at best, at which `try_take(costs)` would succeed. Exact.
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from asyncio import _get_running_loop
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, Self, overload
@@ -319,3 +319,19 @@ async def wait_for_spool(delivery: Delivery) -> None:
     result = delivery.peek()
     if result is not None and result.error_code == NOT_SPOOLED:
         raise NotSpooled(result.error_message)
+
+
+async def wait_for_spool_of_all(deliveries: Iterable[Delivery]) -> None:
+    """Wait until it is known of each user record whether the write-ahead spool has it.
+
+    Raises:
+        NotSpooled: it did not take all of them; the first reason.
+    """
+    problem: NotSpooled | None = None
+    for delivery in deliveries:
+        try:
+            await wait_for_spool(delivery)
+        except NotSpooled as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem

@@ -94,6 +94,8 @@ class Lifecycle:
         # Groups that have room, and records that are not put yet.
         self.open_groups: set[GroupPut] = set()
         self.state = "not entered"
+        # What ended the driver, if it ended before a close; `state` is then "failed".
+        self.failure: BaseException | None = None
         # None on trio. `require_own_loop` compares trio's loops too, at a higher cost.
         self.asyncio_loop: asyncio.AbstractEventLoop | None = None
         self.yield_budget = YieldBudget()
@@ -181,12 +183,10 @@ class Lifecycle:
         return await stack.enter_async_context(self.coordination)
 
     async def _run_streams(self, *, task_status: TaskStatus[None]) -> None:
-        has_ended = False
         try:
             await self.own_streams().run(task_status=task_status)
-            has_ended = True
-        finally:
-            if self.state == "open" and not has_ended and (left := self.buffer_limit.outstanding_records):
+        except anyio.get_cancelled_exc_class():
+            if self.state == "open" and (left := self.buffer_limit.outstanding_records):
                 # The loop ends without a close. These records have no result, and no task is left to give them one.
                 _logger.warning(
                     "the event loop ended before its producer was closed, with %d records outstanding; "
@@ -194,13 +194,33 @@ class Lifecycle:
                     left,
                     self.report(),
                 )
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
         if self.state in {"open", "closing"}:
-            # Nothing would be sent any more, and callers that wait for a result would never return.
             message = (
                 "another task cancelled a task of this producer, which ended the producer; cancel your own tasks, "
                 "not all of asyncio.all_tasks()"
             )
-            raise ProducerClosed(message)
+            self._fail(ended := ProducerClosed(message))
+            raise ended
+
+    def _fail(self, error: BaseException) -> None:
+        """Refuse puts from now on, and give every user record its result: no task is left that would send it."""
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if self.state not in {"open", "closing"}:
+            return
+        self.failure = error
+        _logger.error("the producer has failed and takes no more user records: %s", self.report(), exc_info=error)
+        try:
+            self._abandon("failed")
+        except Exception:
+            # What ended the driver may have ended it in the middle of a change.
+            _logger.exception("user records of a failed producer have no result")
+        self.waiters.wake_all()
+        self._progressed()
 
     def own_streams(self) -> StreamSet:
         """Return the streams of an entered producer."""
@@ -218,6 +238,9 @@ class Lifecycle:
         pipeline = self.pipelines.get(stream)
         if pipeline is not None:
             return pipeline
+        if self.failure is not None:
+            message = f"this producer has failed with {self.failure!r} and takes no user records; make a new producer"
+            raise ProducerClosed(message) from self.failure
         if self.state != "open":
             message = f"this producer is {self.state} and takes no user records; put inside `async with Producer(...)`"
             raise ProducerClosed(message)
@@ -297,11 +320,10 @@ class Lifecycle:
         """Give every user record that is left its result, and stop all tasks; once."""
         if self.state == "closed":
             return
-        self._finish_puts()
-        left = self.report().buffered
-        self.state = "closed"
-        self.pipelines.clear()
-        self.own_streams().abandon(self.clock())
+        if self.state == "failed":
+            self.state, left = "closed", 0
+        else:
+            left = self._abandon("closed")
         try:
             if self.store is not None:
                 await self.store.finish()
@@ -312,9 +334,21 @@ class Lifecycle:
             self.waiters.wake_all()
             self._progressed()
             self._closed.set()
-            self._complete = left == 0
         if left:
             _logger.warning("the producer closed before everything was delivered: %s", self.report())
+
+    def _abandon(self, state: str) -> int:
+        """Enter a state that takes no puts, and give every user record that is left its result; return their count."""
+        left = 0
+        try:
+            self._finish_puts()
+            left = self.report().buffered
+        finally:
+            self.state = state
+            self.pipelines.clear()
+            self._complete = left == 0
+            self.own_streams().abandon(self.clock())
+        return left
 
     # Progress and counts
 
@@ -390,9 +424,14 @@ def require_timeout(timeout: float | None) -> None:
         raise ValueError(message)
 
 
-def unready_because(state: str, breakers: Mapping[tuple[str, str], CircuitBreaker]) -> list[str]:
+def unready_because(
+    state: str, failure: BaseException | None, breakers: Mapping[tuple[str, str], CircuitBreaker]
+) -> list[str]:
     """Return the reasons, each a sentence, to send traffic elsewhere."""
     reasons = [] if state == "open" else [f"the producer is {state}"]
+    if failure is not None:
+        # Without its text, which may quote what no probe should show.
+        reasons = [f"the producer has failed with {type(failure).__name__}"]
     for (stream, shard_id), breaker in breakers.items():
         # One shard in trouble is no reason to send the traffic of the others away.
         if shard_id == WHOLE_STREAM and breaker.known_state is BreakerState.OPEN:

@@ -20,7 +20,7 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import Pairs, checked_pairs, checked_records
-from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool
+from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool, wait_for_spool_of_all
 from kpl_core.producer.group_put import GroupPut
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
 from kpl_core.producer.report import ProducerReport
@@ -234,8 +234,7 @@ class Producer:
             NotSpooled: the spool did not take all of it; what it did take is delivered all the same.
         """
         if self._writes_ahead:
-            for delivery in deliveries:
-                await wait_for_spool(delivery)
+            await wait_for_spool_of_all(deliveries)
 
     async def put(
         self,
@@ -470,9 +469,14 @@ class Producer:
         streams = self._life.streams
         return {} if streams is None else counted(streams.breakers)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Return what ended the producer's tasks before a close; None as long as it works. It never works again."""
+        return self._life.failure
+
     def unready(self) -> list[str]:
         """Return the reasons, each a sentence, to send traffic elsewhere; an empty list: this producer is ready."""
-        return unready_because(self._life.state, self.breakers())
+        return unready_because(self._life.state, self._life.failure, self.breakers())
 
     @property
     def coordination(self) -> "CoordinationDriver | None":

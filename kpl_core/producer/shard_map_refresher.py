@@ -8,6 +8,7 @@ jitter.
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio
@@ -16,7 +17,7 @@ from kpl_core.backoff import ExponentialBackoff
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import RequestFailure
-from kpl_core.transport.transport import KinesisTransport, as_record_limit, as_shards
+from kpl_core.transport.transport import LISTING_CALLS, KinesisTransport, answer_within, as_record_limit, as_shards
 
 BACKOFF: Final = ExponentialBackoff(base_seconds=1.0, cap_seconds=30.0, factor=1.5, jitter="equal")
 # Between two refreshes, however often results ask for one. An endpoint whose answers never match its own shard map must
@@ -56,11 +57,13 @@ class ShardMapRefresher:
         pipeline: StreamPipeline,
         transport: KinesisTransport,
         *,
+        call_seconds: float,
         clock: Callable[[], float],
         chance: Callable[[], float],
     ) -> None:
         self._pipeline = pipeline
         self._transport = transport
+        self._listing_seconds = LISTING_CALLS * call_seconds
         self._clock = clock
         self._chance = chance
         self._wanted = anyio.Event()
@@ -85,7 +88,12 @@ class ShardMapRefresher:
 
     async def _refresh(self) -> None:
         async def ask() -> Sequence[Shard] | RequestFailure:
-            return as_shards(await self._transport.list_shards(self._pipeline.stream))
+            return await answer_within(
+                self._listing_seconds,
+                "list_shards",
+                partial(self._transport.list_shards, self._pipeline.stream),
+                as_shards,
+            )
 
         shards = await until_answered(ask, BACKOFF, self._chance, self._warn)
         self._pipeline.shards_changed(shards, self._clock())
@@ -106,12 +114,13 @@ class ShardMapRefresher:
 
 
 async def learn_record_limit(
-    pipeline: StreamPipeline, transport: KinesisTransport, chance: Callable[[], float]
+    pipeline: StreamPipeline, transport: KinesisTransport, chance: Callable[[], float], *, call_seconds: float
 ) -> None:
     """Ask for one stream's record limit until the service answers. Cancelled by the producer."""
 
     async def ask() -> int | RequestFailure:
-        return as_record_limit(await transport.max_record_bytes(pipeline.stream))
+        call = partial(transport.max_record_bytes, pipeline.stream)
+        return await answer_within(call_seconds, "max_record_bytes", call, as_record_limit)
 
     def log(failure: RequestFailure) -> None:
         _logger.info(

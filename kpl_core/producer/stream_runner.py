@@ -12,6 +12,7 @@ import logging
 import math
 from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import anyio
@@ -23,7 +24,7 @@ from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
 from kpl_core.producer.in_flight import InFlightRequests
 from kpl_core.producer.shard_map_refresher import ShardMapRefresher
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
-from kpl_core.transport.transport import KinesisTransport, as_answer
+from kpl_core.transport.transport import KinesisTransport, answer_within, as_answer
 
 _logger: Final = logging.getLogger("kpl_core")
 # A round of the event loop starts requests up to this size.
@@ -90,7 +91,10 @@ class TroubleLog:
 
 
 class StreamRunner:
-    """Drives one pipeline. It calls `progress` after every change that may finish a record."""
+    """Drives one pipeline. It calls `progress` after every change that may finish a record.
+
+    A request fails if the transport has not answered it after `request_seconds`.
+    """
 
     def __init__(
         self,
@@ -99,6 +103,7 @@ class StreamRunner:
         in_flight: "InFlightRequests[StreamRunner]",
         refresher: ShardMapRefresher,
         *,
+        request_seconds: float,
         clock: Callable[[], float],
         tasks: TaskGroup,
         progress: Callable[[], None],
@@ -107,6 +112,7 @@ class StreamRunner:
         self._transport = transport
         self._in_flight = in_flight
         self._refresher = refresher
+        self._request_seconds = request_seconds
         self._clock = clock
         self._tasks = tasks
         self._progress = progress
@@ -205,7 +211,9 @@ class StreamRunner:
 
     async def _send(self, request: PutRecordsRequest) -> None:
         try:
-            answer = as_answer(await self._transport.put_records(request))
+            answer = await answer_within(
+                self._request_seconds, "put_records", partial(self._transport.put_records, request), as_answer
+            )
         finally:
             next_runner = self._in_flight.release(self)
             if next_runner is not None:

@@ -25,7 +25,7 @@ from kpl_core.producer.in_flight import InFlightRequests
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.shard_map_refresher import ShardMapRefresher, learn_record_limit
 from kpl_core.producer.stream_runner import StreamRunner
-from kpl_core.transport.transport import KinesisTransport
+from kpl_core.transport.transport import KinesisTransport, call_seconds
 
 _logger = logging.getLogger("kpl_core")
 
@@ -96,6 +96,7 @@ class StreamSet:
         refresher = ShardMapRefresher(
             pipeline,
             self._transport,
+            call_seconds=call_seconds(config),
             clock=self.clock,
             chance=self._chance,
         )
@@ -104,6 +105,7 @@ class StreamSet:
             self._transport,
             self._in_flight,
             refresher,
+            request_seconds=call_seconds(config),
             clock=self.clock,
             tasks=self._tasks,
             progress=partial(self._progressed, stream),
@@ -112,7 +114,8 @@ class StreamSet:
         # A put may come from a plain callback of the loop, where no task can be started.
         self._starting += (runner.run, lambda: refresher.run(runner.wake))
         if config.max_record_size is None:
-            self._starting.append(partial(learn_record_limit, pipeline, self._transport, self._chance))
+            learn = partial(learn_record_limit, call_seconds=call_seconds(config))
+            self._starting.append(partial(learn, pipeline, self._transport, self._chance))
         self._added.set()
         return pipeline
 

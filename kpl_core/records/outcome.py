@@ -74,7 +74,8 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
     histories: dict[int, History] | None = None
     # The new outcome and index of user records that moved away.
     moved: "dict[int, tuple[Outcome, int]] | None" = None
-    # By index: the metadata from callers, for hooks and dead letters.
+    # By index: the metadata from callers, for dead letters. None once the result is final: it may hold any object,
+    # also one that holds a delivery of this outcome, and the collector finds no cycle through here.
     metadata: dict[int, Mapping[str, Any]] | None = None
     notes: dict[int, Note] | None = None
     # After a failure: where the user records are stored.
@@ -94,6 +95,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         """Set the final result. A `sequence_number` means success."""
         self.shard_id = shard_id
         self.kept = kept
+        self.metadata = None
         self.sequence_number = sequence_number
         # This must be the last field set, because another thread may read at any moment.
         self.settled = True
@@ -105,6 +107,8 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
         if self.moved is None:
             self.moved = {}
         self.moved[index] = (outcome, new_index)
+        if self.metadata is not None:
+            self.metadata.pop(index, None)
 
     def wake(self) -> None:
         """Wake all waiters, so that they read the outcome again."""
@@ -145,7 +149,7 @@ class Outcome(msgspec.Struct, eq=False, gc=False):
 class ResultHandle(msgspec.Struct, gc=False):
     """The handle of one user record, which gives its result.
 
-    The garbage collector does not track it: it refers to an outcome, and no outcome refers back.
+    The garbage collector does not track it: it refers to an outcome, and no final outcome refers back.
     """
 
     outcome: Outcome

@@ -48,8 +48,14 @@ class ReceivedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return trace_context_of(self.data)
 
 
-def _content_of(record: ReceivedRecord) -> bytes:
-    """Return a digest of everything that the sender of a record said."""
+def place_of(record: ReceivedRecord) -> tuple[str | None, str, int] | None:
+    """Return shard, sequence number and sub-sequence number of a record; None if the source does not say them."""
+    number = record.sequence_number
+    return None if number is None else (record.shard_id, number, record.sub_sequence_number)
+
+
+def content_of(record: ReceivedRecord) -> bytes:
+    """Return a digest of the keys and the data of a record, which two different events may have in common."""
     digest = blake2b(record.data, digest_size=16)
     digest.update(f"{len(record.data)} {record.explicit_hash_key} {record.partition_key}".encode())
     return digest.digest()
@@ -58,14 +64,16 @@ def _content_of(record: ReceivedRecord) -> bytes:
 class DuplicateFilter:
     """Remembers the records of a window, so that `user_records` drops those that come again.
 
-    Delivery is at least once: the producer repeats a request without an answer, and Lambda repeats a batch that
-    failed. Keep one filter for the lifetime of the process. It is for one thread.
+    Two records are the same if they have the same place in the stream: a consumer such as Lambda repeats a batch that
+    failed. A record that the producer sent twice has two places. To drop it too, give a key from the data. Keep one
+    filter for each stream for the lifetime of the process, and one for each shard if the source does not say the
+    shard. It is for one thread.
 
     Args:
         window_seconds: two records are duplicates if they arrived at Kinesis within this time.
-        max_records: how many records it remembers; each takes about 180 bytes.
-        key: returns what duplicates have in common; by default keys and data. Give the id of the record if equal
-            records may be different ones.
+        max_records: how many records it remembers; each takes about 400 bytes.
+        key: returns what duplicates have in common, such as an id in the data; None: this record is no duplicate.
+            By default shard, sequence number and sub-sequence number; `content_of` compares keys and data.
 
     Raises:
         ConfigError: the window is not above 0.
@@ -76,7 +84,7 @@ class DuplicateFilter:
         *,
         window_seconds: float = 300.0,
         max_records: int = 100_000,
-        key: Callable[[ReceivedRecord], Hashable] = _content_of,
+        key: Callable[[ReceivedRecord], Hashable] = place_of,
     ) -> None:
         if not (window_seconds > 0 and max_records > 0):
             message = f"window_seconds is {window_seconds!r} and max_records {max_records!r}; both must be above 0"
@@ -86,21 +94,27 @@ class DuplicateFilter:
         self._key = key
         # When each arrived, in the order in which they were handled.
         self._seen: OrderedDict[Hashable, float | None] = OrderedDict()
-        self.dropped = 0
-        """How many duplicates were dropped."""
+        self.dropped: list[ReceivedRecord] = []
+        """The duplicates dropped by the latest call of `user_records` or `unseen`."""
 
     def unseen(self, records: Iterable[ReceivedRecord]) -> Iterator[ReceivedRecord]:
-        """Yield the records that are no duplicates.
+        """Yield the records that are no duplicates; `dropped` has the others.
 
         A record is remembered when the caller asks for the next one. One whose handling failed, so that the loop
         ended, comes again.
         """
+        self.dropped = []
+        return self._unseen(records, self.dropped)
+
+    def _unseen(self, records: Iterable[ReceivedRecord], dropped: list[ReceivedRecord]) -> Iterator[ReceivedRecord]:
         for record in records:
             key, now = self._key(record), record.arrived_at
-            if key in self._seen and self._is_near(self._seen[key], now):
-                self.dropped += 1
+            if key is not None and key in self._seen and self._is_near(self._seen[key], now):
+                dropped.append(record)
                 continue
             yield record
+            if key is None:
+                continue
             self._seen[key] = now
             self._seen.move_to_end(key)
             # Not by time: the records of one shard may be hours behind those of another.
@@ -120,7 +134,8 @@ def user_records(source: Source, *, duplicates: DuplicateFilter | None = None) -
 
     Raises:
         TypeError: the source is none of these.
-        MalformedAggregatedRecord: see `decode`.
+        MalformedAggregatedRecord: see `decode`. The records before it have come; the iteration ends. To know which
+            Kinesis record it is, pass the records of the event one by one.
     """
     records = (record for received in _kinesis_records(source) for record in _inside(received))
     return records if duplicates is None else duplicates.unseen(records)

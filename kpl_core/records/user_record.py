@@ -29,11 +29,13 @@ _RANKS: Final[dict[Tier, int]] = {tier: rank for rank, tier in enumerate(TIERS)}
 BytesLike = bytes | bytearray | memoryview
 
 
-class UserRecord(msgspec.Struct, frozen=True, gc=False):
+class UserRecord(msgspec.Struct, frozen=True):
     """One record as the caller puts it.
 
     `flow` is the group of records, such as a tenant, that competes with others for a hot shard. `tier` is the
-    priority: bulk is evicted first, critical last. `metadata` is not sent; hooks and dead letters get it.
+    priority: bulk is evicted first, critical last. `metadata` is not sent; dead letters get it. The producer drops it
+    when the result is final. The garbage collector tracks a record with metadata, which may refer back to it, and no
+    other.
     """
 
     partition_key: str

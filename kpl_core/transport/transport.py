@@ -5,17 +5,20 @@ Failures are values.
 
 import contextlib
 from asyncio import _get_running_loop
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import anyio
 
 from kpl_core.errors import ConfigError
 from kpl_core.event_loop import run_in_daemon_thread
 from kpl_core.options.config import Config
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
+from kpl_core.options.validation import without_passwords
 from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
@@ -25,15 +28,22 @@ if TYPE_CHECKING:
 
     from kpl_core.transport.service_calls import SessionVars
 
+T = TypeVar("T")
+
 # How much of an invalid answer an error message quotes.
 _SHOWN_CHARACTERS: Final = 100
+# How much longer than its own timeouts a call may take until the producer gives it up.
+_GRACE_SECONDS: Final = 1.0
+# A listing of shards may need a call for each page of 1,000.
+LISTING_CALLS: Final = 20
 
 
 class KinesisTransport(Protocol):
     """The interface to the service. `stream` is a name or an ARN.
 
     A call returns every network or service error as a `RequestFailure`, and lets a cancellation pass. It makes one
-    attempt, because the retrier decides about retries.
+    attempt, because the retrier decides about retries. A call that raises an `Exception`, or does not return in time,
+    counts as a failed request (`answer_within`).
     """
 
     def open(self) -> AbstractAsyncContextManager[object]:
@@ -97,8 +107,28 @@ def _prepared(config: Config, session: "AioSession | None", session_vars: "Sessi
     return AiobotocoreTransport(config, session=session or new_session(session_vars))
 
 
-# A user can write a transport. If it returns an invalid answer, the request fails as it does for an answer that
-# cannot be parsed. So the producer goes on, and every record gets a result.
+# A user can write a transport. If it returns an invalid answer, raises or never returns, the request fails as it does
+# for an answer that cannot be parsed. So the producer goes on, and every record gets a result.
+
+
+def call_seconds(config: Config) -> float:
+    """Return how many seconds one call of a transport may take: its own timeouts, and a second."""
+    return (config.request_timeout_ms + config.connect_timeout_ms) / 1000 + _GRACE_SECONDS
+
+
+async def answer_within(
+    seconds: float, method: str, call: Callable[[], Awaitable[object]], check: Callable[[object], T | RequestFailure]
+) -> T | RequestFailure:
+    """Return the checked answer of a transport's call; a failure if it raises, or takes more than `seconds`.
+
+    Any exception counts, such as a MemoryError while the body is built. A cancellation passes.
+    """
+    with anyio.move_on_after(seconds):
+        try:
+            return check(await call())
+        except Exception as error:  # noqa: BLE001 - the code of a user, or a lack of memory
+            return RequestFailure(INTERNAL, without_passwords(f"the transport's {method} raised {error!r}"))
+    return RequestFailure(INTERNAL, f"the transport's {method} did not return within {seconds:g} s")
 
 
 def as_answer(answer: object) -> PutRecordsAnswer:
