@@ -13,22 +13,17 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from kpl_core.background.blocking_delivery import BlockingDelivery
-from kpl_core.background.process_end import (
-    ProcessListener,
-    flush_on_sigterm as flush_at_sigterm,
-    import_early,
-    keep_for_parent,
-    listen,
-)
+from kpl_core.background.blocking_delivery import BlockingDelivery, QueuedPut
+from kpl_core.background.process_end import Intake, ProcessListener, import_early, keep_for_parent, listen
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
+from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flush_at_sigterm
 from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
 from kpl_core.event_loop import run_soon
 from kpl_core.hooks import Hook, OpeningHook, require_hooks
@@ -57,6 +52,7 @@ _STUCK_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 5.0
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 # The producer of `BlockingProducer.shared`, by process.
 _shared: "dict[int, BlockingProducer]" = {}
@@ -73,23 +69,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_shared_lock)
 
 
-class _QueuedPut(msgspec.Struct, frozen=True):
-    """One put in the inbox."""
-
-    stream: str
-    user_record: UserRecord
-    size_bytes: int
-    delivery: BlockingDelivery
-    # The context of the put, if a hook asks for it: the loop takes over the puts of many threads.
-    context: Context | None
-
-    def put_into(self, producer: Producer) -> Delivery:
-        """Hand it over; raises as `Producer.put_nowait`."""
-        if self.context is None:
-            return producer.put_record_nowait(self.stream, self.user_record)
-        return self.context.run(producer.put_record_nowait, self.stream, self.user_record)
-
-
 def _call_soon(callbacks: list[Callable[[], object]]) -> None:
     """Call the callbacks of refused records. The caller does not hold the lock, which they may need."""
     for callback in callbacks:
@@ -101,7 +80,8 @@ class BlockingProducer(ProcessListener):
 
     It works until the last non-daemon thread has ended. If it is not closed, it delivers what was put within 5 seconds
     when the interpreter exits and when an ASGI server shuts down (docs/howto/process-end.md). With `flush_on_sigterm`
-    it also does so before SIGTERM ends the process.
+    it also does so before SIGTERM ends the process: True within 3 seconds, a number within so many. By default only
+    children of multiprocessing do.
     """
 
     def __init__(
@@ -112,7 +92,7 @@ class BlockingProducer(ProcessListener):
         transport: KinesisTransport | None = None,
         hooks: Sequence[Hook] = (),
         dead_letter_sink: "DeadLetterSink | None" = None,
-        flush_on_sigterm: bool = False,
+        flush_on_sigterm: FlushOnSigterm = None,
     ) -> None:
         self._config = Config() if config is None else config
         hooks = require_hooks(hooks)
@@ -126,7 +106,8 @@ class BlockingProducer(ProcessListener):
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
         # Guards the inbox and its counts; notified when results or capacity have come.
         self._changed = threading.Condition(lock := threading.RLock())
-        self._inbox: deque[_QueuedPut] = deque()
+        self._intake = Intake(self._changed)
+        self._inbox: deque[QueuedPut] = deque()
         self._inbox_bytes = 0
         self._taken = 0
         # Size and tier of each put that waits for capacity.
@@ -137,6 +118,7 @@ class BlockingProducer(ProcessListener):
         self._sender = BackgroundSender(self._make, self, name="kpl-producer", lock=lock)
         self._was_entered = False
         self._flush_on_sigterm = flush_on_sigterm
+        self.flushes_at_sigterm = flush_on_sigterm is not False
         self._report: ProducerReport | None = None
 
     @classmethod
@@ -166,8 +148,7 @@ class BlockingProducer(ProcessListener):
         if self._was_entered:
             message = "this producer was entered before; make a new one"
             raise ProducerClosed(message)
-        if self._flush_on_sigterm:
-            flush_at_sigterm()
+        flush_at_sigterm(self._flush_on_sigterm)
         if self._is_networked:
             import_early(self._config)
         self._was_entered = True
@@ -250,7 +231,7 @@ class BlockingProducer(ProcessListener):
             return self._producer.put_record_nowait(stream, record)
 
         try:
-            delivery = put() if self._sender.is_current else self._sender.call(put)
+            delivery = put() if self._sender.is_current else self._begin_put(self._sender.begin_call, put)(math.inf)
         except SenderEnded as ended:
             raise self._closed() from ended
         return self._handed_over([delivery])[0]
@@ -268,9 +249,11 @@ class BlockingProducer(ProcessListener):
         with self._changed:
             if not self._has_capacity(size, record.tier):
                 self._wait_for_capacity(size, record.tier, wait_until)
+            if self._intake.is_stopped:
+                self._intake.wait()
             self._require_open()
             context = copy_context() if self._asks_for_context else None
-            queued = _QueuedPut(stream, record, size, BlockingDelivery(self._changed), context)
+            queued = QueuedPut(stream, record, size, BlockingDelivery(self._changed), context)
             self._inbox.append(queued)
             self._inbox_bytes += size
             # Most puts find a drain scheduled; a call would cost them 5 % more.
@@ -375,15 +358,26 @@ class BlockingProducer(ProcessListener):
         if was_open and self._sender.failure is not None:
             _logger.error("the producer's thread has ended", exc_info=self._sender.failure)
 
-    def _refuse(self, queued: _QueuedPut, code: str, message: str) -> list[Callable[[], object]]:
+    def _refuse(self, queued: QueuedPut, code: str, message: str) -> list[Callable[[], object]]:
         self._refused[code] += 1
         return queued.delivery.refused(code, message, monotonic())
 
     # The end of the process, and forks
 
-    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
-        """Start a flush of at most 5 seconds times `share`."""
-        return self._begin_ending(self._sender.begin_flush, _EXIT_SECONDS * share)
+    def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object] | None:
+        """Start a flush of at most `seconds`, or 5 seconds times `share`."""
+        return self._begin_ending(self._sender.begin_flush, _EXIT_SECONDS * share if seconds is None else seconds)
+
+    def stop_intake(self) -> Callable[[], object]:
+        """Let puts of other threads than the producer's wait."""
+        return self._intake.stop()
+
+    def undelivered(self) -> tuple[int, str]:
+        """Return how many user records wait in the inbox and in the producer."""
+        if not self._is_open:
+            return 0, ""
+        with self._changed:
+            return len(self._inbox) + self._producer.report().buffered, "user records of a BlockingProducer"
 
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
         """Start to close, in 5 seconds less those that the last flush took."""
@@ -414,6 +408,7 @@ class BlockingProducer(ProcessListener):
     def begin_child(self) -> None:
         """Mark it closed in a forked child, which does not have its thread."""
         self._changed = threading.Condition(lock := threading.RLock())
+        self._intake = Intake(self._changed)
         self._sender.begin_child(lock)
         keep_for_parent(self._sender)
         self._inbox = deque()
@@ -491,6 +486,13 @@ class BlockingProducer(ProcessListener):
 
     def _wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
-            return self._sender.begin(work)(math.inf)
+            return self._begin_put(self._sender.begin, work)(math.inf)
         except SenderEnded as ended:
             raise self._closed() from ended
+
+    def _begin_put(self, begin: Callable[[W], Callable[..., T]], work: W) -> Callable[..., T]:
+        """Start a put in the loop; a flush that begins later waits for it."""
+        with self._changed:
+            if self._intake.is_stopped:
+                self._intake.wait()
+            return begin(work)

@@ -1,14 +1,18 @@
-"""The handle of one user record that a thread put: its result, to wait for or to be called with."""
+"""A user record that a thread put: its place in the inbox, and the handle of its result."""
 
 import threading
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
+
+import msgspec
 
 from kpl_core.event_loop import run_soon
 from kpl_core.producer.delivery import Delivery, call_when_done, log_exceptions
 from kpl_core.producer.lifecycle import require_timeout
+from kpl_core.producer.producer import Producer
 from kpl_core.records.record_result import Attempt, RecordResult
+from kpl_core.records.user_record import UserRecord
 
 
 class BlockingDelivery:
@@ -83,3 +87,20 @@ class BlockingDelivery:
     def _become(self, state: Delivery | RecordResult) -> list[Callable[[], object]]:
         calls, self._state = self._state, state
         return calls if isinstance(calls, list) else []
+
+
+class QueuedPut(msgspec.Struct, frozen=True):
+    """One put in the inbox."""
+
+    stream: str
+    user_record: UserRecord
+    size_bytes: int
+    delivery: BlockingDelivery
+    # The context of the put, if a hook asks for it: the loop takes over the puts of many threads.
+    context: Context | None
+
+    def put_into(self, producer: Producer) -> Delivery:
+        """Hand it over; raises as `Producer.put_nowait`."""
+        if self.context is None:
+            return producer.put_record_nowait(self.stream, self.user_record)
+        return self.context.run(producer.put_record_nowait, self.stream, self.user_record)

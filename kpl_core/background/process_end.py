@@ -3,7 +3,7 @@
 Python gives no single hook for the end of a process. These are used, in the order in which they come:
 
     uvicorn's shutdown      uvicorn ends its process by re-raising the signal that it caught: no later hook runs
-    SIGTERM                 only with `flush_on_sigterm`, or under `opentelemetry-instrument`
+    SIGTERM                 with `flush_on_sigterm`, under `opentelemetry-instrument`, in children of multiprocessing
     threading's exit        the main thread has ended; other threads may still run, and connections can be opened
     atexit                  the last non-daemon thread has ended; never reached in a child of multiprocessing
 
@@ -20,20 +20,16 @@ import contextlib
 import inspect
 import logging
 import os
-import signal
 import sys
 import threading
 import weakref
-from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
 from queue import SimpleQueue
 from time import monotonic
-from types import FrameType
 from typing import Any, Final, TypeVar
 
-from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
 from kpl_core.transport.transport import import_transport
 
@@ -48,20 +44,28 @@ FLUSH_SHARE: Final = 0.7
 # A sender stands still within milliseconds, except in the step that makes its client: tenths of a second of CPU,
 # which are seconds on a busy machine. A child that is forked in that step cannot make a client.
 _PAUSE_SECONDS: Final = 30.0
-# The bound of the flush before SIGTERM. Each listener has its own bound, 5 seconds by default; this one is for a
-# listener that waits for a lock which the interrupted thread holds. Kubernetes kills after 30 seconds.
-_SIGTERM_SECONDS: Final = 25.0
 
 
 class ProcessListener:
     """Something that sends in the background. The base class does nothing at any event."""
 
-    def begin_last_flush(self, share: float = 1.0) -> Wait | None:  # noqa: ARG002
-        """Start to deliver what is queued, within `share` of this listener's time for the end of the process.
+    # False if it has opted out of the flush at SIGTERM in children of multiprocessing.
+    flushes_at_sigterm = True
+
+    def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Wait | None:  # noqa: ARG002
+        """Start to deliver what is queued, within `seconds`, or `share` of this listener's time for the process' end.
 
         Return a function that waits for the end of the flush, in bounded time; None if there is nothing to wait for.
         """
         return None
+
+    def stop_intake(self) -> Callable[[], object] | None:
+        """Accept nothing more, because a signal ends the process: a put waits. Return a function that undoes this."""
+        return None
+
+    def undelivered(self) -> tuple[int, str]:
+        """Return how many accepted records have no result, and what they are, in the plural."""
+        return 0, ""
 
     def begin_exit(self, spent: float) -> Wait | None:  # noqa: ARG002
         """Start to close, because the interpreter exits; its earlier flush took `spent` seconds. Return as above."""
@@ -78,6 +82,37 @@ class ProcessListener:
         """Start empty in a forked child, without the parent's threads and with locks of its own."""
 
 
+# The threads that deliver: a put never waits in them for the end of the process.
+working_threads: Final[set[int]] = set()
+
+
+class Intake:
+    """Whether a listener accepts records; stopped while a signal ends the process.
+
+    `condition` is that of the lock under which the listener accepts.
+    """
+
+    def __init__(self, condition: threading.Condition) -> None:
+        self._condition = condition
+        self.is_stopped = False
+
+    def stop(self) -> Callable[[], object]:
+        """Let puts wait from now on; return a function that lets them go on."""
+        with self._condition:
+            self.is_stopped = True
+        return self._go_on
+
+    def _go_on(self) -> None:
+        with self._condition:
+            self.is_stopped = False
+            self._condition.notify_all()
+
+    def wait(self) -> None:
+        """With the lock held: wait while it is stopped, except in a thread that delivers."""
+        if threading.get_ident() not in working_threads:
+            self._condition.wait_for(lambda: not self.is_stopped)
+
+
 # A list of references, because threads add to it while others read it: a WeakSet would raise then.
 _listeners: Final[list["weakref.ref[ProcessListener]"]] = []
 # Senders of the parent: a child must not close their sockets and selectors, so they are never collected.
@@ -88,7 +123,7 @@ _spent_seconds = 0.0
 
 def listen(listener: ProcessListener) -> None:
     """Tell `listener` of the end of the process and of forks, for as long as it is referenced."""
-    if listener not in _all_listeners():
+    if listener not in all_listeners():
         _listeners.append(weakref.ref(listener, _listeners.remove))
     watch_uvicorn()
 
@@ -98,17 +133,18 @@ def keep_for_parent(sender: object) -> None:
     _of_the_parent.append(sender)
 
 
-def _all_listeners() -> list[ProcessListener]:
+def all_listeners() -> list[ProcessListener]:
+    """Return the listeners that are still referenced."""
     return [each for reference in tuple(_listeners) if (each := reference()) is not None]
 
 
-def begin_last_flushes(share: float = 1.0) -> list[Wait]:
+def begin_last_flushes(share: float = 1.0, seconds: float | None = None) -> list[Wait]:
     """Start the last flush of every listener; return a function for each that waits for it, in a thread that may."""
-    waits = [_logged(partial(each.begin_last_flush, share))() for each in _all_listeners()]
-    return [_logged(wait) for wait in waits if wait is not None]
+    waits = [logged(partial(each.begin_last_flush, share, seconds))() for each in all_listeners()]
+    return [logged(wait) for wait in waits if wait is not None]
 
 
-def _logged(step: Callable[[], T]) -> Callable[[], T | None]:
+def logged(step: Callable[[], T]) -> Callable[[], T | None]:
     """Return `step` with its exception logged: one listener that fails must not stop the flush of the others."""
 
     def run() -> T | None:
@@ -191,14 +227,14 @@ def _is_awaited(thread: threading.Thread) -> bool:
 
 
 def _close_all() -> None:
-    listeners = _all_listeners()
+    listeners = all_listeners()
     _begin_exits()
     for each in listeners:
         each.close_in_child()
 
 
 def _begin_exits() -> None:
-    for wait in [wait for each in _all_listeners() if (wait := each.begin_exit(_spent_seconds)) is not None]:
+    for wait in [wait for each in all_listeners() if (wait := each.begin_exit(_spent_seconds)) is not None]:
         wait()
 
 
@@ -206,7 +242,7 @@ def _begin_exits() -> None:
 
 
 def _pause_all() -> None:
-    _paused.extend([each.pause_for_fork(_PAUSE_SECONDS) for each in _all_listeners()])
+    _paused.extend([each.pause_for_fork(_PAUSE_SECONDS) for each in all_listeners()])
 
 
 def _go_on() -> None:
@@ -216,7 +252,8 @@ def _go_on() -> None:
 
 def _begin_children() -> None:
     _paused.clear()
-    for each in _all_listeners():
+    working_threads.clear()
+    for each in all_listeners():
         each.begin_child()
 
 
@@ -232,83 +269,6 @@ def import_early(config: Config) -> None:
         import_module("kpl_core.producer.coordination_driver")
     import_module("anyio._backends._asyncio")  # anyio and name resolution import these at their first use
     import_module("encodings.idna")
-
-
-# SIGTERM
-
-
-def flush_on_sigterm() -> None:
-    """Flush at SIGTERM, then do what was set before: call its handler, end the process, or ignore the signal.
-
-    Raises:
-        ConfigError: this is not the main thread, or a handler is set that Python cannot call.
-    """
-    previous = signal.getsignal(signal.SIGTERM)
-    if previous is _flush_and_end or getattr(previous, "flushes_senders", False):
-        return
-    if threading.current_thread() is not threading.main_thread():
-        message = "flush_on_sigterm is set in a thread; Python sets signal handlers in the main thread only"
-        raise ConfigError(message)
-    if previous is None:
-        message = "flush_on_sigterm is set, but SIGTERM has a handler that was not set from Python; leave it out"
-        raise ConfigError(message)
-    if previous is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _flush_and_end)
-    else:
-        signal.signal(signal.SIGTERM, _flush_before(previous))
-
-
-def flush_before_sigterm() -> None:
-    """Flush at SIGTERM if it would end the process, that is, unless the application handles it.
-
-    `opentelemetry-instrument` calls this through an entry point once it has configured everything. A server that
-    handles the signal restores this handler when it has shut down, and raises the signal again.
-    """
-    if _listeners and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        with contextlib.suppress(ValueError):  # raised in every thread but the main one
-            signal.signal(signal.SIGTERM, _flush_and_end)
-
-
-def _flush_and_end(number: int, _frame: FrameType | None) -> None:
-    # A second signal ends the process at once.
-    signal.signal(number, signal.SIG_DFL)
-    try:
-        _flush_in_a_thread()
-    finally:
-        signal.raise_signal(number)
-
-
-def _flush_before(previous: Any) -> Callable[[int, FrameType | None], None]:  # noqa: ANN401 - as getsignal returns it
-    """Return a handler that flushes, then calls `previous`.
-
-    Each has its own `previous`: the application may set a handler in between that calls the one before it.
-    """
-
-    def flush_and_go_on(number: int, frame: FrameType | None) -> None:
-        try:
-            _flush_in_a_thread()
-        finally:
-            if callable(previous):
-                previous(number, frame)
-
-    flush_and_go_on.flushes_senders = True  # type: ignore[attr-defined]
-    return flush_and_go_on
-
-
-def _flush_in_a_thread() -> None:
-    # The interrupted thread may hold any lock, even the one that `threading` starts threads under. So this uses
-    # `_thread`, and waits in bounded time.
-    done = allocate_lock()
-    done.acquire()
-
-    def flush() -> None:
-        try:
-            _flush_all()
-        finally:
-            done.release()
-
-    start_new_thread(flush, ())
-    done.acquire(timeout=_SIGTERM_SECONDS)
 
 
 # uvicorn

@@ -25,7 +25,8 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 
-from kpl_core.background.process_end import SpareThread, watch_uvicorn
+from kpl_core.background.process_end import SpareThread, watch_uvicorn, working_threads
+from kpl_core.background.sigterm import flush_in_child_of_multiprocessing
 from kpl_core.errors import WrongEventLoop
 from kpl_core.producer.producer import Producer
 from kpl_core.producer.report import ProducerReport
@@ -186,6 +187,7 @@ class BackgroundSender:
             OSError: the process has no file descriptor left for the loop's selector.
         """
         watch_uvicorn()  # it may have been imported since the owner was made
+        flush_in_child_of_multiprocessing()
         loop = self._loop = ExitSafeLoop(self.own_threads)
         try:
             self._thread.start()
@@ -229,13 +231,8 @@ class BackgroundSender:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback)
 
-    def call(self, work: Callable[[], T]) -> T:
-        """Call a function in the loop, and return what it returns or raise what it raises.
-
-        Raises:
-            SenderEnded: the loop ended before.
-            WrongEventLoop: this is the sender's own thread.
-        """
+    def begin_call(self, work: Callable[[], T]) -> Callable[..., T]:
+        """Start to call a function in the loop; return and raise as `begin`."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -246,7 +243,7 @@ class BackgroundSender:
             else:
                 self._settle(future, None, result)
 
-        return self._begin(future, run)(math.inf)
+        return self._begin(future, run)
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Callable[..., T]:
         """Start a coroutine in the loop. Return a function that waits for its result, up to a number of seconds.
@@ -429,6 +426,7 @@ class BackgroundSender:
         assert loop is not None  # noqa: S101 - made before the thread was started
         self._prepare_thread()
         self.own_threads.add(threading.get_ident())
+        working_threads.add(threading.get_ident())
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._main())
@@ -452,6 +450,7 @@ class BackgroundSender:
                 self._is_over = True
                 self._over.notify_all()
             self.own_threads.discard(threading.get_ident())
+            working_threads.discard(threading.get_ident())
 
     async def _main(self) -> None:
         try:

@@ -25,14 +25,15 @@ from typing import Final, Unpack
 from kpl_core import BlockingProducer, Config, KplError, Producer
 from kpl_core.background.process_end import (
     FLUSH_SHARE,
+    Intake,
     ProcessListener,
-    flush_on_sigterm,
     import_early,
     keep_for_parent,
     listen,
     spare_thread,
 )
 from kpl_core.background.sender import SenderEnded, SenderStuck
+from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.background.stderr_report import shown_cause
 from kpl_core.records.user_record import require_stream
 from kpl_core.transport.transport import KinesisTransport
@@ -94,7 +95,8 @@ class KinesisHandler(logging.Handler, ProcessListener):
             close_timeout: seconds that `close`, and so the exit of the process, may take. None: they end 5 seconds
                 after the last delivery, and at most 1 second for each MiB of max_queue_bytes later.
             notice_seconds: seconds between notices in the stream of how many records were dropped.
-            flush_on_sigterm: flush before SIGTERM ends the process, and call the handler that was set for it.
+            flush_on_sigterm: flush before SIGTERM ends the process, and call the handler that was set for it. True:
+                within 3 seconds; a number: within so many. None: only in children of multiprocessing.
 
     Raises:
         ConfigError: an option is out of its bounds.
@@ -136,15 +138,16 @@ class KinesisHandler(logging.Handler, ProcessListener):
         self._is_closed = False
         self._sender: LogSender | None = None
         self.begin_child()
-        if settings.flush_on_sigterm:
-            flush_on_sigterm()
+        self.flushes_at_sigterm = settings.flush_on_sigterm is not False
         listen(self)
+        flush_on_sigterm(settings.flush_on_sigterm)
 
     def begin_child(self) -> None:
         """Start empty, as a forked child does: the parent sends what was accepted before."""
         # Reentrant, because a signal handler may log while its thread is in here.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
+        self._intake = Intake(self._room)
         self._queue = LevelQueue(
             max_records=self._settings.max_queue_records or sys.maxsize,
             max_bytes=self._settings.max_queue_bytes,
@@ -216,6 +219,8 @@ class KinesisHandler(logging.Handler, ProcessListener):
                     return
             if self._block_seconds:
                 self._wait_for_room(size, sender)
+            if self._intake.is_stopped and not _holds_logging_lock():
+                self._intake.wait()
             self._queue.put(entry, size, record.levelno)
             if sender.is_idle:
                 sender.wake()
@@ -363,15 +368,25 @@ class KinesisHandler(logging.Handler, ProcessListener):
             sender.join(self._time_left(1.0))
         self._report_loss()
 
-    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
-        """Start a flush within `share` of `close_timeout`. If the handler closes in the background, wait for that.
+    def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object] | None:
+        """Start a flush within `seconds`, or `share` of `close_timeout`. If the handler is closing, wait for that.
 
         A share below 1 means that the process exits afterwards, and the exit gets a part of the time too.
         """
         sender = self._sender
         if sender is not None and sender.is_closing and not sender.is_finished:
             return self.finish_closing
-        return self._begin_flush(self.close_timeout * (share if share == 1.0 else share * _EXIT_SHARE))
+        if seconds is None:
+            seconds = self.close_timeout * (share if share == 1.0 else share * _EXIT_SHARE)
+        return self._begin_flush(seconds)
+
+    def stop_intake(self) -> Callable[[], object]:
+        """Let threads that log wait, except the senders' own."""
+        return self._intake.stop()
+
+    def undelivered(self) -> tuple[int, str]:
+        """Return how many log records wait in the queue and in the producer."""
+        return self.counts().buffered, f"log records to stream {self.stream!r}"
 
     def begin_exit(self, spent: float) -> Callable[[], object] | None:
         """Limit everything that follows to the rest of `close_timeout`; `logging.shutdown` flushes and closes."""

@@ -7,6 +7,7 @@ from typing import Final, Literal, TypedDict, get_args
 import msgspec
 
 from kpl_core import Config, ConfigError, DeadLetterOptions, SpoolOptions
+from kpl_core.background.sigterm import FlushOnSigterm
 from kpl_core.options.kinesis_limits import BYTES_PER_SECOND_PER_SHARD, MIB
 from kpl_core.options.validation import ABOVE_ZERO, require_bounds, require_choice
 from kpl_integrations.logging_handler.entry import KeyChoice, Oversize
@@ -45,7 +46,7 @@ class LogOptions(TypedDict, total=False):
     max_sending_bytes: int
     close_timeout: float | None
     notice_seconds: float
-    flush_on_sigterm: bool
+    flush_on_sigterm: FlushOnSigterm
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_sending_bytes: int = 2 * MIB
     close_timeout: float | None = None
     notice_seconds: float = 10.0
-    flush_on_sigterm: bool = False
+    flush_on_sigterm: FlushOnSigterm = None
 
     def __post_init__(self) -> None:
         """Check every option that nothing else checks."""

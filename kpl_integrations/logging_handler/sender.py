@@ -160,7 +160,7 @@ class LogSender:
         """Keep what finds no room on disk, if that is configured, from `instant` on the monotonic clock."""
         self._spill_at = min(self._spill_at, instant)
 
-    def begin_close(self, timeout: float, *, linger: bool = False) -> None:
+    def begin_close(self, timeout: float, *, linger: bool) -> None:
         """Start to close within `timeout` seconds, `join` included; a second call does nothing."""
         if self.is_closing:
             return

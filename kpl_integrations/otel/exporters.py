@@ -37,12 +37,12 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from kpl_core import Fact, Producer
 from kpl_core.background.process_end import (
     ProcessListener,
-    flush_on_sigterm,
     import_early,
     keep_for_parent,
     listen,
     spare_thread,
 )
+from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.background.stderr_report import StderrReport
 from kpl_core.hooks import RequestCompleted
 from kpl_integrations.otel.encoding import (
@@ -91,8 +91,8 @@ class _KinesisExporter:
     def __init__(self, stream: str | None = None, **arguments: Unpack[ExporterArguments]) -> None:
         options = resolve_options(self._signal, {"stream": stream, **arguments})
         self.signal_exporter = SignalExporter(self._signal, options, arguments.get("transport"))
-        if arguments.get("flush_on_sigterm"):
-            flush_on_sigterm()
+        self.signal_exporter.flushes_at_sigterm = arguments.get("flush_on_sigterm") is not False
+        flush_on_sigterm(arguments.get("flush_on_sigterm"))
         _observe(self._signal, self.signal_exporter.counts, arguments.get("meter_provider"))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
@@ -223,6 +223,10 @@ class SignalExporter(ProcessListener):
         self._report = StderrReport(f"kpl_integrations.otel: {noun} to stream {self.options.stream!r}", noun)
         # The first export of a short program comes after its main thread has ended.
         self._spare = None if self.is_closed else spare_thread("kpl-otel-sender", self)
+
+    def undelivered(self) -> tuple[int, str]:
+        """Return how many items have been exported and have no result."""
+        return self.counts().pending, f"{_NOUNS[self.signal]} to stream {self.options.stream!r}"
 
     def pause_for_fork(self, timeout: float) -> Callable[[], object]:
         """Stop the sender's thread while the process forks."""

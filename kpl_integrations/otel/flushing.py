@@ -48,6 +48,9 @@ class _GlobalProviders(ProcessListener):
     exporters of that signal.
     """
 
+    # The exporters decide.
+    flushes_at_sigterm = False
+
     def __init__(self) -> None:
         # No WeakSet: threads may add to it while another one reads it.
         self._exporters: list[weakref.ref[SignalExporter]] = []
@@ -68,12 +71,14 @@ class _GlobalProviders(ProcessListener):
         exporters = [reference() for reference in tuple(self._exporters)]
         return [each for each in exporters if each is not None and each.signal == signal and not each.is_closed]
 
-    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object] | None:
-        """Start with all signals at once, each within `share` of its exporters' shutdown timeout."""
+    def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object] | None:
+        """Start with all signals at once, each within `seconds`, or `share` of its exporters' shutdown timeout."""
+
+        def bound(exporters: "list[SignalExporter]") -> float:
+            return share * max(each.options.shutdown_timeout for each in exporters) if seconds is None else seconds
+
         waits = [
-            begin_in_thread(partial(_flush, name, own), share * max(each.options.shutdown_timeout for each in own))
-            for name in _PROVIDERS
-            if (own := self._open(name))
+            begin_in_thread(partial(_flush, name, own), bound(own)) for name in _PROVIDERS if (own := self._open(name))
         ]
         return (lambda: [wait() for wait in waits]) if waits else None
 

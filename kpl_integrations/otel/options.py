@@ -23,6 +23,7 @@ import msgspec
 from opentelemetry.metrics import MeterProvider
 
 from kpl_core import Config, ConfigError, KinesisTransport
+from kpl_core.background.sigterm import FlushOnSigterm
 from kpl_core.options.kinesis_limits import MIB, PARTITION_KEY_CHARACTERS
 from kpl_core.options.validation import require_choice
 
@@ -56,7 +57,8 @@ class ExporterArguments(TypedDict, total=False):
     producer's options in full, in place of region, endpoint_url, aggregation and the bounds of its buffer. If
     `synchronous`, an export returns after Kinesis has answered, within `timeout_millis`. With a `meter_provider` the
     exporter has metrics of its own (see `exporters`). `transport` makes the transport that replaces the network.
-    `flush_on_sigterm` flushes before SIGTERM ends the process, and calls the handler that was set for it.
+    `flush_on_sigterm` flushes before SIGTERM ends the process, and calls the handler that was set for it: True within 3
+    seconds, a number within so many; None only in children of multiprocessing.
     """
 
     region: str | None
@@ -72,7 +74,7 @@ class ExporterArguments(TypedDict, total=False):
     config: Config | None
     meter_provider: MeterProvider | None
     transport: MakeTransport | None
-    flush_on_sigterm: bool | None
+    flush_on_sigterm: FlushOnSigterm
 
 
 class ExporterOptions(msgspec.Struct, frozen=True, kw_only=True):

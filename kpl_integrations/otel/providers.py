@@ -61,6 +61,7 @@ class KinesisTelemetry(ProcessListener):
         self._providers = {"traces": self.tracer_provider, "logs": self.logger_provider, "metrics": self.meter_provider}
         for signal, provider in self._providers.items():
             confirm_flushes(provider, signal, partial(list, [self._exporters[signal].signal_exporter]))
+        self.flushes_at_sigterm = arguments.get("flush_on_sigterm") is not False
         _open.add(self)
         listen(self)
 
@@ -90,10 +91,11 @@ class KinesisTelemetry(ProcessListener):
         is_arrived = [wait() for wait in waits]
         return all(is_arrived)
 
-    def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
-        """Start to flush all signals, within `share` of their longest shutdown timeout."""
+    def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object]:
+        """Start to flush all signals, within `seconds`, or `share` of their longest shutdown timeout."""
         return begin_in_thread(
-            lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000), self._last_flush * share
+            lambda deadline: self.force_flush((deadline - time.monotonic()) * 1_000),
+            self._last_flush * share if seconds is None else seconds,
         )
 
     def shutdown(self) -> None:

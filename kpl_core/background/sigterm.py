@@ -1,0 +1,344 @@
+"""SIGTERM: background senders deliver first, then the signal does what was set for it before.
+
+A Python signal handler runs in the main thread, in the middle of any call. The interrupted code may hold any lock: a
+sender's, that of `logging`, or the one under which threads start. So the handler takes no lock, waits for nothing and
+starts no thread. Each signal calls it twice:
+
+    first call     wakes a thread that exists already, by `SimpleQueue.put`, which is reentrant; the application goes on
+    that thread    flushes within the bound, says on stderr what is left, and raises the signal again
+    second call    ends the process, calls the application's handler, or ignores the signal, as was set before
+
+A second signal during the flush is a second call too, so it ends the process at once.
+
+If the signal ends the process, listeners accept nothing after the first call: a put waits until the end. So the flush
+has everything that was accepted. Where the application has a handler, puts go on, and that handler decides.
+
+A forked child has no such thread and starts one. A child of multiprocessing without a handler of its own gets this one,
+because SIGTERM is how a `Pool` ends its children.
+"""
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+from _thread import start_new_thread
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from types import FrameType
+from typing import Any, Final
+
+from kpl_core.background.process_end import all_listeners, begin_last_flushes, logged, working_threads
+from kpl_core.errors import ConfigError
+
+# True: flush within `DEFAULT_SECONDS`; a number: within so many seconds; False: not at all; None: only in children of
+# multiprocessing that have no handler of their own.
+FlushOnSigterm = bool | float | None
+
+DEFAULT_SECONDS: Final = 3.0
+# How long the report on stderr may take: the pipe may be full.
+_REPORT_SECONDS: Final = 0.5
+# A put that waited for room in a sender's loop is accepted after the flush began. So a flush is repeated while records
+# are left.
+_ROUNDS: Final = 10
+# How often the signal is raised until the main thread handles it.
+_AGAIN_SECONDS: Final = 0.05
+# How often the main thread is interrupted until it runs the handler.
+_INTERRUPTS: Final = 100
+
+
+class _Flush:
+    """The flush of one signal; `deadline` is an instant on the monotonic clock."""
+
+    def __init__(self, number: int, *, ends_process: bool) -> None:
+        self.number = number
+        self.ends_process = ends_process
+        self.began_at = monotonic()
+        self.deadline = self.began_at + _bound_seconds
+
+
+# The longest bound that any sender asked for.
+_bound_seconds = 0.0
+# Between the first call of the handler and the second, the flush.
+_current: _Flush | None = None
+# While the handler that was set before runs.
+_is_passed_on = False
+# What the C handler of Python writes signals to, if it is ours.
+_wakeup_fd = -1
+
+
+class _FlushThread:
+    """The thread that a signal handler wakes."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._flushes: SimpleQueue[_Flush] = SimpleQueue()
+        threading.Thread(target=self._run, name="kpl-sigterm", daemon=True).start()
+
+    def begin(self, flush: _Flush) -> None:
+        """Start a flush; a signal handler may call this anywhere."""
+        self._flushes.put(flush)
+
+    def _run(self) -> None:
+        working_threads.add(threading.get_ident())
+        while True:
+            _flush_and_raise_again(self._flushes.get())
+
+
+_thread: _FlushThread | None = None
+
+
+def _flush_and_raise_again(flush: _Flush) -> None:
+    global _current  # noqa: PLW0603 - one signal
+    go_on: list[Callable[[], object]] = []
+    _within(flush.deadline - monotonic(), partial(_flush_all, flush, go_on))
+    _within(_REPORT_SECONDS, partial(_report, flush))
+    # Again and again: a signal that comes just before the main thread enters a system call does not interrupt it.
+    while _current is flush:
+        _raise_in_main_thread(flush.number)
+        sleep(_AGAIN_SECONDS)
+        if not _is_installed():
+            # The application has replaced the handler meanwhile, and its own has got the signal.
+            _current = None
+    for each in go_on:
+        logged(each)()
+
+
+def _raise_in_main_thread(number: int) -> None:
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, number)
+    else:
+        signal.raise_signal(number)
+
+
+def _flush_all(flush: _Flush, go_on: list[Callable[[], object]]) -> None:
+    working_threads.add(threading.get_ident())
+    try:
+        if flush.ends_process:
+            for each in all_listeners():
+                stopped = logged(each.stop_intake)()
+                if stopped is not None:
+                    go_on.append(stopped)
+        for _ in range(_ROUNDS):
+            for wait in begin_last_flushes(seconds=max(0.0, flush.deadline - monotonic())):
+                wait()
+            if not flush.ends_process or not _undelivered() or monotonic() >= flush.deadline:
+                return
+    finally:
+        working_threads.discard(threading.get_ident())
+
+
+def _undelivered() -> list[tuple[int, str]]:
+    """Return how many records each listener still has, and what they are."""
+    found = [logged(each.undelivered)() for each in all_listeners()]
+    return [each for each in found if each is not None and each[0]]
+
+
+def _report(flush: _Flush) -> None:
+    left = _undelivered()
+    if left:
+        listed = ", ".join(f"{count:,} {noun}" for count, noun in left)
+        seconds = monotonic() - flush.began_at
+        with contextlib.suppress(Exception):  # stderr is closed, missing, or the application's own
+            sys.stderr.write(
+                f"kpl_core: not delivered {seconds:.1f} s after SIGTERM: {listed}; lost if the process ends now\n"
+            )
+            sys.stderr.flush()
+
+
+def _within(seconds: float, work: Callable[[], object]) -> None:
+    """Let a thread do `work`, and wait for it up to `seconds`."""
+    done: SimpleQueue[None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.put(None)
+
+    try:
+        start_new_thread(run, ())
+    except RuntimeError:
+        # The interpreter finalizes and starts no threads. Each listener has its own bound.
+        run()
+    with contextlib.suppress(Empty):
+        done.get(timeout=max(0.0, seconds))
+
+
+# The handler
+
+
+def flush_on_sigterm(within: FlushOnSigterm) -> None:
+    """Flush at SIGTERM, then do what was set before: call its handler, end the process, or ignore the signal.
+
+    Raises:
+        ConfigError: the bound is no number of seconds above 0; this is not the main thread; or a handler is set that
+            Python cannot call.
+    """
+    global _bound_seconds  # noqa: PLW0603 - one signal, one bound
+    if within is None:
+        flush_in_child_of_multiprocessing()
+    if within is None or within is False:
+        return
+    # A configuration file may give anything.
+    seconds: Any = DEFAULT_SECONDS if within is True else within
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        message = f"flush_on_sigterm is {within!r}; it must be True, False, None or a number of seconds above 0"
+        raise ConfigError(message)
+    previous = signal.getsignal(signal.SIGTERM)
+    if not _is_ours(previous):
+        if threading.current_thread() is not threading.main_thread():
+            message = "flush_on_sigterm is set in a thread; Python sets signal handlers in the main thread only"
+            raise ConfigError(message)
+        if previous is None:
+            message = "flush_on_sigterm is set, but SIGTERM has a handler that was not set from Python; leave it out"
+            raise ConfigError(message)
+        _install(previous)
+    _bound_seconds = max(_bound_seconds, seconds)
+
+
+def flush_before_sigterm() -> None:
+    """Flush at SIGTERM if it would end the process, that is, unless the application handles it.
+
+    `opentelemetry-instrument` calls this through an entry point once it has configured everything. A server that
+    handles the signal restores this handler when it has shut down, and raises the signal again.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and all_listeners() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        flush_on_sigterm(DEFAULT_SECONDS)
+
+
+def flush_in_child_of_multiprocessing() -> None:
+    """Flush at SIGTERM in a child of multiprocessing, unless it has a handler, or every sender has opted out."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return
+    if any(each.flushes_at_sigterm for each in all_listeners()):
+        flush_before_sigterm()
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        # A forked child may have inherited the handler.
+        if is_main_thread and _is_installed() and _wakeup_fd == -1:
+            _interrupt_main_thread_at_sigterm()
+
+
+def _interrupt_main_thread_at_sigterm() -> None:
+    """Let a thread interrupt the main thread's system call at SIGTERM until the handler has run.
+
+    A signal that comes just before the call does not interrupt it, and Python runs no handler meanwhile. A pool sends
+    SIGTERM at such moments: its workers wait for a semaphore that its parent has taken. The thread learns of the signal
+    from the C handler, through the wakeup file descriptor, and interrupts by SIGURG, which is ignored by default.
+    """
+    global _wakeup_fd  # noqa: PLW0603 - one for each process
+    if signal.getsignal(signal.SIGURG) not in {signal.SIG_DFL, _interrupted}:
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    if before != -1:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+        return
+    _wakeup_fd = writing
+    signal.signal(signal.SIGURG, _interrupted)
+    main = threading.main_thread().ident
+    assert main is not None  # noqa: S101 - this runs in it
+
+    def interrupt() -> None:
+        while numbers := os.read(reading, 64):
+            tries = _INTERRUPTS if signal.SIGTERM in numbers else 0
+            while tries and _current is None:
+                tries -= 1
+                sleep(_AGAIN_SECONDS)
+                signal.pthread_kill(main, signal.SIGURG)
+
+    threading.Thread(target=interrupt, name="kpl-sigterm-interrupt", daemon=True).start()
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: Python runs the handlers of other signals first."""
+
+
+def _is_ours(handler: object) -> bool:
+    return getattr(handler, "flushes_senders", False)
+
+
+def _is_installed() -> bool:
+    return _is_ours(signal.getsignal(signal.SIGTERM))
+
+
+def _install(previous: Any) -> None:  # noqa: ANN401 - as getsignal returns it
+    global _thread  # noqa: PLW0603 - one for each process
+    if _thread is None:
+        _thread = _FlushThread()
+    signal.signal(signal.SIGTERM, _flush_before(previous))
+
+
+def _flush_before(previous: Any) -> Callable[[int, FrameType | None], None]:  # noqa: ANN401 - as above
+    """Return a handler that lets the thread flush at its first call, and does what was set before at its second.
+
+    Each has its own `previous`: the application may set a handler in between that calls the one before it.
+    """
+
+    def flush_and_go_on(number: int, frame: FrameType | None) -> None:
+        global _current  # noqa: PLW0603 - one signal
+        thread = _thread
+        if _current is None and not _is_passed_on and thread is not None and thread.process == os.getpid():
+            _current = flush = _Flush(number, ends_process=previous is signal.SIG_DFL)
+            thread.begin(flush)
+        else:
+            _current = None
+            _pass_on(previous, number, frame)
+
+    flush_and_go_on.flushes_senders = True  # type: ignore[attr-defined]
+    return flush_and_go_on
+
+
+def _pass_on(previous: Any, number: int, frame: FrameType | None) -> None:  # noqa: ANN401 - as above
+    global _is_passed_on  # noqa: PLW0603 - one signal
+    if previous is signal.SIG_DFL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    elif callable(previous):
+        _is_passed_on = True
+        try:
+            previous(number, frame)
+        finally:
+            _is_passed_on = False
+
+
+# Forks
+
+
+_is_watching_multiprocessing = False
+
+
+def _watch_multiprocessing() -> None:
+    """Let each child of multiprocessing look whether it flushes at SIGTERM; once multiprocessing is imported."""
+    global _is_watching_multiprocessing  # noqa: PLW0603 - once
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and not _is_watching_multiprocessing:
+        _is_watching_multiprocessing = True
+        util.register_after_fork(flush_in_child_of_multiprocessing, lambda look: look())
+
+
+def _begin_child() -> None:
+    global _current, _is_passed_on, _thread, _wakeup_fd  # noqa: PLW0603 - one for each process
+    had_thread, _thread = _thread is not None, None
+    _current, _is_passed_on = None, False
+    if _wakeup_fd != -1:
+        # The parent's: its thread would take the child's signals for its own.
+        signal.set_wakeup_fd(-1)
+        _wakeup_fd = -1
+    if had_thread:
+        with contextlib.suppress(RuntimeError):  # without a thread the handler does what was set before
+            _thread = _FlushThread()
+
+
+_watch_multiprocessing()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_watch_multiprocessing, after_in_child=_begin_child)
