@@ -85,7 +85,8 @@ class SingleProcessStats:
         turns = self._opened.read_turns
         yield Sample("kinesis_ingest_paused_connections", (), turns.paused_connections)
         yield Sample("kinesis_ingest_read_pauses_total", (), turns.pauses)
-        yield Sample("kinesis_ingest_open", (), float(self._opened.admission.state == "open"))
+        is_open = self._opened.admission.state == "open" and self._opened.producer.failure is None
+        yield Sample("kinesis_ingest_open", (), float(is_open))
 
 
 def _document(opened: OpenGateway) -> StatsDocument:

@@ -6,7 +6,7 @@ day after the last write.
 
 import re
 from collections.abc import Awaitable
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlencode, urlunsplit
 
 from redis import asyncio as redis_asyncio, exceptions
@@ -45,14 +45,32 @@ return {version, now}
 """
 )
 _READ_ALL: Final = _NOW + "return {redis.call('HGETALL', KEYS[1]), now}"
-# A word of the server's answer, also inside a script error -> reason, what to do.
+
+
+class _Row(NamedTuple):
+    """An error of the server: its code, redis-py's exception for it, and what a script's error says in its place."""
+
+    code: str
+    reason: str
+    remedy: str
+    own_exception: type[Exception] | None = None
+    in_scripts: str | None = None
+
+    def matches(self, error: exceptions.ResponseError) -> bool:
+        # redis-py takes the code from the text of its own exceptions.
+        if self.own_exception is not None and isinstance(error, self.own_exception):
+            return True
+        return re.search(rf"\b({self.in_scripts or self.code})\b", str(error)) is not None
+
+
+_CREDENTIALS: Final = "check user, password and rights"
 _ROWS: Final = (
-    ("NOPERM", "denied", "check user, password and rights"),
-    ("NOAUTH", "denied", "check user, password and rights"),
-    ("WRONGPASS", "denied", "check user, password and rights"),
-    ("READONLY", "down", "name the primary, this is a replica"),
-    ("OOM", "limit", "give the server more memory"),
-    ("WRONGTYPE", "garbage", "use another group, another program uses this key"),
+    _Row("NOPERM", "denied", _CREDENTIALS, exceptions.NoPermissionError, "ACL failure|user executing the script"),
+    _Row("NOAUTH", "denied", _CREDENTIALS),
+    _Row("WRONGPASS", "denied", _CREDENTIALS),
+    _Row("READONLY", "down", "name the primary, this is a replica", exceptions.ReadOnlyError),
+    _Row("OOM", "limit", "give the server more memory", exceptions.OutOfMemoryError),
+    _Row("WRONGTYPE", "garbage", "use another group, another program uses this key"),
 )
 
 
@@ -131,8 +149,8 @@ def _parted(value: bytes, place: str) -> tuple[str, bytes]:
 
 def _failed(place: str, error: BaseException) -> StoreFailed:
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        return StoreFailed(f"{place}: {type(error).__name__}; check user, password and rights", reason="denied")
-    for word, reason, remedy in _ROWS if isinstance(error, exceptions.ResponseError) else ():
-        if re.search(rf"\b{word}\b", str(error)):
-            return StoreFailed(f"{place}: {word}; {remedy}", reason=reason)
+        return StoreFailed(f"{place}: {type(error).__name__}; {_CREDENTIALS}", reason="denied")
+    for row in _ROWS:
+        if isinstance(error, exceptions.ResponseError) and row.matches(error):
+            return StoreFailed(f"{place}: {row.code}; {row.remedy}", reason=row.reason)
     return StoreFailed(f"{place}: {type(error).__name__}; check the server and the network", reason="down")

@@ -1,8 +1,9 @@
 """Admit or reject a request's records as a whole, before any of them is put.
 
-Every route calls `Admission`. It checks in this order: is the gateway open, does the tenant's rate allow it, is the
-stream's circuit breaker closed, is there room. All records are put in one synchronous step, so a client that
-disconnects, or a cancelled task, changes nothing.
+Every route calls `Admission`. It checks in this order: is the gateway open, is the stream's circuit breaker closed, is
+the tenant within its share of the queue and within its rate, is there room. The rate is taken last and given back if
+there is no room, so a rejected request costs none of it. All records are put in one synchronous step, so a client
+that disconnects, or a cancelled task, changes nothing.
 """
 
 import random
@@ -210,7 +211,6 @@ class Admission:
             Refused: the request is rejected.
         """
         tenant = account.tenant
-        bytes_of: Any = _bytes_of_pairs if type(records[0]) is tuple else _bytes_of_records
         aggregate = aggregate and tenant.aggregation
         begin = partial(
             self._producer.begin_group,
@@ -221,7 +221,7 @@ class Admission:
             aggregate=aggregate,
             keep=keep,
         )
-        return self._admitted(begin, account, stream, records, bytes_of, keep=keep)
+        return self._admitted(begin, account, stream, records, _bytes_of, keep=keep)
 
     def _admitted(
         self,
@@ -239,9 +239,30 @@ class Admission:
         try:
             result = put()
         except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
-            raise self._not_put(account, len(records), bytes_of(records), error, now) from error
+            count, size_bytes = len(records), bytes_of(records)
+            if account.quota is not None:
+                account.quota.give_back(count, size_bytes)
+            raise self._not_put(account, count, size_bytes, error, now) from error
+        account.quota_schedule.take_due(now)
+        account.share_schedule.take_due(now)
         account.count_accepted(len(records), now)
         return result
+
+    def give_back(self, account: TenantAccount, records: Sequence[UserRecord] | Pairs, deliveries: Deliveries) -> None:
+        """Return the tenant's rate for those of its records that failed and are stored nowhere.
+
+        Call it if the answer to a request says that its records were not delivered. `deliveries` are those of
+        `records`, in the same order.
+        """
+        if account.quota is None:
+            return
+        results = [delivery.peek() for delivery in deliveries]
+        unused: Any = [
+            record
+            for record, result in zip(records, results, strict=True)
+            if result is not None and not result.successful and result.kept is None
+        ]
+        account.quota.give_back(len(unused), _bytes_of(unused))
 
     def _require_admission(
         self,
@@ -253,11 +274,8 @@ class Admission:
         *,
         keep: bool = True,
     ) -> None:
-        """Make all checks except the room for these records, which the producer checks."""
+        """Make all checks except the room for these records, which the producer checks. Then take the rate."""
         self.require_open()
-        if account.quota is not None:
-            size_bytes = bytes_of(records) if account.tenant.bytes_per_second is not None else 0
-            self._require_quota(account, len(records), size_bytes, now)
         is_critical = account.tenant.tier == "critical"
         if stream in self._open_breakers and not (self._can_spill and keep) and not is_critical:
             detail = f"the circuit breaker of stream {stream} is open, because Kinesis rejects its records"
@@ -266,15 +284,17 @@ class Admission:
             not is_critical and self._load_shedder.rejects(account, now)
         ):
             raise self._over_queue_share(account, len(records), now)
-        account.share_schedule.take_due(now)
+        if account.quota is not None:
+            size_bytes = bytes_of(records) if account.tenant.bytes_per_second is not None else 0
+            self._require_quota(account, len(records), size_bytes, now)
 
     def _not_put(self, account: TenantAccount, count: int, size_bytes: int, error: Exception, now: float) -> Refused:
         """Return the refusal for an exception of the producer."""
         if isinstance(error, BufferFull):
             return self._buffer_full(account, count, size_bytes, error, now)
         if isinstance(error, ProducerClosed):
-            detail = "the gateway is shutting down; none of this request was accepted"
-            return Refused(Refusal.DRAINING, detail)
+            reason = "is shutting down" if self._producer.failure is None else "has failed and must be restarted"
+            return Refused(Refusal.DRAINING, f"the gateway {reason}; none of this request was accepted")
         # The stream's own record limit may be lower than the decoder's.
         return Refused(Refusal.BAD_RECORDS, str(error))
 
@@ -287,7 +307,6 @@ class Admission:
         if not schedule or not schedule.is_reserved(now, spare_seconds=quota.spare_seconds(count, size_bytes, now)):
             seconds = quota.try_take(count, size_bytes, now)
             if seconds is None:
-                schedule.take_due(now)
                 return
             wait = seconds
         cost = account.quota_cost_seconds(count, size_bytes)
@@ -332,6 +351,11 @@ class Admission:
 
 def _bytes_of_records(records: Sequence[UserRecord]) -> int:
     return sum([len(record.data) + _key_bytes(record.partition_key) for record in records])
+
+
+def _bytes_of(records: Sequence[Any]) -> int:
+    """Return the bytes of keys and data of user records, or of pairs."""
+    return _bytes_of_pairs(records) if records and type(records[0]) is tuple else _bytes_of_records(records)
 
 
 def _bytes_of_pairs(pairs: Sequence[Any]) -> int:

@@ -251,7 +251,7 @@ class KinesisWireRoute:
         entries: Sequence[PutRecord | PutRecordsRequestEntry],
         *,
         in_slices: bool = False,
-    ) -> Deliveries:
+    ) -> tuple[Sequence[UserRecord], Deliveries]:
         for entry in entries:
             if entry.explicit_hash_key is not None:
                 _require_hash_key(entry.explicit_hash_key)
@@ -260,10 +260,19 @@ class KinesisWireRoute:
         ]
         admission, aggregate = self._gateway.admission, not is_aggregated(records)
         if not in_slices:
-            return admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
+            return records, admission.put_records(account, stream, records, aggregate=aggregate, keep=False)
         group = admission.begin_group(account, stream, records, aggregate=aggregate, keep=False)
         await self._gateway.large_bodies.put(group)
-        return group.deliveries
+        return records, group.deliveries
+
+    async def _results(
+        self, account: TenantAccount, records: Sequence[UserRecord], deliveries: Deliveries
+    ) -> list[PutResult]:
+        """Return the result of each record. A request of which nothing was stored costs no rate."""
+        results = [_put_result(delivery.peek() or await delivery) for delivery in deliveries]
+        if all(result.error_code is not None for result in results):
+            self._gateway.admission.give_back(account, records, deliveries)
+        return results
 
     async def _put_records(
         self, wire: Wire, account: TenantAccount, scope: Scope, body: bytes, payer: AddressBudget | None
@@ -272,7 +281,7 @@ class KinesisWireRoute:
         is_large = len(body) > SMALL_BYTES
         is_cut = is_large and wire.content_type == JSON_CONTENT_TYPE
         entries: Sequence[PutRecordsRequestEntry] = ()
-        deliveries = Deliveries(0)
+        put: tuple[Sequence[UserRecord], Deliveries] = ((), Deliveries(0))
         # Kinesis is asked for a stream without a turn, so that a slow answer does not stop other large bodies.
         asked = named_stream(body) if is_cut else ""
         stream = await self._require_stream(account, asked, "PutRecords") if asked else ""
@@ -288,11 +297,11 @@ class KinesisWireRoute:
                     asked = request.stream()
                     stream = asked if self._is_known(account, asked) else ""
                 if stream:
-                    deliveries = await self._put(account, stream, entries, in_slices=is_large)
+                    put = await self._put(account, stream, entries, in_slices=is_large)
             if not stream:
                 stream = await self._require_stream(account, asked, "PutRecords")
                 async with large.turn(room, len(body)) if is_large else nullcontext():
-                    deliveries = await self._put(account, stream, entries, in_slices=is_large)
+                    put = await self._put(account, stream, entries, in_slices=is_large)
         except Refused as refused:
             answer = WIRE_ANSWERS.get(refused.refusal)
             if answer is None or not answer.per_record or not entries:
@@ -300,11 +309,10 @@ class KinesisWireRoute:
             account.count_refused(refused, len(body), gateway.admission.now(), payer)
             gateway.tally.refusals[refused.refusal] += 1
             return wire.encode_put_results([_NotStored(answer.code, refused.detail)] * len(entries))
-        return wire.encode_put_results([_put_result(delivery.peek() or await delivery) for delivery in deliveries])
+        return wire.encode_put_results(await self._results(account, *put))
 
     async def _put_record(self, wire: Wire, account: TenantAccount, stream: str, request: PutRecord) -> bytes:
-        (delivery,) = await self._put(account, stream, [request])
-        result = _put_result(await delivery)
+        (result,) = await self._results(account, *await self._put(account, stream, [request]))
         if result.error_code is not None:
             status = 400 if result.error_code == THROTTLED else 500
             raise RequestRefused(result.error_code, result.error_message or "", status=status)

@@ -8,13 +8,13 @@ The stream is the one that the settings of the tenant or the gateway name for th
 header field X-Partition-Key (set by OTEL_EXPORTER_OTLP_HEADERS), else a random one for each request.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from kpl_core import Deliveries
+from kpl_core import Deliveries, UserRecord
 from kpl_integrations.asgi.protocol import Receive, Scope, Send
 from kpl_integrations.ingest.admission.acknowledgement import answer_spooled
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal, Refused, refusal_headers, refused_decoding
@@ -88,11 +88,15 @@ class OtlpRoute:
             most, seconds, room = settings.max_body_bytes, settings.body_seconds, gateway.room_of(account, scope)
             body = await read_body(receive, most_bytes=most, seconds=seconds, room=room)
             work_bytes = len(body)
-            deliveries = await self._put(account, (stream, ack), media_type, headers, body, room)
-            if deliveries and ack == "spooled":
-                await answer_spooled(gateway.producer, deliveries, [])
-            elif deliveries and ack == "delivered":
-                await _require_delivered(deliveries)
+            records, deliveries = await self._put(account, (stream, ack), media_type, headers, body, room)
+            try:
+                if deliveries and ack == "spooled":
+                    await answer_spooled(gateway.producer, deliveries, [])
+                elif deliveries and ack == "delivered":
+                    await _require_delivered(deliveries)
+            except Refused:
+                gateway.admission.give_back(account, records, deliveries)
+                raise
         except Refused as refused:
             account.count_refused(refused, work_bytes, gateway.admission.now(), payer)
             raise
@@ -123,8 +127,8 @@ class OtlpRoute:
         headers: FieldsByName,
         body: bytes,
         room: SenderRoom,
-    ) -> Deliveries:
-        """Put the records of a request: all or none of them; those of a large body in slices."""
+    ) -> tuple[Sequence[UserRecord], Deliveries]:
+        """Put and return the records of a request: all or none of them; those of a large body in slices."""
         gateway, settings, inflated = self._gateway, self._gateway.settings, [0]
         encoding, (stream, ack) = headers.get(b"content-encoding"), destination
         options: Any = {"limits": settings.decode_limits(), "partition_key": _partition_key(headers)}
@@ -135,16 +139,18 @@ class OtlpRoute:
             if small is not None:
                 inflated[0] = 0 if encoding is None else len(small)
                 records = otlp_records(self._signal, media_type, small, **options)
-                return gateway.admission.put_records(account, stream, records, keep=keep) if records else Deliveries(0)
+                if not records:
+                    return (), Deliveries(0)
+                return records, gateway.admission.put_records(account, stream, records, keep=keep)
             async with gateway.large_bodies.turn(room, len(body)):
                 pieces = pieces_of(encoding, body, settings.max_inflated_bytes, inflated)
                 steps = otlp_in_steps(self._signal, media_type, pieces, **options)
                 records = await gateway.large_bodies.run(steps)
                 if not records:
-                    return Deliveries(0)
+                    return (), Deliveries(0)
                 group = gateway.admission.begin_group(account, stream, records, keep=keep)
                 await gateway.large_bodies.put(group)
-                return group.deliveries
+                return records, group.deliveries
         except DecodeRefusal as refusal:
             raise refused_decoding(refusal, inflated[0]) from None
         except Refused as refused:

@@ -24,6 +24,7 @@ from kpl_integrations.ingest.admission.acknowledgement import (
     delivered_answer,
     record_answers,
 )
+from kpl_integrations.ingest.admission.admission import Admission
 from kpl_integrations.ingest.admission.idempotency import StoredAnswer, begin_fingerprint, parse_key
 from kpl_integrations.ingest.admission.refusals import Refusal, Refused, refused_decoding
 from kpl_integrations.ingest.admission.senders import AddressBudget, SenderRoom
@@ -66,6 +67,7 @@ class PutRequest(NamedTuple):
     account: TenantAccount
     payer: AddressBudget | None
     received_bytes: int
+    admission: Admission
 
     def answer(self, now: float) -> Acknowledged:
         """Return the answer, because the results are known; raises as `RecordsRoute.answer`."""
@@ -78,6 +80,7 @@ class PutRequest(NamedTuple):
             positions = self.decoded.positions() if problems else ()
             return delivered_answer(results, record_answers(results), problems, positions)
         except Refused as refused:
+            self.admission.give_back(self.account, self.decoded.pairs or self.decoded.records, self.deliveries)
             self.account.count_refused(refused, self.received_bytes, now, self.payer)
             raise
 
@@ -238,7 +241,8 @@ class RecordsRoute:
         decoded = self._decoded_small(head, body)
         if decoded is None:
             return None
-        return PutRequest(self._put(decoded, head, account, stream), decoded, account, payer, len(body))
+        deliveries = self._put(decoded, head, account, stream)
+        return PutRequest(deliveries, decoded, account, payer, len(body), self._admission)
 
     async def _once(
         self, account: TenantAccount, key: str, request: bytes, answering: Callable[[], Awaitable[Acknowledged]]
@@ -292,9 +296,13 @@ class RecordsRoute:
         problems = decoded.problems
         if ack == "queued":
             return answer_queued(len(decoded.records or decoded.pairs or ()), problems)
-        if ack == "spooled":
-            return await answer_spooled(self._gateway.producer, deliveries, problems)
-        return await answer_delivered(deliveries, problems, decoded.positions() if problems else ())
+        try:
+            if ack == "spooled":
+                return await answer_spooled(self._gateway.producer, deliveries, problems)
+            return await answer_delivered(deliveries, problems, decoded.positions() if problems else ())
+        except Refused:
+            self._admission.give_back(account, decoded.pairs or decoded.records, deliveries)
+            raise
 
     async def _put_large(
         self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str, room: SenderRoom

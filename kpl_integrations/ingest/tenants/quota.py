@@ -117,6 +117,11 @@ class TenantQuota:
             return None
         return max(0.0, bucket.ready_at(costs, now) - now)
 
+    def give_back(self, records: int, size_bytes: int) -> None:
+        """Return what `try_take` took for records that the gateway or Kinesis did not accept."""
+        if self._bucket is not None:
+            self._bucket.give_back(self._costs(records, size_bytes))
+
     def states(self, records: int, size_bytes: int, now: float) -> tuple[QuotaState, ...]:
         """Return the state of each quota; `ready_in` is for a request of the given size."""
         bucket = self._bucket
