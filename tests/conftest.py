@@ -12,12 +12,14 @@ A module that uses asyncio's sockets returns "asyncio" there.
 
 import gc
 import os
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.virtual_time import Backend, virtual_time_backend as backend_in_virtual_time
+from tests.support.virtual_time import Backend, virtual_time_backend as backend_in_virtual_time
 
 # No deadlines: other programs may use the machine, and benchmarks/ measures the speed. In CI the examples are the same
 # in each run, so that a failure means that the code has changed.
@@ -39,10 +41,55 @@ _NO_ACCOUNT = {
 }
 
 
-def pytest_collection_finish() -> None:
-    """Exclude the tests and their modules from later garbage collections: they are used until the end."""
-    gc.collect()
-    gc.freeze()
+_UNSTEADY = tomllib.loads(Path(__file__).with_name("unsteady.toml").read_text(encoding="utf-8"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude the tests and their modules from garbage collections: they are used until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker process begin with other modules, so that in a fresh clone each module is compiled once.
+
+    pytest writes the compiled module to disk, where the other workers find it.
+    """
+    report = yield
+    worker = _worker_number(collector.config)
+    if worker and isinstance(collector, pytest.Directory):
+        middle = len(report.result) // 2
+        report.result = report.result[::-1] if worker == 1 else [*report.result[middle:], *report.result[:middle]]
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the tests of unsteady.toml, and no others, run a second time if they fail.
+
+    In worker processes also restore one order, because pytest-xdist requires the same order in all of them.
+    """
+    unsteady = {entry["test"] for entry in _UNSTEADY.get("unsteady", ())}
+    for item in items:
+        if item.nodeid.partition("[")[0] in unsteady:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+    if _worker_number(config) is not None:
+        items.sort(key=lambda item: item.path)
+
+
+def _worker_number(config: pytest.Config) -> int | None:
+    """Return None in the only process of a run, else the number of this worker of pytest-xdist, from 0."""
+    worker: str | None = getattr(config, "workerinput", {}).get("workerid")
+    return None if worker is None else int(worker.removeprefix("gw"))
 
 
 @pytest.fixture(autouse=True, scope="session")

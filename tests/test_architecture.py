@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -38,9 +39,18 @@ def _ring() -> set[str]:
     return {match[1] for match in exempt if match}
 
 
-def _sources(package: Path) -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(package.rglob("*.py")):
-        yield path.relative_to(package.parent), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def _sources(package: Path) -> tuple[tuple[Path, ast.Module], ...]:
+    return tuple(
+        (path.relative_to(package.parent), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(package.rglob("*.py"))
+    )
+
+
+def _modules_of_tests(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+            yield node.module or ""
 
 
 def _names(requirements: Iterable[str]) -> set[str]:
@@ -141,6 +151,16 @@ def test_a_public_class_name_has_one_meaning() -> None:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(str(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_what_two_folders_of_tests_use_is_in_support() -> None:
+    wrong = {
+        f"{path}: {module}"
+        for path, tree in _sources(TESTS)
+        for module in _modules_of_tests(tree)
+        if module.split(".")[1] not in {"support", path.parts[1]}
+    }
+    assert not wrong, "move it to tests/support/, or to a folder that both are in"
 
 
 def test_what_is_imported_is_declared() -> None:

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.virtual_time import Backend, BackendName, VirtualTimeLoop, run_in_virtual_time
+from tests.support.virtual_time import Backend, BackendName, VirtualTimeLoop, run_in_virtual_time
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0

@@ -11,7 +11,7 @@ from kpl_core.testing import FakeKinesis, FakeTransport, Latency, When
 from kpl_integrations.asgi import KinesisLifespan
 from kpl_integrations.asgi.testing import KinesisDouble
 from kpl_integrations.logging_handler import KinesisHandler
-from tests.logging_handler.log_stream import log_records
+from tests.support.consumers import log_records
 
 LOGGER = logging.getLogger("tests.last_flush")
 

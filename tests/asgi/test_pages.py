@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.running_program import environment
+from tests.support.running_program import environment
 
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 BLOCKS = [

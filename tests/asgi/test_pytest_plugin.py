@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.running_program import environment
+from tests.support.running_program import environment
 
 TESTS = """
 import pytest

@@ -15,9 +15,10 @@ from websockets.sync.client import connect
 
 from kpl_integrations.asgi.lifespan import DEFAULT_CLOSE_SECONDS
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.logging_handler.log_stream import log_records, user_records
-from tests.ports import free_port
-from tests.programs.running_program import Running, running
+from tests.support.consumers import log_records, user_records
+from tests.support.processes import free_port
+from tests.support.running_program import Running, running
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 REPORT = re.compile(r"the Kinesis producer is closed: ([\d,]+) accepted: ([\d,]+) delivered, ([\d,]+) failed")
@@ -137,10 +138,7 @@ def test_gunicorn_with_preload_delivers_each_record_once(kinesis, port, tmp_path
 
 
 def _wait_until_complete(server: Running, *, workers: int) -> None:
-    deadline = time.monotonic() + 30
-    while server.said().count("Application startup complete") < workers:
-        assert time.monotonic() < deadline, server.said()
-        time.sleep(0.01)
+    wait_until(lambda: server.said().count("Application startup complete") >= workers, server.said)
 
 
 def test_websocket_and_outbox_work_under_a_real_server(kinesis, port, tmp_path: Path):

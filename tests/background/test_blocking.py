@@ -22,7 +22,7 @@ from kpl_core import (
 from kpl_core.background.blocking_delivery import BlockingDelivery
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, Latency, When
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.producer.scene import STREAM, stored
+from tests.support.producer_scene import STREAM, stored
 
 PUT = "PutRecords"
 

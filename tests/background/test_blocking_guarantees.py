@@ -22,7 +22,8 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.background.test_blocking import blocking, in_threads, transport
-from tests.producer.scene import STREAM, stored
+from tests.support.producer_scene import STREAM, EndOfTheDriver, stored
+from tests.support.waiting import wait_until
 
 PUT = "PutRecords"
 
@@ -62,9 +63,7 @@ def test_a_put_into_a_full_buffer_is_spilled_to_the_spool_and_delivered_later(tm
         kept = [delivery.result(20) for delivery in deliveries[5:]]
         assert {result.kept for result in kept} == {"spooled"}
         kinesis.kinesis.faults.remove(outage)
-        deadline = time.monotonic() + 20
-        while len(stored(kinesis)) < 50 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda: len(stored(kinesis)) >= 50, lambda: f"50 records, not {len(stored(kinesis))}")
     assert sorted({data for _, data in stored(kinesis)}) == sorted(b"%d" % number for number in range(50))
 
 
@@ -151,11 +150,10 @@ def test_a_hook_can_put_but_not_wait_for_its_own_thread(fair: bool) -> None:
 
 
 class Dying(FakeTransport):
-    """Raises, although a transport must return every failure as a value."""
+    """Ends the driver: only an `Exception` of a transport is the failure of one request."""
 
     async def put_records(self, request: PutRecordsRequest) -> PutRecordsAnswer:
-        message = "no transport may raise this"
-        raise ArithmeticError(message)
+        raise EndOfTheDriver
 
 
 def test_a_thread_that_dies_logs_it_and_ends_every_wait(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,15 +198,15 @@ def test_a_call_into_the_loop_returns_its_result_or_raises_its_error() -> None:
         message = "raised to the caller"
         raise LookupError(message)
 
-    assert thread.call(lambda: 42) == 42
+    assert thread.begin_call(lambda: 42)(30.0) == 42
     with pytest.raises(LookupError, match="raised to the caller"):
         thread.begin(fail)(10)
     with pytest.raises(WrongEventLoop, match="make it in another thread"):
-        thread.call(lambda: thread.call(lambda: 1))
+        thread.begin_call(lambda: thread.begin_call(lambda: 1))(30.0)
     stop()
     thread.join(10)
     with pytest.raises(SenderEnded):
-        thread.call(lambda: 42)
+        thread.begin_call(lambda: 42)(30.0)
     thread.run_soon(lambda: pytest.fail("it has ended"))
 
 
@@ -224,7 +222,7 @@ def test_no_call_hangs_when_the_loop_ends() -> None:
                 for turn in range(1_000):
                     if number == 0 and turn == 20:
                         stop()
-                    thread.call(lambda: None)
+                    thread.begin_call(lambda: None)(30.0)
             except SenderEnded:
                 outcomes.append(True)
 

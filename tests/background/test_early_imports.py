@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.programs.running_program import run
+from tests.support.running_program import run
 
 
 @pytest.fixture

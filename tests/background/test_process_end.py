@@ -22,9 +22,10 @@ import pytest
 
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.logging_handler.log_stream import log_records, user_records
-from tests.otel.telemetry_stream import exported
-from tests.programs.running_program import environment, running, wait_until
+from tests.support.consumers import log_records, user_records
+from tests.support.running_program import environment, running
+from tests.support.telemetry import exported
+from tests.support.waiting import wait_until
 
 SENDERS = ("producer", "handler", "exporter")
 REQUESTS = 10

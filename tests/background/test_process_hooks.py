@@ -2,27 +2,32 @@
 
 import asyncio
 import logging
+import math
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from kpl_core import BlockingProducer, Config
+from kpl_core import BlockingProducer, Config, ConfigError
 from kpl_core.background.process_end import ProcessListener, begin_last_flushes, listen, watch_uvicorn
+from kpl_core.background.sigterm import flush_on_sigterm
 from kpl_core.testing import FakeKinesis, FakeTransport
-from tests.programs.running_program import environment
+from tests.support.running_program import environment
 
 BEGINNING = """
-import signal, sys, threading
-from kpl_core.background import process_end
+import signal, sys, threading, time
+from kpl_core.background import sigterm
 from kpl_core import BlockingProducer, Config
-from kpl_core.background.process_end import ProcessListener, flush_before_sigterm, flush_on_sigterm, listen
+from kpl_core.background.process_end import ProcessListener, listen
+from kpl_core.background.sigterm import flush_before_sigterm, flush_on_sigterm
 
 class Listener(ProcessListener):
-    def begin_last_flush(self, share=1.0):
+    def begin_last_flush(self, share=1.0, seconds=None):
         return lambda: print("flushed", flush=True)
 
 def say(*_):
@@ -46,6 +51,11 @@ def in_a_thread(call):
     thread.start()
     thread.join()
 
+def be_terminated():
+    signal.raise_signal(signal.SIGTERM)
+    while sigterm._current is not None:
+        time.sleep(0.01)
+
 listener = Listener()
 """
 LISTEN = "listen(listener); "
@@ -57,14 +67,16 @@ PROGRAMS = [
     ("flush_before_sigterm()", "", TERMINATED),
     (LISTEN + "signal.signal(signal.SIGTERM, say); flush_before_sigterm()", "mine\nflushed\n", 0),
     (LISTEN + "in_a_thread(flush_before_sigterm)", "", TERMINATED),
-    (LISTEN + "flush_on_sigterm()", "flushed\n", TERMINATED),
-    (LISTEN + "flush_on_sigterm(); flush_on_sigterm()", "flushed\n", TERMINATED),
-    (LISTEN + "signal.signal(signal.SIGTERM, say); flush_on_sigterm()", "flushed\nmine\nflushed\n", 0),
-    (LISTEN + "signal.signal(signal.SIGTERM, say_and_exit); flush_on_sigterm()", "flushed\nmine\nflushed\n", 3),
-    (LISTEN + "signal.signal(signal.SIGTERM, signal.SIG_IGN); flush_on_sigterm()", "flushed\nflushed\n", 0),
+    (LISTEN + "flush_on_sigterm(True)", "flushed\n", TERMINATED),
+    (LISTEN + "flush_on_sigterm(True); flush_on_sigterm(True)", "flushed\n", TERMINATED),
+    (LISTEN + "signal.signal(signal.SIGTERM, say); flush_on_sigterm(True)", "flushed\nmine\nflushed\n", 0),
+    (LISTEN + "signal.signal(signal.SIGTERM, say_and_exit); flush_on_sigterm(True)", "flushed\nmine\nflushed\n", 3),
+    (LISTEN + "signal.signal(signal.SIGTERM, signal.SIG_IGN); flush_on_sigterm(True)", "flushed\nflushed\n", 0),
+    (LISTEN + "flush_on_sigterm(2.5); flush_on_sigterm(None); flush_on_sigterm(False)", "flushed\n", TERMINATED),
+    (LISTEN + "flush_on_sigterm(False); flush_on_sigterm(None)", "", TERMINATED),
     (
-        LISTEN + "signal.signal(signal.SIGTERM, say); flush_on_sigterm(); chain(); flush_on_sigterm()",
-        "flushed\nmine\nflushed\nmine\nflushed\n",
+        LISTEN + "signal.signal(signal.SIGTERM, say); flush_on_sigterm(True); chain(); flush_on_sigterm(True)",
+        "flushed\nmine\nmine\nflushed\n",
         0,
     ),
 ]
@@ -82,23 +94,82 @@ def end_of(program: str) -> subprocess.CompletedProcess[str]:
 def test_a_program_is_flushed_before_sigterm_and_its_own_handler_still_runs(
     does: str, prints: str, status: int
 ) -> None:
-    ended = end_of(f"{BEGINNING}\n{does}\nsignal.raise_signal(signal.SIGTERM)")
+    ended = end_of(f"{BEGINNING}\n{does}\nbe_terminated()")
     assert (ended.stdout, ended.stderr, ended.returncode) == (prints, "", status)
 
 
 @needs_sigterm
 def test_the_opt_in_is_refused_outside_of_the_main_thread() -> None:
-    ended = end_of(f"{BEGINNING}\nin_a_thread(flush_on_sigterm)")
+    ended = end_of(f"{BEGINNING}\nin_a_thread(lambda: flush_on_sigterm(True))")
     assert "Python sets signal handlers in the main thread only" in ended.stderr
 
 
+ENDLESS = BEGINNING.replace('print("flushed", flush=True)', "time.sleep(3600)") + LISTEN
+
+
 @needs_sigterm
-def test_a_flush_that_never_ends_delays_the_signal_only_for_its_bound() -> None:
-    program = (
-        BEGINNING.replace('print("flushed", flush=True)', "__import__('time').sleep(3600)")
-        + f"process_end._SIGTERM_SECONDS = 0.1; {LISTEN}flush_on_sigterm(); signal.raise_signal(signal.SIGTERM)"
+def test_a_flush_that_never_ends_delays_the_signal_only_for_its_bound_and_what_is_left_is_on_stderr() -> None:
+    program = f"{ENDLESS} Listener.undelivered = lambda _: (7, 'records'); flush_on_sigterm(0.1); be_terminated()"
+    ended = end_of(program)
+    assert ended.returncode == TERMINATED
+    assert re.fullmatch(
+        r"kpl_core: not delivered \d+\.\d s after SIGTERM: 7 records; lost if the process ends now\n", ended.stderr
     )
-    assert end_of(program).returncode == -signal.SIGTERM
+
+
+@needs_sigterm
+def test_a_second_signal_ends_the_process_during_the_flush_of_the_first() -> None:
+    program = f"{ENDLESS} flush_on_sigterm(3600); signal.raise_signal(signal.SIGTERM); be_terminated()"
+    assert end_of(program).returncode == TERMINATED
+
+
+@needs_sigterm
+def test_a_signal_that_interrupts_code_with_a_lock_that_the_flush_needs_is_flushed() -> None:
+    """The handler waited for the flush, which waited for the lock of the code that the handler had interrupted."""
+    program = (
+        BEGINNING.replace(
+            'lambda: print("flushed", flush=True)', 'lambda: lock.acquire() and print("flushed", flush=True)'
+        )
+        + f"lock = threading.Lock()\n{LISTEN}flush_on_sigterm(True)\n"
+        + "with lock: signal.raise_signal(signal.SIGTERM)\ntime.sleep(60)"
+    )
+    ended = end_of(program)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("flushed\n", "", TERMINATED)
+
+
+@needs_sigterm
+def test_a_forked_child_flushes_at_sigterm_as_its_parent_does() -> None:
+    program = f"""{BEGINNING}
+import os
+{LISTEN}flush_on_sigterm(True)
+child = os.fork()
+if not child:
+    be_terminated()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+be_terminated()
+"""
+    ended = end_of(program)
+    assert (ended.stdout, ended.returncode) == (f"flushed\n{TERMINATED}\nflushed\n", TERMINATED), ended.stderr
+
+
+@needs_sigterm
+def test_puts_go_on_if_the_application_has_replaced_the_handler_during_the_flush() -> None:
+    program = f"""{BEGINNING}
+Listener.stop_intake = lambda _: lambda: print("goes on", flush=True)
+Listener.begin_last_flush = lambda *_: lambda: time.sleep(0.2)
+{LISTEN}flush_on_sigterm(True)
+signal.raise_signal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, say)
+time.sleep(2)
+"""
+    ended = end_of(program)
+    assert (ended.stdout, ended.returncode) == ("mine\ngoes on\n", 0), ended.stderr
+
+
+@pytest.mark.parametrize("within", [0, -1, math.nan, math.inf, "yes"])
+def test_a_bound_that_is_no_number_of_seconds_above_0_is_rejected(within: Any) -> None:
+    with pytest.raises(ConfigError, match="it must be True, False, None or a number of seconds above 0"):
+        flush_on_sigterm(within)
 
 
 def test_the_shutdown_of_uvicorn_flushes_after_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +180,7 @@ def test_the_shutdown_of_uvicorn_flushes_after_its_own_work(monkeypatch: pytest.
             events.append(f"shut down with {sockets}")
 
     class Listener(ProcessListener):
-        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+        def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object]:
             return lambda: events.append(f"flushed with share {share}")
 
     monkeypatch.setitem(sys.modules, "uvicorn.server", SimpleNamespace(Server=Server))
@@ -139,15 +210,15 @@ def test_a_listener_that_fails_does_not_stop_the_flush_of_the_others(caplog: pyt
     flushed: list[str] = []
 
     class Failing(ProcessListener):
-        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+        def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object]:
             raise RuntimeError(share)
 
     class FailingLater(ProcessListener):
-        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+        def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object]:
             return lambda: 1 // 0
 
     class Flushing(ProcessListener):
-        def begin_last_flush(self, share: float = 1.0) -> Callable[[], object]:
+        def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Callable[[], object]:
             return lambda: flushed.append("flushed")
 
     listeners = [Failing(), FailingLater(), Flushing()]

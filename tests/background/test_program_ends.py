@@ -9,7 +9,7 @@ import pytest
 
 import kpl_core
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.faults.kcl_consumer import read_stream
+from tests.support.consumers import read_stream
 
 PROGRAM = """
 import sys, threading

@@ -8,7 +8,7 @@ import pytest
 from kpl_core import BufferFull, Config, Producer
 from kpl_core.background.sender import BackgroundSender
 from kpl_core.testing import FakeKinesis, FakeTransport
-from tests.programs.running_program import wait_until
+from tests.support.waiting import wait_until
 
 
 class EndlessSource:
@@ -53,16 +53,16 @@ def test_sources_that_always_have_records_get_the_first_room_in_turn(drains: int
         for source in sources[1:]:
             sender.add_source(source)
 
-    sender.call(add_sources)
+    sender.begin_call(add_sources)(30.0)
     # The first source put alone before the others were added.
-    before = sender.call(lambda: [source.put_count for source in sources])
+    before = sender.begin_call(lambda: [source.put_count for source in sources])(30.0)
 
     def put_since() -> list[int]:
         return [source.put_count - earlier for source, earlier in zip(sources, before, strict=True)]
 
     try:
         wait_until(lambda: min(put_since()) >= 2_000, lambda: f"2,000 records of each source, after {put_since()}")
-        counts = sender.call(put_since)
+        counts = sender.begin_call(put_since)(30.0)
     finally:
         sender.stop()
         assert sender.join(30.0)

@@ -11,8 +11,8 @@ from kpl_core import BufferFull, Config, NotSpooled, Producer, SpoolOptions, dec
 from kpl_core.options.reliability import SpoolMode
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from tests.durability.prometheus_text import Scrape, watched
-from tests.durability.scene import assert_invariant, assert_streams_add_up
+from tests.support.durability_scene import assert_invariant, assert_streams_add_up
+from tests.support.metrics import Scrape, watched
 
 STREAM = "orders"
 # From the end of the fault until everything acknowledged is delivered.

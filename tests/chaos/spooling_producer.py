@@ -14,7 +14,7 @@ from pathlib import Path
 from kpl_core import Producer
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.load import STREAM, config
-from tests.durability.prometheus_text import watched
+from tests.support.metrics import watched
 
 WRITERS = 20
 # Bounds the records in flight at a kill, and so the duplicates.

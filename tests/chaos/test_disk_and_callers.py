@@ -11,8 +11,9 @@ from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.load import STREAM, Load, assert_recovers, config, consumed
-from tests.durability.prometheus_text import Scrape, watched
-from tests.durability.scene import assert_invariant, until
+from tests.support.durability_scene import assert_invariant
+from tests.support.metrics import Scrape, watched
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

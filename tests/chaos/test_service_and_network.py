@@ -31,7 +31,7 @@ from kpl_integrations.local_kinesis import LocalKinesis
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.conftest import SHORT
 from tests.chaos.load import STREAM, Load, assert_recovers, config
-from tests.faults.tcp_proxy import TcpProxy, Weather
+from tests.support.tcp_proxy import TcpProxy, Weather
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 PUT = "PutRecords"

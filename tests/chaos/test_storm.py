@@ -18,9 +18,9 @@ from kpl_core.hooks import DeadLetterAlarm, Fact
 from kpl_integrations.local_kinesis import LocalKinesis, LocalKinesisProcess
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from tests.chaos.withheld_cpu import withheld_seconds
-from tests.durability.prometheus_text import Scrape, watched
-from tests.durability.scene import STREAM, assert_invariant, assert_streams_add_up, until
-from tests.durability.storm import Storm
+from tests.support.durability_scene import STREAM, Storm, assert_invariant, assert_streams_add_up
+from tests.support.metrics import Scrape, watched
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -126,6 +126,10 @@ def _assert_filed(letters: Iterable[DeadLetter]) -> None:
     assert len(late) == LATE
 
 
+def _has_fewer_dead_letters(producer: Producer, count: int) -> bool:
+    return producer.report().dead_lettered < count
+
+
 async def _assert_redriven(path: Path, letters: list[DeadLetter]) -> None:
     """Restart with more shards: the producer empties the queue automatically, critical letters first."""
     alarms, metrics = Alarms(), PrometheusMetrics()
@@ -134,7 +138,8 @@ async def _assert_redriven(path: Path, letters: list[DeadLetter]) -> None:
             watched(producer, metrics)
             while (left := producer.report().dead_lettered) > 0:
                 # On any machine, however slow, the count must decrease.
-                await until(lambda left=left: producer.report().dead_lettered < left, seconds=STANDSTILL_SECONDS)
+                has_fallen = partial(_has_fewer_dead_letters, producer, left)
+                await until(has_fallen, seconds=STANDSTILL_SECONDS)
             Scrape(metrics).assert_invariant()
             assert_streams_add_up(producer)
         report = producer.report()

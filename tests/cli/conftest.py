@@ -13,7 +13,7 @@ from botocore.loaders import Loader, create_loader
 from kpl_core.testing import Effect, FakeKinesis, Fault, When
 from kpl_integrations.cli import main
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.cli.kpl_process import Outcome
+from tests.support.kpl_process import Outcome
 
 _numbers = count()
 _Result = TypeVar("_Result")

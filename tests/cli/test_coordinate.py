@@ -11,7 +11,7 @@ import pytest
 from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.store_objects import Claim, Summary, WorkerReport, decode, encode
 from kpl_core.coordination.stores.file import FileStore
-from tests.cli.kpl_process import started
+from tests.support.kpl_process import started
 
 
 def own_folder(folder: Path) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from kpl_integrations.cli import tail
 from kpl_integrations.cli.demo import DemoRecords, Inventory
 from kpl_integrations.cli.tail import ReadRecord, user_records
-from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
+from tests.support.kpl_process import in_a_terminal, run, without_escape_codes
 
 
 @pytest.mark.long

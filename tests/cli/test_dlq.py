@@ -19,7 +19,8 @@ from kpl_core.records.user_record import Tier
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.cli.spool_file import dead_letters
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.cli.kpl_process import Outcome, run, started
+from tests.support.kpl_process import Outcome, run, started
+from tests.support.waiting import wait_until
 
 # Most tests start a program.
 pytestmark = pytest.mark.long
@@ -99,8 +100,7 @@ def test_an_interrupted_redrive_can_be_run_again(file: Path) -> None:
         )
         arguments = ("dlq", "redrive", str(file), "--rate", "5", "--endpoint-url", kinesis.endpoint_url)
         with started(*arguments) as running:
-            while not kinesis.call(lambda fake, _: outage.fired):
-                time.sleep(0.01)
+            wait_until(lambda: kinesis.call(lambda fake, _: outage.fired), "a request that fails")
             assert running.end(signal.SIGINT) == 130
         assert counts(file)["total"] == 30
         kinesis.call(lambda fake, _: fake.faults.remove(outage))

@@ -15,7 +15,7 @@ from kpl_integrations.cli.doctor import (
     check_stream,
     check_wire_path,
 )
-from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
+from tests.support.kpl_process import in_a_terminal, run, without_escape_codes
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ import pytest
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.cli.connection import advice
 from kpl_integrations.cli.exit_code import ExitCode
-from tests.cli.kpl_process import of_program, run
+from tests.support.kpl_process import of_program, run
 
 COMMANDS = ("put", "tail")
 

@@ -6,7 +6,7 @@ import textwrap
 import boto3
 import pytest
 
-from tests.cli.kpl_process import of_program, started
+from tests.support.kpl_process import of_program, started
 
 
 def test_it_serves_any_sdk_until_sigterm():

@@ -1,7 +1,6 @@
 import json
 import re
 import signal
-import time
 
 import msgspec
 import pytest
@@ -10,7 +9,8 @@ from kpl_core import Attempt, RecordResult, decode
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.cli import put
 from kpl_integrations.cli.put import cause_of
-from tests.cli.kpl_process import in_a_terminal, run, started, without_escape_codes
+from tests.support.kpl_process import in_a_terminal, run, started, without_escape_codes
+from tests.support.waiting import wait_until
 
 
 def user_records(stream):
@@ -175,8 +175,7 @@ def test_ctrl_c_delivers_the_read_lines_and_prints_the_option_to_continue(stream
     with started("put", *stream.address) as running:
         running.stdin.write("one\ntwo\n")
         running.stdin.flush()
-        while len(user_records(stream)) < 2:
-            time.sleep(0.01)
+        wait_until(lambda: len(user_records(stream)) >= 2, "two records are stored")
         # The input is still open, and the command does not wait for its end.
         assert running.end(signal.SIGINT) == 130
         out, err = running.stdout.read(), running.stderr.read()
@@ -191,8 +190,7 @@ def test_a_second_signal_stops_it_immediately(stream):
     with stream.fault(unavailable, matching) as fault, started("put", *stream.address, "--json") as running:
         running.stdin.write("one\n")
         running.stdin.flush()
-        while not fault.fired:
-            time.sleep(0.01)
+        wait_until(lambda: fault.fired, "a request that fails")
         running.process.terminate()
         assert running.stderr.readline().startswith("waiting 5 seconds")
         assert running.end(signal.SIGTERM) == 143

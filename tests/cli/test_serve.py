@@ -3,13 +3,13 @@
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cli.kpl_process import of_program, started
+from tests.support.kpl_process import of_program, started
+from tests.support.waiting import wait_until
 
 ONE = {"partition_key": "k", "data": "x"}
 
@@ -38,15 +38,14 @@ def test_one_command_serves_and_the_lines_it_prints_work_as_they_stand():
 
 @pytest.mark.long
 def test_sigterm_drains_what_it_took():
-    with started("serve", "--local", "--port", "0", "--stream", "orders:2", "--drain-delay-seconds", "0.5") as serve:
+    with started("serve", "--local", "--port", "0", "--stream", "orders:2", "--drain-delay-seconds", "3") as serve:
         url = url_of(serve.stdout.readline())
         with httpx.Client(timeout=20) as client:
             for _ in range(20):
                 answer = client.post(f"{url}/v1/streams/orders/records", json={"records": [ONE] * 50})
                 assert answer.status_code == 202
             serve.process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-            assert client.get(f"{url}/readyz").status_code == 503
+            wait_until(lambda: client.get(f"{url}/readyz").status_code == 503, "it is not ready")
             assert client.get(f"{url}/livez").status_code == 200
             assert client.post(f"{url}/v1/streams/orders/records", json=ONE).status_code == 202
         assert serve.end() == 0

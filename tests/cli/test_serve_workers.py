@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from itertools import count, pairwise
@@ -23,7 +23,8 @@ from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.tenants import new_api_key, stored_key
 from tests.cli.conftest import Stream
-from tests.cli.kpl_process import Running, run, started
+from tests.support.kpl_process import Running, run, started
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -31,13 +32,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 _SECONDS = 60
 ADMIN = "an-admin-key-of-32-characters-xyz"
 OUTAGE = ErrorAnswer("ServiceUnavailable", status=503)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {_SECONDS} s for {what}"
-        time.sleep(0.02)
 
 
 class Gateway:
@@ -160,7 +154,7 @@ class Load:
 def test_sigterm_under_load_drains_all_workers_and_stores_every_accepted_record(stream):
     with gateway(stream, "--local", "--drain-delay-seconds", "0.5") as running:
         with Load(running, stream, ack="queued") as load:
-            until(lambda: len(load.taken) > 500 and running.all_accepted_some(), "both workers to accept records")
+            wait_until(lambda: len(load.taken) > 500 and running.all_accepted_some(), "both workers to accept records")
             assert running.end(signal.SIGTERM) == 0
         said = running.serve.stderr.read()
     found = stored(stream)
@@ -195,7 +189,7 @@ def test_a_killed_worker_is_replaced_and_no_answered_record_is_missing_and_no_co
         before = running.pids()
         seen: list[dict[str, float]] = []
         with Load(running, stream, ack="delivered") as load:
-            until(running.all_accepted_some, "both workers to accept records")
+            wait_until(running.all_accepted_some, "both workers to accept records")
             seen.append(running.counters())
             os.kill(before["1"], signal.SIGKILL)
 
@@ -204,9 +198,9 @@ def test_a_killed_worker_is_replaced_and_no_answered_record_is_missing_and_no_co
                     seen.append(running.counters())
                 return running.has_replaced({before["1"]})
 
-            until(is_replaced, "a replacement")
+            wait_until(is_replaced, "a replacement")
             taken = len(load.taken)
-            until(
+            wait_until(
                 lambda: running.all_accepted_some() and len(load.taken) > taken + 100,
                 "the replacement to accept records",
             )
@@ -232,9 +226,9 @@ def test_the_replacement_of_a_killed_worker_delivers_its_spool(stream, tmp_path)
             pids = running.pids()
             for pid in pids.values():
                 os.kill(pid, signal.SIGKILL)
-            until(lambda: running.has_replaced(set(pids.values())), "new workers")
-        until(lambda: set(given) <= set(stored(stream)), "the records of the dead workers")
-        until(
+            wait_until(lambda: running.has_replaced(set(pids.values())), "new workers")
+        wait_until(lambda: set(given) <= set(stored(stream)), "the records of the dead workers")
+        wait_until(
             lambda: running.stats()["records"]["spooled"] == running.stats()["records"]["buffered"] == 0,
             "all records to be delivered",
         )
@@ -256,7 +250,7 @@ def test_an_orphaned_spool_is_drained(stream, tmp_path, monkeypatch):
         assert running.end(signal.SIGTERM) == 0
         assert f"{len(given):,} spooled" in running.serve.stderr.read()
     with gateway(stream, *options) as running:
-        until(lambda: set(given) <= set(stored(stream)), "the records of the orphaned spool")
+        wait_until(lambda: set(given) <= set(stored(stream)), "the records of the orphaned spool")
         assert running.end(signal.SIGTERM) == 0
 
 
@@ -320,7 +314,7 @@ def test_a_changed_tenants_file_reaches_every_worker(stream, tmp_path, monkeypat
             gone = {running.post(stream, ["x"], key=keys["first"]) for _ in range(30)}
             return (known, gone) == ({202}, {401})
 
-        until(has_reached_all, "all workers to read the new file")
+        wait_until(has_reached_all, "all workers to read the new file")
         running.end(signal.SIGINT)
 
 
@@ -340,7 +334,7 @@ def test_workers_drain_and_exit_when_their_supervisor_is_killed(stream):
         given = running.post_to_all(stream, "orphan", ack="queued")
         pids = running.pids().values()
         running.serve.process.kill()
-        until(lambda: not any(is_alive(pid) for pid in pids), "the workers to exit")
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), "the workers to exit")
     assert set(given) <= set(stored(stream))
 
 
@@ -386,7 +380,7 @@ def test_a_second_sigterm_ends_the_drain(stream, monkeypatch):
         # One request: after a few failures the circuit breaker would reject more.
         assert running.post(stream, [f"outage {number}" for number in range(10)]) == 202
         running.serve.process.send_signal(signal.SIGTERM)
-        until(lambda: not is_accepting(running), "the gateway to drain")
+        wait_until(lambda: not is_accepting(running), "the gateway to drain")
         assert running.end(signal.SIGTERM) == 1
         assert accounts(running.serve.stderr.read()) == (10, 0)
 
@@ -421,7 +415,7 @@ def test_on_a_disk_that_fills_up_the_sum_stays_exact_and_no_counter_falls_when_a
         assert {running.stats()["records"]["delivered"] for _ in range(10)} == {len(given)}
         before = running.counters()
         os.kill(pids["1"], signal.SIGKILL)
-        until(lambda: running.has_replaced({pids["1"]}), "a replacement")
+        wait_until(lambda: running.has_replaced({pids["1"]}), "a replacement")
         after = running.counters()
         assert {name: value for name, value in before.items() if after.get(name, 0.0) < value} == {}
         assert running.stats()["records"]["delivered"] == len(given)

@@ -15,9 +15,9 @@ from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.cli.conftest import Stream
-from tests.cli.kpl_process import Outcome
 from tests.cli.programs.spooling_service import RECORDS
-from tests.programs.running_program import TESTS, environment
+from tests.support.kpl_process import Outcome
+from tests.support.running_program import TESTS, environment
 
 Kpl = Callable[..., Outcome]
 SIZE_BYTES = sum(len(key) + len(data) for _, key, data in RECORDS)

@@ -2,7 +2,7 @@ import json
 
 from kpl_core import UserRecord, encode
 from kpl_core.testing import ErrorAnswer, When
-from tests.cli.kpl_process import in_a_terminal, started, without_escape_codes
+from tests.support.kpl_process import in_a_terminal, started, without_escape_codes
 
 LAST_HASH_KEY = 2**128 - 1
 

@@ -15,8 +15,8 @@ import pytest
 
 from kpl_integrations.gateway_figures import RateTracker, RecordStats, StatsDocument
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
-from tests.cli.kpl_process import in_a_terminal, started, without_escape_codes
-from tests.ingest.running_gateway import running_gateway
+from tests.support.kpl_process import in_a_terminal, started, without_escape_codes
+from tests.support.running_gateway import running_gateway
 
 DRAWING = Path(__file__).parents[2] / "docs" / "observability" / "draw_kpl_top.py"
 

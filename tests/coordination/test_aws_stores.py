@@ -16,7 +16,7 @@ from kpl_core.coordination.store import MemoryStore, StoreFailed
 from kpl_core.coordination.stores.dynamodb import DynamoDbStore
 from kpl_core.coordination.stores.s3 import S3Store
 from kpl_core.coordination.worker import Coordinator
-from tests.coordination.store_contract import CONTRACT
+from tests.support.store_contract import CONTRACT
 
 pytestmark = pytest.mark.anyio
 

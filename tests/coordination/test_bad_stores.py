@@ -17,7 +17,7 @@ from kpl_core.coordination.lease_sync import REPORT_PREFIX, SUMMARY_NAME
 from kpl_core.coordination.store_objects import Pair
 from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.hooks import CoordinatorMet, Fact
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from kpl_core.coordination.store import Reading, StoreFailed
 from kpl_core.coordination.store_objects import Summary, WorkerReport, decode
 from kpl_core.coordination.worker import CoordinationWorker
 from tests.coordination.stepping import LIMIT, OTHER, RESOURCE, SteppedWorker, SteppingStore
-from tests.virtual_time import BackendName, run_in_virtual_time
+from tests.support.virtual_time import BackendName, run_in_virtual_time
 
 INTERVAL = 5.0
 WORKERS = 8

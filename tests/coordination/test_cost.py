@@ -1,12 +1,15 @@
 """The cost of coordination: calls counted over minutes of a settled fleet, and the table of the documentation."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from benchmarks.coordination_cost import measured, row
+from benchmarks.coordination_cost import measured as measured_once, row
 
+# Several tests compare the same fleets, and a fleet costs seconds. Nothing in it is random.
+measured = cache(measured_once)
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "coordination.md"
 
 

@@ -71,3 +71,15 @@ def test_idle_since_is_the_time_of_the_last_offered_load():
     for second in range(1, 20):
         meter.measure(usage(min(second, 3)), float(second))
     assert meter.idle_since == 7.0  # five seconds of memory after the last record
+
+
+def test_the_demand_for_bytes_is_measured_from_the_bytes():
+    meter = DemandMeter(5.0, Usage(LIMIT, (0.0, 0.0), (0.0, 0.0), 0.0, 0.0), 0.0)
+    for second in range(1, 5):
+        meter.measure(Usage(LIMIT, (float(second), 5_000.0 * second), (0.0, 0.0), 0.0, 0.0), float(second))
+    meter.measure(Usage(LIMIT, (5.0, 20_000.0), (0.0, 0.0), 0.0, 0.0), 5.0)
+    # None in the last second, and 20,000 in the whole interval.
+    assert meter.demand == pytest.approx((1.0, 4_000.0))
+    meter.measure(Usage(LIMIT, (6.0, 60_000.0), (0.0, 0.0), 0.0, 0.0), 6.0)
+    # Most of it in the last second.
+    assert meter.demand == pytest.approx((1.0, 40_000.0))

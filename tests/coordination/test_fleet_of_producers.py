@@ -16,7 +16,7 @@ import pytest
 from kpl_core import Config, CoordinationOptions, Fact, Producer, RequestCompleted
 from kpl_core.coordination import MemoryStore, StoreFailed
 from kpl_core.testing import FakeKinesis, FakeTransport, ServiceLimits
-from tests.virtual_time import Backend, virtual_time_backend
+from tests.support.virtual_time import Backend, virtual_time_backend
 
 pytestmark = pytest.mark.anyio
 STREAM = "orders"

@@ -1,5 +1,6 @@
 """The lease table alone, and summaries so large that they are split into parts."""
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -265,3 +266,71 @@ def test_a_store_that_fails_for_hours_ends_no_worker_and_is_not_asked_without_pa
     for attempt in range(2_000):
         holder.sync_started(float(attempt))
     assert holder.next_sync_at(usual_seconds=5.0) - 1_999.0 >= 1.0
+
+
+def test_no_worker_computes_while_another_has_claimed_the_next_summary() -> None:
+    holder = Leaseholder(HolderRules(worker_id="a", interval_seconds=5.0, max_workers=8))
+    head = Summary(generation=1, computed_at=900.0, began_at=900.0, claimed_until=1_004.0)
+    assert not holder.may_compute(head, 1_003.0, at=1_003.0)
+    assert holder.may_compute(head, 1_004.0, at=1_004.0)
+    # A claim from before the store's clock was set back.
+    assert holder.may_compute(head, 800.0, at=800.0)
+
+
+def test_each_summary_in_parts_has_a_token_of_its_own() -> None:
+    """A worker that was overtaken would write over the parts of the same generation."""
+    tokens = []
+    for fleet in range(2):
+        store, clock = filled_store(MEMBERS_IN_HEAD + 1, shard_count=10)
+        for _ in range(fleet):
+            # Other versions in the store.
+            finished(store.write("leases.json", b"{}"))
+            finished(store.delete("leases.json"))
+        summarise(store, clock[0])
+        tokens.append(decode(finished(store.read("leases.json")).body, Summary).token)
+    assert all(tokens)
+    assert tokens[0] != tokens[1]
+
+
+def test_a_sync_says_whether_it_has_read_all_reports() -> None:
+    """Some problems are visible only then, so only then are they over."""
+    store, clock = filled_store(2, shard_count=1)
+    holder = Leaseholder(HolderRules(worker_id="worker-0", interval_seconds=5.0, max_workers=2))
+    sync_round = LeaseSync(store, holder, may_compute=True, on_problem=lambda *_: None)
+    for expected in (True, False, True):
+        finished(sync_round.sync(lambda: clock[0], lambda: clock[0]))
+        assert sync_round.has_read_all is expected
+        clock[0] += 0.0 if expected else 60.0
+
+
+@pytest.mark.parametrize(("resources", "kept"), [(1, 1), (2, 1)])
+def test_an_idle_worker_keeps_its_last_lease_and_gives_up_the_others(resources: int, kept: int) -> None:
+    holder = Leaseholder(HolderRules(worker_id="a", interval_seconds=5.0, max_workers=8))
+    usages = {f"orders/shard-{number}": Usage(LIMIT, (10.0, 10.0)) for number in range(resources)}
+    holder.measure(usages, 0.0)
+    holder.measure({name: Usage(LIMIT, (20.0, 20.0)) for name in usages}, 1.0)
+    assert len(holder.report(1.0, at=1.0).claims) == resources
+    for now in (40.0, 50.0, 60.0):
+        holder.measure({name: Usage(LIMIT, (20.0, 20.0)) for name in usages}, now)
+        assert len(holder.report(now, at=now).claims) == kept
+
+
+def test_a_worker_without_a_lease_may_use_the_same_part_of_both_limits() -> None:
+    holder = Leaseholder(HolderRules(worker_id="a", interval_seconds=5.0, max_workers=8))
+    share = holder.share("orders/shard-0", (1_000.0, 1e6))
+    assert 0.0 < share[0] <= 125.0
+    assert share[1] == share[0] * 1_000.0
+
+
+def test_a_worker_measures_early_only_if_that_can_gain_something() -> None:
+    holder = Leaseholder(HolderRules(worker_id="a", interval_seconds=5.0, max_workers=8))
+    assert holder.early_measure_at(0.0) < math.inf, "units may come"
+    holder.measure({RESOURCE: Usage(LIMIT, (900.0, 9e5), (50.0, 5e4))}, 0.0)
+    assert holder.early_measure_at(0.0) < math.inf, "it has no lease yet"
+    plans = {RESOURCE: ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {})}
+    members = {"a": FleetMember(0.0, 1.0, 8, {RESOURCE: Grant(LIMIT, LIMIT)})}
+    head = Summary(generation=1, computed_at=0.0, began_at=0.0, members=members, resources=plans)
+    holder.apply(head, None, 0.5, at=0.5)
+    assert holder.early_measure_at(1.0) == math.inf, "units wait, and all of the limit is its own"
+    holder.measure({RESOURCE: Usage(LIMIT, (900.0, 9e5))}, 1.5)
+    assert holder.early_measure_at(1.5) < math.inf, "no unit waits"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordination.fights import assert_never_two_winners
+from tests.support.store_contract import assert_never_two_winners
 
 
 @pytest.mark.long

@@ -20,7 +20,8 @@ from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.stores.file import FileStore
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import STORE_MODULES
-from tests.coordination.store_contract import CONTRACT
+from tests.support.store_contract import CONTRACT
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -172,9 +173,8 @@ async def test_a_disk_that_hangs_blocks_none_of_the_shared_worker_threads(tmp_pa
         async with anyio.create_task_group() as tasks:
             for _ in range(int(shared.total_tokens) + 1):
                 tasks.start_soon(store.read, "any.json")
+            await until(lambda: store._threads.statistics().tasks_waiting)  # noqa: SLF001
             with anyio.fail_after(30):
-                while not store._threads.statistics().tasks_waiting:  # noqa: ASYNC110, SLF001
-                    await anyio.sleep(0.01)
                 assert await anyio.to_thread.run_sync(lambda: "free") == "free"
             assert shared.borrowed_tokens == 0
             tasks.cancel_scope.cancel()
@@ -196,20 +196,19 @@ class SlowFileStore(FileStore):
         self.waiting.remove(name)
         return super()._write(name, body, expected)
 
-    async def cancel_a_write(self, name: str) -> None:
+    async def cancel_a_write(self, name: str, *, before: Callable[[], object] = lambda: None) -> None:
+        """Cancel a write whose thread waits; call `before` first."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.write, name, b"1")
-            with anyio.fail_after(30):
-                while name not in self.waiting:  # noqa: ASYNC110 - a thread appends it
-                    await anyio.sleep(0.001)
+            await until(lambda: name in self.waiting)
+            before()
             tasks.cancel_scope.cancel()
 
 
 async def test_a_cancelled_write_has_ended_when_its_call_returns(tmp_path: Path) -> None:
     store = SlowFileStore(tmp_path)
     timer = threading.Timer(0.1, store.released.set)
-    timer.start()
-    await store.cancel_a_write("any.json")
+    await store.cancel_a_write("any.json", before=timer.start)
     await store.aclose()
     assert not store.waiting
     assert set(modes_in(own_folder(tmp_path))) == {".lock", "any.json"}

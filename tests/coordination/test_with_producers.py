@@ -9,9 +9,11 @@ import pytest
 
 from kpl_core import Config, ConfigError, CoordinationOptions, Producer
 from kpl_core.coordination import CoordinationStore, MemoryStore, StoreFailed
+from kpl_core.coordination.demand import Usage
+from kpl_core.coordination.worker import CoordinationWorker
 from kpl_core.hooks import CoordinatorMet, Fact, RequestCompleted, ShareChanged
-from tests.producer.scene import AT_A_TENTH, STREAM, TENTH, Watched, service
-from tests.virtual_time import Backend
+from tests.support.producer_scene import AT_A_TENTH, STREAM, TENTH, Watched, service
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 SECONDS = 12.0
@@ -204,3 +206,32 @@ async def test_a_store_without_options_raises():
     with pytest.raises(ConfigError, match=r"no Config\.coordination"):
         async with Producer(Config(), transport=service(), coordination_store=Virtual()):
             pass
+
+
+async def test_hooks_hear_of_a_share_whose_bytes_alone_have_changed():
+    facts: list[Fact] = []
+    limit = (1_000.0, 1e6)
+    worker = CoordinationWorker(
+        Virtual(),
+        CoordinationOptions(store="memory://unused", interval_seconds=INTERVAL, max_workers=4),
+        usages=lambda: {"orders/shard-0": Usage(limit, (0.0, 0.0))},
+        apply_shares=lambda _: None,
+        tell=facts.append,
+        clock=anyio.current_time,
+    )
+
+    async def told() -> list[ShareChanged]:
+        facts.clear()
+        await worker.step()
+        return [fact for fact in facts if isinstance(fact, ShareChanged)]
+
+    # Before the first sync a worker has its part of the limit.
+    assert len(await told()) == 1
+    assert await told() == []
+    for limit in ((1_000.0, 5e5), (500.0, 5e5)):  # noqa: B007 - `usages` reads it
+        await anyio.sleep(3 * INTERVAL)
+        assert len(await told()) == 1
+    # A change below 1 % is none.
+    limit = (500.0, 5.02e5)
+    await anyio.sleep(3 * INTERVAL)
+    assert await told() == []

@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions
 from kpl_integrations.ingest.tenants.credentials import new_api_key, stored_key
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -120,13 +120,11 @@ def _has_started(process: subprocess.Popen[str], text: str, kinesis: ThreadedLoc
 
 
 def _wait_until_started(process: subprocess.Popen[str], text: str, kinesis: ThreadedLocalKinesis) -> None:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None or _has_started(process, text, kinesis):
-            return
-        # Another process gives no event except its output.
-        time.sleep(0.05)
-    pytest.fail(f"no output and no call to Kinesis within {SECONDS} s")
+    wait_until(
+        lambda: process.poll() is not None or _has_started(process, text, kinesis),
+        "output or a call to Kinesis",
+        seconds=SECONDS,
+    )
 
 
 def _run(text: str, folder: Path, kinesis: ThreadedLocalKinesis) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """The applications on the pages of the frameworks run in the servers that the pages name, and their records arrive."""
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -16,12 +17,14 @@ from typing import Any
 
 import pytest
 
-from kpl_core import BlockingProducer, UserRecord, encode
+from kpl_core import BlockingProducer, MalformedAggregatedRecord, UserRecord, decode, encode
+from kpl_core.records.aggregated_record import MAGIC
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.logging_handler.log_stream import user_records
-from tests.ports import free_port
-from tests.programs.running_program import PACKAGES, Running, environment, running, wait_until
+from tests.support.consumers import user_records
+from tests.support.processes import free_port
+from tests.support.running_program import PACKAGES, Running, environment, running
+from tests.support.waiting import wait_until
 
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 
@@ -184,6 +187,29 @@ def test_the_lambda_consumer_reports_the_first_failure_and_repeats_only_it(
     again = {"Records": event(b"", encode([*good, UserRecord("c-3", b'{"total": 3}')]), b'{"total": 4}')["Records"][1:]}
     assert handler(again, None) == {"batchItemFailures": []}
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "4"]
+
+
+def test_the_lambda_consumer_processes_two_orders_with_equal_data(
+    handlers: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = handlers("consumer")["handler"]
+    order = b'{"total": 12}'
+    assert handler(event(b'{"total": 1}', order, order), None) == {"batchItemFailures": []}
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["1", "12", "12"]
+
+
+def test_a_malformed_aggregated_record_is_a_partial_failure_of_the_lambda_consumer(
+    handlers: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = handlers("consumer")["handler"]
+    # The key index of its only record is beyond the table of keys.
+    protobuf = b"\x1a\x04\x08\x05\x1a\x00"
+    malformed = MAGIC + protobuf + hashlib.md5(protobuf, usedforsecurity=False).digest()
+    with pytest.raises(MalformedAggregatedRecord):
+        decode(malformed)
+    answer = handler(event(b'{"total": 1}', malformed, b'{"total": 2}'), None)
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "1"}]}
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["1"]
 
 
 def test_the_lambda_consumer_can_be_tried_as_its_page_says(handlers: Any, tmp_path: Path) -> None:

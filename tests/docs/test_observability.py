@@ -4,27 +4,15 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from kpl_integrations.metrics.catalogue import METRICS, Kind
+from tests.support.metrics import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
 
-OBSERVABILITY = Path(__file__).parents[2] / "docs" / "observability"
-NAME = re.compile(r"\b((?:kinesis|token_bucket)_[a-z_]+)")
 LABELLED = re.compile(r"\b((?:kinesis|token_bucket)_[a-z_]+)\{([^}]*)\}")
 # Labels that Prometheus adds to every series, and to the buckets of a histogram.
 EVERYWHERE = {"job", "instance", "le"}
-
-
-def dashboard_expressions():
-    panels = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
-
-
-def alert_expressions():
-    text = (OBSERVABILITY / "alerts.yml").read_text()
-    return re.findall(r"^ +expr: (.+)$", text, re.MULTILINE)
 
 
 def metric_of(name):

@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 import kpl_core
 from kpl_core import decode
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.ports import free_port
+from tests.support.processes import free_port
+from tests.support.waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
@@ -58,13 +58,12 @@ def _post(port: int, path: str, body: str) -> tuple[int, str]:
 
 
 def _wait_until_listening(port: int, server: subprocess.Popen[str]) -> None:
-    for _ in range(300):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+    def listens() -> bool:
         assert server.poll() is None, server.communicate()[0]
-        time.sleep(0.1)  # another process starts and gives no event
-    pytest.fail("uvicorn did not listen within 30 s")
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens, "uvicorn listens")
 
 
 def _serve(app: str, folder: Path, environment: dict[str, str], port: int) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ from kpl_core.durability.dead_letters import RefusedLetter, SinkReport
 from kpl_core.durability.spool import DeadLetter
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.testing import RecordError
-from tests.durability.scene import STREAM, assert_invariant, producer, service
+from tests.support.durability_scene import STREAM, assert_invariant, producer, service
 
 pytestmark = pytest.mark.anyio
 

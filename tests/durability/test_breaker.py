@@ -8,9 +8,9 @@ import pytest
 from kpl_core.hooks import BreakerChanged
 from kpl_core.options.reliability import BreakerPolicy
 from kpl_core.testing import ErrorAnswer, RecordError, When
-from tests.durability.scene import STREAM, assert_invariant, assert_streams_add_up, consumed, producer, service
-from tests.pipeline.material import even_shards, keys_in
-from tests.virtual_time import Backend
+from tests.support.durability_scene import STREAM, assert_invariant, assert_streams_add_up, consumed, producer, service
+from tests.support.material import even_shards, keys_in
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 SHARD = "shardId-000000000000"

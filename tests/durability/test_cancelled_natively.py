@@ -13,8 +13,9 @@ from kpl_core.durability.spool import AsyncSpool, Spool
 from kpl_core.durability.spool.store import SpoolStore, SpoolTotals
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.testing import RecordError
-from tests.durability.scene import STREAM, assert_invariant, producer, service
-from tests.durability.spool.test_async_spool import Gate
+from tests.durability.receiver import Gate
+from tests.support.durability_scene import STREAM, assert_invariant, producer, service
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -76,11 +77,9 @@ async def test_what_the_disk_takes_while_the_producer_is_given_up_waits_there(
             assert await asyncio.to_thread(gate.reached.wait, 30)
             gate.opened.set()
             # The answer is in the loop's queue when the loop hears of the end: so the loop waits for both.
-            deadline = time.monotonic() + 30
-            assert each.spool is not None
-            while each.spool.statistics().appended_records == 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)  # noqa: ASYNC251
+            file = each.spool
+            assert file is not None
+            wait_until(lambda: file.statistics().appended_records, "the record is on disk")
             time.sleep(0.02)  # noqa: ASYNC251
             raise asyncio.CancelledError
     assert delivery.result().kept == "spooled"

@@ -15,8 +15,9 @@ from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from tests.durability.prometheus_text import Scrape, watched
-from tests.durability.scene import STREAM, assert_invariant, consumed, producer, service, until
+from tests.support.durability_scene import STREAM, assert_invariant, consumed, producer, service
+from tests.support.metrics import Scrape, watched
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

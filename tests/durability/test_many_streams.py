@@ -11,7 +11,7 @@ from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.testing import FakeKinesis, RecordError, When
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.durability.scene import assert_invariant, producer
+from tests.support.durability_scene import assert_invariant, producer
 
 pytestmark = pytest.mark.anyio
 

@@ -13,15 +13,8 @@ from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.reliability import DeadLetterOptions, SpoolMode, SpoolOptions
 from kpl_core.producer import durable_store
 from kpl_core.testing import ErrorAnswer, RecordError, When
-from tests.durability.scene import (
-    STREAM,
-    assert_invariant,
-    assert_streams_add_up,
-    consumed,
-    producer,
-    service,
-    until,
-)
+from tests.support.durability_scene import STREAM, assert_invariant, assert_streams_add_up, consumed, producer, service
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from kpl_core.durability.durable_ledger import DurableRules, fallback_destinations
+from kpl_core import Config, SpoolOptions
+from kpl_core.durability.durable_ledger import DurableLedger, DurableRules, fallback_destinations
+from kpl_core.options.kinesis_limits import MAX_HASH_KEY
+from kpl_core.options.policy import FairnessPolicy
+from kpl_core.pipeline.buffer_limit import BufferLimit
+from kpl_core.pipeline.shard_map import Shard
+from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.record_result import INCURABLE, REASONS
 
 BOTH = DurableRules(spool=True, dead_letters=True)
@@ -51,3 +57,25 @@ def test_what_is_kept_already_stays_in_one_place(reason):
 def test_only_what_no_time_can_cure_skips_the_spool():
     skipped = {reason for reason in REASONS if "spooled" not in fallback_destinations(reason, None, "normal", BOTH)}
     assert skipped == INCURABLE
+
+
+def test_a_record_that_expired_in_front_of_the_gate_was_never_sent(tmp_path):
+    """Its reason is the time to live, not the retries."""
+    config = Config(
+        rate_limit_bytes_per_sec_per_shard=1_000,
+        record_ttl_ms=1_000,
+        fairness=FairnessPolicy(),
+        spool=SpoolOptions(path=tmp_path / "spool.db"),
+    )
+    limit = BufferLimit(max_records=100, max_bytes=100_000)
+    pipeline = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5)
+    pipeline.shards_changed([Shard("shardId-000000000000", 0, MAX_HASH_KEY)], 0.0)
+    assert isinstance(pipeline.ledger, DurableLedger)
+    _ = pipeline.put("k", bytes(500), 0.0)
+    pipeline.flush(0.0)
+    assert len(pipeline.poll(0.0, 1).requests) == 1
+    waiting = pipeline.put("k", b"x", 0.5)
+    pipeline.poll(1.5, 0)
+    (fallback,) = pipeline.ledger.take_pending_fallbacks()
+    assert (fallback.reason, fallback.detached.user_record.data) == ("ttl", b"x")
+    assert not waiting.done

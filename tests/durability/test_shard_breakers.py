@@ -7,9 +7,10 @@ from kpl_core.durability.circuit_breaker import Decision
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import BreakerPolicy, TierPolicy
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
+from kpl_core.pipeline.stages import Passage
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest, RequestFailure
-from tests.pipeline.material import kinesis_record, shard_id
-from tests.pipeline.stream import THROTTLED
+from tests.support.material import kinesis_record, shard_id
+from tests.support.stream import THROTTLED
 
 LEFT, RIGHT = shard_id(0), shard_id(1)
 NO_CONNECTION = RequestFailure("Internal", "no connection")
@@ -75,3 +76,17 @@ def test_one_failed_request_stops_nothing_however_many_records_it_carried():
     breakers.answered(request(LEFT, 1, 10.0), NO_CONNECTION, 10.5)
     breakers.answered(request(LEFT, 500, 10.0), NO_CONNECTION, 10.6)
     assert breakers.allows(LEFT, "normal", 10.6) is Decision.WAIT
+
+
+def test_records_that_wait_leave_as_soon_as_the_probes_have_closed_the_breaker():
+    """They had waited for the next probe, which would go after the timeout of the last ones."""
+    breakers = gate_of()
+    breakers.answered(request(LEFT, 20, 0.9), [THROTTLED] * 20, 1.0)
+    assert breakers.take_ready(1.0) == []
+    probes = [kinesis_record(shard=LEFT, expires_at=30.0) for _ in range(4)]
+    assert {breakers.decide(record, 2.0) for record in probes} == {Passage.PROBE}
+    waits = kinesis_record(shard=LEFT, expires_at=30.0)
+    assert breakers.decide(waits, 2.0) is Passage.KEPT
+    assert breakers.take_ready(2.0) == []
+    breakers.answered(PutRecordsRequest("s", probes, started_at=2.0), [PutRecordsEntry("1", LEFT)] * 4, 2.1)
+    assert breakers.take_ready(2.1) == [waits]

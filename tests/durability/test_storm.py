@@ -8,9 +8,8 @@ import pytest
 from kpl_core.durability.dead_letters import CallableSink
 from kpl_core.durability.spool import DeadLetter
 from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, TierPolicy
-from tests.durability.scene import assert_invariant, assert_streams_add_up, producer, service
-from tests.durability.storm import Storm
-from tests.virtual_time import Backend
+from tests.support.durability_scene import Storm, assert_invariant, assert_streams_add_up, producer, service
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 

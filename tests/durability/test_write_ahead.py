@@ -9,16 +9,9 @@ from kpl_core import NotSpooled
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from tests.durability.prometheus_text import Scrape, watched
-from tests.durability.scene import (
-    STREAM,
-    assert_invariant,
-    assert_streams_add_up,
-    consumed,
-    producer,
-    service,
-    until,
-)
+from tests.support.durability_scene import STREAM, assert_invariant, assert_streams_add_up, consumed, producer, service
+from tests.support.metrics import Scrape, watched
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -32,12 +25,13 @@ async def test_a_put_returns_when_the_spool_has_it_and_the_spool_is_empty_when_k
     transport = service()
     async with producer(transport, spool=spool) as each:
         delivery = await each.put(STREAM, partition_key="k", data=b"0")
-        assert each.spool is not None
-        assert each.spool.statistics().appended_records == 1
+        kept = each.spool
+        assert kept is not None
+        assert kept.statistics().appended_records == 1
         more = await each.put_many(STREAM, [(f"k{n % 5}", b"%d" % n) for n in range(1, 500)])
-        assert each.spool.statistics().appended_records == 500
+        assert kept.statistics().appended_records == 500
         assert all([(await each_delivery).successful for each_delivery in [delivery, *more]])
-        await until(lambda: each.spool.statistics().records == 0)
+        await until(lambda: kept.statistics().records == 0)
         assert_streams_add_up(each)
     report = each.report()
     assert (report.accepted, report.delivered, report.spooled) == (500, 500, 0)

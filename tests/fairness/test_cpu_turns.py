@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings, strategies as st
 
 from kpl_core import ConfigError
 from kpl_core.fairness import CpuTurns, StandingDelay, cpu_turns
-from tests.pipeline.mutants import mutant_of
+from tests.support.oracles import mutant_of
 
 ROUND = 0.005
 LONGEST = 1.0
@@ -307,3 +307,34 @@ def test_a_weight_that_is_no_weight_is_refused():
     turns: CpuTurns[str] = CpuTurns()
     with pytest.raises(ConfigError, match="weight"):
         turns.charge("flow", 1.0, weight=0.0)
+
+
+def test_a_changed_weight_counts_before_the_next_window():
+    for weight, may_run in ((1.0, True), (9.0, False)):
+        turns: CpuTurns[str] = CpuTurns()
+        now = late(turns)
+        turns.charge("a", 0.1)
+        turns.charge("b", 0.02)
+        turns.charge("a", 0.1, weight=weight)
+        # With weight 1 both are equal, and half of these 50 ms is b's.
+        turns.observe_delay(0.0, now + 0.05)
+        assert turns.may_run("b", now + 0.05) is may_run
+
+
+def test_flows_below_their_share_use_none_of_the_time_of_a_round():
+    turns: CpuTurns[str] = CpuTurns(round_seconds=ROUND)
+    now = late(turns)
+    turns.charge("busy", 1.0)
+    turns.observe_delay(0.0, now + 0.5)
+    turns.wait("item", "flood", now + 0.5)
+    # What the busy flow used is paid back, 5 ms in each round.
+    for _ in range(201):
+        turns.begin_round(now + 0.5)
+    for number in range(10):
+        turns.charge(f"quiet {number}", 0.8 * ROUND)
+    assert turns.next_turn(now + 0.5) == ("item", False)
+
+
+def test_a_delay_stands_from_the_end_of_its_window_on():
+    delay = StandingDelay(target_seconds=0.005, window_seconds=0.5)
+    assert [delay.observe(0.006, now) for now in (0.0, 0.25, 0.5)] == [False, False, True]

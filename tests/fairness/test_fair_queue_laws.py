@@ -12,8 +12,7 @@ import pytest
 from hypothesis import Phase, Verbosity, given, settings, strategies as st
 
 from kpl_core.fairness import FairQueue, QueueBounds, flow as flow_module, queue as queue_module
-from tests.pipeline.mutants import mutant_of
-from tests.pipeline.oracles import PaperFairQueue, max_min_shares
+from tests.support.oracles import PaperFairQueue, max_min_shares, mutant_of
 
 MAX_COST = 50
 QueueClass = Callable[..., FairQueue[Any]]

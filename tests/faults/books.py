@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kpl_core import Delivery, Producer, RecordResult
 from kpl_core.testing import FakeKinesis
-from tests.faults.kcl_consumer import Identity, Reading, read_stream
+from tests.support.consumers import Identity, Reading, read_stream
 
 STREAM = "orders"
 # Attempts after which a record may be stored all the same: no answer came, or an unreadable one.

@@ -1,13 +1,9 @@
 """The producer through its real transport, configured for tests: short times, a service on loopback."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from kpl_core import Config
-
-# What a test waits for at most; far above what anything here takes.
-PATIENCE_SECONDS = 30.0
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def config(endpoint_url: str, **options: Any) -> Config:
@@ -25,10 +21,3 @@ def config(endpoint_url: str, **options: Any) -> Config:
             **options,
         }
     )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Return when it holds; some other task, or a socket, will make it so."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what it is about has no event
-            await asyncio.sleep(0.001)

@@ -8,7 +8,8 @@ import pytest
 from kpl_core import Delivery, Producer
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.faults.books import STREAM, Books
-from tests.faults.scene import PATIENCE_SECONDS, config, until
+from tests.faults.scene import config
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 Way = Callable[[Books], Awaitable[object]]

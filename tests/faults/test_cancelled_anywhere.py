@@ -15,7 +15,7 @@ from kpl_core.testing import ErrorAnswer, FakeKinesis, RecordError, SplitDuringR
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.faults.books import STREAM, Books, assert_closed
 from tests.faults.checkpoints import Checkpoints
-from tests.virtual_time import BackendName, run_in_virtual_time
+from tests.support.virtual_time import BackendName, run_in_virtual_time
 
 BACKENDS: list[BackendName] = ["asyncio", "trio"]
 # Puts wait for room, aggregated records close by count, and what is throttled backs off.

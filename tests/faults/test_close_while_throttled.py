@@ -9,7 +9,7 @@ from kpl_core import Config, Producer
 from kpl_core.testing import FakeKinesis, RecordError, ServiceLimits, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.faults.books import STREAM, Books
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,9 @@ from kpl_core import BlockingProducer, Producer, ProducerClosed
 from kpl_core.testing import Effect, ErrorAnswer, Hang, Latency, RecordError, When
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from tests.faults.books import STREAM, Books, assert_closed
-from tests.faults.kcl_consumer import read_stream
-from tests.faults.scene import PATIENCE_SECONDS, config, until
+from tests.faults.scene import config
+from tests.support.consumers import read_stream
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 PUT_RECORDS = "PutRecords"

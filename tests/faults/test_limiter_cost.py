@@ -7,7 +7,7 @@ from types import FrameType
 from kpl_core.options.stage_rules import ShardRules
 from kpl_core.pipeline.shard_limiter import ShardLimiter
 from kpl_core.records.kinesis_record import KinesisRecord
-from tests.pipeline.material import kinesis_record
+from tests.support.material import kinesis_record
 
 RULES = ShardRules(records_per_second=1_000.0, bytes_per_second=1e9, burst_seconds=1.0, adaptive=True)
 

@@ -7,8 +7,9 @@ import pytest
 from kpl_core import Producer
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.faults.books import STREAM, Books
-from tests.faults.scene import PATIENCE_SECONDS, config, until
-from tests.faults.tcp_proxy import TcpProxy, Weather
+from tests.faults.scene import config
+from tests.support.tcp_proxy import TcpProxy, Weather
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 # Of one answer: below it no status is read, above it a part of the body may be.

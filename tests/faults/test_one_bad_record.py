@@ -8,8 +8,8 @@ from kpl_core import InvalidUserRecord, Producer, UserRecord
 from kpl_core.testing import RecordError, ServiceLimits, When
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.faults.books import STREAM, Books
-from tests.faults.kcl_consumer import hash_key_of
 from tests.faults.scene import config
+from tests.support.consumers import hash_key_of
 
 pytestmark = pytest.mark.anyio
 MIB = 1_048_576

@@ -13,7 +13,7 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, Re
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, ResetBeforeCommit, SplitDuringRequest, When
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.faults.books import STREAM, Books
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 BEGINS_AT, REFUSES_AT, HEALS_AT = 1.0, 11.0, 16.0

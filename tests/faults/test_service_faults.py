@@ -24,7 +24,8 @@ from kpl_core.testing import (
 )
 from kpl_integrations.local_kinesis import LocalKinesis
 from tests.faults.books import STREAM, Books
-from tests.faults.scene import PATIENCE_SECONDS, config, until
+from tests.faults.scene import config
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 OTHER = "other"

@@ -23,7 +23,7 @@ from kpl_core.testing import (
 )
 from kpl_core.testing.fake_transport import FakeTransport
 from tests.faults.books import STREAM, assert_closed
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = [pytest.mark.long, pytest.mark.anyio]
 ROUNDS = 12

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.faults.scene import until
-from tests.faults.tcp_proxy import FINE, TcpProxy, Weather
+from tests.support.tcp_proxy import FINE, TcpProxy, Weather
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 LOTS = bytes(range(256)) * 4_000

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import cbor2
 import pytest
 
-from tests.hostile.expensive_requests import (
+from tests.support.expensive_requests import (
     AMZ_CBOR,
     AMZ_JSON,
     JSON,
@@ -24,7 +24,7 @@ from tests.hostile.expensive_requests import (
     post,
     signed,
 )
-from tests.hostile.measured_gateway import LIVEZ, Cost, GatewayFactory, MeasuredGateway, gateway_factory
+from tests.support.measured_gateway import LIVEZ, Cost, GatewayFactory, MeasuredGateway, gateway_factory
 
 pytestmark = [
     pytest.mark.timeout(3_000),

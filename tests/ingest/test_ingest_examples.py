@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant
-from tests.ingest.running_gateway import RunningGateway, running_gateway
+from tests.support.running_gateway import RunningGateway, running_gateway
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ingest"
 

@@ -18,8 +18,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from tests.interop.emulators import Emulator
-from tests.interop.processes import CREDENTIALS
 from tests.interop.streams import REGION, KinesisRecord, Stream
+from tests.support.processes import CREDENTIALS
 
 CBOR = "application/x-amz-cbor-1.1"
 JSON = "application/x-amz-json-1.1"

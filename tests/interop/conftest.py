@@ -13,10 +13,10 @@ import pytest
 from tests.interop.consumers import kcl as kcl_consumer, npm, pypi
 from tests.interop.consumers.user_records import Deaggregate
 from tests.interop.emulators import ABILITIES, Emulator, running_emulator
-from tests.interop.installation import CACHE, InstallationFailed, Installed, install_all
 from tests.interop.ledger import Ledger
-from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
 from tests.interop.streams import Stream, fresh_stream
+from tests.support.installation import CACHE, InstallationFailed, Installed, install_all
+from tests.support.processes import LOOPBACK, answers, free_ports, own_process
 
 NO_JAVA = "no `java` on the PATH, so the Java KCL was not run (Debian, Ubuntu: apt install default-jre-headless)"
 NO_REDIS = (

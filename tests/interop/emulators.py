@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.interop.installation import HERE, Installed
-from tests.interop.processes import (
+from tests.support.installation import INTEROP, Installed
+from tests.support.processes import (
     LOOPBACK,
     OwnProcess,
     ProcessFailed,
@@ -127,7 +127,7 @@ def _kinesis_local(installed: Installed, port: int, tls_port: int) -> tuple[list
     command = [
         installed.node.executable,
         "--require",
-        str(HERE / "npm" / "loopback_only.cjs"),
+        str(INTEROP / "npm" / "loopback_only.cjs"),
         str(package / "main.js"),
     ]
     quick = dict.fromkeys(
@@ -151,7 +151,7 @@ def _kinesalite(installed: Installed, port: int, _: int) -> tuple[list[str], dic
     preloads = [
         argument
         for name in ("loopback_only.cjs", "survive_aborted_requests.cjs")
-        for argument in ("--require", str(HERE / "npm" / name))
+        for argument in ("--require", str(INTEROP / "npm" / name))
     ]
     program = str(installed.node_modules / "kinesalite" / "cli.js")
     quick = [argument for change in ("create", "delete", "update") for argument in (f"--{change}StreamMs", "10")]
@@ -159,7 +159,7 @@ def _kinesalite(installed: Installed, port: int, _: int) -> tuple[list[str], dic
 
 
 def _moto(installed: Installed, port: int, _: int) -> tuple[list[str], dict[str, str]]:
-    return [str(installed.moto_python), str(HERE / "moto_server.py"), str(port)], {}
+    return [str(installed.moto_python), str(INTEROP / "moto_server.py"), str(port)], {}
 
 
 _COMMANDS = {"kinesis-local": _kinesis_local, "kinesalite": _kinesalite, "moto": _moto}

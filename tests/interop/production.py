@@ -8,8 +8,8 @@ from kpl_core import Config, Producer, RecordResult, UserRecord
 from tests.interop.consumers.user_records import ReadUserRecord
 from tests.interop.emulators import Emulator
 from tests.interop.ledger import PutUserRecord
-from tests.interop.processes import CREDENTIALS
 from tests.interop.streams import REGION, Stream
+from tests.support.processes import CREDENTIALS
 
 PATIENCE_SECONDS = 60.0  # for an emulator on a loaded machine
 PACE_SECONDS = 0.004

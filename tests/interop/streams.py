@@ -1,8 +1,7 @@
 """Streams on an emulator: create, reshard, and read every Kinesis record back, by stock boto3."""
 
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import md5
@@ -12,7 +11,8 @@ import boto3
 from botocore.config import Config as BotocoreConfig
 
 from tests.interop.emulators import Emulator
-from tests.interop.processes import CREDENTIALS
+from tests.support.processes import CREDENTIALS
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient
@@ -168,7 +168,7 @@ class Stream:
             summary = self._client.describe_stream_summary(StreamName=self.name)
             return summary["StreamDescriptionSummary"]["StreamStatus"]
 
-        wait_until(lambda: status() == "ACTIVE", what=f"{self} to become active", seconds=ACTIVE_SECONDS)
+        wait_until(lambda: status() == "ACTIVE", f"{self} to become active", seconds=ACTIVE_SECONDS)
 
 
 @contextmanager
@@ -178,11 +178,3 @@ def fresh_stream(emulator: Emulator, *, shards: int) -> Iterator[Stream]:
         stream = Stream(emulator, client, shards=shards)
         yield stream
         stream.delete()
-
-
-def wait_until(condition: Callable[[], bool], *, what: str, seconds: float) -> None:
-    """Poll another process in real time, because its clock cannot be virtual."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
-        time.sleep(0.02)

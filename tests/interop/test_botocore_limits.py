@@ -25,6 +25,7 @@ from kpl_integrations.dynamodb_limits import (
 )
 from kpl_integrations.dynamodb_limits.proportional import Consumption, ConsumptionSummary
 from tests.interop.emulators import Emulator
+from tests.support.waiting import wait_until
 
 WORKERS = 20
 AGGREGATE_WRITES = 40.0
@@ -204,10 +205,7 @@ def test_boto3_workers_share_the_capacity_by_leases_in_the_bucket_without_an_agg
     moto: Emulator, table: str, bucket: str
 ) -> None:
     with busy_workers(moto, table, bucket, 4, sync_interval=2.0, max_workers=4) as workers:
-        deadline = time.monotonic() + 60
-        while sum(worker.limiter.rates[1] for worker in workers) < 0.9 * AGGREGATE_WRITES:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: sum(worker.limiter.rates[1] for worker in workers) >= 0.9 * AGGREGATE_WRITES, "the shares")
         before, began = sum(worker.limiter.totals()[1] for worker in workers), time.monotonic()
         time.sleep(5.0)
         rate = (sum(worker.limiter.totals()[1] for worker in workers) - before) / (time.monotonic() - began)

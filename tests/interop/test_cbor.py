@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.running_gateway import key_directory, running_gateway
 from tests.interop import cbor_wire
 from tests.interop.consumers.user_records import Deaggregate
 from tests.interop.emulators import ABILITIES, Emulator
 from tests.interop.ledger import Ledger, PutUserRecord
 from tests.interop.material import DATA
 from tests.interop.streams import REGION, Stream
+from tests.support.running_gateway import key_directory, running_gateway
 
 NewStream = Callable[..., Stream]
 

@@ -15,10 +15,10 @@ from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.store_objects import Pair, Summary, decode
 from kpl_core.coordination.stores import open_store
 from kpl_core.coordination.worker import CoordinationWorker
-from tests.coordination.fights import assert_never_two_winners
-from tests.coordination.store_contract import CONTRACT
 from tests.interop.emulators import Emulator
-from tests.interop.processes import CREDENTIALS
+from tests.support.processes import CREDENTIALS, LOOPBACK
+from tests.support.store_contract import CONTRACT, assert_never_two_winners
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -108,9 +108,7 @@ async def test_workers_with_this_store_divide_the_limit(new_url: NewUrl) -> None
         async with anyio.create_task_group() as tasks:
             for each in workers:
                 tasks.start_soon(each.run)
-            with anyio.fail_after(60):
-                while sum(share[0] for share in shares.values()) < 850 or len(shares) < 3:  # noqa: ASYNC110
-                    await anyio.sleep(0.1)
+            await until(lambda: len(shares) == 3 and sum(share[0] for share in shares.values()) >= 850)
             tasks.cancel_scope.cancel()
         assert sum(share[0] for share in shares.values()) <= 900.0 * (1 + 1e-9)
         head = decode((await stores[0].read(SUMMARY_NAME)).body or b"", Summary)
@@ -167,20 +165,49 @@ async def test_foreign_data_in_the_hash_stops_no_worker(redis: RedisPlace) -> No
     assert failed.value.reason == "garbage"
 
 
-async def test_each_redis_error_has_its_own_reason(redis: RedisPlace) -> None:
-    store, client, key = redis
-    await client.set(key, "text")
-    with pytest.raises(StoreFailed, match="WRONGTYPE; use another group") as failed:
-        await store.write("any.json", b"1")
-    assert failed.value.reason == "garbage"
-    await client.delete(key)
+async def _out_of_memory(client: Redis, key: str) -> None:
     await client.config_set("maxmemory", 1)
+
+
+async def _replica(client: Redis, key: str) -> None:
+    await client.execute_command("REPLICAOF", LOOPBACK, "1")
+
+
+async def _no_scripts(client: Redis, key: str) -> None:
+    await client.execute_command("ACL", "SETUSER", "default", "-eval")
+
+
+async def _no_writes(client: Redis, key: str) -> None:
+    await client.execute_command("ACL", "SETUSER", "default", "-hset")
+
+
+async def _other_program(client: Redis, key: str) -> None:
+    await client.set(key, "text")
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "text"),
+    [
+        (_out_of_memory, "limit", "OOM; give the server more memory"),
+        (_replica, "down", "READONLY; name the primary"),
+        (_no_scripts, "denied", "NOPERM; check user"),
+        (_no_writes, "denied", "NOPERM; check user"),
+        (_other_program, "garbage", "WRONGTYPE; use another group"),
+    ],
+)
+async def test_each_redis_error_has_its_own_reason(
+    redis: RedisPlace, cause: Callable[[Redis, str], Awaitable[None]], reason: str, text: str
+) -> None:
+    store, client, key = redis
+    await cause(client, key)
     try:
-        with pytest.raises(StoreFailed, match="OOM; give the server more memory") as failed:
+        with pytest.raises(StoreFailed, match=text) as failed:
             await store.write("any.json", b"1")
     finally:
+        await client.execute_command("ACL", "SETUSER", "default", "+@all")
+        await client.execute_command("REPLICAOF", "NO", "ONE")
         await client.config_set("maxmemory", 0)
-    assert failed.value.reason == "limit"
+    assert failed.value.reason == reason
 
 
 @pytest.mark.parametrize("place", ["s3://nobodys-bucket/prefix", "dynamodb://nobodys-table/group"])

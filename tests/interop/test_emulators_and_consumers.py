@@ -14,11 +14,11 @@ from kpl_core.records.aggregated_record import decode
 from tests.interop.consumers import npm, pypi
 from tests.interop.consumers.user_records import Deaggregate
 from tests.interop.emulators import Emulator
-from tests.interop.installation import HERE, Installed
 from tests.interop.ledger import Ledger, PutUserRecord
 from tests.interop.material import every_key_and_data, numbered
-from tests.interop.processes import listens_only_on_loopback
 from tests.interop.streams import KinesisRecord, Stream, hash_key
+from tests.support.installation import INTEROP, Installed
+from tests.support.processes import listens_only_on_loopback
 
 NewStream = Callable[..., Stream]
 
@@ -64,7 +64,7 @@ def test_aggregates_of_the_npm_package_are_decoded_by_us(installed: Installed) -
     put = numbered(1000, seed=11)
 
     finished = subprocess.run(
-        [installed.node.executable, str(HERE / "npm" / "aggregate.cjs")],
+        [installed.node.executable, str(INTEROP / "npm" / "aggregate.cjs")],
         input=json.dumps(
             [{"partitionKey": record.partition_key, "data": base64.b64encode(record.data).decode()} for record in put]
         ).encode(),

@@ -14,8 +14,8 @@ from kpl_core.durability.spool import Spool, SpooledRecord, SpoolOptions
 from kpl_integrations.cli.app import app
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.cli.kpl_process import in_a_terminal, run, without_escape_codes
-from tests.ingest.running_gateway import running_gateway
+from tests.support.kpl_process import in_a_terminal, run, without_escape_codes
+from tests.support.running_gateway import running_gateway
 
 ESCAPE = "\x1b"
 BAR = "━"

@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.interop.installation import Installed, site_packages
-from tests.logging_handler.log_stream import user_records
-from tests.ports import free_port
-from tests.programs.running_program import Running, environment, running, wait_until
+from tests.support.consumers import user_records
+from tests.support.installation import Installed, site_packages
+from tests.support.processes import free_port
+from tests.support.running_program import Running, environment, running
+from tests.support.waiting import wait_until
 
 APP = "framework_apps:app"
 SERVERS = {

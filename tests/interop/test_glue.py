@@ -11,7 +11,7 @@ from aws_schema_registry.jsonschema import JsonSchema
 from kpl_core import Topic, user_records
 from kpl_integrations.glue import GlueEncoder
 from tests.interop.emulators import Emulator
-from tests.topics.values import ORDER, OrderStruct
+from tests.support.orders import ORDER, OrderStruct
 
 FIELDS = '[{"name": "customer", "type": "string"}, {"name": "total", "type": "long"}]'
 SCHEMAS = [

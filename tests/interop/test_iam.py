@@ -29,11 +29,11 @@ from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from kpl_integrations.metrics.cloudwatch import CloudWatchMetrics
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
-from tests.ingest.running_gateway import running_gateway
 from tests.interop.emulators import Emulator
-from tests.interop.processes import CREDENTIALS
 from tests.interop.test_dead_letter_sinks import LETTERS
-from tests.metrics.test_cloudwatch import finished
+from tests.support.metrics import finished
+from tests.support.processes import CREDENTIALS
+from tests.support.running_gateway import running_gateway
 
 IAM = Path(__file__).parents[2] / "examples" / "deploy" / "iam"
 REGION = "us-east-1"

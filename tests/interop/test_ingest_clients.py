@@ -20,8 +20,8 @@ from kinesis.processors import StringProcessor
 
 from kpl_integrations.ingest.admission.refusals import Refusal
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
-from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
-from tests.interop.installation import HERE, Installed
+from tests.support.installation import INTEROP, Installed
+from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
 
 SECRET = "of-the-tenant"
 RECORDS = 100_000
@@ -125,7 +125,7 @@ def javascript(
 ) -> list[dict[str, Any]]:
     command = [
         installed.node.executable,
-        str(HERE / "npm" / "put_through_gateway.cjs"),
+        str(INTEROP / "npm" / "put_through_gateway.cjs"),
         gateway.url,
         stream,
     ]

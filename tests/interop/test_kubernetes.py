@@ -13,7 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from kpl_integrations.ingest import load_settings
-from tests.interop.installation import Installed, site_packages
+from tests.support.installation import Installed, site_packages
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 CHART = str(DEPLOY / "helm")

@@ -36,11 +36,18 @@ from kpl_integrations.metrics.sources import (
     token_bucket_source,
 )
 from kpl_integrations.otel.sender import ExportCounts
-from tests.docs.test_observability import NAME, OBSERVABILITY, alert_expressions, dashboard_expressions
 from tests.interop.emulators import Emulator
-from tests.interop.processes import LOOPBACK, answers, free_ports, own_process
-from tests.metrics.test_cloudwatch import EXPIRED, finished, request
-from tests.programs.running_program import wait_until
+from tests.support.metrics import (
+    EXPIRED,
+    NAME,
+    OBSERVABILITY,
+    alert_expressions,
+    dashboard_expressions,
+    finished,
+    request,
+)
+from tests.support.processes import LOOPBACK, answers, free_ports, own_process
+from tests.support.waiting import wait_until
 
 NO_PROMETHEUS = "no `prometheus` on the PATH, so nothing was scraped (Debian, Ubuntu: apt install prometheus)"
 TENANTS = 10_000

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.processes import ProcessFailed, answers, free_ports, own_process
-from tests.interop.streams import wait_until
+from tests.support.processes import ProcessFailed, answers, free_ports, own_process
+from tests.support.waiting import wait_until
 
 # Starts a child process that keeps a port, as the KCL does with its record processors.
 STUBBORN = """
@@ -27,7 +27,7 @@ time.sleep(600)
 
 KILLED = """
 import pathlib, sys, time
-from tests.interop.processes import own_process
+from tests.support.processes import own_process
 with own_process("stubborn", sys.argv[2:], logs=pathlib.Path(sys.argv[1])):
     time.sleep(600)
 """
@@ -55,12 +55,12 @@ def test_a_program_ends_when_the_tests_are_killed(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     try:
-        wait_until(lambda: answers(port), what="the program to answer", seconds=20)
+        wait_until(lambda: answers(port), "the program to answer", seconds=20)
     finally:
         tests.kill()
         tests.wait()
 
-    wait_until(lambda: not answers(port), what="the program to end", seconds=20)
+    wait_until(lambda: not answers(port), "the program to end", seconds=20)
 
 
 def test_a_program_that_ends_too_soon_is_reported_with_its_log(tmp_path: Path) -> None:

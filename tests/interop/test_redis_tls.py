@@ -23,9 +23,9 @@ from kpl_core.coordination.store import CoordinationStore, StoreFailed
 from kpl_core.coordination.stores import open_store
 from kpl_integrations.ingest.settings import IngestSettings
 from kpl_integrations.ingest.workers.shared_quotas import sharing_of
-from tests.coordination.store_contract import CONTRACT
-from tests.interop.installation import Installed
-from tests.interop.processes import LOOPBACK, ProcessFailed, answers, free_ports, own_process
+from tests.support.installation import Installed
+from tests.support.processes import LOOPBACK, ProcessFailed, answers, free_ports, own_process
+from tests.support.store_contract import CONTRACT
 
 pytestmark = [
     pytest.mark.anyio,

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.virtual_time import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 
 def _example() -> ModuleType:

@@ -1,7 +1,7 @@
 """The laws of the two combinators, on asyncio and trio, in virtual time. Each must fail for a broken combinator.
 
 A law takes the combinator that it tests and the backend to run on. A broken combinator is a copy of the real one's
-source with one line replaced (tests/pipeline/mutants.py).
+source with one line replaced (tests/support/oracles.py).
 """
 
 import math
@@ -18,9 +18,8 @@ from hypothesis import Phase, Verbosity, given, settings, strategies as st
 from kpl_core.limits import fair_merge, rate_limited
 from kpl_core.options.policy import FairnessPolicy, RateLimitPolicy
 from tests.limits.sources import Source, collect_scoped, endless
-from tests.pipeline.mutants import mutant_of
-from tests.pipeline.oracles import ExactTokenBucket
-from tests.virtual_time import BackendName, run_in_virtual_time
+from tests.support.oracles import ExactTokenBucket, mutant_of
+from tests.support.virtual_time import BackendName, run_in_virtual_time
 
 # The package's attributes of these names are the functions.
 fair_merge_module = sys.modules["kpl_core.limits.fair_merge"]

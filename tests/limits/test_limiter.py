@@ -6,7 +6,7 @@ import pytest
 from kpl_core import Config, ProducerClosed
 from kpl_core.limits.limiter import Limiter
 from kpl_core.records.kinesis_record import KinesisRecord
-from tests.pipeline.material import kinesis_record, shard_id
+from tests.support.material import kinesis_record, shard_id
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 from kpl_core.limits import fair_merge, rate_limited
 from kpl_core.options.policy import RateLimitPolicy
 from tests.limits.sources import Source, collect, collect_scoped, endless, scoped
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ Retries and the client's own parameter validation are off, because the tests che
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore.config import Config
 
-__all__ = ["SDKS", "Call", "client_of", "until"]
+__all__ = ["SDKS", "Call", "client_of"]
 
 SDKS = ("aiobotocore", "boto3")
 
@@ -31,12 +31,6 @@ class Call(Protocol):
     """Calls an operation by its snake-case name and returns the parsed answer."""
 
     async def __call__(self, operation: str, **members: Any) -> dict[str, Any]: ...
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Run the loop until `condition` is true, which the other end of a socket causes."""
-    while not condition():  # noqa: ASYNC110 - the other end has no event to wait for
-        await asyncio.sleep(0)
 
 
 @cache

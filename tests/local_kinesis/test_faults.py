@@ -28,7 +28,8 @@ from kpl_core.testing import (
     WrongCount,
 )
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of, until
+from tests.local_kinesis.kinesis_clients import SDKS, Call, client_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

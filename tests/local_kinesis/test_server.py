@@ -19,7 +19,7 @@ import pytest
 
 from kpl_core.testing import ErrorAnswer, Hang, KinesisError, Latency
 from kpl_integrations.local_kinesis import LocalKinesis, LocalKinesisProcess, ThreadedLocalKinesis
-from tests.local_kinesis.kinesis_clients import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

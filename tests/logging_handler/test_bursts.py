@@ -11,7 +11,8 @@ from kpl_core import decode
 from kpl_core.testing import FakeKinesis, FakeTransport, Hang
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from kpl_integrations.logging_handler import KinesisHandler
-from tests.programs.running_program import run, wait_until
+from tests.support.running_program import run
+from tests.support.waiting import wait_until
 
 MIB = 1024 * 1024
 LINE = "%09d " + "x" * 200
@@ -127,7 +128,7 @@ def test_large_lines_of_a_full_queue_are_taken_one_mebibyte_at_a_time(make, kine
         counts = handler.counts()
         return bool(counts.dropped_total)
 
-    wait_until(is_full, lambda: "a full queue")
+    wait_until(is_full, "a full queue")
     # 41 lines in the queue, 4 in the producer, and at most 3 between the two.
     assert counts.buffered <= 41 + 4 + 3
 

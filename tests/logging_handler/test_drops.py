@@ -12,8 +12,8 @@ from kpl_core import BlockingProducer, Config
 from kpl_core.background.process_end import NEEDS_SPARE_THREADS
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.logging_handler.log_stream import log_records
-from tests.programs.running_program import wait_until
+from tests.support.consumers import log_records
+from tests.support.waiting import wait_until
 
 
 def told(kinesis: FakeKinesis) -> Counter[str]:
@@ -163,7 +163,7 @@ def test_drops_of_an_outage_are_reported_in_the_stream_when_it_is_over(make, kin
     logger.addHandler(handler)
     for number in range(1_000):
         logger.info("line %d", number)
-    wait_until(lambda: handler.counts().dropped.get("Expired", 0) > 0, lambda: "something expired")
+    wait_until(lambda: handler.counts().dropped.get("Expired", 0) > 0, "something expired")
     kinesis.faults.remove(fault)
     handler.close()
     counts = handler.counts()
@@ -178,10 +178,10 @@ def test_a_notice_that_does_not_arrive_is_repeated(make, kinesis, logger, capsys
     handler = make(config=config, notice_seconds=0.02, close_timeout=30)
     logger.addHandler(handler)
     logger.info("lost")
-    wait_until(lambda: handler.counts().dropped_total > 0, lambda: "the line is lost")
+    wait_until(lambda: handler.counts().dropped_total > 0, "the line is lost")
     requests = fault.fired
     # Notices of it have failed too, by now.
-    wait_until(lambda: fault.fired > requests + 20, lambda: "further requests")
+    wait_until(lambda: fault.fired > requests + 20, "further requests")
     kinesis.faults.remove(fault)
     handler.close()
     assert told(kinesis) == Counter(handler.counts().dropped)
@@ -199,7 +199,7 @@ def test_records_that_a_close_gives_up_are_reported_in_the_stream(make, kinesis,
         logger.info("line %d", number)
     closing = threading.Thread(target=handler.close)
     closing.start()
-    wait_until(lambda: handler.counts().dropped_total > 0, lambda: "the queue given up")
+    wait_until(lambda: handler.counts().dropped_total > 0, "the queue given up")
     kinesis.faults.remove(fault)
     closing.join()
     counts = handler.counts()
@@ -240,3 +240,33 @@ def test_records_logged_after_a_shared_producer_closed_are_counted_as_lost(make,
     counts = handler.counts()
     assert (counts.delivered, counts.dropped, counts.buffered) == (1, {"Shutdown": 3}, 0)
     assert "3 of 4 log records were lost (3 Shutdown)" in capsys.readouterr().err
+
+
+def test_records_that_a_shared_producer_still_has_when_the_handler_closes_are_counted_as_unknown(
+    make, kinesis, logger, capsys
+):
+    """The handler gives up waiting. The application's producer goes on, and delivers them after the outage."""
+    outage = kinesis.faults.add(ErrorAnswer("ServiceUnavailable", status=503))
+    with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
+        handler = make(producer=producer, close_timeout=0.3)
+        logger.addHandler(handler)
+        for number in range(3):
+            logger.info("record %d", number)
+        handler.close()
+        counts = handler.counts()
+        assert (counts.delivered, counts.dropped) == (0, {"Unknown": 3})
+        assert "3 of 3 log records were lost (3 Unknown)" in capsys.readouterr().err
+        kinesis.faults.remove(outage)
+        assert producer.flush(20.0).buffered == 0
+    assert len(log_records(kinesis)) == 3
+
+
+def test_a_handler_of_a_closed_shared_producer_starts_no_sender(make, kinesis, logger, capsys):
+    with BlockingProducer(Config(), transport=FakeTransport(kinesis)) as producer:
+        pass
+    handler = make(producer=producer)
+    logger.addHandler(handler)
+    logger.info("too late")
+    handler.close()
+    assert handler.counts().dropped == {"Shutdown": 1}
+    assert "1 of 1 log records were lost (1 Shutdown)" in capsys.readouterr().err

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.logging_handler.log_stream import log_records
-from tests.programs.black_hole import black_hole, refusing
-from tests.programs.running_program import run
+from tests.support.consumers import log_records
+from tests.support.processes import black_hole, refusing
+from tests.support.running_program import run
 
 pytestmark = pytest.mark.long
 MIB = 1024 * 1024

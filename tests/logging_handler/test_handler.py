@@ -23,8 +23,9 @@ from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
 from kpl_integrations.logging_handler.sender import SENDER_THREADS
-from tests.logging_handler.log_stream import log_records, user_records
-from tests.programs.running_program import environment, wait_until
+from tests.support.consumers import log_records, user_records
+from tests.support.running_program import environment
+from tests.support.waiting import wait_until
 
 
 def messages(kinesis: FakeKinesis) -> list[str]:
@@ -342,7 +343,7 @@ def test_dict_config_twice_under_load_loses_nothing_accepted_and_does_not_deadlo
         thread.start()
     try:
         for _ in range(2):
-            wait_until(lambda: handlers[-1].counts().emitted > 200, lambda: "lines at the newest handler")
+            wait_until(lambda: handlers[-1].counts().emitted > 200, "lines at the newest handler")
             configure()
     finally:
         ended.set()

@@ -15,8 +15,8 @@ from kpl_core.durability.spool import DeadLetter, LetterFilter, Spool
 from kpl_core.testing import ErrorAnswer, FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_integrations.logging_handler import KinesisHandler
-from tests.logging_handler.log_stream import log_records, user_records
-from tests.programs.running_program import wait_until
+from tests.support.consumers import log_records, user_records
+from tests.support.waiting import wait_until
 
 LINES = 3_000
 
@@ -46,7 +46,7 @@ def log_lines(logger: logging.Logger, handler: KinesisHandler, *, wait: bool) ->
     for number in range(LINES):
         logger.info("line %d", number)
         if wait and not number % 100:
-            wait_until(lambda: handler._queue.free_records > 500, lambda: "room")  # noqa: SLF001
+            wait_until(lambda: handler._queue.free_records > 500, "room")  # noqa: SLF001
 
 
 def letters(path: Path) -> list[DeadLetter]:
@@ -65,7 +65,7 @@ def test_records_without_room_in_an_outage_are_kept_on_disk_and_none_is_dropped(
     handler = make(overflow=overflow, max_queue_records=1_000, max_sending_bytes=40_000)
     logger.addHandler(handler)
     log_lines(logger, handler, wait=True)
-    wait_until(lambda: handler.counts().kept > LINES // 2, lambda: "most lines kept")
+    wait_until(lambda: handler.counts().kept > LINES // 2, "most lines kept")
     if overflow == "dlq":
         kept = [json.loads(letter.data)["message"] for letter in letters(path) if letter.reason == "rate_limited"]
         assert len(kept) > LINES // 2
@@ -83,7 +83,7 @@ def test_spooled_records_are_delivered_when_the_outage_is_over(make, kinesis, lo
     handler = make(overflow="spool", max_queue_records=1_000, max_sending_bytes=40_000)
     logger.addHandler(handler)
     log_lines(logger, handler, wait=True)
-    wait_until(lambda: handler.counts().kept > 0, lambda: "some lines kept")
+    wait_until(lambda: handler.counts().kept > 0, "some lines kept")
     kinesis.faults.remove(fault)
     wait_until(lambda: len(log_records(kinesis)) == LINES, lambda: f"{LINES} lines")
     handler.close()
@@ -99,7 +99,7 @@ def test_undelivered_records_stay_in_the_spool_for_the_next_handler(make, kinesi
     logger.addHandler(first)
     for number in range(50):
         logger.info("line %d", number)
-    wait_until(lambda: fault.fired > 0, lambda: "a first request")
+    wait_until(lambda: fault.fired > 0, "a first request")
     first.close()
     counts = first.counts()
     assert (counts.kept, counts.delivered, counts.dropped_total, counts.buffered) == (50, 0, 0, 0)
@@ -109,7 +109,7 @@ def test_undelivered_records_stay_in_the_spool_for_the_next_handler(make, kinesi
     logger.removeHandler(first)
     logger.addHandler(second)
     logger.info("after")
-    wait_until(lambda: len(user_records(kinesis)) == 51, lambda: "51 records")
+    wait_until(lambda: len(user_records(kinesis)) == 51, "51 records")
     second.close()
     assert second.counts().delivered == 1
 

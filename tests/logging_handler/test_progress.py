@@ -12,8 +12,9 @@ from kpl_core.testing import ErrorAnswer, Hang
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
 from kpl_integrations.logging_handler import LogCounts
 from kpl_integrations.logging_handler.progress import TimeExtension, TroubleReport
-from tests.programs.black_hole import black_hole, refusing
-from tests.programs.running_program import run, wait_until
+from tests.support.processes import black_hole, refusing
+from tests.support.running_program import run
+from tests.support.waiting import wait_until
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 
@@ -94,7 +95,7 @@ def test_a_lost_record_is_reported_at_once(make, kinesis, logger, capsys):
     kinesis.faults.add(ErrorAnswer("AccessDeniedException", status=400, message="no"))
     logger.addHandler(handler := make())
     logger.info("lost")
-    wait_until(lambda: handler.counts().dropped_total == 1, lambda: "the record fails")
+    wait_until(lambda: handler.counts().dropped_total == 1, "the record fails")
     said = ""
 
     def is_reported() -> bool:
@@ -102,7 +103,7 @@ def test_a_lost_record_is_reported_at_once(make, kinesis, logger, capsys):
         said += capsys.readouterr().err
         return "do not arrive" in said
 
-    wait_until(is_reported, lambda: "a report", seconds=5.0)
+    wait_until(is_reported, "a report", seconds=5.0)
     assert "(AccessDeniedException: no): of 1 records 0 are delivered, 0 wait, 0 are kept on disk, 1 are lost" in said
 
 

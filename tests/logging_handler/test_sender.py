@@ -11,8 +11,8 @@ from kpl_core import BlockingProducer, Config, Delivery, Producer
 from kpl_core.testing import FakeTransport
 from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
 from kpl_integrations.logging_handler.formatter import LargeLine
-from tests.logging_handler.log_stream import log_records
-from tests.programs.running_program import wait_until
+from tests.support.consumers import log_records
+from tests.support.waiting import wait_until
 
 
 def fail(*_arguments, **_options):
@@ -37,7 +37,7 @@ def test_a_notice_that_cannot_be_put_stops_neither_the_sender_nor_a_close(make, 
     logger.info("%d", "no number")
     for number in range(3):
         logger.info("record %d", number)
-        wait_until(lambda: noticed[-1:] == [number + 1], lambda: "a notice after the delivery", seconds=5.0)  # noqa: B023
+        wait_until(lambda: noticed[-1:] == [number + 1], "a notice after the delivery", seconds=5.0)  # noqa: B023
     started_at = time.monotonic()
     handler.close()
     assert time.monotonic() - started_at < 5.0
@@ -166,7 +166,7 @@ def test_a_flush_ends_while_another_thread_logs_more_than_the_producer_takes(mak
     thread = threading.Thread(target=log_on)
     thread.start()
     try:
-        wait_until(lambda: handler.counts().buffered >= 2_000, lambda: "a full queue")
+        wait_until(lambda: handler.counts().buffered >= 2_000, "a full queue")
         started_at = time.monotonic()
         handler.flush()
         assert time.monotonic() - started_at < 10.0

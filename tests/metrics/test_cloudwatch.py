@@ -8,11 +8,11 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from kpl_core import Config, ConfigError, Producer
-from kpl_core.hooks import RecordsFinished, RequestCompleted
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.metrics.cloudwatch import KPL_METRICS, CloudWatchMetrics, StatisticSet, emf_lines
 from kpl_integrations.metrics.cloudwatch_uploader import CloudWatchUploader
-from tests.programs.black_hole import refusing
+from tests.support.metrics import EXPIRED, THROTTLED, finished, request
+from tests.support.processes import refusing
 
 # The table of the KPL's metrics.md: name, level, unit, finest granularity.
 KPL_TABLE = """
@@ -33,43 +33,6 @@ KinesisRecordsPerPutRecordsRequest Detailed Count        stream
 UserRecordsPerPutRecordsRequest    Detailed Count        stream
 """
 ROWS = [tuple(line.split()) for line in KPL_TABLE.split("\n") if line]
-THROTTLED = "ProvisionedThroughputExceededException"
-
-
-def request(stream="orders", shard="shardId-0", **facts):
-    known = {
-        "stream": stream,
-        "started_at": 1.0,
-        "ended_at": 1.25,
-        "kinesis_records": 4,
-        "user_records": 80,
-        "size_bytes": 4_000,
-        "error_code": None,
-        "record_errors": {THROTTLED: 2},
-        "throttled_by_shard": {shard: 2},
-        "queue_wait": 0.1,
-        "errors_by_shard": {(shard, THROTTLED): 2},
-    }
-    return RequestCompleted(**{**known, **facts})
-
-
-def finished(stream="orders", shard="shardId-0", **facts):
-    known = {
-        "stream": stream,
-        "shard_id": shard,
-        "tier": "normal",
-        "outcome": "delivered",
-        "reason": "",
-        "user_records": 20,
-        "user_bytes": 900,
-        "attempts": 3,
-        "age": 0.5,
-        "kinesis_bytes": 1_000,
-    }
-    return RecordsFinished(**{**known, **facts})
-
-
-EXPIRED = {"outcome": "failed", "reason": "Expired", "user_records": 5, "user_bytes": 200}
 
 
 def taken(metrics, *facts):

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
 from kpl_integrations.metrics.catalogue import METRICS
-from tests.ingest.running_gateway import running_gateway
+from tests.support.running_gateway import running_gateway
 
 # More than one shard accepts in its burst and a second.
 RECORDS = 110

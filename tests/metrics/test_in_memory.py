@@ -21,7 +21,7 @@ from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.in_memory import InMemoryMetrics
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
 from kpl_integrations.metrics.sources import breaker_source, dead_letter_source, spool_source, token_bucket_source
-from tests.durability.spool.records import spooled
+from tests.support.durability_scene import spooled
 
 REQUEST = RequestCompleted(
     stream="orders",

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from kpl_core.testing import FakeTransport
 from kpl_integrations.otel import KinesisLogRecordExporter, KinesisSpanExporter
 from tests.otel.conftest import EXPORTERS, emit
-from tests.otel.telemetry_stream import exported, user_records
+from tests.support.telemetry import exported, user_records
 
 PER_COUNT = {"traces": 2, "logs": 1, "metrics": 1}
 

@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisLogRecordExporter, KinesisSpanExporter, kinesis_telemetry
-from tests.otel.telemetry_stream import exported, impatient_exporter
 from tests.otel.test_splitting import large_spans
-from tests.programs.black_hole import black_hole
+from tests.support.processes import black_hole
+from tests.support.telemetry import exported, impatient_exporter
 
 SLOW = 0.2
 # Does not end within a test.

@@ -13,10 +13,10 @@ from kpl_core.background import process_end
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import KinesisSpanExporter, kinesis_telemetry
 from tests.otel.conftest import EXPORTERS, emit
-from tests.otel.telemetry_stream import impatient_exporter
 from tests.otel.test_splitting import large_spans
-from tests.programs.black_hole import black_hole, refusing
-from tests.programs.running_program import wait_until
+from tests.support.processes import black_hole, refusing
+from tests.support.telemetry import impatient_exporter
+from tests.support.waiting import wait_until
 
 # A busy machine may hold up one measurement, hardly three.
 TRIES = 3
@@ -167,7 +167,7 @@ def test_a_logging_filter_that_raises_keeps_no_item_pending_when_the_sender_cann
     monkeypatch.setattr(logging.getLogger("kpl_integrations.otel"), "filters", [fail_in_the_sender])
     exporter = KinesisSpanExporter("telemetry", transport=_cannot_open)
     exporter.export(large_spans(5, 10))
-    wait_until(lambda: not exporter.counts().pending, lambda: "nothing pending", seconds=5.0)
+    wait_until(lambda: not exporter.counts().pending, "nothing pending", seconds=5.0)
     assert exporter.counts().lost == {"SenderFailed": 5}
     exporter.shutdown()
 

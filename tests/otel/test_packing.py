@@ -11,8 +11,8 @@ from kpl_core import ConfigError, decode
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.otel.encoding import compressor
 from tests.otel.conftest import emit
-from tests.otel.telemetry_stream import PROTOS, exported, user_records
 from tests.otel.test_splitting import large_spans
+from tests.support.telemetry import PROTOS, exported, user_records
 
 DECOMPRESS: dict[str, Any] = {"gzip": gzip.decompress, "zstd": zstandard.decompress}
 

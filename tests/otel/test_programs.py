@@ -15,10 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kpl_core.testing import FakeKinesis
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.otel.telemetry_stream import exported, user_records
-from tests.programs.black_hole import black_hole
-from tests.programs.running_program import Running, environment, run
+from tests.support.processes import black_hole
+from tests.support.running_program import Running, environment, run
+from tests.support.telemetry import exported, user_records
+from tests.support.waiting import wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "opentelemetry.md"
@@ -80,11 +82,11 @@ def serving(
 
 
 def wait_until_listening(running: Running) -> list[str]:
-    deadline = time.monotonic() + SECONDS
-    while not (found := LISTENING.findall(running.said())):
-        assert time.monotonic() < deadline, running.said()
-        assert running.process.poll() is None, running.said()
-        time.sleep(0.05)
+    wait_until(
+        lambda: LISTENING.search(running.said()) or running.process.poll() is not None, running.said, seconds=SECONDS
+    )
+    found = LISTENING.findall(running.said())
+    assert found, running.said()
     return found
 
 
@@ -151,10 +153,10 @@ def test_sigterm_loses_nothing_although_the_providers_are_not_shut_down(kinesis,
 
 
 def wait_until_each_stream_has_something(kinesis: ThreadedLocalKinesis, running: Running) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not kinesis.call(lambda fake, now: all(fake.records(stream) for stream in ("spans", "logs", "metrics"))):
-        assert time.monotonic() < deadline, running.said()
-        time.sleep(0.02)
+    def has_all(fake: FakeKinesis, _: float) -> bool:
+        return all(fake.records(stream) for stream in ("spans", "logs", "metrics"))
+
+    wait_until(lambda: kinesis.call(has_all), running.said, seconds=SECONDS)
 
 
 def test_an_endpoint_that_does_not_answer_delays_the_end_by_seconds_only(tmp_path):

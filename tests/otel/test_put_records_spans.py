@@ -12,7 +12,7 @@ from kpl_core import Config, Producer
 from kpl_core.hooks import Fact, RequestCompleted
 from kpl_core.testing import FakeKinesis, FakeTransport
 from kpl_integrations.otel import PutRecordsSpans
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from kpl_core import Config
 from kpl_core.testing import FakeKinesis
 from kpl_integrations.otel.encoding import encoder, items_in, leaves_of, pieces
-from tests.otel.telemetry_stream import PROTOS, exported, user_records
+from tests.support.telemetry import PROTOS, exported, user_records
 
 MIB = 1024 * 1024
 RECORD_BYTES = MIB

@@ -11,8 +11,8 @@ import pytest
 from kpl_core.background.stderr_report import StderrReport
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
-from tests.programs.black_hole import black_hole, refusing
-from tests.programs.running_program import environment
+from tests.support.processes import black_hole, refusing
+from tests.support.running_program import environment
 
 PROGRAM = Path(__file__).parent / "programs" / "silent_losses.py"
 INSTRUMENT = str(Path(sys.executable).parent / "opentelemetry-instrument")

@@ -11,7 +11,7 @@ from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import Attempt, RecordResult
 from kpl_core.records.user_record import UserRecord
-from tests.pipeline.material import deliveries_of, even_shards, keys_in, kinesis_record, shard_id, split
+from tests.support.material import deliveries_of, even_shards, keys_in, kinesis_record, shard_id, split
 
 Mode = Literal["kcl", "per_user_record", "range_blind", "kpl_compatible"]
 OURS: tuple[Mode, ...] = ("kcl", "per_user_record", "range_blind")

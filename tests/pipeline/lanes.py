@@ -6,7 +6,7 @@ from kpl_core.pipeline.ledger import Generations
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Outcome, ResultHandle
 from kpl_core.records.user_record import UserRecord
-from tests.pipeline.material import FIRST_SHARD, digest, hash_key
+from tests.support.material import FIRST_SHARD, digest, hash_key
 
 
 def aggregator(**rules) -> Aggregator:

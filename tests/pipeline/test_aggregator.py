@@ -9,7 +9,7 @@ from kpl_core.records.aggregated_record import decode, encode, encoded_size
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.user_record import TIERS, UserRecord
 from tests.pipeline.lanes import aggregator, contents, plain, put
-from tests.pipeline.material import FIRST_SHARD, HASH_KEYS, shard_id, user_records
+from tests.support.material import FIRST_SHARD, HASH_KEYS, shard_id, user_records
 
 # Grouping
 

@@ -5,11 +5,14 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from kpl_core.pipeline.send_queue import PATIENCE_SECONDS, WITNESSES, Bisection
+from kpl_core.options.config import Config
+from kpl_core.options.stage_rules import collection_rules
+from kpl_core.pipeline.collector import Collector
+from kpl_core.pipeline.send_queue import PATIENCE_SECONDS, WITNESSES, Bisection, SendingPause, SendQueue
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.put_records import RequestFailure
 from tests.pipeline.books import LOWER, Books, results, stored
-from tests.pipeline.material import kinesis_record
+from tests.support.material import kinesis_record
 
 INVALID = RequestFailure("ValidationException", "1 validation error detected")
 
@@ -101,6 +104,18 @@ def test_a_record_that_was_in_no_company_is_no_witness() -> None:
     assert books.retrier.bisection.take() == records[:2]
 
 
+def test_the_records_of_a_second_refused_request_are_sent_in_their_order():
+    bisection = Bisection()
+    first, second = ([kinesis_record() for _ in range(4)] for _ in range(2))
+    bisection.split(first)
+    bisection.split(second)
+    pieces = []
+    while piece := bisection.take():
+        pieces.append(piece)
+        bisection.returned(piece)
+    assert pieces == [first[:2], first[2:], second[:2], second[2:]]
+
+
 def test_what_waits_expires_two_seconds_after_its_time_and_its_neighbours_stay() -> None:
     bisection = Bisection()
     records = [kinesis_record(expires_at=10.0 + index) for index in range(4)]
@@ -113,3 +128,26 @@ def test_what_waits_expires_two_seconds_after_its_time_and_its_neighbours_stay()
     assert bisection.take() == records[2:]
     assert bisection.next_wakeup() == math.inf
     assert bisection.take_expired(math.inf) == []
+
+
+def test_a_piece_leaves_at_once_although_collected_records_wait():
+    collector, bisection = Collector(collection_rules(Config())), Bisection()
+    queue = SendQueue(collector, bisection, SendingPause(float))
+    collector.add(kinesis_record(expires_at=5.0), 0.0)
+    waits_until = queue.next_wakeup(may_send=True)
+    assert 0.0 < waits_until < math.inf
+    bisection.split([kinesis_record(expires_at=9.0) for _ in range(2)])
+    assert queue.next_wakeup(may_send=True) == -math.inf
+
+
+def test_no_record_joins_a_probe_or_a_piece():
+    collector, bisection = Collector(collection_rules(Config())), Bisection()
+    pause = SendingPause(float)
+    queue = SendQueue(collector, bisection, pause)
+    collector.add(kinesis_record(), 0.0)
+    assert queue.free_places(1.0) > 0
+    pause.is_failing = True
+    assert queue.free_places(1.0) == 0
+    pause.is_failing = False
+    bisection.split([kinesis_record() for _ in range(2)])
+    assert queue.free_places(1.0) == 0

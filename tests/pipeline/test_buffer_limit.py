@@ -112,3 +112,11 @@ def test_all_released_is_all_free(sizes):
         limit.reserve(size_bytes=size)
     limit.release(records=len(sizes), size_bytes=sum(sizes))
     assert (limit.outstanding_records, limit.outstanding_bytes) == (0, 0)
+
+
+def test_the_error_of_a_full_buffer_counts_what_is_reserved_elsewhere_too():
+    limit = BufferLimit(max_records=10, max_bytes=1_000)
+    limit.reserve(records=4, size_bytes=300)
+    full = limit.full(more_records=5, more_bytes=600)
+    assert (full.outstanding_records, full.outstanding_bytes) == (9, 900)
+    assert "9 of 10 records and 900 of 1,000 bytes" in str(full)

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 from kpl_core.options.stage_rules import CollectionRules
 from kpl_core.pipeline.collector import Collector
 from kpl_core.records.kinesis_record import KinesisRecord
-from tests.pipeline.material import kinesis_record, shard_id, sized_record
+from tests.support.material import kinesis_record, shard_id, sized_record
 
 KIB = 1024
 MIB = 1024 * KIB

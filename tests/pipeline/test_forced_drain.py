@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies
 
 from kpl_core.records.put_records import PutRecordsRequest
-from tests.pipeline.material import even_shards
-from tests.pipeline.stream import Stream
+from tests.support.material import even_shards
+from tests.support.stream import Stream
 
 SHARDS = even_shards(2)
 # Where user records wait: in open aggregated records and for tokens, for tokens alone, or behind one on its way.

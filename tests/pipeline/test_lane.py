@@ -7,7 +7,7 @@ from kpl_core.pipeline.open_record import sealed
 from kpl_core.records.aggregated_record import encode
 from kpl_core.records.user_record import UserRecord
 from tests.pipeline.lanes import aggregator, contents, move, plain, put
-from tests.pipeline.material import FIRST_SHARD, user_records
+from tests.support.material import FIRST_SHARD, user_records
 
 
 def test_a_mover_brings_its_arrival_and_hurries_its_company():

@@ -10,7 +10,7 @@ from kpl_core.options.stage_rules import ShardRules
 from kpl_core.pipeline.limiter import StreamLimiter
 from kpl_core.pipeline.shard_limiter import Drained
 from kpl_core.records.kinesis_record import KinesisRecord
-from tests.pipeline.material import kinesis_record, shard_id
+from tests.support.material import kinesis_record, shard_id
 
 
 def limiter(**fields) -> StreamLimiter:

@@ -12,7 +12,7 @@ from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.records.user_record import UserRecord
-from tests.pipeline.material import even_shards
+from tests.support.material import even_shards
 
 COUNT = 12_000
 # Of every stage that expires records one slice, a few times a turn of the loop.

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.pipeline.oracles import ExactTokenBucket, PaperFairQueue, max_min_shares
+from tests.support.oracles import ExactTokenBucket, PaperFairQueue, max_min_shares
 
 
 def test_the_exact_bucket_counts_to_the_last_third():

@@ -18,8 +18,8 @@ from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.testing import FakeKinesis, SplitDuringRequest
-from tests.pipeline.consumers import Read, read_as_kcl, read_everything
-from tests.pipeline.material import hash_key
+from tests.support.consumers import Read, read_as_kcl, read_everything
+from tests.support.material import hash_key
 
 ANSWERS = ["stored", "throttled", "reset", "lost"]
 # The oldest of an aggregate expires, the others do not, and there is more behind them.
@@ -193,3 +193,14 @@ def test_what_is_left_of_an_aggregate_that_expires_between_two_shards_keeps_its_
     ordered.refresh()
     ordered.finish()
     assert ordered.first_seen() == {"k0": [1, 2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize("consumer", ["kcl", "per_user_record"])
+def test_what_is_aggregated_again_goes_before_the_open_record_of_its_shard(consumer):
+    """The shard where it was stored is not known, and its own is still open. A later put of its key waits there."""
+    ordered = Ordered(random.Random(1), consumer=consumer, record_max_buffered_time_ms=400)
+    for step in ["put k5", "put k4", "wait 0.6", "split", "split", "stored", "wait 9.9", "put k4", "wait 0.2"]:
+        ordered.step(step)
+    assert ordered.pipeline.statistics().held == 0
+    ordered.finish()
+    assert ordered.first_seen() == {"k5": [0], "k4": [1, 2]}

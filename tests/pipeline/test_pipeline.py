@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kpl_core.errors import BufferFull, InvalidUserRecord
-from tests.pipeline.material import shard_id
-from tests.pipeline.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream, held
+from tests.support.material import shard_id
+from tests.support.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream, held
 
 # Put
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.pipeline.material import even_shards, keys_in
-from tests.pipeline.stream import Stream
+from tests.support.material import even_shards, keys_in
+from tests.support.stream import Stream
 
 SHARDS = even_shards(2)
 FIRST, SECOND = (keys_in(shard, 2) for shard in SHARDS)

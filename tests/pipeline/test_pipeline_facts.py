@@ -4,8 +4,8 @@ import pytest
 
 from kpl_core.hooks import RecordsFinished, RequestCompleted, ShardMapRefreshed, ShardRateChanged
 from kpl_core.records.put_records import RequestFailure
-from tests.pipeline.material import shard_id
-from tests.pipeline.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream
+from tests.support.material import shard_id
+from tests.support.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream
 
 
 def test_metadata_goes_with_its_user_record_when_it_moves():

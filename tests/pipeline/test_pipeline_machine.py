@@ -27,7 +27,7 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutR
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
 from kpl_core.testing import FakeKinesis, MergeDuringRequest, SplitDuringRequest
-from tests.pipeline.consumers import read_as_kcl, read_everything
+from tests.support.consumers import read_as_kcl, read_everything
 
 RECORDS_PER_SECOND = 20.0
 BYTES_PER_SECOND = 4_000.0

@@ -3,7 +3,7 @@
 import math
 
 from kpl_core.records.put_records import PutRecordsRequest, RequestFailure
-from tests.pipeline.stream import THROTTLED, Stream
+from tests.support.stream import THROTTLED, Stream
 
 FAILURE = RequestFailure("InternalFailure", "oops")
 

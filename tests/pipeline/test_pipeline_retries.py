@@ -5,8 +5,8 @@ from collections import deque
 import pytest
 
 from kpl_core.records.put_records import RequestFailure
-from tests.pipeline.material import even_shards, hash_key, keys_in, shard_id, shard_of, split
-from tests.pipeline.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream, held
+from tests.support.material import even_shards, hash_key, keys_in, shard_id, shard_of, split
+from tests.support.stream import CHILDREN, LOWER, PARENT, THROTTLED, UPPER, Stream, held
 
 # Retry
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kpl_core.pipeline.retrier import Retrier
+from kpl_core.pipeline.retrier import BackoffQueue, Retrier
 from kpl_core.records.put_records import PutRecordsEntry, RequestFailure
 from kpl_core.records.record_result import Attempt, RecordResult
 from tests.pipeline.books import (
@@ -21,7 +21,7 @@ from tests.pipeline.books import (
     results,
     stored,
 )
-from tests.pipeline.material import shard_id
+from tests.support.material import kinesis_record, shard_id
 
 
 @pytest.mark.parametrize("mode", EVERY)
@@ -248,3 +248,12 @@ def test_a_failed_request_comes_back_at_one_instant():
     records = [books.record(LOWER[0], predicted_shard=shard_id(number)) for number in range(3)]
     retries = books.answer(records, RequestFailure("Internal", "timeout"))
     assert {at for at, _ in retries.resend} == {2.025}
+
+
+def test_a_backoff_queue_has_a_shard_until_its_last_record_has_left():
+    queue = BackoffQueue()
+    for at, shard in ((1.0, 0), (2.0, 0), (1.5, 1)):
+        queue.add(kinesis_record(shard=shard_id(shard)), at)
+    for now, has in ((0.5, (True, True)), (1.0, (True, True)), (1.5, (True, False)), (2.0, (False, False))):
+        queue.take_due(now)
+        assert (queue.has_shard(shard_id(0)), queue.has_shard(shard_id(1))) == has

@@ -6,7 +6,7 @@ from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.pipeline.router import GENERATION_KEYS, Router
 from kpl_core.pipeline.shard_map import ShardMap
 from kpl_core.records.aggregated_record import explicit_hash_key_entry
-from tests.pipeline.material import even_shards, hash_key, keys_in, shard_of
+from tests.support.material import even_shards, hash_key, keys_in, shard_of
 
 
 class NamedLane:

@@ -10,7 +10,7 @@ from kpl_core.pipeline import shard_limiter
 from kpl_core.pipeline.shard_limiter import Drained, ShardLimiter
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.user_record import TIERS, UserRecord
-from tests.pipeline.material import kinesis_record, sized_record
+from tests.support.material import kinesis_record, sized_record
 
 MIB = 1_048_576.0
 
@@ -324,3 +324,12 @@ def test_a_run_is_admitted_like_its_records_one_by_one(steps, in_order):
         now += wait
         assert in_runs.drain(now) == one_by_one.drain(now)
         assert in_runs.wakeup_at(now) == one_by_one.wakeup_at(now)
+
+
+def test_the_usage_counts_each_record_once_whether_it_waited_or_not():
+    limiter = ShardLimiter(rules(bytes_per_second=100.0), 0.0)
+    put(limiter, sized_record(60), sized_record(40), sized_record(30))
+    limiter.drain(0.0)
+    assert (limiter.usage().offered, limiter.usage().waiting) == ((3, 130), (1, 30))
+    limiter.drain(1.0)
+    assert (limiter.usage().offered, limiter.usage().waiting) == ((3, 130), (0, 0))

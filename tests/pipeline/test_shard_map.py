@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core.pipeline.shard_map import Shard, ShardMap
-from tests.pipeline.material import HASH_KEYS, digest, even_shards, shard_id, shard_of, split
+from tests.support.material import HASH_KEYS, digest, even_shards, shard_id, shard_of, split
 
 
 def shard_map(shards: list[Shard], now: float = 0.0) -> ShardMap:

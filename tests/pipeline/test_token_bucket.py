@@ -8,7 +8,7 @@ from hypothesis import assume, given, strategies as st
 
 from kpl_core.errors import ConfigError
 from kpl_core.pipeline.token_bucket import TokenBucket
-from tests.pipeline.oracles import ExactTokenBucket
+from tests.support.oracles import ExactTokenBucket
 
 SHARD = [(1_000.0, 1_000.0), (1_048_576.0, 1_048_576.0)]
 
@@ -31,6 +31,35 @@ def test_tokens_grow_on_query():
     assert not bucket.try_take([3], now=0.25)
     assert bucket.try_take([2], now=0.25)
     assert bucket.tokens(now=0.25) == (0.5,)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 80), st.integers(0, 64)), max_size=30),
+    st.integers(0, 80),
+    st.integers(0, 64),
+)
+def test_a_cost_that_is_given_back_at_once_leaves_no_trace(before, cost, wait):
+    """Where floats are exact: a rate of 8 and quarters of a second."""
+    one, other = (TokenBucket([(8, 64), (8, 32)], now=0.0) for _ in range(2))
+    now = 0.0
+    for taken, pause in before:
+        now += pause / 4
+        assert one.try_take((taken, taken), now) == other.try_take((taken, taken), now)
+    now += wait / 4
+    if one.try_take((cost, 1), now):
+        one.give_back((cost, 1))
+    assert one.tokens(now) == other.tokens(now)
+    assert one.ready_at((64, 32), now) == other.ready_at((64, 32), now)
+
+
+def test_what_is_given_back_late_never_exceeds_the_capacity():
+    bucket = TokenBucket([(1, 10)], now=0.0)
+    assert bucket.try_take((10,), 0.0)
+    bucket.give_back((10,))
+    bucket.give_back((10,))
+    assert bucket.tokens(0.0) == (10,)
+    assert bucket.try_take((10,), 5.0)
+    assert not bucket.try_take((1,), 5.0)
 
 
 def test_growth_saturates_at_the_capacity():

@@ -11,7 +11,7 @@ from kpl_core.records.put_records import RequestFailure
 from kpl_core.records.record_result import RecordResult
 from kpl_core.records.user_record import UserRecord
 from tests.pipeline.books import BOTH, CHILDREN, EVERY, LOWER, PARENT, SUCCESS, UPPER, Books, past, results, stored
-from tests.pipeline.material import deliveries_of, kinesis_record, shard_id
+from tests.support.material import deliveries_of, kinesis_record, shard_id
 
 
 def test_a_single_record_on_another_shard_is_right_by_construction():
@@ -135,7 +135,7 @@ def test_the_seed_retries_everything_on_a_shard_it_does_not_know(mode):
     assert len(books.answer(record, stored(1)).reaggregate) == 2
     single = books.record(LOWER[0])
     retries = books.answer(single, stored(1))
-    assert [each for _, each in retries.resend] == [single]
+    assert retries.resend == [(2.0, single)], "it waits for no backoff"
     assert past(single)[-1].error_code == "Wrong Shard"
 
 

@@ -5,7 +5,16 @@ import pytest
 
 from kpl_core import BufferFull, Delivery, InvalidUserRecord, ProducerClosed, UserRecord
 from kpl_core.testing import ErrorAnswer, Hang, When
-from tests.producer.scene import STREAM, assert_books_close, know_shards, producer, put, reasons, service, unmetered
+from tests.support.producer_scene import (
+    STREAM,
+    assert_books_close,
+    know_shards,
+    producer,
+    put,
+    reasons,
+    service,
+    unmetered,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -10,12 +10,13 @@ import pytest
 
 from kpl_core import Config, Producer, ProducerClosed
 from kpl_core.hooks import Fact, RequestCompleted
-from tests.producer.scene import STREAM, Facts, assert_books_close, put, reasons, service, unmetered
+from kpl_core.testing import RecordingHook
+from tests.support.producer_scene import STREAM, assert_books_close, put, reasons, service, unmetered
 
 pytestmark = pytest.mark.anyio
 
 
-class Asked(Facts):
+class Asked(RecordingHook):
     """A hook that is asked where Kinesis records come from, and says it or fails."""
 
     def __init__(self, error: type[BaseException] | None) -> None:
@@ -65,29 +66,28 @@ class _PutsFromItsFacts(Asked):
 
 
 async def test_a_hook_dismissed_during_its_own_facts_gets_none_of_the_rest_and_others_get_all_in_order() -> None:
-    before, failing, after = Facts(), _PutsFromItsFacts(), Facts()
+    before, failing, after = RecordingHook(), _PutsFromItsFacts(), RecordingHook()
     transport = service(2, streams={STREAM: 2, "other": 1}, enforce_limits=False)
     async with Producer(transport=transport, hooks=[before, failing, after]) as orders:
         put(orders, 50)
         failing.orders = orders
         await orders.flush()
-    assert len(failing) == 1
-    assert before == after
-    assert len(before) > 2
-    assert failing[0] == before[0]
+    assert before.facts == after.facts
+    assert len(before.facts) > 2
+    assert failing.facts == before.facts[:1]
 
 
 WHERE: ContextVar[str] = ContextVar("where", default="nowhere")
 
 
-class _Placed(Facts):
+class _Placed(RecordingHook):
     """A hook that remembers in which context each Kinesis record opened."""
 
     def opening_context(self) -> object:
         return WHERE.get()
 
     def places(self) -> list[object]:
-        return [place for fact in self if isinstance(fact, RequestCompleted) for place in fact.opened_in]
+        return [place for fact in self.of(RequestCompleted) for place in fact.opened_in]
 
 
 async def test_what_opens_by_no_put_is_not_taken_for_what_was_put_where_the_producer_was_entered() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kpl_core import Config, Fact, InvalidUserRecord, Producer, ProducerClosed, RecordsFinished, WrongEventLoop
 from kpl_core.errors import KplError
 from kpl_core.testing import ErrorAnswer, Hang, RecordingHook, ResetBeforeCommit, When
-from tests.producer.scene import STREAM, assert_books_close, producer, put, reasons, service, unmetered
+from tests.support.producer_scene import STREAM, assert_books_close, producer, put, reasons, service, unmetered
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,10 @@ import pytest
 from kpl_core import Delivery, ProducerClosed
 from kpl_core.testing import ErrorAnswer, FakeKinesis, Hang, RecordError, When
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.producer.scene import (
+from tests.support.producer_scene import (
     AT_A_TENTH,
     STREAM,
+    EndOfTheDriver,
     assert_books_close,
     know_shards,
     producer,
@@ -109,14 +110,13 @@ async def test_a_timeout_around_the_block_is_a_timeout():
     assert_books_close(orders.report(), deliveries)
 
 
-async def test_a_crash_in_the_transport_ends_the_block_and_loses_no_result():
+async def test_what_ends_the_driver_ends_the_block_and_loses_no_result():
     class Broken(FakeTransport):
         async def put_records(self, request):
-            message = "a bug"
-            raise ZeroDivisionError(message)
+            raise EndOfTheDriver
 
     orders = producer(Broken(FakeKinesis({STREAM: 1})))
-    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+    with pytest.RaisesGroup(EndOfTheDriver, flatten_subgroups=True):
         async with orders:
             deliveries = put(orders, 10)
             await anyio.sleep_forever()

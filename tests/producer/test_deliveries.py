@@ -9,7 +9,7 @@ import pytest
 from kpl_core import Deliveries, Delivery, UserRecord
 from kpl_core.records.outcome import Outcome
 from kpl_core.records.record_result import Attempt
-from tests.producer.scene import STREAM, producer, service, unmetered
+from tests.support.producer_scene import STREAM, producer, service, unmetered
 
 pytestmark = pytest.mark.anyio
 

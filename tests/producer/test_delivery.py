@@ -7,10 +7,11 @@ from typing import Any
 import anyio
 import pytest
 
-from kpl_core import Delivery, ResultPending
+from kpl_core import Delivery, NotSpooled, ResultPending
 from kpl_core.producer import delivery as module
+from kpl_core.producer.delivery import wait_for_spool_of_all
 from kpl_core.records.outcome import History, Outcome
-from kpl_core.records.record_result import Attempt, RecordResult
+from kpl_core.records.record_result import NOT_SPOOLED, Attempt, RecordResult
 
 pytestmark = pytest.mark.anyio
 
@@ -248,3 +249,22 @@ def test_a_callback_gets_the_attempts_of_each_delivery():
     outcome.histories = {1: History(SUCCESS, None)}
     settle(outcome)
     assert [len(result.attempts) for result in results] == [1, 2]
+
+
+async def test_a_wait_for_the_spool_ends_when_it_is_known_of_every_record():
+    full, later = Outcome(), Outcome()
+    full.attempted(Attempt(False, NOT_SPOOLED, "the spool is full", 0.0, 0.0))
+    full.settle()
+    ended = anyio.Event()
+
+    async def wait() -> None:
+        with pytest.raises(NotSpooled, match="the spool is full"):
+            await wait_for_spool_of_all([Delivery(full, 0), Delivery(later, 0)])
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.sleep(1.0)
+        assert not ended.is_set()
+        later.settle(sequence_number="1")
+    assert ended.is_set()

@@ -19,7 +19,7 @@ from kpl_core.records.outcome import Outcome, Waiter
 from kpl_core.records.record_result import Attempt
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.producer.scene import STREAM
+from tests.support.producer_scene import STREAM
 
 SUCCESS = Attempt(True, None, None, 0.0, 1.0)
 QUICK = Config(record_max_buffered_time_ms=5)

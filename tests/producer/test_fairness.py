@@ -8,7 +8,7 @@ import pytest
 from kpl_core import BufferFull, Config, FairnessPolicy, Producer, decode
 from kpl_core.fairness.fair_intake import FairIntake
 from kpl_core.testing import MergeDuringRequest, SplitDuringRequest, When
-from tests.producer.scene import STREAM, service, unmetered
+from tests.support.producer_scene import STREAM, service, unmetered
 
 pytestmark = pytest.mark.anyio
 

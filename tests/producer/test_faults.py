@@ -15,7 +15,7 @@ from kpl_core.testing import (
     When,
     WrongCount,
 )
-from tests.producer.scene import (
+from tests.support.producer_scene import (
     STREAM,
     assert_books_close,
     key_of_each_shard,

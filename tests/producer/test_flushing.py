@@ -9,7 +9,7 @@ import pytest
 from kpl_core import Delivery
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.testing import FakeTransport, RecordError, When
-from tests.producer.scene import (
+from tests.support.producer_scene import (
     assert_books_close,
     key_of_each_shard,
     know_shards,

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from kpl_core import BufferFull
-from tests.producer.scene import STREAM, know_shards, producer, put, stored, unmetered
+from tests.support.producer_scene import STREAM, know_shards, producer, put, stored, unmetered
 
 pytestmark = pytest.mark.anyio
 SLOWLY = {"record_max_buffered_time_ms": 2_000.0}

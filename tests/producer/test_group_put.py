@@ -9,8 +9,8 @@ import pytest
 
 from kpl_core import BufferFull, InvalidUserRecord, Producer, TierPolicy, UserRecord
 from kpl_core.producer.group_put import SLICE_BYTES, SLICE_RECORDS
-from tests.producer.scene import STREAM, assert_books_close, stored, unmetered
 from tests.producer.test_put_together import fair, pairs, records
+from tests.support.producer_scene import STREAM, assert_books_close, stored, unmetered
 
 pytestmark = pytest.mark.anyio
 

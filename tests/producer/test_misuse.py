@@ -11,7 +11,7 @@ from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.testing import ErrorAnswer, When
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.producer.scene import STREAM, assert_books_close, producer, put, reasons, service
+from tests.support.producer_scene import STREAM, assert_books_close, producer, put, reasons, service
 
 IMPOSSIBLE = [
     ("my stream", InvalidUserRecord),

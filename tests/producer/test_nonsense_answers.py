@@ -11,7 +11,7 @@ from kpl_core.pipeline.shard_map import Shard
 from kpl_core.records.put_records import PutRecordsEntry, RequestFailure
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.producer.scene import STREAM, assert_books_close, know_shards, put, reasons
+from tests.support.producer_scene import STREAM, assert_books_close, know_shards, put, reasons
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ import pytest
 
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.testing import FakeKinesis, FakeTransport
-from tests.pipeline.consumers import read_as_kcl
-from tests.producer.scene import STREAM, producer
+from tests.support.consumers import read_as_kcl
+from tests.support.producer_scene import STREAM, producer
 
 pytestmark = pytest.mark.anyio
 

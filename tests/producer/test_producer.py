@@ -9,12 +9,11 @@ import anyio.lowlevel
 import pytest
 
 from kpl_core import Config, Producer
-from kpl_core.hooks import RecordsFinished
-from kpl_core.testing import ErrorAnswer, Latency, RecordError, When
-from tests.pipeline.material import even_shards
-from tests.producer.scene import (
+from kpl_core.hooks import RecordsFinished, ShardMapRefreshed
+from kpl_core.testing import ErrorAnswer, Latency, RecordError, RecordingHook, When
+from tests.support.material import even_shards
+from tests.support.producer_scene import (
     STREAM,
-    Facts,
     key_of_each_shard,
     know_shards,
     producer,
@@ -146,12 +145,12 @@ async def test_a_record_of_ten_mebibytes_passes_where_the_stream_takes_it():
 async def test_hooks_get_the_same_counts_as_the_report():
     transport = unmetered()
     transport.kinesis.faults.add(RecordError(), When(every=3, once_per_record=True))
-    facts = Facts()
+    facts = RecordingHook()
     async with Producer(Config(aggregation_enabled=False), transport=transport, hooks=[facts]) as orders:
         put(orders, 300)
-    finished = [fact for fact in facts if isinstance(fact, RecordsFinished)]
+    finished = facts.of(RecordsFinished)
     assert sum(fact.user_records for fact in finished) == orders.report().delivered == 300
-    assert [type(fact).__name__ for fact in facts].count("ShardMapRefreshed") == 1
+    assert len(facts.of(ShardMapRefreshed)) == 1
 
 
 async def test_statistics_say_where_user_records_are():

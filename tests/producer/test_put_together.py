@@ -18,7 +18,7 @@ from kpl_core import (
     UserRecord,
 )
 from kpl_core.options.reliability import SpoolOptions
-from tests.producer.scene import STREAM, assert_books_close, seen_by_kcl, service, stored, unmetered
+from tests.support.producer_scene import STREAM, assert_books_close, seen_by_kcl, service, stored, unmetered
 
 pytestmark = pytest.mark.anyio
 

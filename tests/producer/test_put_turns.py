@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from kpl_core.producer.yield_budget import PUTS_IN_A_ROW, PUTS_IN_A_TURN, YieldBudget
-from tests.producer.scene import STREAM, producer, unmetered
+from tests.support.producer_scene import STREAM, producer, unmetered
 
 Put = Callable[[], Awaitable[object]]
 

@@ -8,12 +8,11 @@ import pytest
 from kpl_core import BufferFull, Config, Producer
 from kpl_core.hooks import ShardRateChanged
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.testing import ErrorAnswer, Latency, RecordError, When
-from tests.producer.scene import (
+from kpl_core.testing import ErrorAnswer, Latency, RecordError, RecordingHook, When
+from tests.support.producer_scene import (
     AT_A_TENTH,
     STREAM,
     TENTH,
-    Facts,
     assert_books_close,
     key_of_each_shard,
     know_shards,
@@ -125,14 +124,14 @@ async def test_the_limits_are_config():
 async def test_a_shard_that_another_process_fills_gets_less_and_recovers():
     transport = unmetered()
     transport.kinesis.faults.add(RecordError(), When(probability=0.5, ends_at=6.0))
-    facts = Facts()
+    facts = RecordingHook()
     orders = Producer(Config(aggregation_enabled=False), transport=transport, hooks=[facts])
     async with orders:
         for _ in range(140):
             put(orders, 50)
             await anyio.sleep(0.1)
         report = await orders.flush()
-    rates = [fact.fraction for fact in facts if isinstance(fact, ShardRateChanged)]
+    rates = [fact.fraction for fact in facts.of(ShardRateChanged)]
     assert min(rates) == pytest.approx(0.85**6, rel=0.2)
     assert rates[-1] == 1.0
     assert report.delivered == 7_000

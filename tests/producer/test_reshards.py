@@ -20,8 +20,17 @@ from kpl_core.testing import (
     When,
 )
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.pipeline.material import even_shards, keys_in
-from tests.producer.scene import STREAM, assert_books_close, producer, put, reasons, seen_by_kcl, stored, unmetered
+from tests.support.material import even_shards, keys_in
+from tests.support.producer_scene import (
+    STREAM,
+    assert_books_close,
+    producer,
+    put,
+    reasons,
+    seen_by_kcl,
+    stored,
+    unmetered,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,10 @@ import pytest
 
 from kpl_core import Config, InvalidUserRecord, Producer
 from kpl_core.hooks import ShardMapRefreshed
-from kpl_core.testing import ErrorAnswer, FakeKinesis, Latency, SplitDuringRequest, When
+from kpl_core.testing import ErrorAnswer, FakeKinesis, Latency, RecordingHook, SplitDuringRequest, When
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.producer.scene import (
+from tests.support.producer_scene import (
     STREAM,
-    Facts,
     know_shards,
     producer,
     put,
@@ -73,7 +72,7 @@ async def test_the_map_is_asked_for_once_and_then_left_alone():
 
 async def test_many_surprises_at_once_are_one_refresh():
     transport = listing(8)
-    facts = Facts()
+    facts = RecordingHook()
     async with Producer(Config(), transport=transport, hooks=[facts]) as orders:
         await know_shards(orders)
         for _ in range(8):
@@ -82,7 +81,7 @@ async def test_many_surprises_at_once_are_one_refresh():
         await orders.flush()
         assert len(transport.asked_at) <= 3
     assert reasons(deliveries) == {"": 500}
-    assert [fact for fact in facts if isinstance(fact, ShardMapRefreshed)][-1] == ShardMapRefreshed(STREAM, 16)
+    assert facts.of(ShardMapRefreshed)[-1] == ShardMapRefreshed(STREAM, 16)
 
 
 async def test_the_old_map_stays_in_use_while_a_new_one_is_fetched():

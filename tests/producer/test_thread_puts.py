@@ -26,8 +26,8 @@ from kpl_core import (
 )
 from kpl_core.testing import FakeKinesis
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.pipeline.consumers import read_everything
-from tests.producer.scene import STREAM
+from tests.support.consumers import read_everything
+from tests.support.producer_scene import STREAM
 
 pytestmark = pytest.mark.anyio
 THREADS, PUTS = 8, 200

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from kpl_core import BufferFull, Config, FairnessPolicy, Producer
-from tests.producer.scene import STREAM, service
+from tests.support.producer_scene import STREAM, service
 
 pytestmark = pytest.mark.anyio
 

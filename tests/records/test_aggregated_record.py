@@ -7,7 +7,7 @@ from hypothesis import example, given, strategies as st
 from kpl_core.errors import MalformedAggregatedRecord
 from kpl_core.records.aggregated_record import MAGIC, decode, encode, encoded_size, partition_key_entry, varint
 from kpl_core.records.user_record import UserRecord
-from tests.pipeline.material import user_records
+from tests.support.material import user_records
 
 LARGEST_HASH_KEY = "340282366920938463463374607431768211455"
 

@@ -11,7 +11,7 @@ from kpl_core.records.hash_key import (
     hash_key_to_digest,
     parse_explicit_hash_key,
 )
-from tests.pipeline.material import HASH_KEYS, partition_keys
+from tests.support.material import HASH_KEYS, partition_keys
 
 # reference: the KPL's own test (UserRecord/HashKeyFromPartitionKey)
 ABCD = 301716283811389038011477436469853762335

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from kpl_core.records.put_records import PutRecordsRequest
 from kpl_core.records.record_result import Attempt
 from kpl_core.records.user_record import UserRecord
-from tests.pipeline.material import digest, hash_key, kinesis_record, shard_id, user_records
+from tests.support.material import digest, hash_key, kinesis_record, shard_id, user_records
 
 FAILED = Attempt(False, "InternalFailure", "", 0.0, 1.0)
 

@@ -15,7 +15,7 @@ from kpl_core.records.user_record import (
     require_size,
     user_record_digest,
 )
-from tests.pipeline.material import digest, hash_key, partition_keys
+from tests.support.material import digest, hash_key, partition_keys
 
 MIB = 1024 * 1024
 

@@ -15,7 +15,7 @@ from aws_schema_registry.jsonschema import JsonSchema
 
 from kpl_core import Topic
 from kpl_integrations.glue import GlueEncoder
-from tests.topics.values import KINDS, ORDER, OrderStruct
+from tests.support.orders import KINDS, ORDER, OrderStruct
 
 AVRO = AvroSchema(
     '{"type": "record", "name": "Order", "fields": [{"name": "customer", "type": "string"}, '

@@ -10,7 +10,7 @@ import zstandard
 
 from kpl_core import Compressed, ConfigError, Topic, UserRecord, decompressed, trace_context_of
 from kpl_core.records.topic import CompressionCodec
-from tests.topics.values import KINDS, ORDER, OrderStruct
+from tests.support.orders import KINDS, ORDER, OrderStruct
 
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
 DECODERS: dict[str, Callable[[bytes], Any]] = {"json": msgspec.json.decode, "msgpack": msgspec.msgpack.decode}

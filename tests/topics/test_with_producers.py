@@ -16,7 +16,7 @@ from kpl_integrations.asgi import KinesisLifespan, RequestOutboxMiddleware
 from kpl_integrations.asgi.testing import KinesisDouble
 from kpl_integrations.fastapi import topic_dependency
 from kpl_integrations.otel import current_trace_context
-from tests.topics.values import OrderModel, OrderStruct
+from tests.support.orders import OrderModel, OrderStruct
 
 ORDERS = Topic("orders", OrderStruct, partition_key=lambda order: order.customer)
 VALUES = [OrderStruct(f"c-{number}", number) for number in range(3)]

@@ -11,7 +11,7 @@ from kpl_core import Config
 from kpl_core.records.put_records import RequestFailure
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_core.transport.transport import KinesisTransport
-from tests.pipeline.material import shard_id
+from tests.support.material import shard_id
 
 
 @pytest.fixture

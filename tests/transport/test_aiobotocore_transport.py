@@ -31,7 +31,7 @@ from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_core.transport.direct_transport import DirectTransport, resolved
 from kpl_core.transport.transport import KinesisTransport
 from kpl_integrations.local_kinesis import LocalKinesis
-from tests.pipeline.material import kinesis_record, shard_id
+from tests.support.material import kinesis_record, shard_id
 
 # The wire format, and whether botocore's client sends it.
 WIRES = ["fast", "stock", "cbor", "direct fast", "direct cbor"]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from botocore.exceptions import CredentialRetrievalError
 from msgspec.structs import replace
 
 from benchmarks.sink_process import make_certificate
-from kpl_core import Config, PutRecordsEntry, RequestFailure
+from kpl_core import Config, Producer, PutRecordsEntry, RequestFailure
+from kpl_core.transport import put_records_wire
 from kpl_core.transport.aiobotocore_transport import AiobotocoreTransport
 from kpl_core.transport.direct_transport import DirectTransport, Resolved, resolved
 from kpl_core.transport.transport import default_transport
 from kpl_integrations.kinesis_protocol.sigv4 import SignedRequest, named_credential, require_signature
+from kpl_integrations.local_kinesis import LocalKinesis
 from tests.transport.test_aiobotocore_transport import THREE, config, request_of
 
 ANSWER = b'{"Records":[{"SequenceNumber":"1","ShardId":"a"}]}'
@@ -153,6 +156,29 @@ async def talking_to(
     transport = DirectTransport(settings, change(found))
     async with listening, transport.open():
         yield transport
+
+
+@pytest.mark.anyio
+async def test_a_lack_of_memory_while_a_body_is_built_fails_one_request_of_the_producer(monkeypatch):
+    buffer, failures = BytesIO, [MemoryError()]
+
+    def buffer_or_failure() -> Any:
+        if failures:
+            raise failures.pop()
+        return buffer()
+
+    monkeypatch.setattr(put_records_wire, "BytesIO", buffer_or_failure)
+    async with LocalKinesis({"orders": 1}) as local, Producer(config(local.endpoint_url)) as orders:
+        deliveries = await orders.put_many("orders", [("k", b"%d" % number) for number in range(2_000)])
+        report = await orders.flush(30)
+        assert (report.delivered, failures, orders.unready()) == (2_000, [], [])
+    messages = {
+        each.error_message for delivery in deliveries for each in delivery.result().attempts if not each.success
+    }
+    # A slow machine may be throttled, too.
+    assert {text for text in messages if not str(text).startswith("Rate exceeded")} == {
+        "the transport's put_records raised MemoryError()"
+    }
 
 
 @pytest.mark.anyio

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.sink_process import make_certificate
 from kpl_core.transport import http_connections
 from kpl_core.transport.http_connections import PIECE_BYTES, HttpAnswer, HttpConnections
+from tests.support.waiting import until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 LARGE = bytes(64 * PIECE_BYTES)  # more than the buffers of a socket take
@@ -23,12 +24,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
 def anyio_backend(request) -> Any:
     return "asyncio", {"use_uvloop": request.param}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - polls a state that sets no event
-            await asyncio.sleep(0.005)
 
 
 def answer_of(body: bytes, status: int = 200) -> bytes:

@@ -18,7 +18,7 @@ from kpl_core.transport.put_records_wire import (
     json_entries,
     stream_argument,
 )
-from tests.pipeline.material import kinesis_record, user_records
+from tests.support.material import kinesis_record, user_records
 
 
 def request_of(*records: UserRecord, stream: str = "s") -> PutRecordsRequest:

@@ -14,7 +14,7 @@ from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.records.record_result import Reason
 from kpl_core.records.user_record import Tier
-from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
+from tests.support.durability_scene import EXPIRED, THROTTLED, failed, spooled
 
 SECONDS = 20.0
 

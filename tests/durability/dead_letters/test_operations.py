@@ -1,15 +1,26 @@
 """The operations on dead letters, with and without the process that owns the spool."""
 
+import errno
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kpl_core.durability.dead_letters import DeadLetterQueue, LetterReader, purge
-from kpl_core.durability.spool import DeadLetter, LetterFilter, Spool, SpoolCorrupt, SpoolOptions, SpoolUnavailable
-from tests.durability.spool.records import spooled
+from kpl_core.durability.spool import (
+    DeadLetter,
+    LetterFilter,
+    Spool,
+    SpoolCorrupt,
+    SpoolError,
+    SpoolOptions,
+    SpoolUnavailable,
+)
+from tests.support.durability_scene import spooled
 
 SECONDS = 20.0
 
@@ -101,8 +112,9 @@ def test_an_export_never_replaces_a_spool_a_folder_or_a_pipe(
     link.symlink_to(path)
     names = {each.name for each in tmp_path.iterdir()}
     for destination in (path, link, folder, pipe):
-        with LetterReader(path) as reader, pytest.raises(FileExistsError, match="only a regular file"):
+        with LetterReader(path) as reader, pytest.raises(FileExistsError, match="only a regular file") as refused:
             reader.export(LetterFilter(), destination)
+        assert (refused.value.errno, refused.value.filename) == (errno.EEXIST, str(destination))
     assert {each.name for each in tmp_path.iterdir()} == names
     assert pipe.is_fifo()
     with LetterReader(path) as reader:
@@ -157,3 +169,16 @@ def test_a_missing_file_another_database_and_a_closed_reader_have_different_erro
         LetterReader(path).__enter__()
     with pytest.raises(SpoolUnavailable, match="is not open"):
         LetterReader(path).find("x")
+
+
+def test_a_file_that_fails_while_it_is_read_is_named(path: Path) -> None:
+    with Spool(SpoolOptions(path=path, commit_interval_ms=0.0)):
+        pass
+    with LetterReader(path) as reader:
+        with closing(sqlite3.connect(path)) as other:
+            names = other.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'")
+            for (name,) in names.fetchall():
+                other.execute(f"DROP TABLE {name}")
+        with pytest.raises(SpoolError, match="no such table") as failed:
+            reader.count(LetterFilter())
+    assert str(failed.value).startswith(f"spool {path}")

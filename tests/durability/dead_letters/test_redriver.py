@@ -16,8 +16,9 @@ from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOpti
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_core.records.user_record import Tier
-from tests.durability.spool.receiver import Receiver, until
-from tests.durability.spool.records import EXPIRED, failed, spooled
+from tests.durability.receiver import Receiver
+from tests.support.durability_scene import EXPIRED, failed, spooled
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from kpl_core.durability.dead_letters import (
 from kpl_core.durability.dead_letters.aws_sinks import S3Sink, SqsSink
 from kpl_core.durability.spool import AsyncSpool, DeadLetter, LetterFilter, Spool, SpoolOptions
 from kpl_core.durability.spool.envelope import dead_letter_of, letter_id
-from tests.durability.spool.records import spooled
+from tests.support.durability_scene import spooled
 
 pytestmark = pytest.mark.anyio
 

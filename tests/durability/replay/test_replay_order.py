@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from kpl_core.durability.replay.replay_order import ReplayOrder
 from kpl_core.durability.spool.claims import Claimed
-from tests.durability.spool.records import spooled
+from tests.support.durability_scene import spooled
 
 
 def offered(keys: str, *, in_flight_per_key: int = 1, may_share: bool = False) -> ReplayOrder:
@@ -172,3 +172,13 @@ def test_groups_that_share_a_fate_keep_key_order(keys: str, seed: int) -> None:
     for key in set(keys):
         ids = [record_id for record_id in delivered if keys[record_id - 1] == key]
         assert ids == sorted(ids)
+
+
+def test_a_key_that_travels_apart_waits_even_for_an_older_record_that_comes_late() -> None:
+    order = offered("aa", may_share=True)
+    order.take()
+    order.travels_apart()
+    order.offer(Claimed(0, spooled(0, key="a")))
+    assert order.peek() is None
+    order.succeeded(1)
+    assert take_all(order) == [0, 2]

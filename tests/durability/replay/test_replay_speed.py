@@ -19,7 +19,7 @@ from tests.durability.replay.replay_scene import (
     replaying,
     seconds_until_replayed,
 )
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 

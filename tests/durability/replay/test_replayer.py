@@ -14,8 +14,9 @@ from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOpti
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.record_result import RecordResult
-from tests.durability.spool.receiver import Receiver, until
-from tests.durability.spool.records import DELIVERED, EXPIRED, INVALID, THROTTLED, failed, spooled
+from tests.durability.receiver import Receiver
+from tests.support.durability_scene import DELIVERED, EXPIRED, INVALID, THROTTLED, failed, spooled
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

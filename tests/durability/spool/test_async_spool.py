@@ -12,8 +12,9 @@ import pytest
 
 from kpl_core.durability.spool import AsyncSpool, Spool, SpoolClosed, SpoolFull, SpoolOptions
 from kpl_core.durability.spool.async_spool import LoopMailbox
-from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
-from tests.durability.spool.records import spooled
+from kpl_core.durability.spool.store import SpoolStore
+from tests.durability.receiver import Gate
+from tests.support.durability_scene import spooled
 
 pytestmark = pytest.mark.anyio
 
@@ -64,22 +65,6 @@ async def test_a_posted_call_that_raises_does_not_stop_the_others() -> None:
     with anyio.fail_after(30):
         await reached.wait()
     assert made == ["first", "ZeroDivisionError"]
-
-
-class Gate:
-    """Holds every commit until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-        commit = SpoolStore.commit
-
-        def wait_and_commit(store: SpoolStore, changes: Changes) -> Removed:
-            self.reached.set()
-            self.opened.wait(20.0)
-            return commit(store, changes)
-
-        monkeypatch.setattr(SpoolStore, "commit", wait_and_commit)
 
 
 async def test_a_cancelled_append_joins_the_backlog(spool: AsyncSpool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from kpl_core.durability.spool import Spool, SpoolOptions, SpoolUnavailable
 from kpl_core.durability.spool.store import SpoolStore
-from tests.durability.spool.records import spooled
+from tests.support.durability_scene import spooled
 
 SECONDS = 20.0
 ROOT = Path(__file__).parents[3]

@@ -1,5 +1,6 @@
 """Reading returns what was written, with any metadata, and detects changed bytes."""
 
+import base64
 import json
 import zlib
 from datetime import UTC, datetime
@@ -18,10 +19,11 @@ from kpl_core.durability.spool.envelope import (
     encode,
     letter_id,
     letter_to_json,
+    record_to_json,
     spooled_record_of,
 )
 from kpl_core.records.record_result import REASON_BY_ERROR_CODE, REASONS, Attempt, reason_of
-from tests.durability.spool.records import DELIVERED, EXPIRED, THROTTLED, failed, spooled
+from tests.support.durability_scene import DELIVERED, EXPIRED, THROTTLED, failed, spooled
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 NOTES = st.none() | st.dictionaries(TEXT, st.none() | st.booleans() | st.integers(-(2**63), 2**63) | TEXT | st.binary())
@@ -281,3 +283,10 @@ def test_ids_sort_by_time() -> None:
 def test_a_record_that_cannot_be_encoded_without_metadata_raises() -> None:
     with pytest.raises(UnicodeEncodeError):
         encode(spooled(key="\ud800"))
+
+
+def test_a_record_in_json_has_its_data_as_text_or_in_base64() -> None:
+    fields = json.loads(record_to_json(spooled(1, data="näher".encode())))
+    assert (fields["data"], "data_base64" in fields) == ("näher", False)
+    fields = json.loads(record_to_json(spooled(1, data=b"\xff\x00")))
+    assert ("data" in fields, base64.b64decode(fields["data_base64"])) == (False, b"\xff\x00")

@@ -1,5 +1,6 @@
 """The spool and its thread: an acknowledged record is on the disk, and every record is in one state."""
 
+import errno
 import logging
 import os
 import sqlite3
@@ -21,12 +22,13 @@ from kpl_core.durability.spool import (
     SpoolFull,
     SpoolLocked,
     SpoolOptions,
+    SpoolReader,
     SpoolUnavailable,
     spool_writer,
 )
 from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from kpl_core.durability.spool.tables import RecordRow
-from tests.durability.spool.records import spooled
+from tests.support.durability_scene import spooled
 
 SECONDS = 20.0
 
@@ -362,3 +364,26 @@ def test_confirmations_on_a_closed_spool_are_rejected(options: SpoolOptions) -> 
     with pytest.raises(SpoolClosed):
         spool.confirm(ids)
     assert spool.statistics().claimed_records == 1
+
+
+def test_a_spool_that_was_never_opened_is_closed(options: SpoolOptions) -> None:
+    assert Spool(options).close()
+
+
+def test_a_folder_that_cannot_be_read_is_said_with_what_to_do(
+    options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("kpl_core.durability.spool.store.require_main_file", refuse)
+    with pytest.raises(SpoolUnavailable, match="Permission denied; make its folder writable for this process"):
+        Spool(options).open()
+
+
+def test_a_reader_gives_each_stored_record_with_its_number(spool: Spool, options: SpoolOptions) -> None:
+    numbers = spool.append_nowait([spooled(number) for number in range(3)], claim=False).result(SECONDS)
+    with SpoolReader(options.path) as reader:
+        assert [tuple(numbered) for page in reader.records() for numbered in page] == [
+            (stored, spooled(number)) for number, stored in enumerate(numbers)
+        ]

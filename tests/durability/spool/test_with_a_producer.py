@@ -14,8 +14,8 @@ from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpooledPu
 from kpl_core.testing import ErrorAnswer, FakeKinesis, RecordError
 from kpl_core.testing.fake_transport import FakeTransport
 from kpl_core.testing.faults import When
-from tests.durability.spool.receiver import until
-from tests.durability.spool.records import spooled
+from tests.support.durability_scene import spooled
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

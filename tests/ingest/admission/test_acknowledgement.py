@@ -12,7 +12,7 @@ from kpl_core.records.outcome import Outcome
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.ingest.admission.acknowledgement import all_delivered, delivered_answer, record_answers
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.app.scene import (
+from tests.ingest.scene import (
     JSON,
     NDJSON,
     STREAM,
@@ -23,7 +23,7 @@ from tests.ingest.app.scene import (
     open_gateway,
     records,
 )
-from tests.virtual_time import virtual_time_backend as backend_in_virtual_time
+from tests.support.virtual_time import virtual_time_backend as backend_in_virtual_time
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

@@ -52,6 +52,43 @@ def test_a_row_without_a_default_never_has_retry_after(refusal):
     assert row.status not in {429, 503} or row.retry_after_seconds is not None
 
 
+# What clients program against: status, Retry-After in seconds if the code has no better value, and whether the
+# connection ends.
+CONTRACT = {
+    Refusal.QUOTA: (429, 1.0, False),
+    Refusal.QUEUE_SHARE: (429, 1.0, False),
+    Refusal.CPU_SHARE: (429, 1.0, False),
+    Refusal.NO_ROOM: (503, 1.0, False),
+    Refusal.BREAKER_OPEN: (503, 1.0, False),
+    Refusal.DRAINING: (503, 1.0, True),
+    Refusal.NOT_SPOOLED: (503, 1.0, False),
+    Refusal.STREAM_UNCERTAIN: (503, 2.0, False),
+    Refusal.NO_CREDENTIALS: (401, None, False),
+    Refusal.BAD_CREDENTIALS: (401, None, False),
+    Refusal.WRONG_KEYS: (429, 12.0, False),
+    Refusal.FORBIDDEN: (403, None, False),
+    Refusal.UNKNOWN_STREAM: (404, None, False),
+    Refusal.UNKNOWN_PATH: (404, None, False),
+    Refusal.METHOD: (405, None, False),
+    Refusal.HOST: (421, None, False),
+    Refusal.TOO_LARGE: (413, None, True),
+    Refusal.SLOW_BODY: (408, None, True),
+    Refusal.UNSUPPORTED: (415, None, False),
+    Refusal.MALFORMED: (400, None, False),
+    Refusal.BAD_RECORDS: (400, None, False),
+    Refusal.BAD_PARAMETER: (400, None, False),
+    Refusal.KEY_IN_USE: (409, 1.0, False),
+    Refusal.KEY_REUSED: (422, None, False),
+    Refusal.EXPIRED: (504, None, False),
+    Refusal.NOT_DELIVERED: (502, None, False),
+}
+
+
+def test_a_client_gets_the_status_the_retry_after_and_the_closed_connection_that_were_promised():
+    assert {refusal: (row.status, row.retry_after_seconds, row.closes) for refusal, row in REFUSALS.items()} == CONTRACT
+    assert [refusal for refusal, row in REFUSALS.items() if row.shows_quota] == [Refusal.QUOTA]
+
+
 def test_a_given_time_replaces_the_default_of_the_row():
     assert dict(refusal_headers(Refused(Refusal.STREAM_UNCERTAIN, "no"))) == {b"retry-after": b"2"}
     assert dict(refusal_headers(Refused(Refusal.STREAM_UNCERTAIN, "no", retry_after=9.0))) == {b"retry-after": b"9"}

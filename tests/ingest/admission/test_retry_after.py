@@ -10,8 +10,8 @@ import pytest
 
 from kpl_core import Config, FairnessPolicy
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.app.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
-from tests.virtual_time import virtual_time_backend as backend_in_virtual_time
+from tests.ingest.scene import JSON, STREAM, Client, KnownTenants, kinesis, open_gateway, records
+from tests.support.virtual_time import virtual_time_backend as backend_in_virtual_time
 
 pytestmark = [
     pytest.mark.anyio,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kpl_integrations.ingest.admission.idempotency import IdempotencyWindow
-from kpl_integrations.ingest.admission.refusals import GRACE_SECONDS, Refusal, Refused
+from kpl_integrations.ingest.admission.refusals import GRACE_SECONDS, REFUSALS, Refused
 from kpl_integrations.ingest.admission.senders import (
     MOST_ADDRESSES,
     REFUSED_BYTES_AT_ONCE,
@@ -171,21 +171,14 @@ def account_of(tenant: Tenant) -> TenantAccount:
     return TenantAccount(tenant, keys=IdempotencyWindow(most_keys=1, seconds=1.0), chance=lambda: 0.0, now=0.0)
 
 
-# A refusal, and whether its bytes cost the decoding budget and the tenant's byte rate.
-CHARGES = [
-    (Refusal.MALFORMED, True, True),
-    (Refusal.TOO_LARGE, True, True),
-    (Refusal.FORBIDDEN, True, True),
-    (Refusal.QUOTA, True, False),
-    (Refusal.QUEUE_SHARE, True, False),
-    (Refusal.NO_ROOM, False, False),
-    (Refusal.BREAKER_OPEN, False, False),
-    (Refusal.NOT_DELIVERED, False, False),
-]
+# Statuses with which a tenant's bytes cost only its decoding budget: the same request may succeed later.
+ONLY_BUDGET = {409, 429}
 
 
-@pytest.mark.parametrize(("refusal", "costs_budget", "costs_rate"), CHARGES)
-def test_a_refusal_costs_its_sender_unless_the_gateway_or_kinesis_is_the_cause(refusal, costs_budget, costs_rate):
+@pytest.mark.parametrize(("refusal", "row"), REFUSALS.items(), ids=[each.value for each in REFUSALS])
+def test_a_refusal_costs_its_sender_unless_the_gateway_or_kinesis_is_the_cause(refusal, row):
+    costs_budget = row.status < 500
+    costs_rate = costs_budget and row.status not in ONLY_BUDGET
     account = account_of(Tenant(id="a", bytes_per_second=1e6))
     refused = Refused(refusal, "")
     refused.work_bytes = REFUSED_BYTES_AT_ONCE

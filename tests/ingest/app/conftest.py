@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
-from tests.ingest.running_gateway import running_gateway
+from tests.support.running_gateway import running_gateway
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "ingest"
 DEPLOY = EXAMPLES.parent / "deploy"

@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.tenants import FileTenants, OpenTenants, Tenant
-from tests.ingest.running_gateway import running_gateway
+from tests.support.running_gateway import running_gateway
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "examples" / "deploy"

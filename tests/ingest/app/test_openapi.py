@@ -17,7 +17,7 @@ from kpl_integrations.ingest.decoding.cloud_events import CloudEvent
 from kpl_integrations.ingest.decoding.json_records import WireRecord
 from kpl_integrations.ingest.openapi import FINER_CODES, STRUCTS, openapi_document
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
-from tests.ingest.running_gateway import RunningGateway, running_gateway
+from tests.support.running_gateway import RunningGateway, running_gateway
 
 DOCUMENT = openapi_document(load_settings())
 DECODERS = Path(decoding.__file__).parent

@@ -20,7 +20,7 @@ from kpl_integrations.ingest.decoding.otlp_body import PROTOBUF
 from kpl_integrations.ingest.openapi import openapi_document, protocol_paths
 from kpl_integrations.ingest.tenants import SIGNALS, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol.wire import JSON_CONTENT_TYPE
-from tests.ingest.running_gateway import RunningGateway, running_gateway
+from tests.support.running_gateway import RunningGateway, running_gateway
 
 schemathesis.serializer.alias(JSON_CONTENT_TYPE, "application/json")
 # Any resources are valid, because the gateway does not read their fields.

@@ -11,8 +11,8 @@ from kpl_integrations.cli.terminal import LogFormat, show_logs
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.http.access_log import AccessLog
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
-from tests.ingest.app.scene import STREAM, Client, open_gateway
-from tests.ingest.running_gateway import running_gateway
+from tests.ingest.scene import STREAM, Client, open_gateway
+from tests.support.running_gateway import running_gateway
 
 PAGE = "https://shop.example"
 PATH = f"/v1/streams/{STREAM}/records"

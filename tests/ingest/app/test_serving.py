@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +13,10 @@ import pytest
 
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.ingest import IngestGateway
-from kpl_integrations.ingest.serving import GatewayServer, bound_socket
+from kpl_integrations.ingest.serving import bound_socket
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.app.scene import STREAM, KnownTenants, gateway_of, kinesis, records
+from tests.ingest.scene import STREAM, KnownTenants, gateway_of, kinesis, records
+from tests.ingest.served import served, spoken
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"
@@ -28,38 +27,6 @@ ONE = {"partition_key": "k", "data": "x"}
 def anyio_backend() -> str:
     """Sockets, in real time."""
     return "asyncio"
-
-
-@asynccontextmanager
-async def served(gateway: IngestGateway) -> AsyncIterator[GatewayServer]:
-    with bound_socket("127.0.0.1", 0) as listening:
-        server = GatewayServer(gateway, listening)
-        started = asyncio.Event()
-        running = asyncio.create_task(server.run(started=started.set))
-        starting = asyncio.create_task(started.wait())
-        await asyncio.wait([running, starting], return_when=asyncio.FIRST_COMPLETED)
-        starting.cancel()
-        try:
-            yield server
-        finally:
-            server.stop(signal.SIGINT)
-            await asyncio.wait_for(running, 20)
-
-
-async def spoken(server: GatewayServer, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """Return what the server sends for these bytes before it closes the connection."""
-    host, _, port = server.url.rpartition("/")[2].partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(pause)
-        return await asyncio.wait_for(reader.read(), 10)
-    except ConnectionError:
-        return b""
-    finally:
-        writer.close()
 
 
 async def test_a_slow_head_is_answered_408_while_other_clients_are_served():

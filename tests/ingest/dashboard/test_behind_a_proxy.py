@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.ingest.running_gateway import key_directory, running_gateway
+from tests.support.running_gateway import key_directory, running_gateway
 
 KEY = "an-admin-key-of-32-characters-xyz"
 FORWARDED = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}

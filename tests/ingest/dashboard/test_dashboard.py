@@ -17,7 +17,7 @@ from kpl_integrations.ingest.dashboard.dashboard import CLOSING_EVENT_SECONDS, M
 from kpl_integrations.ingest.stats import SingleProcessStats
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant, TenantDirectory
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 KEY = "an-admin-key-of-32-characters-xyz"

@@ -18,12 +18,12 @@ from kpl_integrations.ingest.fast_path.batch import RequestBatch
 from kpl_integrations.ingest.open_gateway import OpenGateway
 from kpl_integrations.ingest.routes.records import RecordsRoute
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
-from tests.ingest.app.test_serving import served
 from tests.ingest.fast_path.test_protocol import LAST, address_of
 from tests.ingest.fast_path.test_repeated_requests import ONE, PATH, Line, line_to, protocol_of, request
-from tests.producer.scene import stored
-from tests.virtual_time import run_in_virtual_time
+from tests.ingest.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
+from tests.ingest.served import served
+from tests.support.producer_scene import stored
+from tests.support.virtual_time import run_in_virtual_time
 
 TENANTS = ("plain", "other", "metered", "alone")
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.app.scene import JSON, NDJSON, STREAM, KnownTenants, gateway_of, kinesis
-from tests.ingest.app.test_serving import served
-from tests.ingest.http.test_read_turns import Connection
+from tests.ingest.scene import JSON, NDJSON, STREAM, KnownTenants, gateway_of, kinesis
+from tests.ingest.served import Connection, served
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

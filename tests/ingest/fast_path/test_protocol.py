@@ -13,9 +13,9 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.protocol import AnswerStarts
 from kpl_integrations.ingest.fast_path.sync_answer import PendingAnswer
 from kpl_integrations.ingest.serving import GatewayServer
-from tests.ingest.app.scene import JSON, STREAM, gateway_of, kinesis
-from tests.ingest.app.test_serving import served, spoken
-from tests.producer.scene import stored
+from tests.ingest.scene import JSON, STREAM, gateway_of, kinesis
+from tests.ingest.served import served, spoken
+from tests.support.producer_scene import stored
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

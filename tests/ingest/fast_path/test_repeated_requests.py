@@ -13,9 +13,9 @@ from kpl_integrations.ingest import IngestGateway
 from kpl_integrations.ingest.fast_path.head_cache import HeadCache
 from kpl_integrations.ingest.fast_path.protocol import FastPathProtocol
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.app.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
-from tests.producer.scene import stored
-from tests.virtual_time import run_in_virtual_time
+from tests.ingest.scene import JSON, NDJSON, STREAM, Client, KnownTenants, gateway_of, kinesis
+from tests.support.producer_scene import stored
+from tests.support.virtual_time import run_in_virtual_time
 
 PATH = f"/v1/streams/{STREAM}/records"
 ONE = b'{"partition_key":"k","data":"x"}'

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kpl_integrations.ingest.http.read_turns import ReadTurns
-from tests.virtual_time import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 
 def ticks_of_a_second(monkeypatch: pytest.MonkeyPatch, iteration: Callable[[float], float]) -> tuple[list[float], bool]:

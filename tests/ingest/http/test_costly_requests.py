@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import cbor2
 import pytest
 
-from tests.hostile.expensive_requests import AMZ_CBOR, AMZ_JSON, JSON, RECORDS, get, post, repeated, signed
-from tests.hostile.measured_gateway import Cost, GatewayFactory, MeasuredGateway, gateway_factory
+from tests.support.expensive_requests import AMZ_CBOR, AMZ_JSON, JSON, RECORDS, get, post, repeated, signed
+from tests.support.measured_gateway import Cost, GatewayFactory, MeasuredGateway, gateway_factory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures with /proc")
 MIB = 1 << 20

@@ -22,9 +22,9 @@ from kpl_core import RequestFailure
 from kpl_integrations.ingest.admission.senders import REFUSED_BYTES_PER_SECOND
 from kpl_integrations.ingest.http import bodies
 from kpl_integrations.ingest.tenants import AccessKey, CallableTenants, OpenTenants, Tenant, TenantDirectory
-from tests.ingest.app.scene import JSON, Client, KnownTenants, kinesis, open_gateway
-from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
-from tests.virtual_time import VirtualTimeLoop
+from tests.ingest.scene import JSON, Client, KnownTenants, kinesis, open_gateway
+from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
+from tests.support.virtual_time import VirtualTimeLoop
 
 STREAM = "orders"
 PATH = f"/v1/streams/{STREAM}/records"

@@ -11,8 +11,8 @@ import pytest
 from kpl_core import RequestFailure
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import CallableTenants, OpenTenants, Tenant
-from tests.ingest.app.scene import JSON, STREAM, Client, gateway_of, kinesis, open_gateway
-from tests.ingest.app.test_serving import served, spoken
+from tests.ingest.scene import JSON, STREAM, Client, gateway_of, kinesis, open_gateway
+from tests.ingest.served import served, spoken
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"

@@ -12,7 +12,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from kpl_integrations.ingest.tenants import OpenTenants, Tenant
-from tests.ingest.running_gateway import RunningGateway, running_gateway
+from tests.support.running_gateway import RunningGateway, running_gateway
 
 STREAM = "events"
 STRUCTURED = "application/cloudevents+json"

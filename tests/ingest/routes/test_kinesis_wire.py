@@ -26,7 +26,7 @@ from kpl_integrations.ingest.tenants import AccessKey, OpenTenants, Tenant
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import Wire, wire_of
 from kpl_integrations.local_kinesis import listener
-from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
+from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
 
 SECRET = "a-secret-of-the-tenant"
 STREAM = "orders"

@@ -28,7 +28,7 @@ from kpl_core.testing import RecordError, When
 from kpl_integrations.ingest.admission.refusals import REFUSALS, Refusal
 from kpl_integrations.ingest.routes.otlp import status_message
 from kpl_integrations.ingest.tenants import Tenant
-from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
+from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
 
 STREAMS = {"logs": 2, "traces": 2, "metrics": 1}
 EVERYWHERE: dict[Any, str] = {"logs": "logs", "traces": "traces", "metrics": "metrics"}

@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from kpl_integrations.ingest.tenants import AccessKey, Tenant
-from tests.ingest.running_gateway import RunningGateway, key_directory, running_gateway
+from tests.support.running_gateway import RunningGateway, key_directory, running_gateway
 
 SECRET = "a-secret-of-the-tenant"
 JSON = "application/x-amz-json-1.1"

@@ -24,7 +24,7 @@ from kpl_integrations.ingest.streams.stream_directory import (
     ask_arn,
 )
 from kpl_integrations.ingest.tenants import Tenant
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 
@@ -327,3 +327,17 @@ def test_unconfirmed_names_are_bounded_per_tenant_and_expire(steps) -> None:
     for name in list(names.names):
         names.discard(name)
     assert not any(names.has(tenant, name, now) for tenant, name in added)
+
+
+async def test_a_stream_that_does_not_exist_is_looked_up_again_after_half_a_minute():
+    service = FakeKinesis({"orders": 1})
+    now = 0.0
+    directory = StreamDirectory(FakeTransport(service), clock=lambda: now)
+    for now in (0.0, ABSENT_SECONDS - 0.1):
+        with pytest.raises(Refused) as refused:
+            await directory.admit("later", globs("*"), tenant="t")
+        assert refused.value.refusal is Refusal.UNKNOWN_STREAM
+        if not now:
+            service.create_stream("later", shard_count=1, now=0.0)
+    now = ABSENT_SECONDS + 0.1
+    assert await directory.admit("later", globs("*"), tenant="t") == "later"

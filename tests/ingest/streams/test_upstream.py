@@ -15,7 +15,7 @@ from kpl_integrations.ingest.streams.upstream import Upstream
 from kpl_integrations.kinesis_protocol.cbor_wire import CborWire
 from kpl_integrations.kinesis_protocol.requests import RequestRefused
 from kpl_integrations.kinesis_protocol.wire import JsonWire
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 
 @pytest.fixture

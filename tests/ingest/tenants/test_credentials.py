@@ -1,10 +1,13 @@
 """Bearer keys of tenants and of the administrator follow one rule."""
 
+from hashlib import sha256
+from hmac import compare_digest
+
 import pytest
 from pydantic import SecretStr
 
-from kpl_integrations.ingest.tenants import FileTenants, stored_key
-from kpl_integrations.ingest.tenants.credentials import AdminKey, bearer_key
+from kpl_integrations.ingest.tenants import FileTenants, Tenant, credentials, stored_key
+from kpl_integrations.ingest.tenants.credentials import AdminKey, ApiKeys, bearer_key
 
 KEY = "an-admin-key-of-32-characters-xyz"
 
@@ -56,3 +59,18 @@ def test_without_an_admin_key_there_is_no_administrator():
 
 def test_the_repr_does_not_show_the_admin_key():
     assert KEY not in repr(AdminKey(SecretStr(KEY)))
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch):
+    """A comparison that ends at the first difference tells an attacker how much of a guess is right."""
+    compared = []
+
+    def spy(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare_digest(one, other)
+
+    monkeypatch.setattr(credentials, "compare_digest", spy)
+    tenant, digest = Tenant(id="a"), sha256(KEY.encode()).digest()
+    assert ApiKeys([(digest, tenant)]).tenant_of(KEY) is tenant
+    assert AdminKey(SecretStr(KEY)).is_shown({b"authorization": b"Bearer " + KEY.encode()})
+    assert compared == [(digest, digest), (KEY.encode(), KEY.encode())]

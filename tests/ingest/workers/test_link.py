@@ -14,6 +14,7 @@ from kpl_integrations.ingest.workers.link import Channel, StopRequests, Supervis
 from kpl_integrations.ingest.workers.peer_stats import PeerStats
 from kpl_integrations.ingest.workers.totals import DeadTotals, decode_report, encode, sum_of
 from tests.ingest.workers.fake_worker import InventedStats
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 _SECONDS = 30
@@ -152,8 +153,7 @@ async def test_a_late_answer_does_not_end_the_next_question_and_the_sum_never_fa
         assert (await stats.totals()).stats.records.accepted == 3
         late = await accepted_sum(4)
         supervisor.post(b"sum 1 " + late)
-        while link.latest != late:  # noqa: ASYNC110 - a message sets no event here
-            await anyio.sleep(0.001)
+        await until(lambda: link.latest == late)
         monkeypatch.setattr(peer_stats, "ANSWER_SECONDS", _SECONDS)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answer, supervisor, 2, await accepted_sum(5))
@@ -187,8 +187,7 @@ async def test_scrapes_that_wait_for_a_question_share_the_next_one(caplog):
         await anyio.lowlevel.checkpoint()
         await supervisor.send(b"sum 1 " + await accepted_sum(4))
         await answer(supervisor, 2, await accepted_sum(5))
-        while len(sums) < 21:  # noqa: ASYNC110 - as above
-            await anyio.sleep(0.001)
+        await until(lambda: len(sums) == 21)
         supervisor.post(b"report 7")
         # No third question came before this report.
         assert (await supervisor.receive() or b"").startswith(b"report 7 ")

@@ -12,7 +12,7 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccounts
 from kpl_integrations.ingest.tenants import Tenant
 from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.shared_quotas import SharedQuotas, sharing_of
-from tests.virtual_time import Backend
+from tests.support.virtual_time import Backend
 
 pytestmark = pytest.mark.anyio
 RATE = 1_000.0

@@ -11,7 +11,7 @@ from kpl_core.durability.spool import Spool, SpoolOptions
 from kpl_core.options.reliability import DeadLetterOptions
 from kpl_integrations.ingest import load_settings
 from kpl_integrations.ingest.workers.spool_files import SINGLE, has_more, orphaned_spools, settings_of_worker
-from tests.durability.spool.records import EXPIRED, THROTTLED, failed, spooled
+from tests.support.durability_scene import EXPIRED, THROTTLED, failed, spooled
 
 SECONDS = 30.0
 

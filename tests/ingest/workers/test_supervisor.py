@@ -20,6 +20,7 @@ from kpl_integrations.ingest.workers.link import WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import ANSWER_SECONDS
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed, WorkerSocket
 from kpl_integrations.ingest.workers.totals import decode_totals
+from tests.support.waiting import until
 
 DIES = ("/bin/sh", "-c", "read instructions; echo ready >&0; exit 3")
 FAKE_WORKER = (sys.executable, "-m", "tests.ingest.workers.fake_worker")
@@ -61,8 +62,7 @@ class Workers:
         """Run until the condition holds; stop and return the sum over all workers."""
 
         async def stop() -> None:
-            while not condition():  # noqa: ASYNC110 - there is no event to wait for
-                await anyio.sleep(0.02)
+            await until(condition)
             self.supervisor.stop()
 
         with anyio.fail_after(_SECONDS):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tests.interop.consumers.user_records import ReadUserRecord
 from tests.interop.emulators import Emulator
-from tests.interop.installation import HERE, Installed
-from tests.interop.processes import OwnProcess, own_process
 from tests.interop.streams import REGION, Stream
+from tests.support.installation import INTEROP, Installed
+from tests.support.processes import OwnProcess, own_process
 
 NAME = "Java KCL 3.1.3"
 
@@ -98,7 +98,9 @@ def running_kcl(
     records = place / "kcl-records"
     records.mkdir()
     program = place / "record-processor"
-    program.write_text(f'#!/bin/sh\nexec "{installed.kcl_python}" "{HERE / "consumers" / "kcl_record_processor.py"}"\n')
+    program.write_text(
+        f'#!/bin/sh\nexec "{installed.kcl_python}" "{INTEROP / "consumers" / "kcl_record_processor.py"}"\n'
+    )
     program.chmod(0o755)
     properties = place / "kcl.properties"
     properties.write_text(

@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Sequence
 
 from tests.interop.consumers.user_records import ReadUserRecord
-from tests.interop.installation import HERE, Installed
 from tests.interop.streams import KinesisRecord
+from tests.support.installation import INTEROP, Installed
 
 NAME = "npm aws-kinesis-agg 4.2.8"
 SECONDS = 60
@@ -36,7 +36,7 @@ def deaggregate(installed: Installed, records: Sequence[KinesisRecord]) -> list[
         for record in records
     ]
     finished = subprocess.run(
-        [installed.node.executable, str(HERE / "npm" / "deaggregate.cjs")],
+        [installed.node.executable, str(INTEROP / "npm" / "deaggregate.cjs")],
         input="\n".join(lines).encode(),
         env={"NODE_PATH": str(installed.node_modules)},
         capture_output=True,

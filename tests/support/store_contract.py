@@ -1,13 +1,21 @@
-"""The contract of every store: each function is a test that the store's own test file runs."""
+"""The contract of every store: each function is a test that the store's own test file runs.
 
+`assert_never_two_winners` adds two processes that compete for one object: at most one of them replaces each version.
+"""
+
+import json
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 
 import anyio
 
+import kpl_core
 from kpl_core.coordination.store import ABSENT, CoordinationStore
-
-__all__ = ["CONTRACT"]
 
 
 async def a_missing_object_reads_as_none(store: CoordinationStore) -> None:
@@ -95,3 +103,31 @@ CONTRACT = [
     every_answer_has_the_stores_clock,
     of_many_concurrent_writes_one_wins,
 ]
+
+
+FIGHTER = Path(__file__).parent / "programs" / "fighter.py"
+PACKAGES = str(Path(next(iter(kpl_core.__path__))).parent)
+
+
+def assert_never_two_winners(url: str, *, attempts: int, environment: Mapping[str, str] | None = None) -> None:
+    """Let two processes compete, and check that no version was replaced twice."""
+    fighters = [
+        subprocess.Popen(
+            [sys.executable, FIGHTER, url, str(attempts)],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": PACKAGES} | dict(environment or {}),
+        )
+        for _ in range(2)
+    ]
+    try:
+        said = [json.loads(fighter.communicate(timeout=200)[0]) for fighter in fighters]
+    finally:
+        for fighter in fighters:
+            fighter.kill()
+            fighter.wait()
+    replaced = [version for each in said for version in each["replaced"]]
+    assert len(replaced) == len(set(replaced))
+    # For each loser there is a winner, and the processes really competed.
+    assert len(replaced) + sum(each["refused"] for each in said) == 2 * attempts
+    assert sum(each["refused"] for each in said) > 0
+    assert len(replaced) >= attempts

@@ -11,7 +11,7 @@ from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.outcome import ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry, PutRecordsRequest
 from kpl_core.records.user_record import UserRecord
-from tests.pipeline.material import even_shards, keys_in, shard_id, shard_of, split
+from tests.support.material import even_shards, keys_in, shard_id, shard_of, split
 
 THROTTLED = PutRecordsEntry(
     error_code="ProvisionedThroughputExceededException", error_message="Rate exceeded for shard"

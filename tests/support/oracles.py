@@ -1,9 +1,14 @@
-"""Independent references: slow, obvious, in exact fractions, sharing no line with what they judge."""
+"""Independent references, and broken copies of an algorithm.
 
+The references are slow, obvious, in exact fractions, and share no line with what they judge. A broken copy shows that a
+law would notice: it is the module's own source with a line or two replaced, so that it stays in step with the original.
+"""
+
+import inspect
 from collections.abc import Mapping
 from fractions import Fraction
-
-__all__ = ["ExactTokenBucket", "PaperFairQueue", "max_min_shares"]
+from types import ModuleType
+from typing import Any
 
 
 class ExactTokenBucket:
@@ -84,3 +89,21 @@ def max_min_shares(demands: Mapping[str, int], weights: Mapping[str, float], cap
             shares[flow] = Fraction(unserved.pop(flow))
         left = Fraction(capacity) - sum(shares.values())
     return shares
+
+
+__all__ = ["mutant_of"]
+
+
+def mutant_of(module: ModuleType, *replacements: tuple[str, str], **names: Any) -> Any:
+    """Return a copy of `module` with pieces of its source, each found exactly once, replaced.
+
+    `names` are put into the copy's namespace in place of what it imported.
+    """
+    source = inspect.getsource(module)
+    for old, new in replacements:
+        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {module.__name__}"
+        source = source.replace(old, new)
+    copy = ModuleType(f"{module.__name__}_mutant")
+    exec(compile(source, f"<mutant of {module.__name__}>", "exec"), copy.__dict__)  # noqa: S102 - our own source
+    vars(copy).update(names)
+    return copy

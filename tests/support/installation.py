@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-HERE = Path(__file__).parent
-CACHE = HERE.parents[1] / ".work" / "interop"
+INTEROP = Path(__file__).parents[1] / "interop"  # the folder of the pins
+CACHE = INTEROP.parents[1] / ".work" / "interop"
 INSTALL_SECONDS = 900
 OLDEST_NODE = 20  # required by the AWS SDK for JavaScript
 FORCE_NODE_FROM_PYPI = "KPL_INTEROP_NODE_FROM_PYPI"
@@ -95,7 +95,7 @@ def _python_environment(name: str) -> Path:
 
     Own environments, because moto and aiobotocore ask for different releases of botocore.
     """
-    pins = HERE / "pins" / f"{name}.txt"
+    pins = INTEROP / "pins" / f"{name}.txt"
     place = CACHE / name
     python = place / "bin" / "python"
 
@@ -145,7 +145,7 @@ def _major_version(node: str) -> int:
 def _node_modules(node: Node) -> Path:
     """Return `node_modules` made from the committed lock file, whose digests npm checks."""
     place = CACHE / "npm"
-    manifests = [HERE / "npm" / "package.json", HERE / "npm" / "package-lock.json"]
+    manifests = [INTEROP / "npm" / "package.json", INTEROP / "npm" / "package-lock.json"]
 
     def install() -> None:
         place.mkdir()

@@ -6,13 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from tests.programs.running_program import environment
+from tests.support.running_program import environment
+from tests.support.waiting import wait_until
 
 FACTORY: Final = Path(__file__).parent / "programs" / "gateway_factory.py"
 REPOSITORY: Final = FACTORY.parents[3]
@@ -117,8 +117,7 @@ class GatewayFactory:
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            while Path(f"/proc/{pid}").exists():
-                time.sleep(0.005)
+            wait_until(lambda: not Path(f"/proc/{pid}").exists(), f"process {pid} has ended")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Start a third-party server in its own process group, wait for it, and always end it."""
+"""Third-party servers in process groups of their own, always ended, and ports for what a test starts."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -10,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-END_WITH_PARENT = Path(__file__).parent / "end_with_parent.py"
+END_WITH_PARENT = Path(__file__).parent / "programs" / "end_with_parent.py"
 READY_SECONDS = 40.0  # an emulator needs less than one; a loaded machine is not a fault
 LOOPBACK = "127.0.0.1"
+# For port 0 the system gives out higher ones (32768 and up on Linux), so no server on port 0 can get one of these.
+_PORTS = range(10_000, 32_000)
 
 # The environment variables of the programs: no proxy, no credentials, no Python path.
 INHERITED = ("PATH", "HOME", "TMPDIR", "JAVA_HOME")
@@ -100,18 +103,6 @@ def own_process(
         running.end()
 
 
-def free_ports(count: int) -> tuple[int, ...]:
-    """Return ports of the loopback interface that are free now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return tuple(each.getsockname()[1] for each in sockets)
-    finally:
-        for each in sockets:
-            each.close()
-
-
 def answers(port: int) -> bool:
     """Return True if a process accepts connections on a loopback port."""
     with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
@@ -134,3 +125,39 @@ def listens_only_on_loopback(port: int) -> bool:
             if state == listening and int(hexadecimal_port, 16) == port and address not in loopback:
                 return False
     return True
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now, for a program that cannot choose one itself."""
+    (port,) = free_ports(1)
+    return port
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Return different ports of 127.0.0.1 that are free now."""
+    chance = random.SystemRandom()  # not the shared generator: a seed would give two processes the same ports
+    found: set[int] = set()
+    while len(found) < count:
+        port = chance.choice(_PORTS)
+        with socket.socket() as tried, suppress(OSError):
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((LOOPBACK, port))
+            found.add(port)
+    return tuple(found)
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """Yield the URL of a port whose connections the kernel accepts and no process reads."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(128)
+        yield f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """Yield the URL of a port that refuses connections."""
+    with socket.socket() as bound:
+        bound.bind((LOOPBACK, 0))
+        yield f"http://{LOOPBACK}:{bound.getsockname()[1]}"

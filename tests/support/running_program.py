@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import kpl_core
+from tests.support.waiting import wait_until
 
 TESTS = Path(__file__).parents[1]
 # Where the packages are imported from: the checkout, or the place where the wheel is installed.
@@ -52,14 +52,6 @@ class Running:
         """Send a signal; return the exit status."""
         self.process.send_signal(signal_number)
         return self.process.wait(within)
-
-
-def wait_until(happened: Callable[[], bool], wanted: Callable[[], str], *, seconds: float = 30.0) -> None:
-    """Wait for something that another process does, `seconds` at most."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"never happened: {wanted()}"
-        time.sleep(0.01)
 
 
 @contextmanager

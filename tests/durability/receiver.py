@@ -1,12 +1,14 @@
-"""A fake producer for the spool's tests, controlled by the test."""
+"""What the spool's tests control: a fake producer, and the moment of a commit."""
 
+import threading
 from collections.abc import Callable
 
-import anyio
+import pytest
 
 from kpl_core.durability.spool import SpooledRecord
+from kpl_core.durability.spool.store import Changes, Removed, SpoolStore
 from kpl_core.records.record_result import RecordResult
-from tests.durability.spool.records import DELIVERED
+from tests.support.durability_scene import DELIVERED
 
 Finished = Callable[[RecordResult], None]
 
@@ -41,8 +43,17 @@ class Receiver:
             finished(DELIVERED)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the spool's writer thread has done its work."""
-    with anyio.fail_after(20.0):
-        while not condition():  # noqa: ASYNC110 - the writer thread sets no event for these conditions
-            await anyio.sleep(0.001)
+class Gate:
+    """Holds every commit until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        commit = SpoolStore.commit
+
+        def wait_and_commit(store: SpoolStore, changes: Changes) -> Removed:
+            self.reached.set()
+            self.opened.wait(20.0)
+            return commit(store, changes)
+
+        monkeypatch.setattr(SpoolStore, "commit", wait_and_commit)

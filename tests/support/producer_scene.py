@@ -7,14 +7,18 @@ from typing import Any
 
 import anyio
 
-from kpl_core import Config, Delivery, Fact, Producer, ProducerReport, RecordResult
+from kpl_core import Config, Delivery, Producer, ProducerReport, RecordResult
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.testing import FakeKinesis, ServiceLimits
 from kpl_core.testing.fake_transport import FakeTransport
-from tests.pipeline.consumers import read_as_kcl, read_everything
-from tests.pipeline.material import even_shards, keys_in
+from tests.support.consumers import read_as_kcl, read_everything
+from tests.support.material import even_shards, keys_in
 
 STREAM = "orders"
+
+
+class EndOfTheDriver(BaseException):
+    """No failure of a request: what raises it ends the producer's tasks."""
 
 
 class Watched(FakeTransport):
@@ -136,10 +140,3 @@ async def know_shards(producer: Producer, *, stream: str = STREAM) -> None:
     put(producer, 1, stream=stream)
     await producer.flush()
     await anyio.sleep(1.0)
-
-
-class Facts(list[Fact]):
-    """A hook that records its facts."""
-
-    def __call__(self, fact: Fact) -> None:
-        self.append(fact)

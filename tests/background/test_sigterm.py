@@ -1,0 +1,138 @@
+"""SIGTERM at random instants: what was accepted before arrives, within 3 seconds.
+
+A Python signal handler interrupts the main thread in the middle of any call, also while it holds a sender's lock.
+`python -m tests.background.test_sigterm 200` sends 200 signals to each kind of process, and prints the table.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from kpl_core.testing import FakeKinesis
+from kpl_integrations.local_kinesis import LocalKinesis, ThreadedLocalKinesis
+from tests.support.consumers import user_records
+from tests.support.running_program import environment
+
+PROGRAM = Path(__file__).parent / "programs" / "signalled_program.py"
+POOLED = PROGRAM.with_name("pooled_program.py")
+ACCOUNT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "NO_PROXY": "127.0.0.1"}
+SENDERS = ("producer", "handler", "block")
+STARTS = ("alone", "fork", "spawn", "forkserver")
+# The bound of the flush, and what the process and its parent take on a busy machine.
+END_SECONDS = 3.0
+SIGTERM_EXIT = -15
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+
+
+class Signalled(NamedTuple):
+    """What became of the processes of one kind."""
+
+    ended: list[dict[str, Any]]
+    lost: int
+    printed: str
+
+    @property
+    def returned(self) -> int:
+        return sum(each["returned"] for each in self.ended)
+
+    @property
+    def slowest(self) -> float:
+        return max(float(each["seconds"]) for each in self.ended)
+
+
+def signal_processes(sender: str, start: str, signals: int) -> Signalled:
+    with ThreadedLocalKinesis(LocalKinesis({"records": 2}, enforce_limits=False)) as kinesis:
+        run = subprocess.run(
+            [sys.executable, PROGRAM, sender, start, str(signals)],
+            env=environment({**ACCOUNT, "KPL_ENDPOINT_URL": kinesis.endpoint_url}),
+            capture_output=True,
+            text=True,
+            timeout=60 + 15 * signals,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        ended = [json.loads(line) for line in run.stdout.splitlines()]
+        assert len(ended) == signals
+        arrived = kinesis.call(lambda fake, _now: numbers_by_name(fake))
+    lost = sum(len(set(range(each["returned"])) - arrived[each["name"]]) for each in ended)
+    return Signalled(ended, lost, run.stderr)
+
+
+def numbers_by_name(fake: FakeKinesis) -> defaultdict[str, set[int]]:
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for record in user_records(fake, "records"):
+        name, _, number = record.data.decode().partition("/")
+        found[name].add(int(number))
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("sender", SENDERS)
+@pytest.mark.long
+def test_no_accepted_record_is_lost_at_a_signal_at_a_random_instant(sender: str, start: str) -> None:
+    signalled = signal_processes(sender, start, signals=5)
+    assert {each["code"] for each in signalled.ended} == {SIGTERM_EXIT}
+    assert (signalled.lost, signalled.printed) == (0, "")
+
+
+def test_a_producer_in_a_loop_of_puts_delivers_before_sigterm_ends_it() -> None:
+    signalled = signal_processes("producer", "alone", signals=3)
+    assert {each["code"] for each in signalled.ended} == {SIGTERM_EXIT}
+    assert (signalled.lost, signalled.printed) == (0, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", STARTS[1:])
+def test_the_children_of_a_pool_deliver_what_they_logged_by_default(start: str) -> None:
+    handled_by, arrived, printed = log_in_a_pool(start, "nothing")
+    assert (handled_by, len(arrived), printed) == ("flush_and_go_on", 1_000, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("application", "handled_by"), [("False", "0"), ("a handler", "default_int_handler")])
+def test_a_child_that_opts_out_or_has_a_handler_of_its_own_keeps_it(application: str, handled_by: str) -> None:
+    assert log_in_a_pool("fork", application)[0] == handled_by
+
+
+def log_in_a_pool(start: str, application: str) -> tuple[str, set[int], str]:
+    """Return what handles SIGTERM in a child, which lines arrived, and what was printed on stderr."""
+    with ThreadedLocalKinesis(LocalKinesis({"records": 2}, enforce_limits=False)) as kinesis:
+        run = subprocess.run(
+            [sys.executable, POOLED, start, application],
+            env=environment({**ACCOUNT, "KPL_ENDPOINT_URL": kinesis.endpoint_url}),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        lines = kinesis.call(lambda fake, _now: [json.loads(record.data) for record in user_records(fake, "records")])
+    return run.stdout, {int(line["message"].partition("/")[2]) for line in lines}, run.stderr
+
+
+def main(signals: int, only: str = "") -> None:
+    """Signal as many processes of each kind whose name contains `only`, and print what became of them."""
+    sys.stdout.write("| process | signals | puts that returned | lost | above 3 s | slowest, s | stderr |\n")
+    sys.stdout.write("| --- | ---: | ---: | ---: | ---: | ---: | --- |\n")
+    for start in STARTS:
+        for sender in SENDERS:
+            if only not in f"{sender}, {start}":
+                continue
+            found = signal_processes(sender, start, signals)
+            late = sum(each["seconds"] > END_SECONDS for each in found.ended)
+            sys.stdout.write(
+                f"| {sender}, {start} | {signals} | {found.returned:,} | {found.lost} | {late} | {found.slowest:.2f} "
+                f"| {found.printed.splitlines()[:3] or 'empty'} |\n"
+            )
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), next(iter(sys.argv[2:]), ""))

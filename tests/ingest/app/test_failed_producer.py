@@ -1,0 +1,47 @@
+"""A gateway whose producer has failed, in an application that goes on: it says so until it is restarted."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from kpl_core.testing import FakeKinesis, FakeTransport
+from tests.ingest.scene import STREAM, Client, open_gateway, records
+from tests.support.producer_scene import EndOfTheDriver
+
+pytestmark = pytest.mark.anyio
+
+
+class Ending(FakeTransport):
+    has_ended = False
+
+    async def put_records(self, request: Any) -> Any:
+        if self.has_ended:
+            raise EndOfTheDriver
+        return await super().put_records(request)
+
+
+async def test_a_gateway_with_a_failed_producer_refuses_records_and_is_not_ready() -> None:
+    transport = Ending(FakeKinesis({STREAM: 1}))
+
+    async def use() -> None:
+        async with open_gateway(transport) as gateway:
+            client = Client(gateway)
+            assert (await client.post(records(1), ack="delivered")).status == 200
+            assert b"kinesis_ingest_open 1.0" in (await client.get("/metrics")).body
+            transport.has_ended = True
+            with anyio.CancelScope(shield=True):
+                lost = (await client.post(records(1), ack="delivered")).json()
+                assert [each["error_code"] for each in lost["records"]] == ["Unknown"]
+                refused = await client.post(records(1), ack="queued")
+                assert refused.status == 503
+                assert "the gateway has failed and must be restarted" in refused.body.decode()
+                ready = await client.get("/readyz")
+                assert ready.status == 503
+                assert "the producer has failed with EndOfTheDriver" in ready.body.decode()
+                await anyio.sleep(10.0)
+                assert b"kinesis_ingest_open 0.0" in (await client.get("/metrics")).body
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await use()
+    assert raised.group_contains(EndOfTheDriver)
