@@ -29,25 +29,38 @@ export COVERAGE_FILE := $(abspath $(VENV))/.coverage
 
 CORE_TESTS := $(addprefix tests/,options records pipeline fairness durability producer transport background)
 
-# Stamps: empty files that record what the environment contains, and that coverage is up to date with the sources.
+# The exact versions of the test environments, with hashes. `make lock` writes them; the tests never take others.
+LOCKED   := .ci/locked
+# $(call install_locked,pip,dev)
+install_locked = $(1) install --require-hashes --requirement $(LOCKED)/$(2).txt
+# The same versions, without hashes, for a pip that installs something beside them.
+VERSIONS := $(abspath $(VENV))/versions.txt
+CONSTRAINED := PIP_CONSTRAINT=$(VERSIONS) PIP_BUILD_CONSTRAINT=$(VERSIONS)
+
+# Stamps: empty files that record what the environment contains. The report of the coverage is a stamp, too.
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY_TO_DEV := $(VENV)/.ready-to-develop
 READY_TO_DOC := $(VENV)/.ready-to-document
 READY_TO_REL := $(VENV)/.ready-to-release
-COVERED      := $(VENV)/.covered
+COVERED      := $(VENV)/coverage.json
 BUILT        := dist/.built
+UV           := .venv-lock/bin/uv
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long test-suites test-pythons check format lint types layers coverage fuzz interop chaos hostile bench docs package compiled dist extras installed clean distclean
+.PHONY: help demo test test-long test-suites test-pythons test-newest test-lowest lock check format lint types layers coverage fuzz mutants interop chaos hostile bench docs package compiled dist extras installed clean distclean
 
 help:
 	@echo 'make demo      200,000 records through a gateway, a local Kinesis and back, none lost'
 	@echo 'make test      the tests on asyncio and trio, without those marked long'
 	@echo 'make test-long the tests marked long'
 	@echo 'make test-pythons  the tests of core, driver and ingest on each installed CPython from 3.11 on'
+	@echo 'make test-newest, make test-lowest  the tests that touch dependencies, on the newest or the lowest allowed versions'
+	@echo 'make lock      take the newest versions into the locked test environment'
 	@echo 'make check     format, lint, types, layers, coverage'
+	@echo 'make coverage  what the tests cover of each folder, beside its floor'
 	@echo 'make fuzz      send arbitrary bodies to the decoders of the gateway for a minute (SECONDS=60)'
+	@echo 'make mutants   small faults put into the machines, to see that a test fails for each (ARGS="--sample 60")'
 	@echo 'make interop   the tests with independent emulators, consumers and SDKs'
 	@echo 'make chaos     the tests with injected faults, for some minutes'
 	@echo 'make hostile   small expensive requests: what each costs, and whether a quiet tenant is served beside the worst'
@@ -79,6 +92,31 @@ test-pythons:
 	    $(MAKE) --no-print-directory test-suites PYTHON="$$python" VENV=".venv-$$version" </dev/null || failed="$$failed $$version"; \
 	done; if [ -n "$$failed" ]; then echo "FAILED on Python$$failed"; exit 1; fi; }
 
+# What a new or an old version of a dependency can break.
+DEPENDENCY_TESTS := $(addprefix tests/,asgi background cli coordination dynamodb_limits ingest kinesis_protocol local_kinesis logging_handler \
+    metrics otel producer testing transport) tests/interop/test_coordination_stores.py
+
+test-newest: $(BIN)/python
+	@$(MAKE) --no-print-directory VENV=.venv-newest .venv-newest/bin/python
+	@.venv-newest/bin/python -m pip --quiet install --upgrade 'pip>=25.1'
+	@.venv-newest/bin/python -m pip --quiet install --upgrade --upgrade-strategy eager --editable '.[all]' --group dev
+	@.venv-newest/bin/python -m pytest --quiet -m 'not long' $(PARALLEL) $(DEPENDENCY_TESTS) $(ARGS)
+
+test-lowest: $(UV)
+	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/bin/python
+	@$(UV) pip compile --quiet --resolution lowest-direct --python .venv-lowest/bin/python --extra all --group lowest pyproject.toml --output-file .venv-lowest/versions.txt
+	@$(UV) pip sync --quiet --python .venv-lowest/bin/python .venv-lowest/versions.txt
+	@$(UV) pip install --quiet --python .venv-lowest/bin/python --no-deps --no-build-isolation --editable .
+	@.venv-lowest/bin/python -m pytest --quiet -m 'not long' $(PARALLEL) $(DEPENDENCY_TESTS) $(ARGS)
+
+# For every supported Python and platform, and without the name of an index.
+LOCK = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate pyproject.toml
+
+lock: $(UV)
+	@$(LOCK) --extra all --group dev --output-file $(LOCKED)/dev.txt
+	@$(LOCK) --group docs --constraint $(LOCKED)/dev.txt --output-file $(LOCKED)/docs.txt
+	@$(LOCK) --group release --constraint $(LOCKED)/dev.txt --output-file $(LOCKED)/release.txt
+
 check: format lint types layers coverage
 
 # $(call quietly,name,command): prints one line if the command passes, else its complete output
@@ -98,23 +136,35 @@ types: $(READY_TO_DEV)
 layers: $(READY_TO_DEV)
 	$(call quietly,layers,$(BIN)/lint-imports --no-logo)
 
-# The coverage of the core by its own tests, on one of the two backends and without the long tests: measuring halves their
-# speed, and servers, processes and a second backend cover hardly any more lines.
+# Both packages, also in the programs that the tests start. On one of the two backends: the other one covers hardly any
+# more lines. The second run is for the code that only servers and command lines reach, in tests marked long.
 coverage: $(COVERED)
-	$(call quietly,coverage,$(RUN) coverage report)
+	@$(RUN) tests.coverage_floors.floors $(COVERED)
 
-# `make test` reports the failures. Here failed tests run once more, so that their lines count.
-TRACED = -m pytest --quiet -o cache_dir=$(abspath $(VENV))/.coverage-cache -m 'not long' -k 'not trio' \
-    $(wildcard $(addprefix tests/,options records pipeline fairness durability limits producer transport background testing coordination))
+# Simulations, laws with thousands of steps, and tests of pages and sources: other tests cover the same lines sooner.
+UNTRACED := $(addprefix tests/,benchmarks coverage_floors docs faults mutation test_architecture.py test_language.py asgi/test_pages.py \
+    $(addprefix coordination/test_,bounds.py calm_fleets.py cost.py fleet_of_producers.py lease_law.py with_producers.py) \
+    durability/replay/test_replay_speed.py fairness/test_fair_queue_laws.py limits/test_laws.py pipeline/test_mass_expiry.py \
+    producer/test_rates.py $(addprefix ingest/,admission/test_gateway_fairness.py admission/test_retry_after_scheduler.py \
+    fast_path/test_repeated_requests.py http/test_refused_heads.py))
+TRACED_LONG := tests/cli/test_dlq.py tests/cli/test_serve_workers.py
+
+TRACED = HYPOTHESIS_PROFILE=coverage $(RUN) coverage run -m pytest --quiet --timeout 180 -p no:cacheprovider $(PARALLEL) -k 'not trio'
 
 $(COVERED): $(READY_TO_DEV) $(SOURCES)
-	@HYPOTHESIS_PROFILE=coverage $(RUN) coverage run $(TRACED) || \
-	    HYPOTHESIS_PROFILE=coverage $(RUN) coverage run --append $(TRACED) --last-failed --last-failed-no-failures none
-	@touch $(COVERED)
+	@$(RUN) coverage erase
+	@$(TRACED) -m 'not long' $(UNTRACED:%=--ignore=%)
+	@$(TRACED) -m long $(TRACED_LONG)
+	@$(RUN) coverage combine --quiet
+	@$(RUN) coverage json --quiet -o $@
 
 fuzz: $(READY_TO_DEV)
 	@seed=$$(date +%s) && echo "seed $$seed" && \
 	    KPL_FUZZ_SECONDS=$(or $(SECONDS),60) KPL_FUZZ_SEED=$$seed $(RUN) pytest --quiet tests/ingest/decoding/test_fuzz.py $(ARGS)
+
+# Not in the gate, because it takes half an hour and more.
+mutants: $(READY_TO_DEV)
+	@$(RUN) tests.mutation --map $(VENV)/.mutants $(ARGS)
 
 interop: $(READY_TO_DEV)
 	@$(RUN) pytest --quiet tests/interop tests/browser $(ARGS)
@@ -137,8 +187,7 @@ docs: $(READY_TO_DOC)
 # $(call on_the_wheel,the wheel,what is tested)
 define on_the_wheel
 @test -x $(VENV)-wheel/bin/python || $(RUN) venv $(VENV)-wheel
-@$(VENV)-wheel/bin/python -m pip --quiet install --upgrade 'pip>=25.1'
-@$(VENV)-wheel/bin/python -m pip --quiet install --group test "$$(echo $(1))[all]"
+@$(call install_locked,$(VENV)-wheel/bin/python -m pip --quiet,dev)
 @$(VENV)-wheel/bin/python -m pip --quiet install --force-reinstall --no-deps $(1)
 @elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && \
     cp -R $(wildcard tests examples benchmarks docs .ci *.md *.toml *.yml Makefile LICENSE) "$$elsewhere" && \
@@ -152,7 +201,7 @@ package: $(BUILT)
 # The hot path in C, by mypyc, in about a minute.
 compiled: $(READY_TO_DEV)
 	@rm -rf build/compiled
-	@.ci/compile $(BIN)/python build/compiled
+	@$(CONSTRAINED) .ci/compile $(BIN)/python build/compiled
 	$(call on_the_wheel,build/compiled/*.whl,$(CORE_TESTS) tests/ingest)
 	@cd / && $(abspath $(VENV))-wheel/bin/python -c 'from kpl_core import COMPILED; from kpl_core.pipeline import _open_record; assert COMPILED, "nothing was compiled"'
 
@@ -161,9 +210,9 @@ installed: $(READY_TO_DOC) $(READY_TO_REL)
 # The bill and the licences are those of an environment without other packages.
 $(BUILT): $(READY_TO_REL) $(RELEASED)
 	@rm -rf dist
-	@$(RUN) build --outdir dist . >/dev/null
+	@$(RUN) build --no-isolation --outdir dist . >/dev/null
 	@$(RUN) venv --clear $(VENV)-dist
-	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install "$$(echo dist/*-none-any.whl)[all]"
+	@$(CONSTRAINED) $(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install "$$(echo dist/*-none-any.whl)[all]"
 	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check uninstall --yes pip setuptools
 	@$(RUN) cyclonedx_py environment --output-reproducible --output-file dist/sbom.cdx.json $(VENV)-dist/bin/python
 	@$(RUN) piplicenses --python $(VENV)-dist/bin/python --from=mixed --order=license --format=markdown --output-file dist/LICENCES.md >/dev/null
@@ -174,18 +223,18 @@ $(BUILT): $(READY_TO_REL) $(RELEASED)
 dist: $(BUILT)
 	@rm -rf dist/*-cp3* dist/SHA256SUMS build/wheels
 	@.ci/pythons | while read -r version python; do \
-	    echo "Compiling for Python $$version" && .ci/compile "$$python" build/wheels/$$version </dev/null && \
+	    echo "Compiling for Python $$version" && $(CONSTRAINED) .ci/compile "$$python" build/wheels/$$version </dev/null && \
 	    if [ "$$(uname)" = Linux ]; then \
 	        PATH=$(abspath $(BIN)):$$PATH $(RUN) auditwheel repair --wheel-dir dist build/wheels/$$version/*.whl </dev/null || exit 1; \
 	    else cp build/wheels/$$version/*.whl dist; fi; \
 	done
 	@.ci/pythons | while read -r version python; do \
-	    for wheel in dist/*-cp3$${version#3.}-*.whl dist/*-none-any.whl; do .ci/try-wheel "$$python" "$$wheel" </dev/null || exit 1; done; \
+	    for wheel in dist/*-cp3$${version#3.}-*.whl dist/*-none-any.whl; do $(CONSTRAINED) .ci/try-wheel "$$python" "$$wheel" </dev/null || exit 1; done; \
 	done
 	@cd dist && sha256sum * >SHA256SUMS && cat SHA256SUMS
 
 extras: $(BUILT)
-	@DIST=$(abspath dist) $(RUN) pytest --quiet -o cache_dir=$(abspath $(VENV))/.extras-cache tests/packaging $(ARGS)
+	@$(CONSTRAINED) DIST=$(abspath dist) $(RUN) pytest --quiet -o cache_dir=$(abspath $(VENV))/.extras-cache tests/packaging $(ARGS)
 
 clean:
 	@rm -rf build dist site htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -206,23 +255,29 @@ $(BIN)/python:
 	echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3' >&2; \
 	exit 1
 
+# An environment of its own, because uv writes the versions of the others.
+$(UV): pyproject.toml | $(BIN)/python
+	@$(RUN) venv $(dir $(UV))..
+	@$(dir $(UV))python -m pip --quiet install 'pip>=25.1'
+	@$(dir $(UV))python -m pip --quiet install --group lock
+	@touch $@
+
 $(READY_TO_RUN): pyproject.toml | $(BIN)/python
 	@echo 'Installing what the command needs'
 	@$(PIP) install --editable '.[cli,ingest,local]'
 	@touch $@
 
-$(READY_TO_DEV): pyproject.toml | $(BIN)/python
+$(READY_TO_DEV): pyproject.toml $(LOCKED)/dev.txt | $(BIN)/python
 	@echo 'Installing what tests and checks need'
-	@$(PIP) install --upgrade 'pip>=25.1'
-	@$(PIP) install --editable '.[all]' --group dev
+	@$(call install_locked,$(PIP),dev)
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@sed -e '/--hash=/d' -e 's/ \\$$//' $(LOCKED)/*.txt >$(VERSIONS)
 	@touch $@ $(READY_TO_RUN)
 
-$(READY_TO_REL): pyproject.toml | $(READY_TO_DEV)
-	@$(PIP) install --group release
+$(READY_TO_REL): $(LOCKED)/release.txt | $(READY_TO_DEV)
+	@$(call install_locked,$(PIP),release)
 	@touch $@
 
-# Not the development environment: the generated tables need the packages only.
-$(READY_TO_DOC): pyproject.toml | $(READY_TO_RUN)
-	@$(PIP) install --upgrade 'pip>=25.1'
-	@$(PIP) install --group docs
+$(READY_TO_DOC): $(LOCKED)/docs.txt | $(READY_TO_DEV)
+	@$(call install_locked,$(PIP),docs)
 	@touch $@

@@ -407,8 +407,8 @@ class Cases:
 @asynccontextmanager
 async def place(kind: str) -> AsyncIterator[Place]:
     """Run a store."""
-    from tests.interop.installation import install_all  # noqa: PLC0415 - installs programs
-    from tests.interop.processes import LOOPBACK, answers, free_ports, own_process  # noqa: PLC0415
+    from tests.support.installation import install_all  # noqa: PLC0415 - installs programs
+    from tests.support.processes import LOOPBACK, answers, free_ports, own_process  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -430,7 +430,7 @@ async def place(kind: str) -> AsyncIterator[Place]:
             return
         import boto3  # noqa: PLC0415
 
-        server = Path(sys.modules["tests.interop.installation"].__file__ or "").parent / "moto_server.py"
+        server = Path(sys.modules["tests.support.installation"].__file__ or "").parent / "moto_server.py"
         with own_process("moto", [str(installed.moto_python), str(server), str(port)], logs=folder) as process:
             process.wait_until(lambda: answers(port), what="answer")
             endpoint = f"http://{LOOPBACK}:{port}"
