@@ -34,6 +34,8 @@ DIRECTORY = key_directory(
     AccessKey("ADA", SECRET, TENANT),
     AccessKey("OVER", SECRET, TENANT, session_token="token", expires_at=1e9),
     AccessKey("HELD", SECRET, Tenant(id="held", records_per_second=2_000)),
+    # The last request fits at once only if all before it took 10 s.
+    AccessKey("SLOW", SECRET, Tenant(id="slow", records_per_second=50, burst_seconds=90)),
 )
 
 Place = tuple[str, str]
@@ -148,7 +150,7 @@ def test_the_javascript_sdk_puts_records_and_every_answer_is_true(installed, gat
 
 def test_the_javascript_sdk_retries_throttled_records_until_all_are_stored(installed, gateway):
     before = gateway.gateway.tally.refusals[Refusal.QUOTA]
-    answers = javascript(installed, gateway, "HELD", SECRET, "", 0, JS_THROTTLED_RECORDS, stream="js-throttled")
+    answers = javascript(installed, gateway, "SLOW", SECRET, "", 0, JS_THROTTLED_RECORDS, stream="js-throttled")
     assert gateway.gateway.tally.refusals[Refusal.QUOTA] > before
     places = {b"js-%d" % number: (each["shardId"], each["sequenceNumber"]) for number, each in enumerate(answers)}
     assert_true(gateway, "js-throttled", places, JS_THROTTLED_RECORDS)

@@ -10,15 +10,19 @@ PATIENCE_SECONDS = 50.0
 _PAUSE_SECONDS = 0.002
 
 
-async def until(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:
+async def until(
+    condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS, pause_seconds: float = _PAUSE_SECONDS
+) -> None:
     """Wait until `condition()` is true. Another task, a thread or a socket makes it so.
+
+    Ask a costly condition less often, by a longer pause.
 
     Raises:
         TimeoutError: it was not true within `seconds`.
     """
     with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await anyio.sleep(_PAUSE_SECONDS)
+            await anyio.sleep(pause_seconds)
 
 
 def wait_until(
