@@ -11,7 +11,7 @@ from urllib.parse import quote
 from kpl_core.durability.spool.envelope import SpooledRecord, decode_record
 from kpl_core.durability.spool.spool_error import SpoolUnavailable, as_spool_error
 from kpl_core.durability.spool.store import require_main_file, sync_folder
-from kpl_core.durability.spool.tables import records_after, require_readable
+from kpl_core.durability.spool.tables import records_after, require_readable, require_sqlite
 
 _PAGE_RECORDS: Final = 500
 _PAGE_BYTES: Final = 1 << 20
@@ -44,9 +44,10 @@ class SpoolReader:
         """Open the file for reading.
 
         Raises:
-            SpoolUnavailable: the file does not exist or cannot be read.
+            SpoolUnavailable: the file does not exist or cannot be read, or the SQLite library is too old.
             SpoolCorrupt: the file is not a spool, has a later version, or was emptied without its log.
         """
+        require_sqlite(name=str(self.path))
         if not self.path.is_file():
             message = f"spool {self.path}: there is no such file; give the path of the producer's spool"
             raise SpoolUnavailable(message)

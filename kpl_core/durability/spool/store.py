@@ -6,30 +6,36 @@ times shorter (benchmarks/spool.py).
 """
 
 import contextlib
-import fcntl
-import logging
 import os
 import sqlite3
 import stat
-import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 
-from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable, as_spool_error
-from kpl_core.durability.spool.tables import LetterRow, RecordRow, append_rows, migrate, records_after, transaction
+from kpl_core.durability.spool.process_lock import ProcessLock
+from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolUnavailable, as_spool_error
+from kpl_core.durability.spool.tables import (
+    LetterRow,
+    RecordRow,
+    append_rows,
+    migrate,
+    records_after,
+    require_sqlite,
+    transaction,
+)
 from kpl_core.options.reliability import SpoolOptions
 
-_logger: Final = logging.getLogger(__name__)
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty; with 16 KiB pages writing took a third less time.
 _PAGE_BYTES: Final = 16_384
 _CHECKPOINT_PAGES: Final = 1_000
 _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
-# Statements have a power of two of rows, up to this many, so that a few prepared statements serve all sizes.
+# Statements have a power of two of rows, up to this many, so that a few prepared statements serve all sizes. A library
+# that allows fewer variables has fewer rows: SQLite before 3.32 allows 999, which three columns of 512 rows exceed.
 _MAX_ROWS: Final = 512
 # An almost empty file is shrunk if this many bytes are free in it.
 _RECLAIM_BYTES: Final = 64 * 1024 * 1024
@@ -89,8 +95,9 @@ class SpoolStore:
         Raises:
             SpoolLocked: another process owns the file.
             SpoolCorrupt: the file is damaged, or is not a spool.
-            SpoolUnavailable: the file cannot be opened or written.
+            SpoolUnavailable: the file cannot be opened or written, or the SQLite library is too old.
         """
+        require_sqlite(name=str(self.path))
         if _is_not_a_file(self.path):
             message = f"spool {self.path}: the path is a folder or a device; give the path of a regular file"
             raise SpoolUnavailable(message)
@@ -159,10 +166,10 @@ class SpoolStore:
                 self._refuse("another process has written to the file", "stop that process and restart")
             removed_letters = removed_bytes = 0
             _insert(connection, "spooled", changes.records)
-            for ids in _portions(changes.confirmed_ids):
+            for ids in _portions(connection, changes.confirmed_ids):
                 connection.execute(_delete_statement("spooled", "id", len(ids)), ids)
             _insert(connection, "dead_letters", changes.letters)
-            for numbers in _portions(changes.removed_letters):
+            for numbers in _portions(connection, changes.removed_letters):
                 count, size = connection.execute(_size_statement(len(numbers)), numbers).fetchone()
                 connection.execute(_delete_statement("dead_letters", "number", len(numbers)), numbers)
                 removed_letters += count
@@ -211,7 +218,7 @@ class SpoolStore:
         It stops after the record with which the envelopes exceed `max_bytes`.
         """
         rows: list[RecordRow] = []
-        for portion in _portions(sorted(ids)):
+        for portion in _portions(self.connection, sorted(ids)):
             marks = ",".join("?" * len(portion))
             statement = f"SELECT id, checksum, envelope FROM spooled WHERE id IN ({marks}) ORDER BY id"  # noqa: S608 - question marks only
             max_bytes = append_rows(rows, self.connection.execute(statement, portion), max_bytes)
@@ -315,15 +322,16 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    for portion in _portions(rows):
+    for portion in _portions(connection, rows, columns=len(rows[0]) if rows else 1):
         connection.execute(_insert_statement(table, len(portion[0]), len(portion)), list(chain.from_iterable(portion)))
 
 
-def _portions(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Cut `rows` into portions whose lengths are powers of two, largest first."""
+def _portions(connection: sqlite3.Connection, rows: Sequence[Any], *, columns: int = 1) -> Iterator[Sequence[Any]]:
+    """Cut `rows` into portions for one statement each, whose lengths are powers of two, largest first."""
+    most = min(_MAX_ROWS, connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // columns)
     start, left = 0, len(rows)
     while left:
-        length = min(_MAX_ROWS, 1 << (left.bit_length() - 1))
+        length = 1 << (min(most, left).bit_length() - 1)
         yield rows[start : start + length]
         start += length
         left -= length
@@ -352,105 +360,6 @@ def _is_not_a_file(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return path.exists() and not path.is_file()
     return False
-
-
-_held_locks: "weakref.WeakSet[ProcessLock]" = weakref.WeakSet()
-
-
-class ProcessLock:
-    """An advisory lock on a file beside the spool: one process owns a spool.
-
-    It uses `flock` rather than `lockf`, so that opening a spool twice in one process fails too. The kernel releases
-    the lock when the owner dies; the lock file stays. A child of `fork` inherits the descriptor and with it the lock,
-    so the child closes it at once. Otherwise a forgotten child would still own the spool of a restarted service.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def acquire(self) -> Self:
-        """Take the lock without waiting.
-
-        Raises:
-            SpoolLocked: another process holds it; the message names the process id.
-            SpoolUnavailable: the lock file cannot be created.
-        """
-        try:
-            # Not through a link: the process id would overwrite the file that another user's link points to.
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            message = (
-                f"spool lock {self._path}: {error.strerror}; create its folder and make it writable for this process"
-            )
-            raise SpoolUnavailable(message) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
-            message = (
-                f"spool lock {self._path}: process {owner} owns this spool; stop it, or give each process its own spool"
-            )
-            raise SpoolLocked(message) from error
-        # The process id serves only the message above, so a full disk is no reason to fail.
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-        self._descriptor = descriptor
-        _held_locks.add(self)
-        return self
-
-    def is_held(self) -> bool:
-        """Return True if no other process can have the lock.
-
-        The name of the file must lead to what is locked. A file that was only removed, as by the `rm` of a start
-        script, is made again.
-        """
-        if self._descriptor is None:
-            return False
-        mine = os.fstat(self._descriptor)
-        try:
-            named = self._path.lstat()
-        except FileNotFoundError:
-            return self._make_again()
-        return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
-
-    def _make_again(self) -> bool:
-        removed, self._descriptor = self._descriptor, None
-        try:
-            # `acquire` would also take a file that another process has made, used and left.
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            self.acquire()
-        except (OSError, SpoolLocked, SpoolUnavailable):
-            self._descriptor = removed
-            return False
-        if removed is not None:
-            os.close(removed)
-        _logger.warning("spool lock %s: the file was removed while in use, and is made again", self._path)
-        return True
-
-    def release(self) -> None:
-        """Release the lock. May be called more than once."""
-        if self._descriptor is not None:
-            # Closing alone is not enough while a child forked just now still has the descriptor.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self.forget()
-
-    def forget(self) -> None:
-        """Close the descriptor without unlocking; another process with the descriptor keeps the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-            _held_locks.discard(self)
-
-
-def _forget_in_child() -> None:
-    for lock in list(_held_locks):
-        lock.forget()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from kpl_core.durability.spool.envelope import DeadLetter, decode_letter, encode
-from kpl_core.durability.spool.spool_error import SpoolCorrupt
+from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolUnavailable
 from kpl_core.records.record_result import Reason
 from kpl_core.records.user_record import TIERS, Tier
 
@@ -54,6 +54,25 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         "CREATE INDEX dead_letters_by_due_at ON dead_letters (tier, due_at)",
     ),
 )
+
+
+# The oldest SQLite that runs the spool's tests (RHEL 8 has it). Its SQL needs 3.15, for the comparison of row values.
+OLDEST_SQLITE: Final = (3, 26, 0)
+
+
+def require_sqlite(*, name: str) -> None:
+    """Check that Python's SQLite library has all that the spool's statements need.
+
+    Raises:
+        SpoolUnavailable: it is too old.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        message = (
+            f"spool {name}: Python uses SQLite {sqlite3.sqlite_version}, a spool needs {oldest} or later; "
+            f"update the SQLite library, or use a Python that was built with a later one"
+        )
+        raise SpoolUnavailable(message)
 
 
 def migrate(connection: sqlite3.Connection, *, name: str, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from kpl_core.durability.spool import store as store_module
+from kpl_core.durability.spool.process_lock import ProcessLock
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolLocked, SpoolUnavailable
-from kpl_core.durability.spool.store import Changes, ProcessLock, Removed, SpoolStore, SpoolTotals
-from kpl_core.durability.spool.tables import APPLICATION_ID, MIGRATIONS, RecordRow, migrate
+from kpl_core.durability.spool.spool_reader import SpoolReader
+from kpl_core.durability.spool.store import Changes, Removed, SpoolStore, SpoolTotals
+from kpl_core.durability.spool.tables import APPLICATION_ID, MIGRATIONS, LetterRow, RecordRow, migrate
 from kpl_core.errors import ConfigError
 from kpl_core.options.reliability import SpoolOptions
 
@@ -49,6 +51,36 @@ def test_any_number_of_rows_can_be_written_and_deleted(options: SpoolOptions, co
     store.commit(Changes(confirmed_ids=list(range(1, count + 1))))
     assert store.totals().records == 0
     store.close()
+
+
+def test_a_library_that_allows_999_variables_writes_and_deletes_as_many_rows(options: SpoolOptions) -> None:
+    store = SpoolStore(options)
+    store.open()
+    # What SQLite before 3.32 allows.
+    store.connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)
+    letters = [LetterRow(number, "id", 1, "s", None, "expired", 0.0, None, 0, 0, b"x") for number in range(1, 1_201)]
+    store.commit(Changes(records=rows(*range(1, 1_201)), letters=letters))
+    assert store.totals() == SpoolTotals(1_200, sum(len(str(n)) for n in range(1, 1_201)), 1_200, 1_200, 1_200, 1_200)
+    found, left = store.records_by_id(range(1, 1_201), 10**9)
+    assert (len(found), left) == (1_200, ())
+    numbers = list(range(1, 1_201))
+    assert store.commit(Changes(confirmed_ids=numbers, removed_letters=numbers)) == Removed(1_200, 1_200)
+    assert store.totals() == SpoolTotals(0, 0, 0, 0, 0, 0)
+    store.close()
+
+
+def test_an_sqlite_that_is_too_old_is_refused_before_a_file_is_made(
+    options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.25.3")
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 25, 3))
+    words = r"uses SQLite 3\.25\.3, a spool needs 3\.26\.0 or later; update the SQLite library"
+    with pytest.raises(SpoolUnavailable, match=words):
+        SpoolStore(options).open()
+    assert not list(options.path.parent.iterdir())
+    options.path.touch()
+    with pytest.raises(SpoolUnavailable, match=words), SpoolReader(options.path):
+        pytest.fail("it opened the file")
 
 
 def test_reading_stops_after_the_row_that_exceeds_the_byte_limit(options: SpoolOptions) -> None:
