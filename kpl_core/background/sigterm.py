@@ -8,7 +8,8 @@ starts no thread. Each signal calls it twice:
     that thread    flushes within the bound, says on stderr what is left, and raises the signal again
     second call    ends the process, calls the application's handler, or ignores the signal, as was set before
 
-A second signal during the flush is a second call too, so it ends the process at once.
+A second signal during the flush is a second call too, so it ends the process at once. An application whose main thread
+ends during the flush waits in threading's exit, so that the second call comes in any case.
 
 If the signal ends the process, listeners accept nothing after the first call: a put waits until the end. So the flush
 has everything that was accepted. Where the application has a handler, puts go on, and that handler decides.
@@ -105,6 +106,13 @@ def _flush_and_raise_again(flush: _Flush) -> None:
             _current = None
     for each in go_on:
         logged(each)()
+
+
+def _wait_for_second_call() -> None:
+    """Let a signal that has begun a flush end the process, rather than the end of its main thread."""
+    flush = _current
+    while flush is not None and _current is flush:
+        sleep(_AGAIN_SECONDS)
 
 
 def _raise_in_main_thread(number: int) -> None:
@@ -340,5 +348,9 @@ def _begin_child() -> None:
 
 
 _watch_multiprocessing()
+# Not public, as in `process_end`, whose exit was registered first and so runs after this one.
+_register = getattr(threading, "_register_atexit", None)
+if _register is not None:
+    _register(_wait_for_second_call)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_watch_multiprocessing, after_in_child=_begin_child)

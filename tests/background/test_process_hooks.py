@@ -56,6 +56,10 @@ def be_terminated():
     while sigterm._current is not None:
         time.sleep(0.01)
 
+def be_slow(seconds):
+    print("slow", flush=True)
+    time.sleep(seconds)
+
 listener = Listener()
 """
 LISTEN = "listen(listener); "
@@ -121,6 +125,23 @@ def test_a_flush_that_never_ends_delays_the_signal_only_for_its_bound_and_what_i
 def test_a_second_signal_ends_the_process_during_the_flush_of_the_first() -> None:
     program = f"{ENDLESS} flush_on_sigterm(3600); signal.raise_signal(signal.SIGTERM); be_terminated()"
     assert end_of(program).returncode == TERMINATED
+
+
+@needs_sigterm
+@pytest.mark.parametrize(
+    ("handler", "prints", "status"),
+    [("signal.SIG_DFL", "slow\nflushed\n", TERMINATED), ("say", "slow\nflushed\nmine\nslow\nflushed\n", 0)],
+)
+def test_a_program_that_is_at_its_end_during_the_flush_does_what_the_signal_would_have_done(
+    handler: str, prints: str, status: int
+) -> None:
+    """uvicorn raises the signal as the last thing it does; its program ended with status 0 if the flush took longer."""
+    program = BEGINNING.replace("lambda: print(", "lambda: be_slow(0.5) or print(")
+    ended = end_of(
+        f"{program}\nsignal.signal(signal.SIGTERM, {handler}); {LISTEN}flush_on_sigterm(True)\n"
+        "signal.raise_signal(signal.SIGTERM)"
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == (prints, "", status)
 
 
 @needs_sigterm

@@ -25,10 +25,15 @@ async def served(gateway: IngestGateway) -> AsyncIterator[GatewayServer]:
             await asyncio.wait_for(running, 20)
 
 
+async def connected(server: GatewayServer) -> "Connection":
+    host, _, port = server.url.rpartition("/")[2].partition(":")
+    return Connection(*await asyncio.open_connection(host, int(port)))
+
+
 async def spoken(server: GatewayServer, *pieces: bytes, pause: float = 0.0) -> bytes:
     """Return what the server sends for these bytes before it closes the connection."""
-    host, _, port = server.url.rpartition("/")[2].partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    connection = await connected(server)
+    reader, writer = connection.reader, connection.writer
     try:
         for piece in pieces:
             writer.write(piece)

@@ -1,6 +1,5 @@
 """Answered requests leave no reference cycles: to collect those would stop the event loop for tens of milliseconds."""
 
-import asyncio
 import gc
 from collections.abc import Iterator
 
@@ -8,7 +7,7 @@ import pytest
 
 from kpl_integrations.ingest.tenants import Tenant
 from tests.ingest.scene import JSON, NDJSON, STREAM, KnownTenants, gateway_of, kinesis
-from tests.ingest.served import Connection, served
+from tests.ingest.served import connected, served
 
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/streams/{STREAM}/records"
@@ -64,8 +63,7 @@ async def test_an_answered_request_leaves_no_reference_cycles():
     gateway = gateway_of(kinesis(), KnownTenants(Tenant(id="t")), record_max_buffered_time_ms=1)
     found: dict[str, int] = {}
     async with served(gateway) as server:
-        host, _, port = server.url.rpartition("/")[2].partition(":")
-        client = Connection(*await asyncio.open_connection(host, int(port)))
+        client = await connected(server)
         for name, asked in ASKED.items():
             await client.status(asked)
             gc.collect()
