@@ -20,13 +20,18 @@ import msgspec
 from kpl_core.durability.spool.process_lock import ProcessLock
 from kpl_core.durability.spool.spool_error import SpoolCorrupt, SpoolUnavailable, as_spool_error
 from kpl_core.durability.spool.tables import (
+    Contents,
     LetterRow,
     RecordRow,
     append_rows,
+    count_contents,
+    highest_keys,
     migrate,
+    read_owner,
     records_after,
     require_sqlite,
     transaction,
+    write_owner,
 )
 from kpl_core.options.reliability import SpoolOptions
 
@@ -85,7 +90,10 @@ class SpoolStore:
         # What the names of the file and of its log led to when they were opened.
         self._identity: tuple[int, int] | None = None
         self._log_identity: tuple[int, int] | None = None
+        # SQLite's `data_version` at the last look, and what the tables held after the last commit.
         self._version = 0
+        self._contents = Contents(0, 0, 0, 0)
+        self._token = b""
 
     def open(self) -> SpoolTotals:
         """Take the lock, open or create the file, check it, migrate its tables and count their rows.
@@ -108,7 +116,10 @@ class SpoolStore:
             self._check()
             migrate(self.connection, name=str(self.path))
             self.reclaim()
+            self._token = os.urandom(16)
+            write_owner(self.connection, self._token)
             totals = self.totals()
+            self._contents = Contents(totals.records, totals.last_id, totals.letters, totals.last_number)
             self._identity, self._log_identity = _identity(self.path), _identity(self._log)
             self._version = self._data_version()
             return totals
@@ -161,13 +172,12 @@ class SpoolStore:
         """
         connection = self.connection
         self._require_own_files()
+        removed_records = removed_letters = removed_bytes = 0
         with transaction(connection):
-            if self._data_version() != self._version:
-                self._refuse("another process has written to the file", "stop that process and restart")
-            removed_letters = removed_bytes = 0
+            self._require_own_contents()
             _insert(connection, "spooled", changes.records)
             for ids in _portions(connection, changes.confirmed_ids):
-                connection.execute(_delete_statement("spooled", "id", len(ids)), ids)
+                removed_records += connection.execute(_delete_statement("spooled", "id", len(ids)), ids).rowcount
             _insert(connection, "dead_letters", changes.letters)
             for numbers in _portions(connection, changes.removed_letters):
                 count, size = connection.execute(_size_statement(len(numbers)), numbers).fetchone()
@@ -177,6 +187,10 @@ class SpoolStore:
             connection.executemany(
                 "UPDATE dead_letters SET due_at = ?, redrives = ? WHERE number = ?", changes.rescheduled
             )
+            last_id, last_number = highest_keys(connection)
+        records = self._contents.records + len(changes.records) - removed_records
+        letters = self._contents.letters + len(changes.letters) - removed_letters
+        self._contents = Contents(records, last_id, letters, last_number)
         # Again, because what was written to a removed log is gone when this process ends.
         self._require_own_files()
         return Removed(removed_letters, removed_bytes)
@@ -199,12 +213,25 @@ class SpoolStore:
                 self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._refuse(f"the log {self._log} was removed or replaced while in use", "restart the process")
 
+    def _require_own_contents(self) -> None:
+        """Check, within a transaction, that the file has what this process wrote last.
+
+        A change of `data_version` is only the reason to look. It also changes when another program commits and changes
+        no row, and when a commit of this connection fails on a full disk after it exceeded the page cache.
+        """
+        version = self._data_version()
+        if version == self._version:
+            return
+        if read_owner(self.connection) != self._token or count_contents(self.connection) != self._contents:
+            self._refuse("another process has written to the file", "stop that process and restart")
+        self._version = version
+
     def _refuse(self, what: str, action: str) -> NoReturn:
         message = f"spool {self.path}: {what}; {action}"
         raise SpoolUnavailable(message)
 
     def _data_version(self) -> int:
-        """Return a number that changes when another connection commits (SQLite, PRAGMA data_version)."""
+        """Return a number that always changes when another connection commits (SQLite, PRAGMA data_version)."""
         (version,) = self.connection.execute("PRAGMA data_version").fetchone()
         return int(version)
 

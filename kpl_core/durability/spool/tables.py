@@ -93,6 +93,48 @@ def migrate(connection: sqlite3.Connection, *, name: str, migrations: Sequence[S
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
 
 
+def write_owner(connection: sqlite3.Connection, token: bytes) -> None:
+    """Note in the file who has opened it last.
+
+    The table is in no migration: an earlier version ignores it, so it can still open the file.
+    """
+    with transaction(connection):
+        connection.execute("CREATE TABLE IF NOT EXISTS owner (id INTEGER PRIMARY KEY, token BLOB NOT NULL)")
+        connection.execute("INSERT OR REPLACE INTO owner VALUES (1, ?)", (token,))
+
+
+def read_owner(connection: sqlite3.Connection) -> bytes | None:
+    """Return the token of the last `write_owner`."""
+    row = connection.execute("SELECT token FROM owner WHERE id = 1").fetchone()
+    return None if row is None else row[0]
+
+
+class Contents(NamedTuple):
+    """How many rows the tables have, and the highest key of each (0 without rows)."""
+
+    records: int
+    last_id: int
+    letters: int
+    last_number: int
+
+
+def count_contents(connection: sqlite3.Connection) -> Contents:
+    """Count the rows; about half a second per GiB."""
+    row = connection.execute(
+        "SELECT * FROM (SELECT count(*), coalesce(max(id), 0) FROM spooled), "
+        "(SELECT count(*), coalesce(max(number), 0) FROM dead_letters)"
+    ).fetchone()
+    return Contents(*row)
+
+
+def highest_keys(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return the highest id and the highest number of a letter, without reading the tables."""
+    row = connection.execute(
+        "SELECT coalesce((SELECT max(id) FROM spooled), 0), coalesce((SELECT max(number) FROM dead_letters), 0)"
+    ).fetchone()
+    return row[0], row[1]
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Write everything in the block, or nothing. `connection` is in autocommit mode."""

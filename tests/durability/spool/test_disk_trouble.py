@@ -17,6 +17,7 @@ import pytest
 from kpl_core.durability.spool import Spool, SpoolOptions, SpoolUnavailable
 from kpl_core.durability.spool.store import SpoolStore
 from tests.support.durability_scene import spooled
+from tests.support.small_disk import mounted_disk
 
 SECONDS = 20.0
 ROOT = Path(__file__).parents[3]
@@ -25,15 +26,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("only root may mount a file system; the page limit's test covers it")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted_disk(tmp_path) as disk:
+        yield disk
 
 
 def fill(spool: Spool) -> list[int]:

@@ -299,19 +299,6 @@ def test_nothing_is_committed_after_another_process_took_the_lock(options: Spool
     store.close()
 
 
-def test_nothing_is_committed_after_another_process_wrote(options: SpoolOptions) -> None:
-    store = SpoolStore(options)
-    store.open()
-    store.commit(record(1))
-    other = sqlite3.connect(options.path, isolation_level=None)
-    other.execute("INSERT INTO spooled VALUES (2, 0, x'03')")
-    other.close()
-    with pytest.raises(SpoolUnavailable, match="another process has written"):
-        store.commit(Changes(confirmed_ids=[2]))
-    assert store.totals().records == 2
-    store.close()
-
-
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_removed_log_is_noticed_and_its_records_are_saved(options: SpoolOptions, reopened: bool) -> None:
     store = SpoolStore(options)
