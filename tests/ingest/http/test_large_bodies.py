@@ -1,6 +1,7 @@
 """Large bodies are put as a whole or not at all, one at a time and in turns, and small requests run between slices."""
 
 import gzip
+import itertools
 import json
 from collections import Counter
 from itertools import pairwise
@@ -246,6 +247,7 @@ async def test_a_pause_has_two_rounds_and_other_work_gets_half_of_the_time(anyio
         (b"zstd", zstandard.compress(b"x" * 131_072), True),
         (b"zstd", zstandard.compress(b"x" * 131_073), False),
     ],
+    ids=itertools.count(),
 )
 def test_only_bodies_that_are_decoded_in_no_time_are_small(encoding, body, is_small):
     assert (small_body(encoding, body, 1 << 24) is not None) is is_small
