@@ -16,7 +16,7 @@ from kpl_core.options.config import Config
 from kpl_core.options.reliability import BreakerPolicy, TierPolicy
 from kpl_core.pipeline.retrier import BackoffQueue
 from kpl_core.pipeline.send_queue import FAILURES_IN_A_ROW
-from kpl_core.pipeline.stages import Passage
+from kpl_core.pipeline.stages import Passage, SpoolState
 from kpl_core.pipeline.token_bucket import TokenBucket
 from kpl_core.records.kinesis_record import KinesisRecord
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest, RequestFailure
@@ -33,17 +33,17 @@ _MOMENT: Final = 0.001
 class BreakerGate:
     """The pipeline's gate: passes Kinesis records that the breakers allow, keeps those that must wait.
 
-    While a breaker is open, critical Kinesis records may leave at the rate of `TierPolicy.critical_reserve`. With
-    `spools` a normal record is refused instead of kept: the spool takes it, and replays it later.
+    While a breaker is open, critical Kinesis records may leave at the rate of `TierPolicy.critical_reserve`. With a
+    `spool` that can store, a normal record is refused instead of kept: the spool takes it, and replays it later.
     """
 
-    def __init__(self, stream: str, policy: BreakerPolicy, config: Config, *, spools: bool) -> None:
+    def __init__(self, stream: str, policy: BreakerPolicy, config: Config, *, spool: SpoolState | None) -> None:
         self._stream = stream
         self._policy = policy
         self._is_retryable = config.is_retryable
         reserve = (TierPolicy() if config.tiers is None else config.tiers).critical_reserve
         self._reserved_per_second = max(1.0, reserve * config.rate_limit_records_per_sec_per_shard)
-        self._spools = spools
+        self._spool = spool
         # By shard, "" for the whole stream's.
         self.breakers: dict[str, CircuitBreaker] = {WHOLE_STREAM: CircuitBreaker(policy)}
         self._reserved: dict[str, TokenBucket] = {}
@@ -65,7 +65,8 @@ class BreakerGate:
         """Decide about one record. After KEPT the gate has it."""
         shard_id, tier = record.predicted_shard, record.tier
         decision = self.allows(shard_id, tier, now)
-        if decision is Decision.WAIT and not (self._spools and tier == "normal"):
+        spools = tier == "normal" and self._spool is not None and self._spool.can_store
+        if decision is Decision.WAIT and not spools:
             self._waiting.add(record, min(self.ready_at(shard_id, tier, now), record.expires_at))
             return Passage.KEPT
         if decision is Decision.WAIT or decision is Decision.REFUSE:

@@ -19,6 +19,7 @@ from kpl_core.hooks import RecordsFinished
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.ledger import Ledger
+from kpl_core.pipeline.stages import SpoolState
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin
 from kpl_core.records.put_records import PutRecordsEntry
@@ -90,8 +91,11 @@ class PendingFallback(msgspec.Struct, frozen=True, eq=False, gc=False):
 class DurableLedger(Ledger):
     """Offers failed user records to the durable stores before they are final."""
 
-    def __init__(self, stream: str, buffer_limit: BufferLimit, *, rules: DurableRules, listening: bool) -> None:
+    def __init__(
+        self, stream: str, buffer_limit: BufferLimit, *, rules: DurableRules, listening: bool, spool_state: SpoolState
+    ) -> None:
         super().__init__(stream, buffer_limit, listening=listening)
+        self._spool_state = spool_state
         self.is_durable = True
         self._rules = rules
         # Not yet taken by the driver, and the count of those that it has taken and not settled.
@@ -113,7 +117,10 @@ class DurableLedger(Ledger):
         # The records that wait for the disk are bounded too.
         if self.pending_count >= max(MOST_PENDING, self._buffer_limit.max_records):
             return False
-        return self._rules.spool or (record.tier == "bulk" and self._rules.dead_letters)
+        if self._rules.spool:
+            # The dead letters are in its file, or in a sink that is the second choice.
+            return self._spool_state.can_store
+        return record.tier == "bulk" and self._rules.dead_letters
 
     def spill_to_disk(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
         """Send a user record that found no room to the disk. Call it only if `can_spill` returned True."""

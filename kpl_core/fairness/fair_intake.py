@@ -168,9 +168,9 @@ class FairIntake:
 
     def admit_group(self, records: Sequence[UserRecord], terms: GroupTerms) -> list[GroupPlace]:
         """Check the records, take room for all of them, and return where each is put."""
-        flow, tier, aggregate, _, has_room = terms
+        flow, tier, has_room = terms.flow, terms.tier, terms.has_room
         require_notes(flow, None)
-        if tier == "normal" and aggregate:
+        if tier == "normal" and terms.aggregate:
             places = self._places_by_key(records, has_room=has_room)
         else:
             places = [self._place(record, terms) for record in records]
@@ -179,7 +179,7 @@ class FairIntake:
             size_bytes += place[3]
         if not has_room:
             self.reserve(size_bytes, len(places), flow, tier)
-        if not aggregate:
+        if not terms.aggregate:
             self._lone_flows.add(flow)
         return places
 

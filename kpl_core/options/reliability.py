@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from kpl_core.errors import ConfigError
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.validation import (
     ABOVE_ZERO,
@@ -21,6 +22,7 @@ from kpl_core.options.validation import (
 )
 
 SpoolMode = Literal["overflow", "write_ahead"]
+SpoolFailure = Literal["fail", "bypass", "refuse"]
 Synchronous = Literal["full", "normal"]
 
 _SPOOL_BOUNDS: Final = {
@@ -45,6 +47,10 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
         mode: "overflow": a record that could not be delivered in time is spooled instead of failing, and
             delivered later. "write_ahead": every user record is in the spool before it is acknowledged
             (`await put()` returns), and is removed when Kinesis has confirmed it.
+        failure: what a write-ahead spool does while it cannot store, because its disk is full or fails, or it has
+            `max_bytes`. "fail": each put tries, and fails with `NotSpooled`. "bypass": user records go straight to
+            Kinesis, so `await put()` returns when they are in memory; what is not delivered in time then has failed.
+            "refuse": puts raise `NotSpooled` at once. All end by themselves when the spool can store.
         path: the SQLite file, on a local disk. The files `-wal`, `-shm` and `.lock` are next to it.
         max_bytes: the most bytes of spooled records, as envelopes. The file takes up to 1.3 times as much, and
             64 MiB of WAL.
@@ -70,6 +76,7 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     mode: SpoolMode = "overflow"
+    failure: SpoolFailure = "fail"
     max_bytes: int = 1024 * MIB
     max_dead_letter_bytes: int = 1024 * MIB
     commit_interval_ms: float = 4.0
@@ -87,6 +94,13 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Check every bound."""
         require_path("path", self.path)
         require_choice("mode", self.mode, get_args(SpoolMode))
+        require_choice("failure", self.failure, get_args(SpoolFailure))
+        if self.failure != "fail" and self.mode != "write_ahead":
+            message = (
+                f"failure is {self.failure!r} and mode is {self.mode!r}, in which no put waits for the spool; "
+                f"set mode to 'write_ahead', or leave failure at 'fail'"
+            )
+            raise ConfigError(message)
         require_choice("synchronous", self.synchronous, get_args(Synchronous))
         require_bounds(self, _SPOOL_BOUNDS)
 

@@ -166,10 +166,9 @@ class StreamPipeline:
         return position
 
     def put_record(self, record: UserRecord, now: float, origin: Origin | None = None) -> ResultHandle:
-        """Accept any user record; raises as `put`.
+        """Accept any user record; raises as `put`, and NotSpooled. With an `origin` a durable store still has it.
 
-        A record with an `origin` comes back from a durable store, which still has it. A record from a caller that
-        finds no room goes to the disk where one is configured for that.
+        A record from a caller that finds no room goes to the disk where one is configured for that.
         """
         record = with_bytes(record)
         try:
@@ -181,12 +180,15 @@ class StreamPipeline:
 
     def _accept(self, record: UserRecord, now: float, origin: Origin | None) -> ResultHandle:
         size = check_user_record(record, max_record_bytes=self._max_record_bytes)
-        fair = self.fair
+        fair, disk = self.fair, self.write_ahead if origin is None else None
+        is_straight = disk is not None and disk.goes_straight((record.partition_key,))
         if fair is not None:
             fair.require_share(record.flow, size, records=1, tier=record.tier)
         self._buffer_limit.reserve(size_bytes=size, tier=record.tier)
-        if origin is None and self.write_ahead is not None:
-            return self._write_first(record, self.write_ahead, now)
+        if disk is not None and not is_straight:
+            return self._write_first(record, disk, now, durable=disk.state.failure == "refuse")
+        if is_straight:
+            disk.state.bypassed += 1  # type: ignore[union-attr] # `is_straight` is its answer
         key = record.partition_key.encode()
         digest = digest_of(key, record.explicit_hash_key)
         shard_id = self.shard_map.predict(digest)
@@ -220,18 +222,19 @@ class StreamPipeline:
         self.attention = True
         return self._delivery(detached.outcome, 0)
 
-    def _write_first(self, record: UserRecord, write_ahead: WriteAhead, now: float) -> ResultHandle:
+    def _write_first(self, record: UserRecord, disk: WriteAhead, now: float, *, durable: bool) -> ResultHandle:
         detached = self.stages.accept_detached(record, now)
-        write_ahead.add(detached)
+        disk.add(detached, durable=durable)
         self.attention = True
         return self._delivery(detached.outcome, 0)
 
-    def start_written(self, detached: DetachedUserRecord, now: float) -> ResultHandle:
-        """Let a user record start its journey, because the write-ahead spool has stored it."""
+    def start_written(self, detached: DetachedUserRecord, now: float, *, is_stored: bool = True) -> ResultHandle:
+        """Let a user record start its journey, because the write-ahead spool has stored it, or cannot store it."""
         if self.write_ahead is not None:
-            self.write_ahead.written()
-        notes = detached.outcome.notes
-        detached.outcome.notes = {0: Note(None if notes is None else notes[0].flow, "write_ahead")}
+            self.write_ahead.left(detached)
+        if is_stored:
+            notes = detached.outcome.notes
+            detached.outcome.notes = {0: Note(None if notes is None else notes[0].flow, "write_ahead")}
         self._enter(detached, self.stages.shard_of(detached.user_record), now)
         detached.outcome.wake()
         self._attend(now)
@@ -250,8 +253,11 @@ class StreamPipeline:
         fair, disk = self.fair, self.write_ahead
         assert fair is not None  # noqa: S101 - the producer checked
         places = fair.admit_group(records, terms)
-        if disk is not None and terms.keep:
-            return [self._write_first(replace(each, flow=terms.flow, tier=terms.tier), disk, now) for each in records]
+        if disk is not None and terms.straight:
+            disk.state.bypassed += len(records)
+        elif disk is not None and terms.keep:
+            own = [replace(each, flow=terms.flow, tier=terms.tier) for each in records]
+            return [self._write_first(each, disk, now, durable=terms.durable) for each in own]
         deliveries: list[ResultHandle] = []
         while len(deliveries) < len(places):
             fair.enter_group(places, deliveries, now, terms)
@@ -366,11 +372,10 @@ class StreamPipeline:
             self._forwarder.limit_closed(now)
 
     def _pause_limiter(self, now: float, *, may_send: bool) -> None:
-        if self._next_shards is not None and self._forwarder.would_overtake(self._next_shards, self._in_flight):
-            # Of several shards that closed, one would always have a record in flight, and the map would never be used.
-            until = math.inf
-        else:
-            until = self._send_queue.paused_until(now, may_send=may_send)
+        next_shards = self._next_shards
+        overtakes = next_shards is not None and self._forwarder.would_overtake(next_shards, self._in_flight)
+        # Of several shards that closed, one would always have a record in flight, and the map would never be used.
+        until = math.inf if overtakes else self._send_queue.paused_until(now, may_send=may_send)
         if until > now or self.limiter.is_paused:
             self.limiter.pause(until, now)
 
@@ -384,11 +389,7 @@ class StreamPipeline:
             self._backoff_queue.next_at,
             self._retrier.next_at,
         )
-        if self.fair is not None:
-            at = min(at, self.fair.next_wakeup())
-        if self.gate is not None:
-            at = min(at, self.gate.next_wakeup())
-        return at
+        return min([at, *(each.next_wakeup() for each in (self.fair, self.gate) if each is not None)])
 
     # An answer comes back
 
@@ -423,8 +424,7 @@ class StreamPipeline:
     def flush(self, now: float) -> int:
         """Close everything open; limits still apply. Returns the generation to ask `is_flushed` for."""
         self._forwarder.close_open(now)
-        self._output.has_closed = False
-        self.attention = True
+        self._output.has_closed, self.attention = False, True
         return self._generations.advance()
 
     def is_flushed(self, generation: int) -> bool:

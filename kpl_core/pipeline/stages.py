@@ -14,10 +14,12 @@ the fair queue and the gate.
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+from kpl_core.errors import NotSpooled
 from kpl_core.hooks import Fact
 from kpl_core.options.config import Config
+from kpl_core.options.reliability import SpoolFailure
 from kpl_core.options.stage_rules import aggregation_rules, collection_rules, shard_rules
 from kpl_core.pipeline.aggregator import Aggregator
 from kpl_core.pipeline.buffer_limit import BufferLimit
@@ -36,6 +38,9 @@ from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsRequest
 from kpl_core.records.record_result import NOT_SPOOLED, SHUTDOWN, Attempt
 from kpl_core.records.user_record import Tier, UserRecord, user_record_digest
 
+# How often a spool that cannot store is tried again.
+PROBE_SECONDS: Final = 1.0
+
 
 class Poll(NamedTuple):
     """What the driver has to do: send these requests, and poll again at `wakeup` (`math.inf`: not before news)."""
@@ -46,13 +51,87 @@ class Poll(NamedTuple):
     wants_more: bool
 
 
+class SpoolState:
+    """Whether a producer's spool can store, since when it cannot, and which puts that concerns.
+
+    The driver reports each success and each failure of the disk. While there was a failure last, it tries a small write
+    every `PROBE_SECONDS`, so all ends by itself. Instants are seconds on the producer's clock.
+
+    | `SpoolOptions.failure` | while the spool cannot store |
+    | --- | --- |
+    | fail | a put tries, and fails with `NotSpooled` |
+    | bypass | it goes straight to Kinesis; refused if it must be durable, or would break the order of its key |
+    | refuse | refused with `NotSpooled` |
+
+    With the last two, records that the spool fails to store after they were accepted go straight to Kinesis, unless
+    they must be durable: nobody would tell their caller.
+    """
+
+    def __init__(self, failure: SpoolFailure = "fail") -> None:
+        self.failure: SpoolFailure = failure
+        # Why it cannot store, None while it can; and since when.
+        self.why: str | None = None
+        self.since = 0.0
+        # Accepted user records that went straight to Kinesis.
+        self.bypassed = 0
+        # The streams and partition keys that have records in the spool, None before they are known. Read only while it
+        # cannot store, and only where the order of keys is promised.
+        self.keys: frozenset[tuple[str, str]] | None = None
+        # The outcomes of the user records that wait for the disk.
+        self.waiting: set[Outcome] = set()
+
+    @property
+    def can_store(self) -> bool:
+        """Return True if the last write succeeded, or there was none."""
+        return self.why is None
+
+    def refused(self, why: str, now: float) -> bool:
+        """Note that the spool did not store; return True if it did before."""
+        did_store, self.why = self.why is None, why
+        if did_store:
+            self.since, self.keys = now, None
+        return did_store
+
+    def stored(self) -> bool:
+        """Note that the spool has stored; return True if it did not before."""
+        did_store, self.why = self.why is None, None
+        return not did_store
+
+    def unready(self) -> str | None:
+        """Return why puts are refused, None if they are accepted."""
+        return None if self.why is None or self.failure == "bypass" else "the spool cannot store records"
+
+    def goes_straight(self, stream: str, keys: Iterable[str], *, durable: bool, in_order: bool) -> bool:
+        """Return True if user records with these partition keys go straight to Kinesis, False if to the spool.
+
+        Raises:
+            NotSpooled: they are refused, because the spool cannot store.
+        """
+        why = self.why
+        if why is None or self.failure == "fail":
+            return False
+        if self.failure == "refuse":
+            raise NotSpooled(why)
+        if durable:
+            message = f"{why}; only records that need not be in the spool are accepted"
+            raise NotSpooled(message)
+        if in_order and (self.keys is None or any((stream, key) in self.keys for key in keys)):
+            message = f"{why}; a record must not overtake those of its partition key that are in the spool"
+            raise NotSpooled(message)
+        return True
+
+
 class WriteAhead:
     """Intake: user records wait here until the spool has stored them, and start their journey afterwards."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, stream: str, ledger: Ledger, state: SpoolState, *, in_order: bool) -> None:
+        self._stream = stream
         self._ledger = ledger
-        # Not yet taken by the driver, and the count of those that it has taken and not settled.
-        self._records: list[DetachedUserRecord] = []
+        self.state = state
+        self._in_order = in_order
+        # Not yet taken by the driver, and the count of those that it has taken and not settled. Each with whether it
+        # must be durable.
+        self._records: list[tuple[DetachedUserRecord, bool]] = []
         self._in_transit = 0
 
     @property
@@ -65,32 +144,38 @@ class WriteAhead:
         """Return True if the driver has user records to take to the disk."""
         return bool(self._records)
 
-    def add(self, detached: DetachedUserRecord) -> None:
-        """Enqueue an accepted user record for the disk."""
-        self._records.append(detached)
+    def goes_straight(self, keys: Iterable[str], *, durable: bool = False) -> bool:
+        """Return True if user records with these keys need not wait here; raises as `SpoolState.goes_straight`."""
+        return self.state.goes_straight(self._stream, keys, durable=durable, in_order=self._in_order)
 
-    def take(self) -> list[DetachedUserRecord]:
-        """Remove and return the user records to write.
+    def add(self, detached: DetachedUserRecord, *, durable: bool) -> None:
+        """Enqueue an accepted user record for the disk. One that need not be `durable` may go straight to Kinesis."""
+        self._records.append((detached, durable))
+        self.state.waiting.add(detached.outcome)
 
-        Each must come back to `written`, `not_written` or `left_in_spool`.
+    def take(self) -> list[tuple[DetachedUserRecord, bool]]:
+        """Remove and return the user records to write, each with whether it must be durable.
+
+        Each must come back to `left`, `not_written` or `left_in_spool`.
         """
         records, self._records = self._records, []
         self._in_transit += len(records)
         return records
 
-    def written(self) -> None:
-        """Note that the spool has stored one more user record; the pipeline starts its journey."""
+    def left(self, detached: DetachedUserRecord) -> None:
+        """Note that a user record waits no more; the pipeline starts its journey."""
         self._in_transit -= 1
+        self.state.waiting.discard(detached.outcome)
 
     def not_written(self, detached: DetachedUserRecord, message: str, now: float) -> None:
         """Fail a user record that the spool did not take; it was not acknowledged."""
-        self._in_transit -= 1
+        self.left(detached)
         attempt = Attempt(False, NOT_SPOOLED, message, detached.arrived_at, now)  # noqa: FBT003
         self._ledger.settle_unsent(detached, attempt, None)
 
     def left_in_spool(self, detached: DetachedUserRecord, now: float) -> None:
         """End the journey of a written user record before it began, because the producer is closed."""
-        self._in_transit -= 1
+        self.left(detached)
         text = "the producer was closed before this record could be sent; the spool has it"
         self._ledger.settle_unsent(detached, Attempt(False, SHUTDOWN, text, now, now), "spooled")  # noqa: FBT003
 
@@ -100,7 +185,8 @@ class GroupTerms(NamedTuple):
 
     The flow and the tier hold for all records; their own do not count. Without `aggregate` each travels in a Kinesis
     record of its own. With `keep` False no disk ever stores them: the caller still has them, and hears if they fail.
-    With `has_room` the room for them is taken already (`FairQueueing.reserve`).
+    With `has_room` the room for them is taken already (`FairQueueing.reserve`). With `durable` they are in the spool or
+    have failed; others go `straight` to Kinesis while the spool cannot store, where it is configured for that.
     """
 
     flow: str | None
@@ -108,6 +194,8 @@ class GroupTerms(NamedTuple):
     aggregate: bool = True
     keep: bool = True
     has_room: bool = False
+    durable: bool = False
+    straight: bool = False
 
 
 # Where a record of a group is put: its lane, the lane's entry for its key, and the bytes of key and data.

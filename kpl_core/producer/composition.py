@@ -16,7 +16,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.ledger import Ledger
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import Stages, WriteAhead
+from kpl_core.pipeline.stages import SpoolState, Stages, WriteAhead
 from kpl_core.records.outcome import ResultHandle
 
 
@@ -29,6 +29,7 @@ def stream_pipeline(
     chance: Callable[[], float],
     delivery: type[ResultHandle] = ResultHandle,
     listening: bool = False,
+    spool_state: SpoolState | None = None,
 ) -> StreamPipeline:
     """Return the pipeline of a stream, with the places filled that its configuration asks for.
 
@@ -40,14 +41,21 @@ def stream_pipeline(
         chance: draws from [0, 1), for the jitter of backoffs.
         delivery: the class of the handles that a put returns.
         listening: whether hooks want facts.
+        spool_state: whether the spool can store; by default it can.
     """
     rules = durable_rules(config)
+    state = SpoolState() if spool_state is None else spool_state
     if rules.spool or rules.dead_letters:
-        ledger: Ledger = DurableLedger(stream, buffer_limit, rules=rules, listening=listening)
+        ledger: Ledger = DurableLedger(stream, buffer_limit, rules=rules, listening=listening, spool_state=state)
     else:
         ledger = Ledger(stream, buffer_limit, listening=listening)
-    write_ahead = WriteAhead(ledger) if rules.write_ahead else None
+    in_order = config.ordering == "per_key"
+    write_ahead = WriteAhead(stream, ledger, state, in_order=in_order) if rules.write_ahead else None
     stages = Stages(stream, config, buffer_limit, ledger, chance=chance, delivery=delivery)
     fair = None if config.fairness is None else FairIntake(stages, config.fairness)
-    gate = None if config.breaker is None else BreakerGate(stream, config.breaker, config, spools=rules.spool)
+    gate = (
+        None
+        if config.breaker is None
+        else BreakerGate(stream, config.breaker, config, spool=state if rules.spool else None)
+    )
     return StreamPipeline(stages, now=now, write_ahead=write_ahead, fair=fair, gate=gate)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from asyncio import _get_running_loop
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set as AbstractSet
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, Self, overload
@@ -305,14 +305,14 @@ class _ResultCallback(msgspec.Struct, eq=False):
             call_when_finished(delivery, self.finished)
 
 
-async def wait_for_spool(delivery: Delivery) -> None:
-    """Wait until the write-ahead spool has what was put.
+async def wait_for_spool(delivery: Delivery, waiting: AbstractSet[Outcome]) -> None:
+    """Wait until the write-ahead spool has what was put; `waiting` has the outcomes of those that it does not have yet.
 
     Raises:
         NotSpooled: it did not take the user record.
     """
     first = delivery.outcome
-    while not first.settled and first.moved is None:
+    while first in waiting and not first.settled and first.moved is None:
         answered = anyio.Event()
         wait_with(first, answered)
         await answered.wait()
@@ -321,7 +321,7 @@ async def wait_for_spool(delivery: Delivery) -> None:
         raise NotSpooled(result.error_message)
 
 
-async def wait_for_spool_of_all(deliveries: Iterable[Delivery]) -> None:
+async def wait_for_spool_of_all(deliveries: Iterable[Delivery], waiting: AbstractSet[Outcome]) -> None:
     """Wait until it is known of each user record whether the write-ahead spool has it.
 
     Raises:
@@ -330,7 +330,7 @@ async def wait_for_spool_of_all(deliveries: Iterable[Delivery]) -> None:
     problem: NotSpooled | None = None
     for delivery in deliveries:
         try:
-            await wait_for_spool(delivery)
+            await wait_for_spool(delivery, waiting)
         except NotSpooled as error:
             problem = problem or error
     if problem is not None:

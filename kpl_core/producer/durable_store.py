@@ -33,10 +33,11 @@ from kpl_core.hooks import DeadLetterAlarm
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
-from kpl_core.pipeline.stages import WriteAhead
+from kpl_core.pipeline.stages import SpoolState, WriteAhead
 from kpl_core.producer.dead_letter_sender import DeadLetterSender
 from kpl_core.producer.delivery import call_when_finished
 from kpl_core.producer.replay_put import ReplayPut
+from kpl_core.producer.spool_watch import SpoolWatch
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.records.kinesis_record import DetachedUserRecord
 from kpl_core.records.record_result import Place, RecordResult
@@ -60,6 +61,8 @@ class DurableStore:
         self._letter_options = DeadLetterOptions() if config.dead_letters is None else config.dead_letters
         self._options = _file_options(config, has_sink=sink is not None)
         self._replays = config.spool is not None
+        self.state = SpoolState("fail" if config.spool is None else config.spool.failure)
+        self._watch = SpoolWatch(self.state, in_order=config.ordering == "per_key")
         self._takes_letters = config.dead_letters is not None
         self._sender = None if sink is None else DeadLetterSender(sink)
         self._chance = chance
@@ -119,6 +122,7 @@ class DurableStore:
             tasks.append(self._sender.run)
         if self.spool is not None and self.queue is not None and self._options is not None:
             if self._replays:
+                tasks.append(partial(self._watch.run, self.spool, clock=streams.clock))
                 tasks.append(partial(self._replay, self.spool, self.queue, self._options))
             if self._letter_options.redrive:
                 tasks.append(partial(self._redrive, self.queue))
@@ -145,12 +149,20 @@ class DurableStore:
         writes = write_ahead.take()
 
         def refused(why: str) -> None:
-            for detached in writes:
-                write_ahead.not_written(detached, why, self._streams.clock())
+            now = self._streams.clock()
+            self._watch.refused(why, now)
+            for detached, durable in writes:
+                # They were accepted, perhaps acknowledged as queued: neither order nor "refuse" concerns them any more.
+                if self.state.failure != "fail" and not durable and not self._closing:
+                    self.state.bypassed += 1
+                    pipeline.start_written(detached, now, is_stored=False)
+                else:
+                    write_ahead.not_written(detached, why, now)
             self._tell_facts(pipeline)
+            self._streams.wake(pipeline.stream)
 
         wall_offset = self._wall_offset()
-        records = [as_spooled(pipeline.stream, detached, wall_offset=wall_offset) for detached in writes]
+        records = [as_spooled(pipeline.stream, detached, wall_offset=wall_offset) for detached, _ in writes]
         try:
             stored = self.spool.spool.append_nowait(records, claim=True)
         except SpoolError as error:
@@ -162,7 +174,8 @@ class DurableStore:
             if error is not None:
                 refused(str(error))
                 return
-            for detached, number in zip(writes, stored.result(), strict=True):
+            self._watch.stored(self._streams.clock())
+            for (detached, _), number in zip(writes, stored.result(), strict=True):
                 if self._closing:
                     write_ahead.left_in_spool(detached, self._streams.clock())
                     self._release(number)
@@ -211,10 +224,16 @@ class DurableStore:
             stored = self._spool_nowait(pipeline, group) if place == "spooled" else self._bury_nowait(pipeline, group)
         except SpoolError as error:
             _log.warning("%d user records could not be %s: %s", len(group), place.replace("_", "-"), error)
+            if place == "spooled":
+                self._watch.refused(str(error), self._streams.clock())
             self._send(pipeline, group, choice + 1)
             return
 
         def answered() -> None:
+            if place == "spooled":
+                error = stored.exception()
+                now = self._streams.clock()
+                self._watch.stored(now) if error is None else self._watch.refused(str(error), now)
             refused = set() if place == "spooled" or self._sender is None else self._sender.refused(stored)
             failed = stored.exception() is not None
             taken = [each for index, each in enumerate(group) if not failed and index not in refused]

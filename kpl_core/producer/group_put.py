@@ -18,6 +18,19 @@ SLICE_RECORDS: Final = 250
 SLICE_BYTES: Final = 262_144
 
 
+def admitted_terms(pipeline: StreamPipeline, records: Sequence[UserRecord], terms: GroupTerms) -> GroupTerms:
+    """Return the terms of a group that is put now: whether it goes straight to Kinesis.
+
+    Raises:
+        NotSpooled: the spool cannot store, and so the group is refused.
+    """
+    disk = pipeline.write_ahead
+    if disk is None or disk.state.can_store or not (terms.keep or disk.state.failure == "refuse"):
+        return terms
+    keys = (record.partition_key for record in records)
+    return terms._replace(straight=disk.goes_straight(keys, durable=terms.durable))
+
+
 class GroupPut:
     """User records of one flow that have room. `step` puts the next ones, `finish` all that are left."""
 
@@ -54,6 +67,7 @@ class GroupPut:
             # Also a durable store needs the flow of each.
             self._records = [UserRecord(*pair) for pair in self._records]
             self._are_pairs = False
+        terms = admitted_terms(pipeline, self._records, terms)
         fair.reserve(size_bytes, len(self._records), terms.flow, terms.tier)
         self._pipeline = pipeline
         self._clock = clock

@@ -26,10 +26,12 @@ from kpl_core.hooks import Hook, require_hooks
 from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
+from kpl_core.pipeline.stages import SpoolState
 from kpl_core.producer.capacity_waiters import WaitersByFlow
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.stream_set import StreamSet
 from kpl_core.producer.yield_budget import YieldBudget
+from kpl_core.records.outcome import Outcome
 from kpl_core.records.user_record import require_stream
 from kpl_core.transport.transport import KinesisTransport, default_transport, require_packages
 
@@ -89,6 +91,8 @@ class Lifecycle:
             self.buffer_limit, by_tier=config.tiers is not None, by_flow=config.fairness is not None
         )
         self.streams: StreamSet | None = None
+        # The outcomes of user records that a put waits for, because the spool does not have them yet.
+        self.waits_for_spool: set[Outcome] = set()
         # The pipelines by stream, emptied when a close begins, so that a put needs no other check.
         self.pipelines: dict[str, StreamPipeline] = {}
         # Groups that have room, and records that are not put yet.
@@ -130,6 +134,7 @@ class Lifecycle:
                 chance=self._chance,
                 hooks=self._hooks,
                 progress=self._progressed,
+                spool_state=None if store is None else store.state,
             )
             await host.start(self._run_streams)
             if store is not None:
@@ -167,6 +172,7 @@ class Lifecycle:
         from kpl_core.producer.durable_store import DurableStore  # noqa: PLC0415 - the spool needs SQLite and file locks
 
         self.store = DurableStore(self.config, sink=self._sink, chance=self._chance)
+        self.waits_for_spool = self.store.state.waiting
         return await stack.enter_async_context(self.store)
 
     async def _open_coordination(self, stack: AsyncExitStack) -> "CoordinationDriver | None":
@@ -425,7 +431,10 @@ def require_timeout(timeout: float | None) -> None:
 
 
 def unready_because(
-    state: str, failure: BaseException | None, breakers: Mapping[tuple[str, str], CircuitBreaker]
+    state: str,
+    failure: BaseException | None,
+    breakers: Mapping[tuple[str, str], CircuitBreaker],
+    spool: SpoolState | None,
 ) -> list[str]:
     """Return the reasons, each a sentence, to send traffic elsewhere."""
     reasons = [] if state == "open" else [f"the producer is {state}"]
@@ -436,4 +445,6 @@ def unready_because(
         # One shard in trouble is no reason to send the traffic of the others away.
         if shard_id == WHOLE_STREAM and breaker.known_state is BreakerState.OPEN:
             reasons.append(f"the circuit breaker of stream {stream} is open")
+    if spool is not None and (why := spool.unready()) is not None:
+        reasons.append(why)
     return reasons

@@ -21,7 +21,7 @@ from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
 from kpl_core.pipeline.stages import GroupTerms
 from kpl_core.producer.checked_records import Pairs, checked_pairs, checked_records
 from kpl_core.producer.delivery import Deliveries, Delivery, wait_for_spool, wait_for_spool_of_all
-from kpl_core.producer.group_put import GroupPut
+from kpl_core.producer.group_put import GroupPut, admitted_terms
 from kpl_core.producer.lifecycle import DEFAULT_CLOSE_SECONDS, Lifecycle, counted, unready_because
 from kpl_core.producer.report import ProducerReport
 from kpl_core.producer.thread_puts import ThreadPuts
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kpl_core.coordination.store import CoordinationStore
     from kpl_core.durability.dead_letters import DeadLetterQueue, DeadLetterSink
     from kpl_core.durability.spool import Spool
+    from kpl_core.pipeline.stages import SpoolState
     from kpl_core.producer.coordination_driver import CoordinationDriver
 
 # `put_many` is faster with each. So many of the largest records that are aggregated occupy the loop for 10 ms.
@@ -134,8 +135,8 @@ class Producer:
         Raises:
             TypeError: the partition key is no str, or the data not bytes-like.
             InvalidUserRecord: Kinesis would never take it; names field, value and bound.
-            BufferFull: no room. Nothing was reserved; see `put`. (With a spool it goes there instead;
-                bulk with dead letters goes there.)
+            BufferFull: no room. Nothing was reserved; see `put`. (A spool takes it instead, or dead letters if bulk.)
+            NotSpooled: the spool cannot store, and `SpoolOptions.failure` says to refuse.
             ProducerClosed: the producer is closed, or was not entered.
             WrongEventLoop: it was called in another event loop than the producer's.
         """
@@ -164,16 +165,18 @@ class Producer:
         tier: Tier = "normal",
         aggregate: bool = True,
         keep: bool = True,
+        durable: bool = False,
     ) -> Deliveries:
         """Accept all user records of one flow and tier now, or none of them; needs `Config.fairness`.
 
         `flow` and `tier` hold for all; those of the records do not count. Without `aggregate` each travels in a
-        Kinesis record of its own. They do not spill to a spool: without room the call raises. Without
-        `keep` a record that is not delivered has failed, and no spool or dead letters store it: for a caller that then
-        puts it again.
+        Kinesis record of its own. They do not spill to a spool: without room the call raises. Without `keep` a record
+        that is not delivered has failed, and no disk stores it: for a caller that then puts it again. With `durable`
+        none goes straight to Kinesis while the spool cannot store.
 
         Raises:
             TypeError, InvalidUserRecord: one can never be accepted.
+            NotSpooled: the spool cannot store, and `SpoolOptions.failure` says to refuse.
             BufferFull: no room for all of them, or the flow has used up its share. Nothing was reserved.
             ConfigError: the producer has no fair queue.
             ProducerClosed, WrongEventLoop: as `put_nowait`.
@@ -181,7 +184,8 @@ class Producer:
         pipeline = self._fair_pipeline(stream)
         if any(type(record.data) is not bytes for record in records):
             records = [with_bytes(record) for record in records]
-        deliveries = pipeline.put_together(records, self._clock(), GroupTerms(flow, tier, aggregate, keep))
+        terms = admitted_terms(pipeline, records, GroupTerms(flow, tier, aggregate, keep, durable=durable))
+        deliveries = pipeline.put_together(records, self._clock(), terms)
         if pipeline.attention:
             self._wake(stream)
         return Deliveries.of(deliveries)
@@ -212,9 +216,10 @@ class Producer:
         tier: Tier = "normal",
         aggregate: bool = True,
         keep: bool = True,
+        durable: bool = False,
     ) -> GroupPut:
         """Take room for all records now, or raise as `put_together_nowait`. The caller puts the returned group."""
-        terms = GroupTerms(flow, tier, aggregate, keep)
+        terms = GroupTerms(flow, tier, aggregate, keep, durable=durable)
         pipeline, wake = self._fair_pipeline(stream), partial(self._wake, stream)
         return GroupPut(pipeline, records, terms, self._clock, wake, self._life.open_groups)
 
@@ -228,13 +233,13 @@ class Producer:
         return pipeline
 
     async def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
-        """Wait until the write-ahead spool has what was put; without one, return at once.
+        """Wait until the write-ahead spool has what was put; without one, or if it was bypassed, return at once.
 
         Raises:
             NotSpooled: the spool did not take all of it; what it did take is delivered all the same.
         """
         if self._writes_ahead:
-            await wait_for_spool_of_all(deliveries)
+            await wait_for_spool_of_all(deliveries, self._life.waits_for_spool)
 
     async def put(
         self,
@@ -249,11 +254,10 @@ class Producer:
     ) -> Delivery:
         """Accept a user record, waiting for room, first come first served; else as `put_nowait`.
 
-        A put that is cancelled has put nothing. (One that waits for the spool to acknowledge it may
-        have put: what is in the spool is delivered.)
+        A put that is cancelled has put nothing, unless it waits for the spool: what is in the spool is delivered.
 
         Raises:
-            NotSpooled: in write-ahead mode, the spool is full or its disk fails; nothing was put.
+            NotSpooled: the write-ahead spool cannot store, see `SpoolOptions.failure`; nothing was put.
         """
         budget = self._yield_budget
         budget.left -= 1
@@ -269,7 +273,7 @@ class Producer:
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
         delivery = await self.put_unacknowledged(stream, record)
         if self._writes_ahead:
-            await wait_for_spool(delivery)
+            await wait_for_spool(delivery, self._life.waits_for_spool)
         return delivery
 
     def put_blocking(
@@ -330,8 +334,7 @@ class Producer:
     async def put_many(self, stream: str, records: Iterable[tuple[str, BytesLike] | UserRecord]) -> Deliveries:
         """Accept many user records in their order, waiting for room; return a delivery for each.
 
-        All are checked before any is put. If it is cancelled, or the producer closes meanwhile, the
-        user records put so far stay put.
+        All are checked before any is put. If it is cancelled or raises, the user records put so far stay put.
 
         Raises:
             TypeError, InvalidUserRecord: as `put_nowait`; the message begins with the index.
@@ -365,21 +368,19 @@ class Producer:
             position += 1
         if self._writes_ahead:
             for delivery in deliveries[start:end]:
-                await wait_for_spool(delivery)
+                await wait_for_spool(delivery, self._life.waits_for_spool)
 
     def make_room(self) -> None:
         """Send batches that are not full now if all outstanding records are in them.
 
-        For a caller that waits for room in a way of its own: nothing else would free any before the batches are due.
+        For a caller with its own wait for room: nothing else would free any before the batches are due.
         """
         self._life.make_room()
 
     # Flush and close
 
     async def flush(self, timeout: float | None = None) -> ProducerReport:
-        """Wait until everything put before has its final result, for `timeout` seconds at most.
-
-        Open aggregated records close at once; the shards' limits still apply.
+        """Wait until everything put before has its final result, for `timeout` seconds at most; limits still apply.
 
         Raises:
             ValueError: the timeout is negative or NaN.
@@ -390,10 +391,9 @@ class Producer:
         """Accept no more user records, deliver those that are there, and report; at most `timeout` seconds.
 
         None takes as long as it takes: until the last user record is delivered, failed or expired.
-
-        When 80 % of the time is over, records that wait for tokens are sent without them. Records that are left at the
-        end have failed with reason `Shutdown`, those sent and not answered with `Unknown`. A second close waits for the
-        first. A close that is cancelled gives up at once.
+        When 80 % of the time is over, records that wait for tokens are sent without them. Records left at the end have
+        failed with `Shutdown`, those sent and not answered with `Unknown`. A second close waits for the first. A close
+        that is cancelled gives up at once.
 
         Raises:
             ValueError: the timeout is negative or NaN; nothing was closed.
@@ -451,23 +451,19 @@ class Producer:
 
     def statistics(self) -> dict[str, PipelineStatistics]:
         """Return each stream's counts."""
-        streams = self._life.streams
-        return {} if streams is None else counted(streams.statistics)
+        return {} if (streams := self._life.streams) is None else counted(streams.statistics)
 
     def waiting_by_flow(self) -> dict[str | None, tuple[int, int]]:
         """Return how many user records, of how many bytes, each flow has in the fair queue; empty without one."""
-        streams = self._life.streams
-        return {} if streams is None else counted(streams.waiting_by_flow)
+        return {} if (streams := self._life.streams) is None else counted(streams.waiting_by_flow)
 
     def waits_by_flow(self) -> dict[str | None, float]:
         """Return how many seconds the oldest user record of each flow has waited in the fair queue."""
-        streams = self._life.streams
-        return {} if streams is None else counted(streams.waits_by_flow)
+        return {} if (streams := self._life.streams) is None else counted(streams.waits_by_flow)
 
     def breakers(self) -> Mapping[tuple[str, str], CircuitBreaker]:
         """Return the circuit breakers by stream and shard; shard "" is the stream as a whole."""
-        streams = self._life.streams
-        return {} if streams is None else counted(streams.breakers)
+        return {} if (streams := self._life.streams) is None else counted(streams.breakers)
 
     @property
     def failure(self) -> BaseException | None:
@@ -476,7 +472,8 @@ class Producer:
 
     def unready(self) -> list[str]:
         """Return the reasons, each a sentence, to send traffic elsewhere; an empty list: this producer is ready."""
-        return unready_because(self._life.state, self._life.failure, self.breakers())
+        spool = self.spool_state if self._writes_ahead else None
+        return unready_because(self._life.state, self._life.failure, self.breakers(), spool)
 
     @property
     def coordination(self) -> "CoordinationDriver | None":
@@ -488,6 +485,11 @@ class Producer:
         """Return the open spool, None if none is configured; give it to `spool_source` for metrics."""
         store = self._life.store
         return None if store is None or store.spool is None else store.spool.spool
+
+    @property
+    def spool_state(self) -> "SpoolState | None":
+        """Return whether the spool can store, None without one; give it to `spool_state_source` for metrics."""
+        return None if self.config.spool is None or self._life.store is None else self._life.store.state
 
     @property
     def dead_letters(self) -> "DeadLetterQueue | None":

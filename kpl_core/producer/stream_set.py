@@ -19,6 +19,7 @@ from kpl_core.options.config import Config
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.pipeline.pipeline import StreamPipeline
 from kpl_core.pipeline.pipeline_statistics import PipelineStatistics
+from kpl_core.pipeline.stages import SpoolState
 from kpl_core.producer.composition import stream_pipeline
 from kpl_core.producer.delivery import Delivery
 from kpl_core.producer.in_flight import InFlightRequests
@@ -46,8 +47,10 @@ class StreamSet:
         chance: Callable[[], float],
         hooks: Sequence[Hook],
         progress: Callable[[], None],
+        spool_state: SpoolState | None = None,
     ) -> None:
         self._config = config
+        self._spool_state = spool_state
         self._transport = transport
         self._buffer_limit = buffer_limit
         self.clock = clock
@@ -91,6 +94,7 @@ class StreamSet:
             chance=self._chance,
             delivery=Delivery,
             listening=bool(self._hooks),
+            spool_state=self._spool_state,
         )
         pipeline.on_opening(self._opening_context())
         refresher = ShardMapRefresher(

@@ -84,6 +84,7 @@ class ProducerHealth:
         return {
             "intake": ReadinessAnswer(not self.is_draining, detail),
             "producer": self._producer_state(),
+            **self._spool(),
             **{name: check(self._producer) for name, check in self._checks.items()},
         }
 
@@ -91,6 +92,17 @@ class ProducerHealth:
         """Check whether the producer is open, and the circuit breakers of its streams are closed."""
         reasons = self._producer.unready()
         return ReadinessAnswer(not reasons, "; ".join(reasons) or "ready")
+
+    def _spool(self) -> dict[str, ReadinessAnswer]:
+        """Say whether the spool stores records. While they go straight to Kinesis instead, the producer is ready."""
+        state = self._producer.spool_state
+        if state is None:
+            return {}
+        if state.why is None:
+            return {"spool": ReadinessAnswer(ready=True, detail="stores records")}
+        is_bypassed = state.failure == "bypass"
+        meanwhile = "; degraded: records go straight to Kinesis" if is_bypassed else ""
+        return {"spool": ReadinessAnswer(state.unready() is None, f"cannot store{meanwhile}")}
 
     def _buffer(self, producer: Producer) -> ReadinessAnswer:
         limit = producer.buffer_limit

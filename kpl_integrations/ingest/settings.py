@@ -93,6 +93,8 @@ class IngestSettings(BaseSettings):
     # How PutRecords requests are encoded: "fast" and "stock" are JSON, "cbor" needs no Base64.
     wire_path: WirePath = "fast"
     spool: Path | None = None
+    # While the spool cannot store: send queued and delivered records straight to Kinesis, or refuse all.
+    spool_failure: Literal["bypass", "refuse"] = "bypass"
     dead_letters: Path | None = None
 
     # Shutdown: not ready for `drain_delay_seconds`, then no new records, and `close_seconds` to deliver the others.
@@ -193,7 +195,9 @@ class IngestSettings(BaseSettings):
             fairness=FairnessPolicy() if fairness is None else fairness,
             tiers=TierPolicy(),
             breaker=BreakerPolicy(),
-            spool=None if self.spool is None else SpoolOptions(path=self.spool, mode="write_ahead"),
+            spool=None
+            if self.spool is None
+            else SpoolOptions(path=self.spool, mode="write_ahead", failure=self.spool_failure),
             dead_letters=DeadLetterOptions(path=None if self.spool is not None else self.dead_letters)
             if letters
             else None,

@@ -23,6 +23,7 @@ from kpl_integrations.metrics.sources import (
     producer_source,
     request_source,
     spool_source,
+    spool_state_source,
     tenant_wait_source,
 )
 
@@ -59,6 +60,8 @@ class SingleProcessStats:
         metrics.watch(tenant_wait_source(lambda: {flow or "": wait for flow, wait in waits().items()}))
         if producer.spool is not None:
             metrics.watch(spool_source(producer.spool))
+        if producer.spool_state is not None:
+            metrics.watch(spool_state_source(producer.spool_state))
         if producer.dead_letters is not None:
             metrics.watch(dead_letter_source(producer.dead_letters))
         metrics.watch(

@@ -121,6 +121,14 @@ _ROWS: Final = (
     _gauge("kinesis_producer_dlq_depth", "Dead letters stored."),
     _gauge("kinesis_producer_spool_bytes", "Bytes of the spooled records, as max_bytes counts them."),
     _gauge("kinesis_producer_spool_records", "User records in the spool."),
+    _gauge(
+        "kinesis_producer_spool_failing",
+        "1 while the spool cannot store, because its disk is full or fails or it has max_bytes, else 0.",
+    ),
+    _counter(
+        "kinesis_producer_spool_bypassed_records_total",
+        "User records that went straight to Kinesis because the spool could not store; 0 from the start.",
+    ),
     _counter(
         "kinesis_outbox_discarded_records_total",
         "User records that a request discarded because of its status.",

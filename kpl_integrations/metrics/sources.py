@@ -34,6 +34,23 @@ def producer_source(producer: Producer) -> Source:
     return read
 
 
+class _SpoolState(Protocol):
+    @property
+    def can_store(self) -> bool: ...
+
+    bypassed: int
+
+
+def spool_state_source(state: _SpoolState) -> Source:
+    """Return whether the spool cannot store, and the records that went straight to Kinesis; `Producer.spool_state`."""
+
+    def read() -> Iterator[Sample]:
+        yield Sample("kinesis_producer_spool_failing", (), float(not state.can_store))
+        yield Sample("kinesis_producer_spool_bypassed_records_total", (), state.bypassed)
+
+    return read
+
+
 def spool_source(spool: Spool) -> Source:
     """Return the records and bytes in the spool."""
 

@@ -125,6 +125,11 @@ ALERTS = {
         {"kinesis_producer_spool_records": "400-10x40", "kinesis_producer_spool_bytes": "40000-1000x40"},
         38,
     ),
+    "KinesisSpoolCannotStore": (
+        {"kinesis_producer_spool_failing": "0 1 1 1 1 1"},
+        {"kinesis_producer_spool_failing": "0 1 0 0 0 0"},
+        4,
+    ),
     "KinesisGatewayRefuses": (
         {
             'kinesis_ingest_rejected_total{reason="over_quota"}': "0+10x20",

@@ -20,7 +20,7 @@ POLICY = BreakerPolicy(probe_records=4, open_seconds=1.0, probe_timeout_seconds=
 def gate_of(policy: BreakerPolicy = POLICY) -> BreakerGate:
     """Return a gate that reserves two critical records a second."""
     config = Config(rate_limit_records_per_sec_per_shard=20, tiers=TierPolicy(critical_reserve=0.1))
-    return BreakerGate("s", policy, config, spools=False)
+    return BreakerGate("s", policy, config, spool=None)
 
 
 def request(shard: str, count: int, started_at: float) -> PutRecordsRequest:

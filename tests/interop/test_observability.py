@@ -31,6 +31,7 @@ from kpl_integrations.metrics.sources import (
     producer_source,
     request_source,
     spool_source,
+    spool_state_source,
     telemetry_source,
     tenant_wait_source,
     token_bucket_source,
@@ -126,6 +127,8 @@ async def used(metrics: PrometheusMetrics, place: Path) -> None:
         metrics.watch(breaker_source(producer.breakers))
         assert producer.spool is not None
         metrics.watch(spool_source(producer.spool))
+        assert producer.spool_state is not None
+        metrics.watch(spool_state_source(producer.spool_state))
         for number in range(500):
             _ = await producer.put("orders", partition_key=str(number), data=b"data")
         _ = await producer.put("missing", partition_key="k", data=b"nobody has this stream")

@@ -17,10 +17,17 @@ from kpl_core.hooks import (
     ShardRateChanged,
     ShareChanged,
 )
+from kpl_core.pipeline.stages import SpoolState
 from kpl_integrations.metrics.catalogue import METRICS
 from kpl_integrations.metrics.in_memory import InMemoryMetrics
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
-from kpl_integrations.metrics.sources import breaker_source, dead_letter_source, spool_source, token_bucket_source
+from kpl_integrations.metrics.sources import (
+    breaker_source,
+    dead_letter_source,
+    spool_source,
+    spool_state_source,
+    token_bucket_source,
+)
 from tests.support.durability_scene import spooled
 
 REQUEST = RequestCompleted(
@@ -196,3 +203,15 @@ def test_failed_sync_rounds_can_be_scraped() -> None:
     for fact in COORDINATION_FACTS:
         metrics(fact)
     assert 'kinesis_coordinator_failures_total{reason="down"} 2.0' in metrics.exposition()[0].decode()
+
+
+def test_whether_the_spool_can_store_is_zero_from_the_start():
+    metrics, state = InMemoryMetrics(), SpoolState("bypass")
+    metrics.watch(spool_state_source(state))
+    names = ("kinesis_producer_spool_failing", "kinesis_producer_spool_bypassed_records_total")
+    assert [metrics.value(name) for name in names] == [0, 0]
+    state.refused("the disk is full", 1.0)
+    state.bypassed += 3
+    assert [metrics.value(name) for name in names] == [1, 3]
+    state.stored()
+    assert [metrics.value(name) for name in names] == [0, 3]

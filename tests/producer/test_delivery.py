@@ -259,7 +259,7 @@ async def test_a_wait_for_the_spool_ends_when_it_is_known_of_every_record():
 
     async def wait() -> None:
         with pytest.raises(NotSpooled, match="the spool is full"):
-            await wait_for_spool_of_all([Delivery(full, 0), Delivery(later, 0)])
+            await wait_for_spool_of_all([Delivery(full, 0), Delivery(later, 0)], {later})
         ended.set()
 
     async with anyio.create_task_group() as tasks:

@@ -15,6 +15,8 @@ from kpl_core.durability.spool.store import SpoolTotals
 
 # The size of a row without its envelope: key, checksum, headers.
 _ROW_BYTES: Final = 32
+# A spool that was full has room again below this share of `max_bytes`.
+_FULL_SHARE: Final = 0.95
 
 
 class Claimed(NamedTuple):
@@ -79,6 +81,23 @@ class ClaimTable:
         if claim:
             self._claimed.update(zip(ids, (size + _ROW_BYTES for size in sizes), strict=True))
         return ids
+
+    def require_room(self) -> None:
+        """Check that a few more records would fit.
+
+        Raises:
+            SpoolFull: more than `_FULL_SHARE` of the room is used.
+        """
+        if self.record_bytes > _FULL_SHARE * self._max_bytes:
+            message = (
+                f"the spool holds {self.record_bytes:,} bytes of its max_bytes of {self._max_bytes:,}; wait until the "
+                f"backlog has been delivered, or raise max_bytes"
+            )
+            raise SpoolFull(message)
+
+    def is_delivered(self, record_id: int) -> bool:
+        """Return True if this record is in the file only because its row is not deleted yet."""
+        return record_id in self._confirmed
 
     def cancel_reservation(self, ids: range, sizes: Sequence[int]) -> None:
         """Cancel a reservation whose commit failed."""

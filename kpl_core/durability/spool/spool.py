@@ -29,6 +29,7 @@ from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.reliability import SpoolOptions
 
 _log: Final = logging.getLogger(__name__)
+_KEYS_PAGE_RECORDS: Final = 500
 _Answer = TypeVar("_Answer")
 
 
@@ -198,6 +199,34 @@ class Spool:
         with self._lock:
             self._require_open()
         return self._writer.ask(question)
+
+    def probe_nowait(self) -> "Future[None]":
+        """Write a page, to learn whether the spool can store records.
+
+        Raises:
+            SpoolFull: it has used up `max_bytes`, almost.
+            SpoolError: the spool is closed or broken. The future raises `SpoolUnavailable` if the disk rejects it.
+        """
+        with self._lock:
+            self._require_open().require_room()
+        return self.ask(SpoolStore.probe)
+
+    def keys_after_nowait(self, last_id: int) -> "Future[tuple[set[tuple[str, str]], int]]":
+        """Return streams and partition keys of the next records after `last_id`, and the last id that was read.
+
+        Records that are delivered do not count. At the end of the file the last id is the given one.
+        """
+
+        def read(store: SpoolStore) -> tuple[set[tuple[str, str]], int]:
+            rows = store.records_after(last_id, _KEYS_PAGE_RECORDS, MIB)
+            with self._lock:
+                claims = self._require_open()
+                stored = [row for row in rows if not claims.is_delivered(row.id)]
+            records = [decode_record(row.checksum, row.envelope) for row in stored]
+            found = {(record.stream, record.partition_key) for record in records if record is not None}
+            return found, rows[-1].id if rows else last_id
+
+        return self.ask(read)
 
     def change_letters(
         self,

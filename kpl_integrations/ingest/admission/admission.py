@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
-from kpl_core import BufferFull, Deliveries, Fact, GroupPut, InvalidUserRecord, Producer, ProducerClosed, UserRecord
+from kpl_core import (
+    BufferFull,
+    Deliveries,
+    Fact,
+    GroupPut,
+    InvalidUserRecord,
+    NotSpooled,
+    Producer,
+    ProducerClosed,
+    UserRecord,
+)
 from kpl_core.hooks import BreakerChanged
 from kpl_integrations.ingest.admission.refusals import (
     DrainRate,
@@ -111,8 +121,8 @@ class Admission:
         self._clock = clock
         self._breaker_seconds = breaker_seconds
         self._open_breakers: set[str] = set()
-        # With a spool, an open circuit breaker is no reason to reject: the records are spilled to disk.
-        self._can_spill = producer.config.spool is not None
+        # With a spool that can store, an open circuit breaker is no reason to reject: the records are spilled to disk.
+        self._spool = producer.spool_state
         self._drain_rate = DrainRate(clock())
         self._room_schedule = RetryAfterScheduler(chance)
         self._load_shedder = LoadShedder(producer, accounts, clock())
@@ -142,11 +152,12 @@ class Admission:
         *,
         aggregate: bool = True,
         keep: bool = True,
+        durable: bool = False,
     ) -> Deliveries:
         """Put all records for a tenant, or none. They are not aggregated if `aggregate` or the tenant says so.
 
         With `keep=False` the records are in memory only. Use it for clients that learn which records failed and
-        send those again.
+        send those again. With `durable` they are in the spool, or the request is refused.
 
         Raises:
             Refused: the request is rejected.
@@ -156,7 +167,7 @@ class Admission:
 
         def put() -> Deliveries:
             return self._producer.put_together_nowait(
-                stream, records, flow=account.flow, tier=tier, aggregate=aggregate, keep=keep
+                stream, records, flow=account.flow, tier=tier, aggregate=aggregate, keep=keep, durable=durable
             )
 
         return self._admitted(put, account, stream, records, _bytes_of_records, keep=keep)
@@ -189,7 +200,7 @@ class Admission:
             return False
         try:
             self._producer.put_pairs_together_nowait(stream, pairs, flow=account.flow)
-        except (BufferFull, ProducerClosed, InvalidUserRecord):
+        except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord):
             return False
         account.count_accepted(len(pairs), now)
         return True
@@ -202,6 +213,7 @@ class Admission:
         *,
         aggregate: bool = True,
         keep: bool = True,
+        durable: bool = False,
     ) -> GroupPut:
         """Take room for all records, or for none, with the checks of `put_records`. The caller puts the group.
 
@@ -220,6 +232,7 @@ class Admission:
             tier=tenant.tier,
             aggregate=aggregate,
             keep=keep,
+            durable=durable,
         )
         return self._admitted(begin, account, stream, records, _bytes_of, keep=keep)
 
@@ -238,7 +251,7 @@ class Admission:
         self._require_admission(account, stream, records, bytes_of, now, keep=keep)
         try:
             result = put()
-        except (BufferFull, ProducerClosed, InvalidUserRecord) as error:
+        except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord) as error:
             count, size_bytes = len(records), bytes_of(records)
             if account.quota is not None:
                 account.quota.give_back(count, size_bytes)
@@ -277,7 +290,8 @@ class Admission:
         """Make all checks except the room for these records, which the producer checks. Then take the rate."""
         self.require_open()
         is_critical = account.tenant.tier == "critical"
-        if stream in self._open_breakers and not (self._can_spill and keep) and not is_critical:
+        can_spill = keep and self._spool is not None and self._spool.can_store
+        if stream in self._open_breakers and not can_spill and not is_critical:
             detail = f"the circuit breaker of stream {stream} is open, because Kinesis rejects its records"
             raise Refused(Refusal.BREAKER_OPEN, detail, retry_after=self._breaker_seconds)
         if (account.share_schedule and account.share_schedule.is_reserved(now)) or (
@@ -292,6 +306,8 @@ class Admission:
         """Return the refusal for an exception of the producer."""
         if isinstance(error, BufferFull):
             return self._buffer_full(account, count, size_bytes, error, now)
+        if isinstance(error, NotSpooled):
+            return Refused(Refusal.NOT_SPOOLED, f"{error}; none of this request was accepted")
         if isinstance(error, ProducerClosed):
             reason = "is shutting down" if self._producer.failure is None else "has failed and must be restarted"
             return Refused(Refusal.DRAINING, f"the gateway {reason}; none of this request was accepted")

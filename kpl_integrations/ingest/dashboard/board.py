@@ -68,6 +68,7 @@ class Board:
             "shard_count": sum(each.name == _USED for each in samples),
             "breakers": _open_breakers(view.streams),
             "spool_bytes": _sum(samples, "kinesis_producer_spool_bytes"),
+            "spool_failing": _sum(samples, "kinesis_producer_spool_failing"),
             "dead_letters": _sum(samples, "kinesis_producer_dlq_depth"),
             "tenants": self._tenants(stats, view),
         }

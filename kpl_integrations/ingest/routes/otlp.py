@@ -133,7 +133,7 @@ class OtlpRoute:
         encoding, (stream, ack) = headers.get(b"content-encoding"), destination
         options: Any = {"limits": settings.decode_limits(), "partition_key": _partition_key(headers)}
         # A client that learns of a failed delivery sends the records again, so the gateway does not keep them.
-        keep = ack != "delivered"
+        keep, durable = ack != "delivered", ack == "spooled"
         try:
             small = small_body(encoding, body, settings.max_inflated_bytes)
             if small is not None:
@@ -141,14 +141,14 @@ class OtlpRoute:
                 records = otlp_records(self._signal, media_type, small, **options)
                 if not records:
                     return (), Deliveries(0)
-                return records, gateway.admission.put_records(account, stream, records, keep=keep)
+                return records, gateway.admission.put_records(account, stream, records, keep=keep, durable=durable)
             async with gateway.large_bodies.turn(room, len(body)):
                 pieces = pieces_of(encoding, body, settings.max_inflated_bytes, inflated)
                 steps = otlp_in_steps(self._signal, media_type, pieces, **options)
                 records = await gateway.large_bodies.run(steps)
                 if not records:
                     return (), Deliveries(0)
-                group = gateway.admission.begin_group(account, stream, records, keep=keep)
+                group = gateway.admission.begin_group(account, stream, records, keep=keep, durable=durable)
                 await gateway.large_bodies.put(group)
                 return records, group.deliveries
         except DecodeRefusal as refusal:

@@ -259,16 +259,18 @@ class RecordsRoute:
         account.keys.finish(key, StoredAnswer(*acknowledged), self._admission.now())
         return acknowledged
 
-    def _put(self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str) -> Deliveries:
+    def _put(
+        self, decoded: Decoded, head: RecordsHead, account: TenantAccount, stream: str, *, durable: bool = False
+    ) -> Deliveries:
         # Without `_charging`, which would cost a tenth of a request with one record.
         try:
             _require_records(decoded, head)
             if decoded.pairs is not None and account.puts_pairs:
-                group = self._admission.begin_group(account, stream, decoded.pairs)
+                group = self._admission.begin_group(account, stream, decoded.pairs, durable=durable)
                 group.finish()
                 return group.deliveries
             records, aggregate = decoded.with_records().records, not decoded.holds_aggregates
-            return self._admission.put_records(account, stream, records, aggregate=aggregate)
+            return self._admission.put_records(account, stream, records, aggregate=aggregate, durable=durable)
         except Refused as refused:
             refused.work_bytes = decoded.inflated_bytes
             raise
@@ -290,9 +292,9 @@ class RecordsRoute:
         """
         decoded = None if is_large else self._decoded_small(head, body)
         if decoded is None:
-            decoded, deliveries = await self._put_large(head, body, account, stream, room)
+            decoded, deliveries = await self._put_large(head, body, account, stream, room, durable=ack == "spooled")
         else:
-            deliveries = self._put(decoded, head, account, stream)
+            deliveries = self._put(decoded, head, account, stream, durable=ack == "spooled")
         problems = decoded.problems
         if ack == "queued":
             return answer_queued(len(decoded.records or decoded.pairs or ()), problems)
@@ -305,7 +307,7 @@ class RecordsRoute:
             raise
 
     async def _put_large(
-        self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str, room: SenderRoom
+        self, head: RecordsHead, body: bytes, account: TenantAccount, stream: str, room: SenderRoom, *, durable: bool
     ) -> tuple[Decoded, Deliveries]:
         """Put the records of a large body, in slices: all or none of them."""
         large, encoding, inflated = self._gateway.large_bodies, head.headers.get(b"content-encoding"), [0]
@@ -322,7 +324,7 @@ class RecordsRoute:
                 if not account.puts_pairs:
                     decoded = decoded.with_records()
                 records, aggregate = decoded.pairs or decoded.records, not decoded.holds_aggregates
-                group = self._admission.begin_group(account, stream, records, aggregate=aggregate)
+                group = self._admission.begin_group(account, stream, records, aggregate=aggregate, durable=durable)
             await large.put(group)
         return decoded, group.deliveries
 

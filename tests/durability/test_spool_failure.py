@@ -1,0 +1,140 @@
+"""`SpoolOptions.failure`: what a producer does while its write-ahead spool cannot store."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kpl_core import BufferFull, ConfigError, NotSpooled, Producer
+from kpl_core.options.reliability import SpoolFailure, SpoolOptions
+from kpl_core.pipeline.stages import SpoolState
+from kpl_core.testing import ErrorAnswer, When
+from tests.support.durability_scene import STREAM, assert_invariant, consumed, producer, service
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+def options(path: Path, failure: SpoolFailure) -> SpoolOptions:
+    return SpoolOptions(path=path, mode="write_ahead", failure=failure, commit_interval_ms=1.0)
+
+
+async def make_writable(each: Producer, *, writable: bool) -> None:
+    assert each.spool is not None
+    statement = f"PRAGMA query_only = {int(not writable)}"
+    await until(each.spool.ask(lambda store: store.connection.execute(statement).fetchone()).done)
+
+
+async def test_with_bypass_puts_return_and_are_delivered_while_the_spool_cannot_store(tmp_path: Path) -> None:
+    transport = service()
+    async with producer(transport, spool=options(tmp_path / "s.db", "bypass")) as each:
+        _ = await each.put(STREAM, partition_key="k", data=b"stored")
+        await make_writable(each, writable=False)
+        for number in range(5):
+            with anyio.fail_after(5.0):
+                delivery = await each.put(STREAM, partition_key="k", data=b"%d" % number)
+            assert (await delivery).successful
+        deliveries = await each.put_many(STREAM, [("k", b"5"), ("k", b"6")])
+        assert all(result.successful for result in await deliveries.results())
+        assert each.spool_state is not None
+        assert (each.spool_state.can_store, each.spool_state.bypassed, each.unready()) == (False, 7, [])
+        await make_writable(each, writable=True)
+        await until(lambda: each.spool_state is not None and each.spool_state.can_store)
+        _ = await (await each.put(STREAM, partition_key="k", data=b"stored again"))
+        assert each.spool_state.bypassed == 7
+    assert_invariant(each.report())
+    assert each.report().delivered == 9
+    assert consumed(transport).keys() == {b"stored", b"stored again", *(b"%d" % number for number in range(7))}
+
+
+async def test_with_refuse_puts_raise_at_once_and_the_producer_is_not_ready(tmp_path: Path) -> None:
+    transport = service()
+    async with producer(transport, spool=options(tmp_path / "s.db", "refuse")) as each:
+        await make_writable(each, writable=False)
+        with pytest.raises(NotSpooled, match="read-only"):
+            _ = await each.put(STREAM, partition_key="k", data=b"finds out")
+        room = each.buffer_limit.free_records
+        for _ in range(3):
+            with pytest.raises(NotSpooled, match="read-only"):
+                _ = each.put_nowait(STREAM, partition_key="k", data=b"refused")
+        assert each.buffer_limit.free_records == room
+        assert each.report().accepted == 1
+        assert each.unready() == ["the spool cannot store records"]
+        await make_writable(each, writable=True)
+        await until(lambda: not each.unready())
+        _ = await each.put(STREAM, partition_key="k", data=b"stored")
+    assert consumed(transport).keys() == {b"stored"}
+
+
+async def test_by_default_puts_fail_and_the_producer_is_not_ready_until_the_spool_stores(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with producer(service(), spool=options(tmp_path / "s.db", "fail")) as each:
+        await make_writable(each, writable=False)
+        for _ in range(2):
+            with pytest.raises(NotSpooled, match="read-only"):
+                _ = await each.put(STREAM, partition_key="k", data=b"refused")
+        assert each.unready() == ["the spool cannot store records"]
+        await make_writable(each, writable=True)
+        await until(lambda: not each.unready())
+    assert each.report().failed == {"NotSpooled": 2}
+    assert caplog.text.count("the spool cannot store; until it can, puts fail with NotSpooled") == 1
+    assert caplog.text.count("the spool stores again, after") == 1
+
+
+async def test_a_put_without_room_raises_instead_of_going_to_a_spool_that_cannot_store(tmp_path: Path) -> None:
+    transport = service()
+    transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    spool = options(tmp_path / "s.db", "bypass")
+    async with producer(transport, spool=spool, max_outstanding_records=10, record_ttl_ms=1_000) as each:
+        await make_writable(each, writable=False)
+        for number in range(10):
+            _ = await each.put(STREAM, partition_key="k", data=b"%d" % number)
+        with pytest.raises(BufferFull):
+            _ = each.put_nowait(STREAM, partition_key="k", data=b"no room")
+        await until(lambda: each.report().failed == {"Expired": 10})
+        assert_invariant(each.report())
+
+
+async def test_a_spool_that_was_full_stores_again_when_its_backlog_is_delivered(tmp_path: Path) -> None:
+    transport = service()
+    outage = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    spool = SpoolOptions(path=tmp_path / "s.db", mode="write_ahead", failure="bypass", max_bytes=1 << 20)
+    async with producer(transport, spool=spool, record_ttl_ms=200) as each:
+        state = each.spool_state
+        assert state is not None
+        while state.can_store:
+            _ = await each.put(STREAM, partition_key="k", data=bytes(100_000))
+        assert "exceed its max_bytes" in str(state.why)
+        transport.kinesis.faults.remove(outage)
+        await until(lambda: state.can_store)
+        await until(lambda: each.report().spooled == each.report().buffered == 0)
+    assert_invariant(each.report())
+
+
+def test_the_state_changes_once_each_way_and_forgets_the_keys() -> None:
+    state = SpoolState("bypass")
+    assert state.can_store
+    assert not state.stored()
+    assert state.refused("the disk is full", 10.0)
+    assert not state.refused("it still is", 11.0)
+    assert (state.why, state.since, state.can_store) == ("it still is", 10.0, False)
+    state.keys = frozenset({("s", "k")})
+    assert state.goes_straight("s", ["k"], durable=False, in_order=False)
+    assert state.goes_straight("s", ["other"], durable=False, in_order=True)
+    assert state.goes_straight("other", ["k"], durable=False, in_order=True)
+    for durable, keys in ((True, ["other"]), (False, ["other", "k"])):
+        with pytest.raises(NotSpooled, match="it still is; "):
+            state.goes_straight("s", keys, durable=durable, in_order=True)
+    assert state.stored()
+    assert state.refused("again", 20.0)
+    assert state.keys is None
+    with pytest.raises(NotSpooled):
+        state.goes_straight("s", ["any"], durable=False, in_order=True)
+
+
+def test_the_choice_belongs_to_write_ahead_and_names_what_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="failure is 'bypass' and mode is 'overflow'"):
+        SpoolOptions(path=tmp_path / "s.db", failure="bypass")
+    with pytest.raises(ConfigError, match="failure is 'ignore'"):
+        SpoolOptions(path=tmp_path / "s.db", mode="write_ahead", failure="ignore")  # type: ignore[arg-type]
