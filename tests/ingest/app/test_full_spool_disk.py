@@ -98,7 +98,8 @@ def test_with_refuse_every_request_gets_503_until_the_disk_has_room(
     monkeypatch.setenv("KPL_INGEST_SPOOL_FAILURE", "refuse")
     with started(*arguments) as serve, httpx.Client(timeout=20) as client:
         gateway = Gateway(serve, client)
-        assert gateway.put("queued").status_code == 202
+        # Its write is over, unlike that of a queued one.
+        assert gateway.put("spooled").status_code == 202
         fill_disk(disk)
         # The one that finds out was accepted, so it is delivered.
         assert gateway.put("queued").status_code == 202
