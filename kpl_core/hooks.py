@@ -55,6 +55,15 @@ class RecordsFinished(msgspec.Struct, frozen=True):
     age: float
     # Key + data of the Kinesis record, as the service counts it; 0 for a user record that finished by itself.
     kinesis_bytes: int = 0
+    # How many of them the spool or the dead letters had stored before: written ahead, replayed or redriven.
+    kept_before: int = 0
+
+
+class RecordsWrittenAhead(msgspec.Struct, frozen=True):
+    """The write-ahead spool has stored user records, which now travel. Their results follow in `RecordsFinished`."""
+
+    stream: str
+    user_records: int
 
 
 class ShardMapRefreshed(msgspec.Struct, frozen=True):
@@ -114,6 +123,7 @@ class DeadLetterAlarm(msgspec.Struct, frozen=True):
 Fact = (
     RequestCompleted
     | RecordsFinished
+    | RecordsWrittenAhead
     | ShardMapRefreshed
     | ShardRateChanged
     | BreakerChanged

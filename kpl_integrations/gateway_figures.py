@@ -31,7 +31,8 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
 class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
     """The state of all user records; `accepted` is the sum of the others, without bytes.
 
-    `lost` counts records that a worker had accepted when it died and that were not in its spool.
+    `lost` counts records that a worker had acknowledged when it died and that nothing stores: never too few, and too
+    many by those that were under way.
     """
 
     accepted: int = 0

@@ -14,15 +14,19 @@ flush is done when no record belongs to its generation or to an earlier one.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from kpl_core.hooks import Fact, RecordsFinished
 from kpl_core.pipeline.buffer_limit import BufferLimit
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
-from kpl_core.records.outcome import History, Outcome, ResultHandle
+from kpl_core.records.outcome import History, Note, Origin, Outcome, ResultHandle
 from kpl_core.records.put_records import PutRecordsEntry
 from kpl_core.records.record_result import Attempt, Place
 from kpl_core.records.user_record import UserRecord
+
+# A user record with one of these origins is in the spool or in the dead letters.
+_KEPT_ORIGINS: Final[frozenset[Origin | None]] = frozenset({"write_ahead", "replay", "redrive"})
 
 
 class Generations:
@@ -147,7 +151,7 @@ class Ledger:
             self._note_fact(record, attempt)
 
     def _note_fact(self, record: KinesisRecord, attempt: Attempt) -> None:
-        history = record.outcome.history
+        history, notes = record.outcome.history, record.outcome.notes
         self.facts.append(
             RecordsFinished(
                 stream=self._stream,
@@ -160,6 +164,7 @@ class Ledger:
                 attempts=1 if history is None else len(history.to_tuple()),
                 age=attempt.ended_at - min(record.arrivals),
                 kinesis_bytes=record.size_bytes,
+                kept_before=0 if notes is None else _kept_count(notes.values()),
             )
         )
 
@@ -192,6 +197,8 @@ class Ledger:
         self._buffer_limit.release(records=1, size_bytes=size)
         detached.outcome.move(detached.index, outcome, 0)
         if self.listening:
+            notes = detached.outcome.notes
+            note = None if notes is None else notes.get(detached.index)
             self.facts.append(
                 RecordsFinished(
                     stream=self._stream,
@@ -203,6 +210,7 @@ class Ledger:
                     user_bytes=size,
                     attempts=len(outcome.history.to_tuple()),
                     age=attempt.ended_at - detached.arrived_at,
+                    kept_before=0 if note is None else _kept_count((note,)),
                 )
             )
 
@@ -243,3 +251,8 @@ class Ledger:
         """Remove and return the facts noted since the last call."""
         facts, self.facts = self.facts, []
         return facts
+
+
+def _kept_count(notes: Iterable[Note]) -> int:
+    """Return how many of these user records a durable store has."""
+    return sum([note.origin in _KEPT_ORIGINS for note in notes])

@@ -29,7 +29,7 @@ from kpl_core.durability.spool import AsyncSpool, DeadLetter, Spool, SpoolError
 from kpl_core.durability.spool.async_spool import shielded
 from kpl_core.durability.spool.envelope import SpooledRecord, spooled_record_of
 from kpl_core.errors import ConfigError, ProducerClosed
-from kpl_core.hooks import DeadLetterAlarm
+from kpl_core.hooks import DeadLetterAlarm, RecordsWrittenAhead
 from kpl_core.options.config import Config
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 from kpl_core.pipeline.pipeline import StreamPipeline
@@ -174,15 +174,20 @@ class DurableStore:
             if error is not None:
                 refused(str(error))
                 return
+            started = 0
             self._watch.stored(self._streams.clock())
             for (detached, _), number in zip(writes, stored.result(), strict=True):
                 if self._closing:
                     write_ahead.left_in_spool(detached, self._streams.clock())
                     self._release(number)
                 else:
+                    started += 1
                     call_when_finished(
                         pipeline.start_written(detached, self._streams.clock()), partial(self._ended, number)
                     )
+            if started:
+                self._streams.tell(RecordsWrittenAhead(pipeline.stream, started))
+            self._tell_facts(pipeline)
             self._streams.wake(pipeline.stream)
 
         self._when(stored, written, partial(refused, "the disk did not answer"))

@@ -137,7 +137,11 @@ class IngestGateway:
         # The gateway sums its processes itself, so the client library's multiprocess mode is not needed.
         metrics = PrometheusMetrics(per_process=True)
         async with contextlib.AsyncExitStack() as stack:
-            producer = Producer(self._config, transport=transport, hooks=(self._observe, metrics, *self._hooks))
+            hooks: list[Hook] = [self._observe, metrics, *self._hooks]
+            if self._supervisor is not None:
+                # First: what is counted there should not wait for the other hooks.
+                hooks.insert(0, self._supervisor.counts)
+            producer = Producer(self._config, transport=transport, hooks=hooks)
             await stack.enter_async_context(producer)
             self.opened = opened = self._open(producer, transport, clock)
             own = SingleProcessStats(opened, metrics)
@@ -170,6 +174,7 @@ class IngestGateway:
         )
         # Only a directory that verifies has verified tenants.
         verified_bytes = self.settings.max_reading_bytes // 2 if self.directory.verifies else 0
+        acknowledge = None if self._supervisor is None else self._supervisor.counts.acknowledge
         return OpenGateway(
             settings=self.settings,
             directory=self.directory,
@@ -177,7 +182,7 @@ class IngestGateway:
             producer=producer,
             accounts=accounts,
             streams=StreamDirectory(transport, clock=clock),
-            admission=Admission(producer, accounts, clock=clock, chance=self._chance),
+            admission=Admission(producer, accounts, clock=clock, chance=self._chance, acknowledge=acknowledge),
             verified_room=SharedRoom(verified_bytes),
             anonymous_room=SharedRoom(self.settings.max_reading_bytes - verified_bytes),
             addresses=AddressBudgets(),

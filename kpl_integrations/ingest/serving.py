@@ -8,6 +8,7 @@
 A second SIGTERM skips the delay and the delivery. SIGINT skips the delay, and a third SIGINT skips the delivery.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Final
 
 import anyio
@@ -24,7 +26,7 @@ import uvicorn
 from kpl_core import ProducerReport
 from kpl_integrations.ingest.fast_path.selection import server_protocol
 from kpl_integrations.ingest.gateway import IngestGateway
-from kpl_integrations.ingest.http.listening import BACKLOG, bound_socket, connection_limit
+from kpl_integrations.ingest.http.listening import BACKLOG, SpareSockets, bound_socket, connection_limit
 
 __all__ = ["GatewayServer", "bound_socket", "url_of"]
 
@@ -44,11 +46,34 @@ class _QuietServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = anyio.Event()
+        self._connecting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
         await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
         self.listening.set()
+
+    def serve_connection(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere, as one of the server's own sockets."""
+        task = self._loop.create_task(self._serve_connection(connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        config = self.config
+        protocol: Callable[[], asyncio.Protocol] = partial(
+            config.http_protocol_class,
+            config=config,  # type: ignore[call-arg] # as uvicorn's own server creates it
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        try:
+            await self._loop.connect_accepted_socket(protocol, connection, ssl=config.ssl)
+        except OSError as error:
+            # The client is gone, or does not speak TLS.
+            _log.debug("a connection could not be served: %s", error)
+            connection.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,11 +112,18 @@ def _tune_garbage_collection() -> None:
 
 
 class GatewayServer:
-    """Serve one gateway on one socket, from `run` to the last answer."""
+    """Serve one gateway on one socket, from `run` to the last answer.
 
-    def __init__(self, gateway: IngestGateway, listening: socket.socket) -> None:
+    `spares` are the sockets of other workers, from which it may accept too; it closes them.
+    """
+
+    def __init__(self, gateway: IngestGateway, listening: socket.socket, spares: SpareSockets | None = None) -> None:
         self._gateway = gateway
+        # The flag belongs to the socket, not to the descriptor. `dup` would clear it otherwise, and a worker that
+        # accepts from the same socket would block.
+        listening.settimeout(0)
         self._socket = listening
+        self._spares = spares
         settings = gateway.settings
         protocol = server_protocol(gateway, settings)
         gateway.plain_receive = protocol.is_fast
@@ -125,6 +157,8 @@ class GatewayServer:
         """Shut down; see the module. SIGINT comes from a person at a terminal, so it has no delay."""
         self._signals += 1
         self._signalled.set()
+        if self._spares is not None:
+            self._spares.close()
         if self._signals > 1 or number is signal.SIGINT:
             self._hurry.set()
         if self._signals > (2 if number is signal.SIGINT else 1):
@@ -152,6 +186,8 @@ class GatewayServer:
             sockets = [self._socket, *(self._socket.dup() for _ in range(_ACCEPTS - 1))]
             tasks.start_soon(self._server.serve, sockets)
             await self._server.listening.wait()
+            if self._spares is not None:
+                self._spares.start(self._server.serve_connection)
             try:
                 yield
             finally:

@@ -156,7 +156,7 @@ _ROWS: Final = (
     _gauge("kinesis_ingest_workers", "Running gateway processes; only with workers."),
     _gauge(
         "kinesis_ingest_lost_records",
-        "User records accepted by a worker that died and not recovered; only with workers.",
+        "User records that a worker had acknowledged when it died and that nothing stores; only with workers.",
     ),
     _gauge("kinesis_coordinator_lease_age_seconds", "Age of the share summary in use."),
     _gauge("kinesis_coordinator_share", "Share, 0 to 1, of a common limit that this process may use now.", "resource"),

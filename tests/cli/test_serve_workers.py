@@ -19,7 +19,7 @@ from typing import Any, Self
 import pytest
 
 from kpl_core import decode
-from kpl_core.testing import ErrorAnswer, When
+from kpl_core.testing import ErrorAnswer, Hang, When
 from kpl_integrations.ingest.http.listening import listening_sockets
 from kpl_integrations.ingest.tenants import new_api_key, stored_key
 from tests.cli.conftest import Stream
@@ -217,6 +217,50 @@ def test_a_killed_worker_is_replaced_and_no_answered_record_is_missing_and_no_co
         assert status == (1 if records["lost"] else 0)
         assert "worker 1 was ended by SIGKILL; it is replaced in" in running.serve.stderr.read()
     assert set(load.taken) <= set(stored(stream))
+
+
+def test_what_killed_workers_accepted_after_their_last_report_is_lost_and_nothing_else(stream):
+    with gateway(stream) as running:
+        delivered = running.post_to_all(stream, "delivered", ack="delivered")
+        pids = running.pids().values()
+        # A stopped supervisor reads no report.
+        running.serve.process.send_signal(signal.SIGSTOP)
+        with stream.fault(Hang(), When(operation="PutRecords")):
+            for number in range(20):
+                assert running.post(stream, [f"lost {number} {record}" for record in range(10)]) == 202
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        running.serve.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: running.has_replaced(set(pids)), "new workers")
+        records = running.stats()["records"]
+        assert (records["accepted"], records["delivered"], records["lost"]) == (
+            len(delivered) + 200,
+            len(delivered),
+            200,
+        )
+        assert b"\nkinesis_ingest_lost_records 200.0\n" in running.ask("GET", "/metrics")[1]
+        assert running.end(signal.SIGTERM) == 1
+        said = running.serve.stderr.read()
+        assert "200 WorkerDied" in said
+        lines = re.findall(r"worker \d died with (\d+) acknowledged records, which are lost", said)
+        assert sum(map(int, lines)) == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the workers share one socket")
+def test_no_connection_waits_while_one_worker_drains_and_is_replaced(stream, monkeypatch):
+    """Its delay and its last answers take seconds, in which the kernel still deals it connections."""
+    monkeypatch.setenv("KPL_INGEST_DRAIN_DELAY_SECONDS", "1")
+    with gateway(stream) as running:
+        pid = running.pids()["1"]
+        os.kill(pid, signal.SIGTERM)
+        longest = 0.0
+        while not running.has_replaced({pid}):
+            began = time.monotonic()
+            # 503: the worker that stops takes no more records.
+            assert running.post(stream, ["drained"]) in {202, 503}
+            longest = max(longest, time.monotonic() - began)
+        assert longest < 1.0
+        assert running.end(signal.SIGTERM) == 0
 
 
 def test_the_replacement_of_a_killed_worker_delivers_its_spool(stream, tmp_path):

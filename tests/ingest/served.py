@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kpl_integrations.ingest import IngestGateway
+from kpl_integrations.ingest.http.listening import SpareSockets
 from kpl_integrations.ingest.serving import GatewayServer, bound_socket
 
 
 @asynccontextmanager
-async def served(gateway: IngestGateway) -> AsyncIterator[GatewayServer]:
+async def served(gateway: IngestGateway, spares: SpareSockets | None = None) -> AsyncIterator[GatewayServer]:
     with bound_socket("127.0.0.1", 0) as listening:
-        server = GatewayServer(gateway, listening)
+        server = GatewayServer(gateway, listening, spares)
         started = asyncio.Event()
         running = asyncio.create_task(server.run(started=started.set))
         starting = asyncio.create_task(started.wait())

@@ -163,8 +163,8 @@ async def _supervise(
         supervisor = Supervisor(
             _WORKER_COMMAND,
             # Paths become strings, which the worker's settings accept.
-            lambda identity, descriptor: msgspec.json.encode(
-                instructed(identity=identity, descriptor=descriptor), enc_hook=str
+            lambda identity, descriptors: msgspec.json.encode(
+                instructed(identity=identity, descriptors=descriptors), enc_hook=str
             ),
             sockets=sockets,
             identities=[

@@ -26,9 +26,17 @@ from kpl_integrations.cli.connection import Connection, is_this_machine
 from kpl_integrations.cli.exit_code import CommandFailure, ExitCode, on_signal
 from kpl_integrations.cli.terminal import LogFormat, print_failure, show_logs
 from kpl_integrations.ingest import IngestGateway, IngestSettings, load_settings
+from kpl_integrations.ingest.http.listening import SpareSockets
 from kpl_integrations.ingest.serving import GatewayServer
 from kpl_integrations.ingest.tenants import SIGNALS, FileTenants, OpenTenants, Tenant, TenantDirectory
-from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink, WorkerIdentity
+from kpl_integrations.ingest.workers.link import (
+    Channel,
+    Descriptors,
+    StopRequests,
+    SupervisorLink,
+    WorkerIdentity,
+)
+from kpl_integrations.ingest.workers.record_counts import RecordCounts
 from kpl_integrations.ingest.workers.spool_files import has_more, settings_of_worker
 
 _INPUT: Final = 0
@@ -39,11 +47,11 @@ LOGGED: Final = (("kpl_integrations", logging.INFO), ("kpl_core", logging.INFO),
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is: `given` are the command's options, `embedded_url` the local Kinesis that the command started.
 
-    `descriptor` is that of the listening socket; without one the worker only drains an orphaned spool.
+    Without sockets among its `descriptors` the worker only drains an orphaned spool.
     """
 
     identity: WorkerIdentity
-    descriptor: int | None
+    descriptors: Descriptors
     given: dict[str, Any]
     local: bool
     first_stream: str
@@ -129,19 +137,28 @@ async def _run() -> None:
 
 
 async def _serve(instructions: Instructions, channel: Channel) -> None:
-    link = SupervisorLink(channel, instructions.identity)
+    identity, descriptors = instructions.identity, instructions.descriptors
+    link = SupervisorLink(channel, identity, RecordCounts.of_worker(descriptors.counts))
     settings = settings_of_worker(load_settings(**instructions.given), link.identity.worker)
     directory = tenant_directory(settings, local=instructions.local, first_stream=instructions.first_stream)
     settings, transport = await connect(settings, instructions.embedded_url)
     gateway = IngestGateway(settings, directory, transport=transport, supervisor=link)
-    if instructions.descriptor is None:
+    if not descriptors.sockets:
         stopped = anyio.Event()
         with _obeying(link, lambda _: stopped.set()):
             await _drain(gateway, link.channel, stopped)
     else:
-        with socket.socket(fileno=instructions.descriptor) as listening:
-            server = GatewayServer(gateway, listening)
-            with _obeying(link, server.stop):
+        sockets = {number: socket.socket(fileno=each) for number, each in enumerate(descriptors.sockets)}
+        with sockets.pop(identity.worker) as listening:
+            spares = SpareSockets(sockets)
+            server = GatewayServer(gateway, listening, spares)
+            link.accept_from = spares.accept_from
+
+            def stop(number: signal.Signals) -> None:
+                link.channel.post(b"leaving")
+                server.stop(number)
+
+            with _obeying(link, stop):
                 await server.run(started=lambda: link.channel.post(b"ready"))
 
 

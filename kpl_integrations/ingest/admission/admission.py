@@ -116,8 +116,11 @@ class Admission:
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
         breaker_seconds: float = 1.0,
+        acknowledge: Callable[[int], object] | None = None,
     ) -> None:
+        """Admit to this producer. `acknowledge` is called with the number of records of each admitted request."""
         self._producer = producer
+        self._acknowledge = acknowledge
         self._clock = clock
         self._breaker_seconds = breaker_seconds
         self._open_breakers: set[str] = set()
@@ -203,6 +206,8 @@ class Admission:
         except (BufferFull, NotSpooled, ProducerClosed, InvalidUserRecord):
             return False
         account.count_accepted(len(pairs), now)
+        if self._acknowledge is not None:
+            self._acknowledge(len(pairs))
         return True
 
     def begin_group(
@@ -259,6 +264,8 @@ class Admission:
         account.quota_schedule.take_due(now)
         account.share_schedule.take_due(now)
         account.count_accepted(len(records), now)
+        if self._acknowledge is not None:
+            self._acknowledge(len(records))
         return result
 
     def give_back(self, account: TenantAccount, records: Sequence[UserRecord] | Pairs, deliveries: Deliveries) -> None:

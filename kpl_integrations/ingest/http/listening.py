@@ -1,14 +1,17 @@
 """The listening sockets of the gateway, and the check of its TLS files.
 
 A single process has one socket. On Linux each worker has its own socket on the same port, and the kernel distributes
-new connections over them (SO_REUSEPORT). The supervisor keeps all sockets open, so connections of a dead worker wait
-for its replacement. On other systems the workers share one socket.
+new connections over them (SO_REUSEPORT). The supervisor keeps all sockets open, and every worker has all of them: while
+one is dead, another accepts its connections (`SpareSockets`). On other systems the workers share one socket.
 """
 
+import asyncio
 import logging
 import socket
 import ssl
 import sys
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +21,12 @@ if sys.platform != "win32":
     import resource
 
 BACKLOG: Final = 2_048
+# Whether each worker has a listening socket of its own.
+HAS_OWN_SOCKETS: Final = sys.platform == "linux"
+# How many connections of another worker's socket are accepted in one round of the loop, and the pause without
+# descriptors for more.
+_ACCEPTS: Final = 8
+_PAUSE_SECONDS: Final = 1.0
 # Descriptors for files, for connections to Kinesis, and for accepting a connection before another one is closed.
 _OTHER_DESCRIPTORS: Final = 128
 
@@ -48,7 +57,7 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     # Bind exclusively first. A shared port would admit a second gateway of the same user, which is a mistake.
     with bound_socket(host, port) as first:
         port = first.getsockname()[1]
-        if sys.platform != "linux":
+        if not HAS_OWN_SOCKETS:
             first.listen(BACKLOG)
             return [first.dup() for _ in range(count)]
     sockets: list[socket.socket] = []
@@ -61,6 +70,63 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
             each.close()
         raise
     return sockets
+
+
+class SpareSockets:
+    """The listening sockets of the other workers. This one accepts from them while those workers are dead.
+
+    `serve` gets each connection; it runs in the event loop, and its errors concern that connection only.
+    """
+
+    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
+        self._sockets = dict(sockets)
+        self._accepting: set[int] = set()
+        self._serve: Callable[[socket.socket], object] = socket.socket.close
+
+    def start(self, serve: Callable[[socket.socket], object]) -> None:
+        """Note what serves the connections. Call it before `accept_from`."""
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+
+    def accept_from(self, numbers: Collection[int]) -> None:
+        """Accept from the sockets of these workers, and from no others; after `close` from none."""
+        for number in self._accepting - set(numbers):
+            self._loop.remove_reader(self._sockets[number])
+        wanted = set(numbers) & self._sockets.keys()
+        added, self._accepting = wanted - self._accepting, wanted
+        for number in added:
+            listening = self._sockets[number]
+            listening.settimeout(0)
+            # It does not listen if its worker died before it was ready.
+            listening.listen(BACKLOG)
+            self._watch(number)
+
+    def close(self) -> None:
+        """Accept no more, and close the sockets: if their workers end, no connection waits here."""
+        self.accept_from(())
+        for each in self._sockets.values():
+            each.close()
+        self._sockets = {}
+
+    def _watch(self, number: int) -> None:
+        if number in self._accepting:
+            self._loop.add_reader(self._sockets[number], partial(self._accept, number))
+
+    def _accept(self, number: int) -> None:
+        listening = self._sockets[number]
+        for _ in range(_ACCEPTS):
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # No descriptor is left. The connections wait for one, or for their own worker.
+                _log.warning("connections of worker %d cannot be accepted: %s", number, error.strerror)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(_PAUSE_SECONDS, self._watch, number)
+                return
+            connection.settimeout(0)
+            self._serve(connection)
 
 
 def require_certificate(certificate: Path, key: Path) -> None:

@@ -5,9 +5,12 @@ A message is a line:
     supervisor -> worker      the worker's instructions (the first line, JSON)
                               report N       send a report now
                               stop SIGNAL    the supervisor received this signal
+                              accept N ...   accept from the sockets of these workers too, and from no others: they
+                                             are dead, or do not listen yet
                               sum N {...}    the answer to `totals N`; N is 0 for a sum that another worker asked for,
                                              and for the first one, which follows the instructions
     worker -> supervisor      ready          it listens
+                              leaving        it stops: other workers accept from its socket
                               report N {...} its counts, taken after request N arrived (`WorkerTotals`)
                               totals N       asks for the sum over all workers
 
@@ -16,13 +19,15 @@ The end of the stream means that the other process is gone. A line that a kill c
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from socket import socket
 from typing import Final, Self
 
 import anyio
 import msgspec
+
+from kpl_integrations.ingest.workers.record_counts import RecordCounts
 
 # A report has about 200 bytes for each tenant. Larger lines are a mistake.
 _MAX_MESSAGE_BYTES: Final = 1 << 28
@@ -47,6 +52,18 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Return its name in stores, which no other run uses. A replacement takes over the dead worker's leases."""
         return f"{Path(self.folder).name}-{self.worker}"
+
+
+class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker inherits: its counters in shared memory, and the listening sockets of all workers by number."""
+
+    counts: int
+    sockets: list[int] = []
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """All of them."""
+        return (self.counts, *self.sockets)
 
 
 class Channel:
@@ -150,9 +167,12 @@ class StopRequests:
 class SupervisorLink:
     """A worker's end: obeys the supervisor while `run` runs, and asks it for the sum over all workers."""
 
-    def __init__(self, channel: Channel, identity: WorkerIdentity) -> None:
+    def __init__(self, channel: Channel, identity: WorkerIdentity, counts: RecordCounts) -> None:
         self.channel = channel
         self.identity = identity
+        self.counts = counts
+        # Accepts from the sockets of these workers; set before the worker listens.
+        self.accept_from: Callable[[Collection[int]], object] = lambda _: None
         self.request = 0
         # Sends a report; set while the gateway is open.
         self.send_report: Callable[[], Awaitable[None]] | None = None
@@ -172,6 +192,8 @@ class SupervisorLink:
                     await self.send_report()
                 elif kind == b"stop":
                     requests.passed_on(signal.Signals(int(rest)))
+                elif kind == b"accept":
+                    self.accept_from([int(number) for number in rest.split()])
                 elif kind == b"sum":
                     number, _, self.latest = rest.partition(b" ")
                     if int(number) == self._number:

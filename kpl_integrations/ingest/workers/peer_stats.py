@@ -2,7 +2,7 @@
 
 The supervisor keeps the last report of each worker. When a worker asks, it requests a report from all of them and adds
 them up. So a sum is exact while all workers answer, and counters never fall. Each worker also reports once a second.
-What a worker counted after its last report is missing if it is killed.
+What a worker counted after its last report is missing if it is killed, except the counters of `record_counts.py`.
 
 Every worker gets each sum, and a new process gets one before it takes requests. So if the supervisor does not answer,
 all workers show the same last sum, and none shows less than another did.
@@ -64,6 +64,7 @@ class PeerStats:
                 worker=identity.worker,
                 process_id=os.getpid(),
                 inherited=self._inherited,
+                counts=self._link.counts.now(),
                 takes_requests=identity.takes_requests,
                 stats=totals.stats,
                 families=list(totals.families),

@@ -1,17 +1,16 @@
 """Keeps a gateway's workers alive, adds up what they count, and stops them in order.
 
 Each worker is a process that is started, not forked, with a listening socket of its own. One that dies is replaced
-under the same number: at once if it lived for a while, with exponential backoff if it dies again and again. After
-eight quick deaths in a row its socket is closed until a replacement listens, so that no connection waits there.
-A worker whose supervisor is gone stops by itself.
+under the same number: at once if it lived for a while, with exponential backoff if it dies again and again. Until the
+replacement listens, another worker accepts the connections of that socket. If no other runs, they wait; after eight
+quick deaths in a row the socket is closed until a worker listens. A worker whose supervisor is gone stops by itself.
 
-Why this is no standard supervisor: docs/decisions/0023.
+Why this is no standard supervisor: docs/decisions/0023 and 0041.
 """
 
 import contextlib
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from socket import socket, socketpair
@@ -23,9 +22,10 @@ import msgspec
 from anyio.abc import Process, TaskGroup
 
 from kpl_core.backoff import ExponentialBackoff
-from kpl_integrations.ingest.http.listening import bound_socket
+from kpl_integrations.ingest.http.listening import HAS_OWN_SOCKETS, bound_socket
 from kpl_integrations.ingest.stats import GatewayTotals
-from kpl_integrations.ingest.workers.link import Channel, WorkerIdentity
+from kpl_integrations.ingest.workers.link import Channel, Descriptors, WorkerIdentity
+from kpl_integrations.ingest.workers.record_counts import CountsMemory
 from kpl_integrations.ingest.workers.totals import DeadTotals, WorkerTotals, decode_report, encode, sum_of
 
 # A process that lived shorter died of something that is still there.
@@ -41,8 +41,8 @@ _LAST_MESSAGES_SECONDS: Final = 5.0
 
 _logger: Final = logging.getLogger("kpl_integrations.ingest.workers")
 
-# Takes a worker's identity and the descriptor of its socket, and returns its instructions: one line.
-Instructions = Callable[[WorkerIdentity, int | None], bytes]
+# Takes a worker's identity and what it inherits, and returns its instructions: one line.
+Instructions = Callable[[WorkerIdentity, Descriptors], bytes]
 
 
 class WorkerFailed(Exception):  # noqa: N818 - reads as a sentence where it is raised
@@ -52,8 +52,8 @@ class WorkerFailed(Exception):  # noqa: N818 - reads as a sentence where it is r
 class WorkerSocket:
     """One worker number's listening socket, which outlives the worker's process.
 
-    On Linux each worker has its own socket, and the kernel deals connections to it while it is open. Elsewhere the
-    workers share one, so an abandoned socket need not be closed.
+    Where each worker has its own socket, the kernel deals connections to it while it is open. Elsewhere the workers
+    share one, so an abandoned socket need not be closed.
     """
 
     def __init__(self, listening: socket) -> None:
@@ -72,8 +72,8 @@ class WorkerSocket:
         return self._socket.fileno()
 
     def abandon(self) -> None:
-        """Leave all connections to the other workers until the next process listens; reset those that wait here."""
-        if sys.platform == "linux":
+        """Refuse connections until a process listens, and reset those that wait: no worker runs that could answer."""
+        if HAS_OWN_SOCKETS:
             self.close()
 
     def close(self) -> None:
@@ -83,12 +83,19 @@ class WorkerSocket:
 
 
 class _Worker:
-    """One worker number: its socket, its process if one runs, and what that reported last."""
+    """One worker number: its socket and counters, its process if one runs, and what that reported last."""
 
-    def __init__(self, identity: WorkerIdentity, listening: WorkerSocket | None) -> None:
+    def __init__(self, identity: WorkerIdentity, listening: WorkerSocket | None, memory: CountsMemory) -> None:
         self.identity = identity
         self.socket = listening
+        self.memory = memory
         self.is_ready = False
+        # A process runs or is being started: it may have all sockets.
+        self.has_process = False
+        # Its process accepts connections, and was not asked to stop.
+        self.is_accepting = False
+        # The workers from whose sockets its process accepts too.
+        self.accepts_from: list[int] = []
         self.process: Process | None = None
         self.channel: Channel | None = None
         self.report: WorkerTotals | None = None
@@ -115,6 +122,10 @@ class _Worker:
         while self.channel is not None and self.report is not None and self.answered < request:
             await self.changed.wait()
 
+    @property
+    def is_dead(self) -> bool:
+        return self.process is None or self.process.returncode is not None
+
     def post(self, message: bytes) -> None:
         if self.channel is not None:
             self.channel.post(message)
@@ -129,6 +140,9 @@ class Supervisor:
         sockets: one for each worker that takes requests, listening; the supervisor closes them.
         identities: of all workers. Those beyond the sockets drain an orphaned spool, and exit when it is empty.
         grace_seconds: how long a worker may take to stop until it is killed.
+
+    Raises:
+        OSError: there is no memory for the counters of the workers.
     """
 
     def __init__(
@@ -145,7 +159,9 @@ class Supervisor:
         self._grace_seconds = grace_seconds
         self._sockets = [WorkerSocket(each) for each in sockets]
         unbound = [None] * (len(identities) - len(sockets))
-        self._workers = [_Worker(*each) for each in zip(identities, [*self._sockets, *unbound], strict=True)]
+        self._memories = [CountsMemory() for _ in identities]
+        parts = zip(identities, [*self._sockets, *unbound], self._memories, strict=True)
+        self._workers = [_Worker(*each) for each in parts]
         self._dead = DeadTotals()
         self._request = 0
         self._signals: list[signal.Signals] = []
@@ -184,6 +200,8 @@ class Supervisor:
                 background.cancel_scope.cancel()
         finally:
             self._close_sockets()
+            for memory in self._memories:
+                memory.close()
         if self._failed is not None:
             message = f"a worker could not start and exited with status {self._failed}; its message is above"
             raise WorkerFailed(message)
@@ -195,12 +213,16 @@ class Supervisor:
         quick_deaths = 0
         while not self._stopping.is_set():
             started_at = time.monotonic()
+            worker.has_process = True
             status = await self._run_process(worker, background)
+            worker.has_process = False
             if status == 0 and (self._stopping.is_set() or worker.socket is None):
                 # It ended in order, and its last report is final.
                 break
-            self._dead.add(number, worker.report)
+            lost = self._dead.add(number, worker.report, worker.memory.read())
             worker.report = None
+            if lost:
+                _logger.error("worker %d died with %d acknowledged records, which are lost", number, lost)
             if self._stopping.is_set():
                 _logger.warning("worker %d %s while stopping", number, _ended(status))
                 break
@@ -213,7 +235,9 @@ class Supervisor:
             backoff_seconds = _RESTART_BACKOFF.longest_seconds(quick_deaths) if quick_deaths else 0.0
             _logger.warning("worker %d %s; it is replaced in %g s", number, _ended(status), backoff_seconds)
             if worker.socket is not None and quick_deaths >= _MAX_QUICK_DEATHS:
-                worker.socket.abandon()
+                # A process that has the socket would keep it open, and not accept from it.
+                if not any(each.has_process and each.socket is not None for each in self._workers):
+                    worker.socket.abandon()
                 if quick_deaths == _MAX_QUICK_DEATHS:
                     text = "worker %d died %d times in a row; the other workers get its connections until it listens"
                     _logger.error(text, number, quick_deaths)
@@ -239,6 +263,7 @@ class Supervisor:
                 worker.post(b"stop %d" % number)
             tasks.start_soon(self._receive, worker, channel, background)
             status = await worker.process.wait()
+            self._set_accepting(worker, is_accepting=False)
             # What it sent last is in the socket's buffer, and the end of the stream follows.
             tasks.cancel_scope.deadline = anyio.current_time() + _LAST_MESSAGES_SECONDS
         channel.close()
@@ -248,7 +273,9 @@ class Supervisor:
 
     async def _start(self, worker: _Worker) -> tuple[Process, socket, bytes]:
         """Start a process; return it with this end of its connection, and its instructions."""
-        descriptor = None if worker.socket is None else worker.socket.descriptor()
+        # Sockets that were closed are bound again: then no process runs that has the old ones.
+        sockets = [] if worker.socket is None else [each.descriptor() for each in self._sockets]
+        descriptors = Descriptors(counts=worker.memory.descriptor, sockets=sockets)
         own, other = socketpair()
         try:
             with other:
@@ -259,18 +286,23 @@ class Supervisor:
                     stderr=None,
                     # Ctrl-C reaches the supervisor only, which passes it on.
                     start_new_session=True,
-                    pass_fds=() if descriptor is None else (descriptor,),
+                    pass_fds=descriptors.all,
                 )
         except OSError:
             own.close()
             raise
-        return process, own, self._instructions(worker.identity, descriptor)
+        return process, own, self._instructions(worker.identity, descriptors)
 
     async def _receive(self, worker: _Worker, channel: Channel, background: TaskGroup) -> None:
         """Handle a worker's messages until its process is gone."""
         while (message := await channel.receive()) is not None:
             if message == b"ready":
                 self._set_ready(worker)
+                # Not if it has died since.
+                is_accepting = worker.socket is not None and not worker.is_dead
+                self._set_accepting(worker, is_accepting=is_accepting)
+            elif message == b"leaving":
+                self._set_accepting(worker, is_accepting=False)
             elif message.startswith(b"totals "):
                 background.start_soon(self._answer, channel, message.removeprefix(b"totals "))
             elif message.startswith(b"report "):
@@ -292,6 +324,24 @@ class Supervisor:
             if worker.channel is not None and worker.channel is not channel:
                 worker.channel.offer(b"sum 0 " + totals)
         await channel.send(b"sum %s " % question + totals)
+
+    def _set_accepting(self, worker: _Worker, *, is_accepting: bool) -> None:
+        """Note whether a worker accepts connections, and give the sockets of those that do not to those that do.
+
+        Two may accept from one socket for a moment: a connection goes to one of them.
+        """
+        worker.is_accepting = is_accepting
+        if not is_accepting:
+            worker.accepts_from = []
+        if self._stopping.is_set() or not HAS_OWN_SOCKETS:
+            return
+        accepting = [each for each in self._workers if each.is_accepting]
+        silent = [each.identity.worker for each in self._workers if each.socket is not None and not each.is_accepting]
+        for place, each in enumerate(accepting):
+            numbers = silent[place :: len(accepting)]
+            if numbers != each.accepts_from:
+                each.accepts_from = numbers
+                each.post(b"accept " + " ".join(map(str, numbers)).encode())
 
     def _set_ready(self, worker: _Worker) -> None:
         worker.is_ready = True

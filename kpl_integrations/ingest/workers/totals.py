@@ -3,8 +3,10 @@
 Counters and histograms add up, those of dead workers included, so they never fall. Gauges come from living workers
 only; most add up, and `_GAUGES` lists the others.
 
-The process that replaces a dead worker opens its spool and counts the records in it as accepted. So of a dead worker
-only finished records stay in the sum. Of its unfinished ones, those that the replacement did not find are lost:
+Of a dead worker the counters in shared memory (`record_counts.py`) are exact, and its last report is older. So the
+supervisor adds to that report what the counters added since. Acknowledged records whose fate they do not know are lost.
+The others are in the worker's files. The process that replaces it opens them and counts what it finds as accepted; what
+it does not find was delivered from there after the last report. So every record has one place:
 
     accepted = delivered + failed + spooled + dead_lettered + buffered + lost
 """
@@ -20,6 +22,7 @@ from prometheus_client.samples import Sample
 
 from kpl_integrations.gateway_figures import RecordStats, StatsDocument, StreamStats, WorkerStats
 from kpl_integrations.ingest.stats import GatewayTotals
+from kpl_integrations.ingest.workers.record_counts import Counts
 from kpl_integrations.metrics.catalogue import METRICS
 
 _ACCEPTED: Final = "kinesis_producer_accepted_records"
@@ -34,67 +37,87 @@ _GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
     "kinesis_producer_shard_rate_limit": min,
     _OPEN: min,
 }
+# The reason of records that failed after the last report of a dead worker, which would have named it.
+_NOT_REPORTED: Final = "NotReported"
 # From the least to the most open. The gateway is as open as its least open worker.
 _STATES: Final = ("closed", "draining", "open")
 
 
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of one worker process; `inherited` records were in its spool when it started."""
+    """The figures of one worker process; `inherited` records were in its files when it started.
+
+    `counts` are the counters in shared memory at the same instant.
+    """
 
     worker: int
     process_id: int
     inherited: int
+    counts: Counts = Counts()
     takes_requests: bool = True
     stats: StatsDocument
     families: list[Family]
 
 
 class _DeadWorker(msgspec.Struct):
-    """All dead processes of one worker number: records that the last one left unfinished and earlier ones lost."""
+    """All dead processes of one worker number: what they lost, and what the last one left in its files."""
 
     deaths: int = 0
-    unfinished: int = 0
     lost: int = 0
+    in_files: int = 0
+    # Records that an earlier process left in its files and the next one did not find.
+    left_files: int = 0
+
+    def places(self, inherited: int | None) -> RecordStats:
+        """Return where the records are; `inherited` is what the living process found, None without its report."""
+        if inherited is None:
+            return RecordStats(spooled=self.in_files, delivered=self.left_files, lost=self.lost)
+        return RecordStats(delivered=self.left_files + max(0, self.in_files - inherited), lost=self.lost)
 
 
 class DeadTotals:
-    """What all dead workers reported last."""
+    """What all dead workers reported last, and counted after that."""
 
     def __init__(self) -> None:
         self.workers: dict[int, _DeadWorker] = {}
         self.stats = StatsDocument(state="closed")
         self.families: list[Family] = []
 
-    def add(self, worker: int, last: WorkerTotals | None) -> None:
-        """Count one death; `last` is the process's last report, None if it never sent one."""
+    def add(self, worker: int, last: WorkerTotals | None, counts: Counts) -> int:
+        """Count one death, and return how many acknowledged records it lost.
+
+        `last` is the process's last report, None if it never sent one. `counts` are the worker's counters.
+        """
         dead = self.workers.setdefault(worker, _DeadWorker())
         dead.deaths += 1
+        lost, dead.lost = counts.open - dead.lost, counts.open
         if last is None:
-            return
+            return lost
+        dead.left_files += max(0, dead.in_files - last.inherited)
+        late = counts.since(last.counts)
         records = last.stats.records
-        finished = records.delivered + sum(records.failed.values())
-        dead.lost += max(0, dead.unfinished - last.inherited)
-        dead.unfinished = max(0, records.accepted - finished)
+        failed = records.failed | ({_NOT_REPORTED: late.reported} if late.reported else {})
+        finished = RecordStats(delivered=records.delivered + late.stored, failed=failed)
+        dead.in_files = max(0, records.accepted + late.acknowledged - _places_of(finished) - lost)
         self.stats = _added(self.stats, _counters_of(last.stats, finished))
         self.families = _merged([*self.families, *(each for each in last.families if each.type in _COUNTERS)])
+        return lost
 
-    def lost(self, living: Sequence[WorkerTotals]) -> int:
-        """Return the records that dead workers left unfinished and no living worker found in a spool."""
+    def places(self, living: Sequence[WorkerTotals]) -> RecordStats:
+        """Return where the records of dead workers are that their last reports had not as finished."""
         inherited = {each.worker: each.inherited for each in living}
-        return sum(
-            each.lost + max(0, each.unfinished - inherited.get(worker, 0)) for worker, each in self.workers.items()
-        )
+        places = (each.places(inherited.get(worker)) for worker, each in self.workers.items())
+        return reduce(_added, places, RecordStats())
 
 
 def sum_of(living: Sequence[WorkerTotals], dead: DeadTotals) -> GatewayTotals:
     """Return the sum over all workers; `living` has at most one report for each worker."""
     stats: StatsDocument = reduce(_added, (each.stats for each in living), dead.stats)
-    lost = dead.lost(living)
+    records = _added(stats.records, dead.places(living))
     states = (each.stats.state for each in living if each.takes_requests)
     stats = msgspec.structs.replace(
         stats,
         state=min(states, key=_STATES.index, default="closed"),
-        records=msgspec.structs.replace(stats.records, accepted=stats.records.accepted + lost, lost=lost),
+        records=msgspec.structs.replace(records, accepted=_places_of(records)),
         answers=dict(sorted(stats.answers.items())),
         refusals=dict(sorted(stats.refusals.items())),
         workers={
@@ -111,11 +134,17 @@ def sum_of(living: Sequence[WorkerTotals], dead: DeadTotals) -> GatewayTotals:
     return GatewayTotals(stats, _families(living, dead, stats))
 
 
-def _counters_of(stats: StatsDocument, finished: int) -> StatsDocument:
-    """Return the part of a dead worker's statistics that stays in the sum."""
+def _places_of(records: RecordStats) -> int:
+    """Return how many records have a place: all that were accepted."""
+    finished = records.delivered + sum(records.failed.values())
+    return finished + records.spooled + records.dead_lettered + records.buffered + records.lost
+
+
+def _counters_of(stats: StatsDocument, finished: RecordStats) -> StatsDocument:
+    """Return the part of a dead worker's statistics that stays in the sum; `finished` are its finished records."""
     return StatsDocument(
         state="closed",
-        records=RecordStats(accepted=finished, delivered=stats.records.delivered, failed=stats.records.failed),
+        records=finished,
         answers=stats.answers,
         refusals=stats.refusals,
         tenants={

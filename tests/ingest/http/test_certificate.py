@@ -1,13 +1,18 @@
 """TLS files are checked before the gateway listens, and an error is one sentence."""
 
+import asyncio
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kpl_core import ConfigError
-from kpl_integrations.ingest.http.listening import require_certificate
+from kpl_integrations.ingest.http.listening import SpareSockets, bound_socket, require_certificate
+from tests.ingest.scene import gateway_of, kinesis
+from tests.ingest.served import served
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -42,3 +47,32 @@ def test_invalid_files_are_reported_in_one_sentence(tmp_path: Path):
     ]:
         with pytest.raises(ConfigError, match=words):
             require_certificate(one, two)
+
+
+@needs_openssl
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+async def test_a_connection_of_another_workers_socket_is_served_as_its_own(tmp_path: Path, is_tls, anyio_backend):
+    """A client that does not finish its handshake disturbs no other, and a shutdown ends idle connections."""
+    certificate, key = _pair(tmp_path, "one", "-nodes", "-addext", "subjectAltName=DNS:localhost")
+    files: dict[str, Any] = {"tls_certificate": certificate, "tls_key": key} if is_tls else {}
+    context = ssl.create_default_context(cafile=str(certificate)) if is_tls else None
+    with bound_socket("127.0.0.1", 0) as other:
+        host, port = other.getsockname()
+        spares = SpareSockets({1: other.dup()})
+        async with served(gateway_of(kinesis(), **files), spares):
+            spares.accept_from([1])
+            # Closed at the end: the server closes them only at its shutdown.
+            opened = [await asyncio.open_connection(host, port)]
+            opened[0][1].write(b"\x00garbage\r\n\r\n")
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(
+                    host, port, ssl=context, server_hostname="localhost" if is_tls else None
+                )
+                opened.append((reader, writer))
+                writer.write(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert await asyncio.wait_for(reader.readline(), 10) == b"HTTP/1.1 200 OK\r\n"
+        assert await asyncio.wait_for(opened[-1][0].read(), 10)
+        for _, writer in opened:
+            writer.close()

@@ -3,8 +3,9 @@
     {"worker": 0, "accepted": 3, "tenants": 2, "then": "wait", "result": "/a/path"}
 
 `then` is "wait" for the supervisor's orders, "ask" for the sum `times` times and write the longest wait in seconds and
-the last sum to `result`, "ask and die" by SIGKILL before the answer, "die" by SIGKILL after a report, "tear" a second
-report in the middle by SIGKILL, or "hang" and ignore all orders.
+the last sum to `result`, "note" which sockets to accept from, a line of `result` for each order, "ask and die" by
+SIGKILL before the answer, "die" by SIGKILL after a report, "tear" a second report in the middle by SIGKILL, or "hang"
+and ignore all orders.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Collection
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from kpl_integrations.ingest.admission.tenant_account import TenantAccount
 from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink, WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import PeerStats
+from kpl_integrations.ingest.workers.record_counts import RecordCounts
 from kpl_integrations.ingest.workers.totals import WorkerTotals, encode
 
 REUSED_PROCESS_ID = 4_711
@@ -54,14 +58,22 @@ async def report_of(worker: int, own: InventedStats) -> WorkerTotals:
     )
 
 
+def note(result: Path, numbers: Collection[int]) -> None:
+    with result.open("a") as lines:
+        lines.write(f"{list(numbers)}\n")
+
+
 async def run() -> None:
     channel = await Channel.over(socket.socket(fileno=0))
     instructions: dict[str, Any] = json.loads(await channel.receive() or b"{}")
     number, then = instructions["worker"], instructions["then"]
     own = InventedStats(instructions["accepted"], instructions["tenants"])
-    link = SupervisorLink(channel, WorkerIdentity(worker=number, count=2, folder="/nowhere"))
+    counts = RecordCounts([0] * 4)
+    link = SupervisorLink(channel, WorkerIdentity(worker=number, count=2, folder="/nowhere"), counts)
     stats = PeerStats(own, link, inherited=0)
     link.send_report = stats.report
+    if then == "note":
+        link.accept_from = partial(note, Path(instructions["result"]))
     stopped = asyncio.Event()
     obeying = asyncio.create_task(link.run(StopRequests(lambda _: stopped.set())))
     channel.post(b"ready")
@@ -73,9 +85,9 @@ async def run() -> None:
             instants.append(time.monotonic())
         longest = max(later - earlier for earlier, later in pairwise(instants))
         result = Path(instructions["result"])
-        partial = result.with_suffix(".partial")
-        partial.write_bytes(b"%f " % longest + encode(totals))
-        partial.rename(result)
+        part = result.with_suffix(".partial")
+        part.write_bytes(b"%f " % longest + encode(totals))
+        part.rename(result)
     elif then == "hang":
         time.sleep(600)  # noqa: ASYNC251 - this worker hangs
     elif then in {"die", "tear", "ask and die"}:

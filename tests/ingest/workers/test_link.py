@@ -12,6 +12,7 @@ import pytest
 from kpl_integrations.ingest.workers import peer_stats
 from kpl_integrations.ingest.workers.link import Channel, StopRequests, SupervisorLink, WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import PeerStats
+from kpl_integrations.ingest.workers.record_counts import RecordCounts
 from kpl_integrations.ingest.workers.totals import DeadTotals, decode_report, encode, sum_of
 from tests.ingest.workers.fake_worker import InventedStats
 from tests.support.waiting import until
@@ -127,7 +128,7 @@ async def accepted_sum(count: int) -> bytes:
 async def linked() -> AsyncIterator[tuple[Channel, SupervisorLink, PeerStats]]:
     """Yield the supervisor's end, a worker's link, and its statistics."""
     async with channels() as (supervisor, worker), anyio.create_task_group() as tasks:
-        link = SupervisorLink(worker, WorkerIdentity(worker=0, count=2, folder="/nowhere"))
+        link = SupervisorLink(worker, WorkerIdentity(worker=0, count=2, folder="/nowhere"), RecordCounts([0] * 4))
         stats = PeerStats(InventedStats(accepted=1, tenants=1), link, inherited=0)
         link.send_report = stats.report
         tasks.start_soon(link.run, StopRequests(lambda _: None))
@@ -206,7 +207,9 @@ async def test_a_cancelled_scrape_leaves_its_question_to_the_next():
 async def test_a_worker_stops_when_its_supervisor_is_gone_and_shows_the_last_sum():
     stopped = anyio.Event()
     here, there = socket.socketpair()
-    link = SupervisorLink(await Channel.over(here), WorkerIdentity(worker=0, count=2, folder="/nowhere"))
+    link = SupervisorLink(
+        await Channel.over(here), WorkerIdentity(worker=0, count=2, folder="/nowhere"), RecordCounts([0] * 4)
+    )
     stats = PeerStats(InventedStats(accepted=1, tenants=1), link, inherited=0)
     with anyio.fail_after(_SECONDS):
         async with anyio.create_task_group() as tasks:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,7 @@ from kpl_core.backoff import ExponentialBackoff
 from kpl_integrations.ingest.http.listening import BACKLOG, listening_sockets
 from kpl_integrations.ingest.stats import GatewayTotals
 from kpl_integrations.ingest.workers import supervisor as supervisor_module
-from kpl_integrations.ingest.workers.link import WorkerIdentity
+from kpl_integrations.ingest.workers.link import Descriptors, WorkerIdentity
 from kpl_integrations.ingest.workers.peer_stats import ANSWER_SECONDS
 from kpl_integrations.ingest.workers.supervisor import Supervisor, WorkerFailed, WorkerSocket
 from kpl_integrations.ingest.workers.totals import decode_totals
@@ -40,19 +41,24 @@ def _no_backoff(monkeypatch):
 class Workers:
     """A supervisor of fake workers; `orders` are, for each worker number, those of its first, second ... process."""
 
-    def __init__(self, *orders: Sequence[Mapping[str, object]], grace_seconds: float = 30) -> None:
+    def __init__(
+        self,
+        *orders: Sequence[Mapping[str, object]],
+        grace_seconds: float = 30,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
         self.orders = [list(each) for each in orders]
         self.started = [0] * len(orders)
         self.supervisor = Supervisor(
             FAKE_WORKER,
             self._instructions,
-            sockets=[],
+            sockets=sockets,
             identities=[WorkerIdentity(worker=number, count=2, folder="/nowhere") for number in range(len(orders))],
             grace_seconds=grace_seconds,
         )
 
-    def _instructions(self, identity: WorkerIdentity, descriptor: int | None) -> bytes:
-        del descriptor
+    def _instructions(self, identity: WorkerIdentity, descriptors: Descriptors) -> bytes:
+        del descriptors
         orders = self.orders[identity.worker]
         order = orders[min(self.started[identity.worker], len(orders) - 1)]
         self.started[identity.worker] += 1
@@ -223,7 +229,7 @@ async def test_a_worker_that_cannot_be_started_for_a_moment_is_started_again(mon
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return await really_open(*args, **given)
 
-    def instructions(identity, descriptor):
+    def instructions(identity, descriptors):
         if len(attempts) == 3:
             supervisor.stop()
         return b"{}"
@@ -238,13 +244,33 @@ async def test_a_worker_that_cannot_be_started_for_a_moment_is_started_again(mon
 
 @only_linux
 @pytest.mark.anyio
+async def test_another_worker_accepts_from_the_socket_of_a_dead_one_until_its_replacement_listens(tmp_path):
+    notes = tmp_path / "notes"
+    notes.touch()
+    workers = Workers(
+        [{"then": "note", "result": str(notes)}],
+        [{"then": "die"}, {"then": "die"}, {"then": "wait"}],
+        sockets=listening_sockets("127.0.0.1", 0, 2),
+    )
+
+    def lines():
+        return notes.read_text().splitlines()
+
+    await workers.run_until(lambda: workers.started[1] == 3 and len(lines()) > 1 and lines()[-1] == "[]")
+    assert "[1]" in lines()
+    # Each order changes something.
+    assert all(one != other for one, other in pairwise(lines()))
+
+
+@only_linux
+@pytest.mark.anyio
 async def test_after_eight_quick_deaths_the_socket_listens_no_more_until_a_worker_does(caplog):
     sockets = listening_sockets("127.0.0.1", 0, 1)
     port = sockets[0].getsockname()[1]
     seen = []
 
-    def instructions(identity, descriptor):
-        with socket.socket(fileno=os.dup(descriptor)) as given:
+    def instructions(identity, descriptors):
+        with socket.socket(fileno=os.dup(descriptors.sockets[0])) as given:
             listens = given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             seen.append((given.getsockname()[1] == port, bool(listens)))
         if len(seen) == 10:
@@ -256,6 +282,29 @@ async def test_after_eight_quick_deaths_the_socket_listens_no_more_until_a_worke
         await supervisor.run()
     assert seen == [(True, start <= 8) for start in range(1, 11)]
     assert sum("died 8 times in a row" in each for each in caplog.messages) == 1
+
+
+@only_linux
+@pytest.mark.anyio
+async def test_a_socket_that_a_starting_worker_has_stays_open():
+    """It would keep the socket open, and once it listens it would not accept the connections that wait there."""
+    sockets = listening_sockets("127.0.0.1", 0, 2)
+    same = []
+
+    def instructions(identity, descriptors):
+        if identity.worker == 1:
+            return b"starts and never listens"
+        same.append(descriptors.sockets[0] == sockets[0].fileno())
+        if len(same) == 12:
+            supervisor.stop()
+        return b"dies"
+
+    waits = 'while read order; do case "$order" in stop*) exit 0;; esac; done'
+    command = ("/bin/sh", "-c", f'read way; [ "$way" = dies ] && echo ready >&0 && exit 3; {waits}')
+    supervisor = supervisor_of(command, instructions, sockets)
+    with anyio.fail_after(_SECONDS):
+        await supervisor.run()
+    assert same == [True] * 12
 
 
 @only_linux

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 import msgspec
-import pytest
 from hypothesis import given, settings, strategies as st
 from prometheus_client.metrics_core import Metric as Family
 
 from kpl_integrations.gateway_figures import BufferStats, RecordStats, StatsDocument, StreamStats, TenantStats
 from kpl_integrations.ingest.stats import GatewayTotals, exposition
+from kpl_integrations.ingest.workers.record_counts import Counts
 from kpl_integrations.ingest.workers.totals import (
     DeadTotals,
     WorkerTotals,
@@ -32,35 +32,64 @@ def family(name: str, kind: str, *samples: tuple[str, Mapping[str, str], float])
 
 
 class Worker:
-    """A worker number whose fate Hypothesis decides; its spool outlives its processes."""
+    """A worker number whose fate Hypothesis decides. Its counters and its file outlive its processes."""
 
-    def __init__(self, number: int, *, has_spool: bool) -> None:
-        self.number, self.has_spool = number, has_spool
-        self.in_spool = 0
+    def __init__(self, number: int, *, has_file: bool) -> None:
+        self.number, self.has_file = number, has_file
+        self.counts = [0, 0, 0, 0]
+        self.in_file = self.true_delivered = self.true_failed = self.true_lost = 0
         self.start()
 
     def start(self) -> None:
-        self.inherited = self.accepted = self.unfinished = self.in_spool
-        self.delivered = self.failed = 0
+        self.inherited = self.accepted = self.in_file
+        self.in_memory = self.delivered = self.failed = 0
         self.last: WorkerTotals | None = None
 
-    def accept(self, records: int) -> None:
-        self.accepted += records
-        self.unfinished += records
-        if self.has_spool:
-            self.in_spool += records
+    def die(self) -> None:
+        self.true_lost += self.in_memory
+        self.start()
 
-    def finish(self, records: int, *, is_delivered: bool) -> None:
-        finished = min(records, self.unfinished)
-        self.unfinished -= finished
-        self.in_spool = max(0, self.in_spool - finished)
-        if is_delivered:
-            self.delivered += finished
-        else:
-            self.failed += finished
+    def accept(self, records: int) -> None:
+        if self.last is None:
+            # A process reports before it takes requests.
+            self.report()
+        self.accepted += records
+        self.in_memory += records
+        self.counts[0] += records
+
+    def keep(self, records: int) -> None:
+        if self.has_file:
+            kept = self._leave_memory(records)
+            self.in_file += kept
+            self.counts[2] += kept
+
+    def deliver(self, records: int) -> None:
+        delivered = self._leave_memory(records)
+        self.counts[1] += delivered
+        self._deliver(delivered)
+
+    def replay(self, records: int) -> None:
+        replayed = min(records, self.in_file)
+        self.in_file -= replayed
+        self._deliver(replayed)
+
+    def fail(self, records: int) -> None:
+        failed = self._leave_memory(records)
+        self.counts[3] += failed
+        self.failed += failed
+        self.true_failed += failed
+
+    def _leave_memory(self, records: int) -> int:
+        records = min(records, self.in_memory)
+        self.in_memory -= records
+        return records
+
+    def _deliver(self, records: int) -> None:
+        self.delivered += records
+        self.true_delivered += records
 
     def report(self) -> None:
-        tenant = TenantStats(requests=self.accepted, accepted_records=self.accepted, waiting_records=self.unfinished)
+        tenant = TenantStats(requests=self.accepted, accepted_records=self.accepted, waiting_records=self.in_memory)
         stats = StatsDocument(
             state="open",
             tenants={"t": tenant},
@@ -68,7 +97,8 @@ class Worker:
                 accepted=self.accepted,
                 delivered=self.delivered,
                 failed={"Expired": self.failed} if self.failed else {},
-                buffered=self.unfinished,
+                spooled=self.in_file,
+                buffered=self.in_memory,
             ),
             answers={"202": self.accepted} if self.accepted else {},
         )
@@ -82,6 +112,7 @@ class Worker:
             # A process may get the number of an earlier one; nothing is found by it.
             process_id=1,
             inherited=self.inherited,
+            counts=Counts(*self.counts),
             stats=stats,
             families=[family("kinesis_producer_accepted_records", "counter", counter)],
         )
@@ -89,7 +120,7 @@ class Worker:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["accept", "deliver", "fail", "report", "report and die", "die"]),
+        st.sampled_from(["accept", "keep", "deliver", "replay", "fail", "report", "die"]),
         st.integers(0, 1),
         st.integers(1, 50),
     ),
@@ -97,48 +128,68 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS, has_spool=st.booleans())
+@given(steps=STEPS, has_file=st.booleans())
 @settings(max_examples=300)
-def test_every_record_has_a_place_and_accepted_never_falls_whichever_worker_dies(steps, has_spool):
-    workers = [Worker(number, has_spool=has_spool) for number in (0, 1)]
+def test_every_record_has_a_place_and_accepted_never_falls_whichever_worker_dies(steps, has_file):
+    workers = [Worker(number, has_file=has_file) for number in (0, 1)]
     dead = DeadTotals()
     accepted_before = 0
-    for what, number, records in steps:
-        worker = workers[number]
-        if what == "accept":
-            worker.accept(records)
-        elif what in {"deliver", "fail"}:
-            worker.finish(records, is_delivered=what == "deliver")
-        elif what == "report":
-            worker.report()
-        else:
-            if what == "report and die":
-                worker.report()
-            dead.add(number, worker.last)
-            worker.start()
-        living = [each.last for each in workers if each.last is not None]
-        totals = sum_of(living, dead)
-        stats = totals.stats
-        assert records_in_all_places(stats.records) == stats.records.accepted >= accepted_before
-        accepted_before = stats.records.accepted
+
+    def stats() -> RecordStats:
+        nonlocal accepted_before
+        totals = sum_of([each.last for each in workers if each.last is not None], dead)
+        records = totals.stats.records
+        assert records_in_all_places(records) == records.accepted >= accepted_before
+        accepted_before = records.accepted
         families = [each for each in totals.families if each.name == "kinesis_producer_accepted_records"]
         assert [sample.value for each in families for sample in each.samples] in ([], [accepted_before])
+        return records
+
+    for what, number, records in steps:
+        worker = workers[number]
+        if what == "report":
+            worker.report()
+        elif what == "die":
+            dead.add(number, worker.last, Counts(*worker.counts))
+            worker.die()
+            # At once, without a report of the replacement.
+            assert stats().lost == sum(each.true_lost for each in workers)
+        else:
+            getattr(worker, what)(records)
+        stats()
+    for worker in workers:
+        worker.report()
+    final = stats()
+    assert final.lost == sum(each.true_lost for each in workers)
+    assert final.delivered == sum(each.true_delivered for each in workers)
+    assert sum(final.failed.values()) == sum(each.true_failed for each in workers)
+    assert final.buffered == sum(each.in_memory for each in workers)
+    assert final.spooled == sum(each.in_file for each in workers)
 
 
-@pytest.mark.parametrize(("has_spool", "lost"), [(True, 0), (False, 7)])
-def test_unfinished_records_of_a_dead_worker_are_lost_unless_its_replacement_finds_them(has_spool, lost):
-    worker = Worker(0, has_spool=has_spool)
+def test_until_a_replacement_reports_the_files_of_the_dead_worker_count_as_spooled():
+    worker = Worker(0, has_file=True)
     worker.accept(10)
-    worker.finish(3, is_delivered=True)
-    worker.report()
+    worker.keep(7)
     dead = DeadTotals()
-    dead.add(0, worker.last)
-    assert sum_of([], dead).stats.records.lost == 7
-    worker.start()
+    dead.add(0, worker.last, Counts(*worker.counts))
+    records = sum_of([], dead).stats.records
+    assert records == RecordStats(accepted=10, spooled=7, lost=3)
+    worker.die()
     worker.report()
     assert worker.last is not None
-    records = sum_of([worker.last], dead).stats.records
-    assert (records.accepted, records.delivered, records.lost) == (10, 3, lost)
+    assert sum_of([worker.last], dead).stats.records == records
+
+
+def test_what_failed_after_the_last_report_of_a_dead_worker_has_a_reason_of_its_own():
+    worker = Worker(0, has_file=False)
+    worker.accept(5)
+    worker.fail(2)
+    worker.report()
+    worker.fail(3)
+    dead = DeadTotals()
+    dead.add(0, worker.last, Counts(*worker.counts))
+    assert sum_of([], dead).stats.records == RecordStats(accepted=5, failed={"Expired": 2, "NotReported": 3})
 
 
 def report(number: int, *families: Family, takes_requests: bool = True, **stats: object) -> WorkerTotals:
@@ -204,7 +255,7 @@ def test_counters_of_dead_workers_stay_and_gauges_come_from_living_workers_only(
         )
 
     dead = DeadTotals()
-    dead.add(2, reported(2, 4.0))
+    dead.add(2, reported(2, 4.0), Counts())
     found = samples(sum_of([reported(0, 1.0), reported(1, 2.0)], dead))
     assert found['sent_total{shard="1"}'] == found['wait_bucket{le="1"}'] == found["wait_count"] == 7.0
     assert found["wait_created"] == 1.0
@@ -251,7 +302,7 @@ def test_the_sum_over_four_workers_with_ten_thousand_tenants_each_is_exact():
     }
     sent = [encode(report(number, tenants=tenants)) for number in range(4)]
     dead = DeadTotals()
-    dead.add(4, decode_report(encode(report(4, tenants=tenants))))
+    dead.add(4, decode_report(encode(report(4, tenants=tenants))), Counts())
     totals = decode_totals(encode(sum_of([decode_report(each) for each in sent], dead)))
     assert len(totals.stats.tenants) == 10_000
     for number in (0, 1, 9_999):
