@@ -12,6 +12,7 @@ two points, because demand is measured and changes between two measurements:
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from operator import truediv
 from typing import Final
 
@@ -32,17 +33,17 @@ def water_level(wants: Sequence[float], weights: Sequence[float], limit: float) 
         return 0.0
     if weights.count(weights[0]) == len(weights):
         return _level_of_equal_weights(wants, weights[0], limit)
-    marks = sorted(zip(map(truediv, wants, weights), wants, weights, strict=True))
-    left, heavy = limit, sum(weights)
-    level = 0.0
-    for mark, want, weight in marks:
-        level = left / heavy if heavy > 0 else 0.0
+    marks: list[tuple[float, float, float]] = sorted(zip(map(truediv, wants, weights), wants, weights, strict=True))
+    # The weight of a mark and all after it. Added from the last on: subtracting each from the sum of all would leave
+    # rounding in place of a small weight.
+    heavy = list(accumulate(weight for _, _, weight in reversed(marks)))
+    left = limit
+    for mark, want, _ in marks:
+        level = left / heavy.pop()
         if mark >= level:
             return level
         left -= want
-        heavy -= weight
-        level = mark
-    return level
+    return marks[-1][0]
 
 
 def _level_of_equal_weights(wants: Sequence[float], weight: float, limit: float) -> float:

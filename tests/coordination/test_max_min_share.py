@@ -36,6 +36,17 @@ def test_the_water_level_agrees_with_the_oracle(drawn, limit):
     assert got == pytest.approx(poured(wants, heavy, limit), rel=1e-6, abs=1e-6 * limit)
 
 
+def test_if_all_wants_fit_the_level_is_the_highest_mark():
+    assert water_level([6.0, 2.0, 1.0], [3.0, 4.0, 5.0], 100.0) == 2.0
+
+
+def test_a_light_worker_beside_many_heavy_ones_has_what_they_leave():
+    heavy, wants = [1e6] * 1_001, [1.0] * 1_001
+    heavy[1::3], heavy[2::3] = [1e6 / 3] * 334, [1e6 / 7] * 333
+    level = water_level([*wants, 1e6], [*heavy, 1e-6], 2_001.0)
+    assert 1e-6 * level == pytest.approx(1_000.0)
+
+
 @given(workers, limits)
 def test_the_shares_add_up_to_the_limit_if_it_is_wanted(drawn, limit):
     wants, heavy = [want for want, _ in drawn], [weight for _, weight in drawn]
