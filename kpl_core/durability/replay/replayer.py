@@ -201,7 +201,8 @@ class Replayer:
     async def _bury(self) -> None:
         """Move records that can never be delivered to the dead letters, or keep them in the spool if those are full."""
         while self._undeliverable:
-            claimed, result = self._undeliverable.popleft()
+            # It stays there until it has its place, so that `run` releases it if this is cancelled or fails.
+            claimed, result = self._undeliverable[0]
             now = anyio.current_time()
             try:
                 await self._bury_one(claimed, result, time.time() - now)
@@ -209,9 +210,7 @@ class Replayer:
             except (SpoolFull, SpoolUnavailable):
                 self._order.failed(claimed.id)
                 self._pace.pause(now)
-            except BaseException:
-                self._order.failed(claimed.id)
-                raise
+            self._undeliverable.popleft()
 
     async def _bury_one(self, claimed: Claimed, result: RecordResult | None, wall_offset: float) -> None:
         queue = self._dead_letters

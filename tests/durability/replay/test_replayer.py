@@ -1,6 +1,8 @@
 """The backlog goes back to the producer: in order, at a limited pace, and removed only after Kinesis confirmed it."""
 
+import itertools
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,11 +12,11 @@ import pytest
 
 from kpl_core.durability.dead_letters import DeadLetterQueue
 from kpl_core.durability.replay.replayer import Replayer
-from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpoolOptions
+from kpl_core.durability.spool import AsyncSpool, LetterFilter, Spool, SpooledRecord, SpoolOptions
 from kpl_core.errors import BufferFull, InvalidUserRecord, ProducerClosed
 from kpl_core.options.kinesis_limits import MIB
 from kpl_core.records.record_result import RecordResult
-from tests.durability.receiver import Receiver
+from tests.durability.receiver import Finished, Gate, Receiver
 from tests.support.durability_scene import DELIVERED, EXPIRED, INVALID, THROTTLED, failed, spooled
 from tests.support.waiting import until
 
@@ -33,10 +35,15 @@ def options(tmp_path: Path) -> SpoolOptions:
 
 @asynccontextmanager
 async def replaying(
-    spool: AsyncSpool, receiver: Receiver, options: SpoolOptions, queue: DeadLetterQueue | None = None
+    spool: AsyncSpool,
+    receiver: Receiver,
+    options: SpoolOptions,
+    queue: DeadLetterQueue | None = None,
+    *,
+    chance: float = 0.0,
 ) -> AsyncIterator[Replayer]:
     queue = DeadLetterQueue(spool.spool) if queue is None else queue
-    replayer = Replayer(spool, receiver.put, options, dead_letters=queue, chance=lambda: 0.0)
+    replayer = Replayer(spool, receiver.put, options, dead_letters=queue, chance=lambda: chance)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(replayer.run)
         yield replayer
@@ -120,6 +127,10 @@ async def test_a_record_that_can_never_be_delivered_becomes_a_dead_letter(
     (stored,) = letters
     assert stored.letter is not None
     assert (stored.letter.data, stored.letter.reason) == (b"1", "invalid")
+    if isinstance(answer, RecordResult):
+        # In Unix time, though the attempt has the loop's.
+        wall_offset = time.time() - anyio.current_time()
+        assert stored.letter.last_attempt == pytest.approx(INVALID.ended_at + wall_offset, abs=60.0)
 
 
 async def test_an_undeliverable_record_stays_in_the_spool_while_the_dead_letters_are_full(
@@ -146,6 +157,76 @@ async def test_an_undeliverable_record_stays_in_the_spool_while_the_dead_letters
         assert len(receiver.answers[poison]) > 0
         assert (spool.statistics().records, spool.statistics().letters) == (1, 1)
         assert spool.statistics().backlog_records == 1
+
+
+async def test_each_of_several_undeliverable_records_is_buried_once(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    receiver.answers = {b"%d" % number: [failed(INVALID)] for number in range(3)}
+    async with AsyncSpool(Spool(options)) as spool:
+        queue = DeadLetterQueue(spool.spool)
+        await spool.append([spooled(number, key=f"key-{number}") for number in range(3)], claim=False)
+        async with replaying(spool, receiver, options, queue):
+            await until(lambda: spool.statistics().records == 0)
+        letters = await spool.mailbox.wait_for(queue.select_nowait(LetterFilter(), 10))
+    assert sorted(each.letter.data for each in letters if each.letter is not None) == [b"0", b"1", b"2"]
+
+
+async def test_the_replay_pauses_while_the_dead_letters_are_full(tmp_path: Path) -> None:
+    put_at: list[float] = []
+
+    class Recording(Receiver):
+        def put(self, record: SpooledRecord, finished: Finished) -> None:
+            put_at.append(anyio.current_time())
+            super().put(record, finished)
+
+    receiver = Recording()
+    poison = bytes(2_000)
+    receiver.answers[poison] = [failed(INVALID)] * 100_000
+    small = SpoolOptions(path=tmp_path / "small.db", commit_interval_ms=0.0, max_dead_letter_bytes=MIB)
+    async with AsyncSpool(Spool(small)) as spool:
+        queue = DeadLetterQueue(spool.spool)
+        await spool.mailbox.wait_for(queue.bury_nowait([queue.letter(spooled(data=bytes(MIB - 500)), "ttl")]))
+        await spool.append([spooled(data=poison)], claim=False)
+        # The pause is a random part of at least half a second.
+        async with replaying(spool, receiver, small, queue, chance=0.2):
+            await until(lambda: len(put_at) >= 3)
+    assert min(after - before for before, after in itertools.pairwise(put_at)) >= 0.09
+
+
+async def test_a_burial_that_is_cancelled_ends_with_one_letter_and_no_record(
+    options: SpoolOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the wait does not end the commit."""
+    receiver = Receiver()
+    receiver.answers[b"0"] = [failed(INVALID)]
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(0)], claim=False)
+        gate = Gate(monkeypatch)
+        async with replaying(spool, receiver, options):
+            await until(gate.reached.is_set)
+        gate.opened.set()
+        await until(lambda: (spool.statistics().records, spool.statistics().letters) == (0, 1))
+        async with replaying(spool, receiver, options):
+            await spool.append([spooled(1)], claim=False)
+            await until(lambda: receiver.delivered == [b"1"])
+        assert spool.statistics().claimed_records == 0
+
+
+async def test_a_burial_that_fails_releases_its_record(options: SpoolOptions) -> None:
+    receiver = Receiver()
+    receiver.answers[b"0"] = [failed(INVALID)]
+
+    def no_clock() -> float:
+        message = "no clock"
+        raise OSError(message)
+
+    async with AsyncSpool(Spool(options)) as spool:
+        await spool.append([spooled(0)], claim=False)
+        queue = DeadLetterQueue(spool.spool, wall_clock=no_clock)
+        replayer = Replayer(spool, receiver.put, options, dead_letters=queue)
+        with pytest.raises(OSError, match="no clock"):
+            await replayer.run()
+        assert (spool.statistics().claimed_records, spool.statistics().backlog_records) == (0, 1)
 
 
 async def test_records_in_flight_stay_within_the_bound(tmp_path: Path) -> None:
