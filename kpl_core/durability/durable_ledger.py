@@ -34,10 +34,10 @@ MOST_PENDING: Final = 10_000
 class DurableRules(msgspec.Struct, frozen=True, kw_only=True):
     """Which durable stores there are."""
 
-    spool: bool = False
-    dead_letters: bool = False
+    spool: bool
+    dead_letters: bool
     # User records enter the spool before they travel.
-    write_ahead: bool = False
+    write_ahead: bool
 
 
 def durable_rules(config: Config) -> DurableRules:

@@ -229,7 +229,7 @@ class StreamPipeline:
         return self._delivery(detached.outcome, 0)
 
     def start_written(self, detached: DetachedUserRecord, now: float, *, is_stored: bool = True) -> ResultHandle:
-        """Let a user record start its journey, because the write-ahead spool has stored it, or cannot store it."""
+        """Let a user record start, because the write-ahead spool has stored it, or cannot. Poll after the last one."""
         if self.write_ahead is not None:
             self.write_ahead.left(detached)
         if is_stored:
@@ -237,7 +237,6 @@ class StreamPipeline:
             detached.outcome.notes = {0: Note(None if notes is None else notes[0].flow, "write_ahead")}
         self._enter(detached, self.stages.shard_of(detached.user_record), now)
         detached.outcome.wake()
-        self._attend(now)
         return self._delivery(detached.outcome, 0)
 
     def _enter(self, detached: DetachedUserRecord, shard_id: str | None, now: float) -> None:
@@ -424,7 +423,7 @@ class StreamPipeline:
     def flush(self, now: float) -> int:
         """Close everything open; limits still apply. Returns the generation to ask `is_flushed` for."""
         self._forwarder.close_open(now)
-        self._output.has_closed, self.attention = False, True
+        self.attention = True
         return self._generations.advance()
 
     def is_flushed(self, generation: int) -> bool:

@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.config import Config
+from kpl_core.options.kinesis_limits import KIB
 from kpl_core.options.validation import without_passwords
 from kpl_core.records.put_records import PutRecordsAnswer, PutRecordsEntry, PutRecordsRequest, RequestFailure
 from kpl_core.records.record_result import INTERNAL
@@ -34,7 +35,7 @@ from kpl_core.transport.service_calls import (
     use_quick_loader,
 )
 
-PIECE_BYTES: Final = 256 * 1024
+PIECE_BYTES: Final = 256 * KIB
 
 
 class RequestBody(Payload):

@@ -14,7 +14,9 @@ from urllib.parse import SplitResult
 
 from aiohappyeyeballs import start_connection
 
-PIECE_BYTES: Final = 256 * 1024
+from kpl_core.options.kinesis_limits import KIB
+
+PIECE_BYTES: Final = 256 * KIB
 # An idle connection is not used after this time, because the server may be about to close it.
 IDLE_SECONDS: Final = 12.0
 _NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305

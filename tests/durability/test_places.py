@@ -4,6 +4,7 @@ import pytest
 
 from kpl_core import Config, SpoolOptions
 from kpl_core.durability.durable_ledger import DurableLedger, DurableRules, fallback_destinations
+from kpl_core.hooks import RecordsFinished
 from kpl_core.options.kinesis_limits import MAX_HASH_KEY
 from kpl_core.options.policy import FairnessPolicy
 from kpl_core.pipeline.buffer_limit import BufferLimit
@@ -11,10 +12,10 @@ from kpl_core.pipeline.shard_map import Shard
 from kpl_core.producer.composition import stream_pipeline
 from kpl_core.records.record_result import INCURABLE, REASONS
 
-BOTH = DurableRules(spool=True, dead_letters=True)
-SPOOL = DurableRules(spool=True)
-LETTERS = DurableRules(dead_letters=True)
-NONE = DurableRules()
+BOTH = DurableRules(spool=True, dead_letters=True, write_ahead=False)
+SPOOL = DurableRules(spool=True, dead_letters=False, write_ahead=False)
+LETTERS = DurableRules(spool=False, dead_letters=True, write_ahead=False)
+NONE = DurableRules(spool=False, dead_letters=False, write_ahead=False)
 
 # reason, origin, tier, what there is, where it goes
 ROWS = [
@@ -79,3 +80,20 @@ def test_a_record_that_expired_in_front_of_the_gate_was_never_sent(tmp_path):
     (fallback,) = pipeline.ledger.take_pending_fallbacks()
     assert (fallback.reason, fallback.detached.user_record.data) == ("ttl", b"x")
     assert not waiting.done
+
+
+def test_the_fact_of_a_record_that_failed_for_good_has_its_age(tmp_path):
+    """In seconds, from the put to the failure; less than a second here."""
+    config = Config(record_ttl_ms=500, spool=SpoolOptions(path=tmp_path / "spool.db"))
+    limit = BufferLimit(max_records=100, max_bytes=100_000)
+    pipeline = stream_pipeline("s", config, limit, now=0.0, chance=lambda: 0.5, listening=True)
+    pipeline.shards_changed([Shard("shardId-000000000000", 0, MAX_HASH_KEY)], 0.0)
+    assert isinstance(pipeline.ledger, DurableLedger)
+    _ = pipeline.put("k", b"x", 0.0)
+    pipeline.poll(0.75, 0)
+    (fallback,) = pipeline.ledger.take_pending_fallbacks()
+    pipeline.ledger.take_facts()
+    pipeline.ledger.settle_fallbacks([fallback], None)
+    (fact,) = pipeline.ledger.take_facts()
+    assert isinstance(fact, RecordsFinished)
+    assert (fact.age, fact.user_records) == (0.75, 1)

@@ -33,6 +33,7 @@ from kpl_core.durability.spool.tables import (
     transaction,
     write_owner,
 )
+from kpl_core.options.kinesis_limits import MIB
 from kpl_core.options.reliability import SpoolOptions
 
 # Rows of 1 KiB leave a quarter of a 4 KiB page empty; with 16 KiB pages writing took a third less time.
@@ -43,7 +44,7 @@ _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 # that allows fewer variables has fewer rows: SQLite before 3.32 allows 999, which three columns of 512 rows exceed.
 _MAX_ROWS: Final = 512
 # An almost empty file is shrunk if this many bytes are free in it.
-_RECLAIM_BYTES: Final = 64 * 1024 * 1024
+_RECLAIM_BYTES: Final = 64 * MIB
 
 
 class SpoolTotals(NamedTuple):

@@ -265,7 +265,6 @@ def append_rows(rows: list[RecordRow], cursor: sqlite3.Cursor, max_bytes: int) -
         max_bytes -= len(rows[-1].envelope)
         if max_bytes <= 0:
             break
-    cursor.close()
     return max_bytes
 
 
@@ -316,7 +315,7 @@ def next_due_after(connection: sqlite3.Connection, now: float) -> float | None:
 
 
 def letters_matching(
-    connection: sqlite3.Connection, wanted: LetterFilter, limit: int, *, after: tuple[int, int] = (-1, 0)
+    connection: sqlite3.Connection, wanted: LetterFilter, limit: int, *, after: tuple[int, int]
 ) -> list[StoredLetter]:
     """Return up to `limit` letters that match: critical first, within a tier in the order of arrival.
 
