@@ -177,7 +177,9 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            self._replace(node.value, "None")
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                # None in place of False is the same to a caller that asks whether. `True` is the fault of that line.
+                self._replace(node.value, "None")
             self._swap_first_two(node.value)
             self.visit(node.value)
 
@@ -243,6 +245,9 @@ class _Finder(ast.NodeVisitor):
             self._replace(node.func, OPPOSITES[name])
         if name not in UNORDERED:
             self._swap(node.args)
+        if name == "zip":
+            # Its `strict` states what holds already, as an assert does.
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "strict"]
         self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
@@ -284,6 +289,8 @@ class _Finder(ast.NodeVisitor):
         scope = ".".join(self._scope)
         context = self._lines[node.lineno - 1].decode().strip()
         old = self._text[start:end].decode()
+        if new == old:
+            return
         mutation = Mutation(self._path, scope, lines, start, end, context, old, new, at_import=not self._functions)
         self.found.append(mutation)
 
