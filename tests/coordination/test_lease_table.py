@@ -10,7 +10,7 @@ from benchmarks.coordination_fleet import finished
 from benchmarks.coordination_scale import filled_store, summarise
 from kpl_core.coordination.demand import Usage
 from kpl_core.coordination.lease_sync import LeaseSync
-from kpl_core.coordination.lease_table import TableRules, next_summary
+from kpl_core.coordination.lease_table import TableRules, is_calm, next_summary
 from kpl_core.coordination.leaseholder import HolderRules, Leaseholder
 from kpl_core.coordination.store_objects import (
     MEMBERS_IN_HEAD,
@@ -297,6 +297,7 @@ def test_a_sync_says_whether_it_has_read_all_reports() -> None:
     store, clock = filled_store(2, shard_count=1)
     holder = Leaseholder(HolderRules(worker_id="worker-0", interval_seconds=5.0, max_workers=2))
     sync_round = LeaseSync(store, holder, may_compute=True, on_problem=lambda *_: None)
+    assert (sync_round.is_reading_all, sync_round.has_read_all) == (False, False)
     for expected in (True, False, True):
         finished(sync_round.sync(lambda: clock[0], lambda: clock[0]))
         assert sync_round.has_read_all is expected
@@ -334,3 +335,89 @@ def test_a_worker_measures_early_only_if_that_can_gain_something() -> None:
     assert holder.early_measure_at(1.0) == math.inf, "units wait, and all of the limit is its own"
     holder.measure({RESOURCE: Usage(LIMIT, (900.0, 9e5))}, 1.5)
     assert holder.early_measure_at(1.5) < math.inf, "no unit waits"
+
+
+@pytest.mark.parametrize(
+    ("divided_at", "calm_at", "expected"),
+    [(0.0, 0.0, False), (0.0, 5.0, False), (0.5, 0.5, True), (5.0, 4.9, False), (5.0, 5.1, True)],
+)
+def test_a_resource_is_calm_if_the_latest_division_found_it_so(
+    divided_at: float, calm_at: float, *, expected: bool
+) -> None:
+    """At 0 an older release wrote the summary, which did not note the time."""
+    head = Summary(generation=1, computed_at=10.0, began_at=0.0, divided_at=divided_at)
+    plan = ResourcePlan(LIMIT, (0.0, 0.0), 1.0, {}, calm_at=calm_at)
+    assert is_calm(plan, head) is expected
+
+
+def test_the_worker_that_computes_a_summary_uses_its_grant_at_once() -> None:
+    store, clock = filled_store(2, shard_count=1)
+    holder = Leaseholder(HolderRules(worker_id="worker-0", interval_seconds=5.0, max_workers=2))
+    sync_round = LeaseSync(store, holder, may_compute=True, on_problem=lambda *_: None)
+    assert holder.state(clock[0]) == "alone"
+    finished(sync_round.sync(lambda: clock[0], lambda: clock[0]))
+    written = decode(finished(store.read("leases.json")).body, Summary)
+    applied = holder.report(clock[0], at=clock[0])
+    assert (applied.generation, applied.token) == (written.generation, written.token)
+
+
+def test_a_calm_summary_is_renewed_for_60_intervals_at_most() -> None:
+    def little(generation: int, at: float) -> WorkerReport:
+        return WorkerReport(
+            worker_id="a", written_at=at, generation=generation, claims={RESOURCE: Claim((1.0, 1.0), (0.0, 0.0), LIMIT)}
+        )
+
+    divided: Summary | None = None
+    for step in range(5):
+        at = 1_000.0 + 2.5 * step
+        divided = next_summary(divided, [little(0 if divided is None else divided.generation, at)], RULES, at=at)
+    assert divided is not None
+    divided.divided_at = divided.computed_at
+    for after, is_renewed in ((300.0, True), (300.5, False)):
+        at = divided.computed_at + after
+        previous = msgspec.structs.replace(divided, computed_at=at - 2.5)
+        for plan in previous.resources.values():
+            plan.calm_at = plan.used_at = at
+        following = next_summary(previous, [little(divided.generation, at)], RULES, at=at)
+        assert (following.generation == divided.generation) is is_renewed
+
+
+@pytest.mark.parametrize(("expected_workers", "part"), [(4, 0.04), (2, 0.01)])
+def test_a_worker_without_a_grant_may_use_a_small_part_of_an_equal_share(expected_workers: int, part: float) -> None:
+    """Four parts in a hundred while workers are expected, else one: then a newcomer is one too many."""
+    rules = TableRules(interval_seconds=5.0, max_workers=expected_workers)
+    summary: Summary | None = None
+    for step in range(10):
+        at = 1_000.0 + 2.5 * step
+        generation = 0 if summary is None else summary.generation
+        summary = next_summary(
+            summary,
+            [
+                WorkerReport(
+                    worker_id=name,
+                    written_at=at,
+                    generation=generation,
+                    claims={RESOURCE: Claim((900.0, 9e5), (500.0, 5e5), LIMIT)},
+                )
+                for name in ("a", "b")
+            ],
+            rules,
+            at=at,
+        )
+        if expected_workers == 2:
+            # Also while the table is not warm: both workers hold all there is.
+            assert summary.resources[RESOURCE].newcomer[0] == pytest.approx(1_000.0 / 2 * part)
+    assert summary is not None
+    assert summary.resources[RESOURCE].newcomer[0] == pytest.approx(1_000.0 / expected_workers * part)
+
+
+@pytest.mark.parametrize(("expected_workers", "newcomer"), [(2, 300.0), (4, 100.0)])
+def test_before_all_workers_are_known_the_expected_ones_divide_what_nobody_holds(
+    expected_workers: int, newcomer: float
+) -> None:
+    rules = TableRules(interval_seconds=5.0, max_workers=expected_workers)
+    holder = WorkerReport(
+        worker_id="a", written_at=1_000.0, claims={RESOURCE: Claim((100.0, 1e5), (700.0, 7e5), LIMIT)}, generation=0
+    )
+    summary = next_summary(None, [holder], rules, at=1_000.0)
+    assert summary.resources[RESOURCE].newcomer[0] == pytest.approx(newcomer)

@@ -321,6 +321,20 @@ def test_a_changed_weight_counts_before_the_next_window():
         assert turns.may_run("b", now + 0.05) is may_run
 
 
+def test_what_tenants_may_use_of_the_time_falls_once_a_window():
+    turns: CpuTurns[Any] = CpuTurns(window_seconds=0.1)
+    now = late(turns)
+    for _ in range(21):
+        now += TICK
+        turns.observe_delay(0.02, now)
+    # Two windows have passed, so 0.9 * 0.9 of the elapsed time counts.
+    turns.charge("busy", 0.081 + ROUND)
+    turns.begin_round(now + 0.098)
+    assert not turns.may_run("busy", now + 0.098)
+    turns.begin_round(now + 0.102)
+    assert turns.may_run("busy", now + 0.102)
+
+
 def test_flows_below_their_share_use_none_of_the_time_of_a_round():
     turns: CpuTurns[str] = CpuTurns(round_seconds=ROUND)
     now = late(turns)

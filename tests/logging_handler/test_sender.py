@@ -11,6 +11,7 @@ from kpl_core import BlockingProducer, Config, Delivery, Producer
 from kpl_core.testing import FakeTransport
 from kpl_integrations.logging_handler import JsonFormatter, KinesisHandler
 from kpl_integrations.logging_handler.formatter import LargeLine
+from kpl_integrations.logging_handler.sender import LogSender
 from tests.support.consumers import log_records
 from tests.support.waiting import wait_until
 
@@ -43,6 +44,26 @@ def test_a_notice_that_cannot_be_put_stops_neither_the_sender_nor_a_close(make, 
     assert time.monotonic() - started_at < 5.0
     assert handler.counts().dropped == {"FormatError": 1}
     assert len(log_records(kinesis)) == 3
+
+
+def test_an_empty_queue_is_looked_at_every_20_ms_before_the_sender_is_idle(make, logger, monkeypatch):
+    """Not without a pause: that would take a whole processor from the application."""
+    looked_at: list[float] = []
+    drain = LogSender.drain
+
+    def noted(sender: LogSender, producer: Producer) -> int:
+        looked_at.append(time.monotonic())
+        return drain(sender, producer)
+
+    monkeypatch.setattr(LogSender, "drain", noted)
+    handler = make()
+    logger.addHandler(handler)
+    logger.info("first")
+    wait_until(lambda: handler._sender.is_idle, "an idle sender", seconds=20.0)  # noqa: SLF001
+    looked_at.clear()
+    logger.info("second")
+    wait_until(lambda: looked_at and handler._sender.is_idle, "an idle sender again", seconds=20.0)  # noqa: SLF001
+    assert looked_at[-1] - looked_at[0] >= 5 * 0.02
 
 
 class Unencodable(JsonFormatter):

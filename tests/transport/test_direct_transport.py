@@ -75,6 +75,14 @@ def test_botocores_client_is_used_for_what_only_it_understands(environment, opti
     assert resolved(Config(**options)) is None
 
 
+def test_why_the_resolvers_failed_is_logged_with_the_traceback(caplog):
+    caplog.set_level("DEBUG", logger="kpl_core")
+    assert resolved(Config(region="no region at all")) is None
+    (record,) = [record for record in caplog.records if "its resolvers failed" in record.message]
+    assert record.exc_info is not None
+    assert "no region at all" in str(record.exc_info[1])
+
+
 def test_a_profile_with_settings_of_the_client_is_left_to_it(monkeypatch, tmp_path):
     profiles = tmp_path / "config"
     monkeypatch.setenv("AWS_CONFIG_FILE", str(profiles))

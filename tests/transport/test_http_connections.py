@@ -176,6 +176,25 @@ async def test_the_next_address_is_tried_while_the_first_does_not_answer(monkeyp
             assert (await client.post(b"1", url=url)).body == b"1"
 
 
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {})])
+async def test_every_address_is_tried_before_the_time_to_connect_is_over(monkeypatch):
+    """Here the usual wait for the next address is longer than all of that time."""
+    monkeypatch.setattr(http_connections, "_NEXT_ADDRESS_SECONDS", 60.0)
+    loop = asyncio.get_running_loop()
+    resolve = loop.getaddrinfo
+    async with client_of(echo) as client:
+        client.connections = HttpConnections(max_connections=1, connect_seconds=1, exchange_seconds=10, tls=None)
+        with dead_address() as dead:
+
+            async def two_addresses(host: str, port: int, **options: Any) -> Any:
+                return [*await resolve(*dead, **options), *await resolve("127.0.0.1", port, **options)]
+
+            monkeypatch.setattr(loop, "getaddrinfo", two_addresses)
+            url = urlsplit(f"http://kinesis.example:{client.url.port}")
+            assert (await client.post(b"1", url=url)).body == b"1"
+        await client.connections.close()
+
+
 @contextmanager
 def dead_address() -> Iterator[tuple[str, int]]:
     """Give an address that drops attempts to connect: nothing accepts, and its backlog is full."""

@@ -60,6 +60,14 @@ def all_letters(queue: DeadLetterQueue, wanted: LetterFilter | None = None) -> l
     return [each.letter for each in queue.select_nowait(wanted or LetterFilter(), 1_000).result(SECONDS)]
 
 
+def test_the_attempts_of_a_letter_are_in_unix_time(queue: DeadLetterQueue) -> None:
+    """Without an offset their clock is taken for that of the letter."""
+    result = failed(THROTTLED, EXPIRED)
+    assert queue.letter(spooled(), "ttl", result=result).last_attempt == EXPIRED.ended_at
+    letter = queue.letter(spooled(), "ttl", result=result, wall_offset=1_000.0)
+    assert letter.last_attempt == EXPIRED.ended_at + 1_000.0
+
+
 def test_a_stored_letter_equals_the_original(queue: DeadLetterQueue) -> None:
     letter = bury(queue, 1)
     assert all_letters(queue) == [letter]

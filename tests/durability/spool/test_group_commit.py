@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given, strategies as st
 
 from kpl_core.durability.spool.spool_writer import GroupCommit
@@ -42,6 +43,18 @@ def test_a_new_group_starts_after_a_commit() -> None:
     each.add(records=100, size_bytes=0, now=5.0)
     each.committed()
     assert each.due_at() == math.inf
+
+
+@pytest.mark.parametrize("full", [{"records": 100, "size_bytes": 0}, {"records": 0, "size_bytes": 1_000}])
+def test_a_new_group_counts_from_zero(full: dict[str, int]) -> None:
+    each = group()
+    each.add(**full, now=5.0)
+    each.committed()
+    nearly = {name: max(0, most - 1) for name, most in full.items()}
+    each.add(**nearly, now=6.0)
+    assert each.due_at() == 6.004
+    each.add(**{name: full[name] - nearly[name] for name in full}, now=6.0)
+    assert each.due_at() == -math.inf
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 600), st.floats(0, 10)), min_size=1))
