@@ -66,8 +66,13 @@ can_install() {
     command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]
 }
 
-# Print the outcome of every part, and the tests that may be repeated. Succeeds if every part passed.
+# summary NAME...: print the outcome of every part, and the tests that may be repeated. Succeeds if every part passed, and each
+# that is named has reported: the shell of a part in the background may have been killed.
 summary() {
+    local name
+    for name in "$@"; do
+        grep -q "^$name " "$notes" || printf '%-16s FAILED (no report)\n' "$name" >>"$notes"
+    done
     printf '\n=== summary: %d s of %d s\n' "$SECONDS" "$TOTAL_SECONDS"
     printf 'Tests that may run twice (tests/unsteady.toml): %s\n' "$(sed -n 's/^test = "\(.*\)"$/\1/p' tests/unsteady.toml | paste -sd ' ' - | sed 's/^$/none/')"
     cat "$notes"

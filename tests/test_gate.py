@@ -23,7 +23,7 @@ def test_no_acknowledged_record_is_lost():
 """
 
 
-def gate(folder: Path, *parts: str, user: str = "0") -> subprocess.CompletedProcess[str]:
+def gate(folder: Path, *parts: str, user: str = "0", expected: str = "") -> subprocess.CompletedProcess[str]:
     """Run parts with the functions of the gate in a checkout that has only a chaos suite."""
     (folder / "tests").mkdir()
     (folder / "tests" / "unsteady.toml").touch()
@@ -33,7 +33,7 @@ def gate(folder: Path, *parts: str, user: str = "0") -> subprocess.CompletedProc
         work=$(mktemp -d -p .); TOTAL_SECONDS=50; source {ROOT}/.ci/gate.sh
         id() {{ echo {user}; }}; apt-get() {{ false; }}
         {"; ".join(parts)}
-        summary
+        summary {expected}
     """
     python_first = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return subprocess.run(
@@ -51,6 +51,13 @@ def test_a_loss_that_happens_once_makes_the_gate_fail(tmp_path: Path) -> None:
     ended = gate(tmp_path, "part chaos 40 make --no-print-directory chaos")
     assert "1 acknowledged record lost" in ended.stdout
     assert "chaos            FAILED" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_a_part_that_does_not_report_fails(tmp_path: Path) -> None:
+    ended = gate(tmp_path, "part after 5 true", expected="lost after")
+    assert "lost             FAILED (no report)" in ended.stdout
+    assert ended.stdout.count("after ") == 1
     assert ended.returncode == 1
 
 

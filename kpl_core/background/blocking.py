@@ -106,7 +106,7 @@ class BlockingProducer(ProcessListener):
         self._asks_for_context = any(isinstance(hook, OpeningHook) for hook in hooks)
         # Guards the inbox and its counts; notified when results or capacity have come.
         self._changed = threading.Condition(lock := threading.RLock())
-        self._intake = Intake(self._changed)
+        self.intake: Intake = Intake(self._changed)
         self._inbox: deque[QueuedPut] = deque()
         self._inbox_bytes = 0
         self._taken = 0
@@ -177,7 +177,10 @@ class BlockingProducer(ProcessListener):
         tier: Tier = "normal",
         metadata: Mapping[str, Any] | None = None,
     ) -> BlockingDelivery:
-        """Accept a user record now, or not at all; raises like `Producer.put_nowait`."""
+        """Accept a user record now, or not at all; raises like `Producer.put_nowait`.
+
+        Once SIGTERM ends the process, with `flush_on_sigterm`, every put waits for that, or raises `BufferFull`.
+        """
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
         if self._is_made_in_the_loop:
             return self._put_in_the_loop(stream, record)
@@ -249,8 +252,8 @@ class BlockingProducer(ProcessListener):
         with self._changed:
             if not self._has_capacity(size, record.tier):
                 self._wait_for_capacity(size, record.tier, wait_until)
-            if self._intake.is_stopped:
-                self._intake.wait()
+            if self.intake.is_stopped and not self.intake.admits():
+                raise self._ending()
             self._require_open()
             context = copy_context() if self._asks_for_context else None
             queued = QueuedPut(stream, record, size, BlockingDelivery(self._changed), context)
@@ -306,6 +309,15 @@ class BlockingProducer(ProcessListener):
                 raise self._full()
         finally:
             self._waiting.remove((size, tier))
+
+    def _ending(self) -> BufferFull:
+        report = self._producer.report()
+        return BufferFull(
+            "SIGTERM ends this process, and nothing was delivered while puts waited for the end; "
+            "let no callback need a lock under which you put",
+            outstanding_records=report.buffered,
+            outstanding_bytes=report.buffered_bytes,
+        )
 
     def _full(self) -> BufferFull:
         return self._producer.buffer_limit.full(more_records=len(self._inbox), more_bytes=self._inbox_bytes)
@@ -368,10 +380,6 @@ class BlockingProducer(ProcessListener):
         """Start a flush of at most `seconds`, or 5 seconds times `share`."""
         return self._begin_ending(self._sender.begin_flush, _EXIT_SECONDS * share if seconds is None else seconds)
 
-    def stop_intake(self) -> Callable[[], object]:
-        """Let puts of other threads than the producer's wait."""
-        return self._intake.stop()
-
     def undelivered(self) -> tuple[int, str]:
         """Return how many user records wait in the inbox and in the producer."""
         if not self._is_open:
@@ -408,7 +416,7 @@ class BlockingProducer(ProcessListener):
     def begin_child(self) -> None:
         """Mark it closed in a forked child, which does not have its thread."""
         self._changed = threading.Condition(lock := threading.RLock())
-        self._intake = Intake(self._changed)
+        self.intake = Intake(self._changed)
         self._sender.begin_child(lock)
         keep_for_parent(self._sender)
         self._inbox = deque()
@@ -493,6 +501,6 @@ class BlockingProducer(ProcessListener):
     def _begin_put(self, begin: Callable[[W], Callable[..., T]], work: W) -> Callable[..., T]:
         """Start a put in the loop; a flush that begins later waits for it."""
         with self._changed:
-            if self._intake.is_stopped:
-                self._intake.wait()
+            if self.intake.is_stopped and not self.intake.admits():
+                raise self._ending()
             return begin(work)

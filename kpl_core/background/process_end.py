@@ -51,16 +51,14 @@ class ProcessListener:
 
     # False if it has opted out of the flush at SIGTERM in children of multiprocessing.
     flushes_at_sigterm = True
+    # What a signal that ends the process stops; None if nobody puts.
+    intake: "Intake | None" = None
 
     def begin_last_flush(self, share: float = 1.0, seconds: float | None = None) -> Wait | None:  # noqa: ARG002
         """Start to deliver what is queued, within `seconds`, or `share` of this listener's time for the process' end.
 
         Return a function that waits for the end of the flush, in bounded time; None if there is nothing to wait for.
         """
-        return None
-
-    def stop_intake(self) -> Callable[[], object] | None:
-        """Accept nothing more, because a signal ends the process: a put waits. Return a function that undoes this."""
         return None
 
     def undelivered(self) -> tuple[int, str]:
@@ -89,28 +87,41 @@ working_threads: Final[set[int]] = set()
 class Intake:
     """Whether a listener accepts records; stopped while a signal ends the process.
 
-    `condition` is that of the lock under which the listener accepts.
+    A put waits then. A thread that waits may hold a lock that the delivery needs: so puts are refused instead once
+    nothing is delivered any more. `condition` is that of the lock under which the listener accepts.
     """
 
     def __init__(self, condition: threading.Condition) -> None:
         self._condition = condition
         self.is_stopped = False
+        self._refuses = False
 
-    def stop(self) -> Callable[[], object]:
-        """Let puts wait from now on; return a function that lets them go on."""
+    def stop(self) -> None:
+        """Let puts wait from now on."""
         with self._condition:
             self.is_stopped = True
-        return self._go_on
 
-    def _go_on(self) -> None:
+    def refuse(self) -> None:
+        """Refuse the puts that wait, and all others from now on."""
         with self._condition:
-            self.is_stopped = False
+            self._refuses = True
             self._condition.notify_all()
 
-    def wait(self) -> None:
-        """With the lock held: wait while it is stopped, except in a thread that delivers."""
-        if threading.get_ident() not in working_threads:
-            self._condition.wait_for(lambda: not self.is_stopped)
+    def go_on(self) -> None:
+        """Let the puts that wait go on, and all others."""
+        with self._condition:
+            self.is_stopped = self._refuses = False
+            self._condition.notify_all()
+
+    def admits(self) -> bool:
+        """With the lock held: wait while it is stopped. Return False if the put must be refused.
+
+        In a thread that delivers return True at once.
+        """
+        if threading.get_ident() in working_threads:
+            return True
+        self._condition.wait_for(lambda: not self.is_stopped or self._refuses)
+        return not self.is_stopped
 
 
 # A list of references, because threads add to it while others read it: a WeakSet would raise then.

@@ -11,8 +11,9 @@ starts no thread. Each signal calls it twice:
 A second signal during the flush is a second call too, so it ends the process at once. An application whose main thread
 ends during the flush waits in threading's exit, so that the second call comes in any case.
 
-If the signal ends the process, listeners accept nothing after the first call: a put waits until the end. So the flush
-has everything that was accepted. Where the application has a handler, puts go on, and that handler decides.
+If the signal ends the process, listeners accept nothing during the flush: a put waits until the end, or is refused once
+nothing is delivered any more, because the thread that waits may hold a lock that the delivery needs. OpenTelemetry's
+exporters have no put that could wait. Where the application has a handler, puts go on, and that handler decides.
 
 A forked child has no such thread and starts one. A child of multiprocessing without a handler of its own gets this one,
 because SIGTERM is how a `Pool` ends its children.
@@ -27,12 +28,12 @@ import threading
 from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import monotonic, sleep
 from types import FrameType
 from typing import Any, Final
 
-from kpl_core.background.process_end import all_listeners, begin_last_flushes, logged, working_threads
+from kpl_core.background.process_end import Intake, all_listeners, begin_last_flushes, logged, working_threads
 from kpl_core.errors import ConfigError
 
 # True: flush within `DEFAULT_SECONDS`; a number: within so many seconds; False: not at all; None: only in children of
@@ -42,9 +43,9 @@ FlushOnSigterm = bool | float | None
 DEFAULT_SECONDS: Final = 3.0
 # How long the report on stderr may take: the pipe may be full.
 _REPORT_SECONDS: Final = 0.5
-# A put that waited for room in a sender's loop is accepted after the flush began. So a flush is repeated while records
-# are left.
-_ROUNDS: Final = 10
+# For how long puts wait although nothing is delivered.
+_STANDSTILL_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.01
 # How often the signal is raised until the main thread handles it.
 _AGAIN_SECONDS: Final = 0.05
 # How often the main thread is interrupted until it runs the handler.
@@ -57,8 +58,13 @@ class _Flush:
     def __init__(self, number: int, *, ends_process: bool) -> None:
         self.number = number
         self.ends_process = ends_process
+        self.handler = signal.getsignal(number)
         self.began_at = monotonic()
         self.deadline = self.began_at + _bound_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - monotonic())
 
 
 # The longest bound that any sender asked for.
@@ -94,18 +100,18 @@ _thread: _FlushThread | None = None
 
 def _flush_and_raise_again(flush: _Flush) -> None:
     global _current  # noqa: PLW0603 - one signal
-    go_on: list[Callable[[], object]] = []
-    _within(flush.deadline - monotonic(), partial(_flush_all, flush, go_on))
+    stopped: list[Intake] = []
+    _within(flush.seconds_left, partial(_deliver, flush, stopped))
     _within(_REPORT_SECONDS, partial(_report, flush))
     # Again and again: a signal that comes just before the main thread enters a system call does not interrupt it.
     while _current is flush:
         _raise_in_main_thread(flush.number)
         sleep(_AGAIN_SECONDS)
-        if not _is_installed():
+        if signal.getsignal(flush.number) is not flush.handler:
             # The application has replaced the handler meanwhile, and its own has got the signal.
             _current = None
-    for each in go_on:
-        logged(each)()
+    for intake in stopped:
+        intake.go_on()
 
 
 def _wait_for_second_call() -> None:
@@ -113,6 +119,9 @@ def _wait_for_second_call() -> None:
     flush = _current
     while flush is not None and _current is flush:
         sleep(_AGAIN_SECONDS)
+        if monotonic() >= flush.deadline + 2 * _REPORT_SECONDS:
+            # CPython 3.12 starts no thread any more, so that nothing bounds the report to a stderr that is full.
+            signal.raise_signal(flush.number)
 
 
 def _raise_in_main_thread(number: int) -> None:
@@ -123,27 +132,60 @@ def _raise_in_main_thread(number: int) -> None:
         signal.raise_signal(number)
 
 
-def _flush_all(flush: _Flush, go_on: list[Callable[[], object]]) -> None:
-    working_threads.add(threading.get_ident())
-    try:
-        if flush.ends_process:
-            for each in all_listeners():
-                stopped = logged(each.stop_intake)()
-                if stopped is not None:
-                    go_on.append(stopped)
-        for _ in range(_ROUNDS):
-            for wait in begin_last_flushes(seconds=max(0.0, flush.deadline - monotonic())):
+def _deliver(flush: _Flush, intakes: list[Intake]) -> None:
+    """Flush. If the signal ends the process, stop the intakes for it, which are added to `intakes`."""
+    if not flush.ends_process:
+        _ = _begin_flush(flush).wait(flush.seconds_left)
+        return
+    for intake in [each.intake for each in all_listeners() if each.intake is not None]:
+        intake.stop()
+        intakes.append(intake)
+    if not _has_delivered(flush, _STANDSTILL_SECONDS):
+        for intake in intakes:
+            intake.refuse()
+        _ = _has_delivered(flush, math.inf)
+
+
+def _has_delivered(flush: _Flush, patience: float) -> bool:
+    """Flush until nothing is left. Return False if nothing was delivered for `patience` seconds, or at the deadline."""
+    ended = _begin_flush(flush)
+    least, shrank_at = math.inf, monotonic()
+    while (left := _count_undelivered()) or not ended.is_set():
+        now = monotonic()
+        if left < least:
+            least, shrank_at = left, now
+        elif now - shrank_at >= patience or now >= flush.deadline:
+            return False
+        if ended.is_set():
+            # A put that had waited in a sender's loop was accepted after the flush began.
+            ended = _begin_flush(flush)
+        _ = ended.wait(_POLL_SECONDS)
+    return True
+
+
+def _begin_flush(flush: _Flush) -> threading.Event:
+    """Let a thread flush every listener; return what is set when it has."""
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            for wait in begin_last_flushes(seconds=flush.seconds_left):
                 wait()
-            if not flush.ends_process or not _undelivered() or monotonic() >= flush.deadline:
-                return
-    finally:
-        working_threads.discard(threading.get_ident())
+        finally:
+            ended.set()
+
+    _start(run)
+    return ended
 
 
 def _undelivered() -> list[tuple[int, str]]:
     """Return how many records each listener still has, and what they are."""
     found = [logged(each.undelivered)() for each in all_listeners()]
     return [each for each in found if each is not None and each[0]]
+
+
+def _count_undelivered() -> int:
+    return sum(count for count, _ in _undelivered())
 
 
 def _report(flush: _Flush) -> None:
@@ -160,21 +202,33 @@ def _report(flush: _Flush) -> None:
 
 def _within(seconds: float, work: Callable[[], object]) -> None:
     """Let a thread do `work`, and wait for it up to `seconds`."""
-    done: SimpleQueue[None] = SimpleQueue()
+    ended = threading.Event()
 
     def run() -> None:
         try:
             work()
         finally:
-            done.put(None)
+            ended.set()
+
+    _start(run)
+    _ = ended.wait(seconds)
+
+
+def _start(work: Callable[[], object]) -> None:
+    """Let a thread do `work`, whose own puts and log calls never wait."""
+
+    def run() -> None:
+        working_threads.add(threading.get_ident())
+        try:
+            work()
+        finally:
+            working_threads.discard(threading.get_ident())
 
     try:
         start_new_thread(run, ())
     except RuntimeError:
         # The interpreter finalizes and starts no threads. Each listener has its own bound.
-        run()
-    with contextlib.suppress(Empty):
-        done.get(timeout=max(0.0, seconds))
+        work()
 
 
 # The handler
@@ -241,7 +295,7 @@ def _interrupt_main_thread_at_sigterm() -> None:
     from the C handler, through the wakeup file descriptor, and interrupts by SIGURG, which is ignored by default.
     """
     global _wakeup_fd  # noqa: PLW0603 - one for each process
-    if signal.getsignal(signal.SIGURG) not in {signal.SIG_DFL, _interrupted}:
+    if not hasattr(signal, "SIGURG") or signal.getsignal(signal.SIGURG) not in {signal.SIG_DFL, _interrupted}:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -259,7 +313,7 @@ def _interrupt_main_thread_at_sigterm() -> None:
     def interrupt() -> None:
         while numbers := os.read(reading, 64):
             tries = _INTERRUPTS if signal.SIGTERM in numbers else 0
-            while tries and _current is None:
+            while tries and _current is None and _is_installed():
                 tries -= 1
                 sleep(_AGAIN_SECONDS)
                 signal.pthread_kill(main, signal.SIGURG)

@@ -147,7 +147,7 @@ class KinesisHandler(logging.Handler, ProcessListener):
         # Reentrant, because a signal handler may log while its thread is in here.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
-        self._intake = Intake(self._room)
+        self.intake: Intake = Intake(self._room)
         self._queue = LevelQueue(
             max_records=self._settings.max_queue_records or sys.maxsize,
             max_bytes=self._settings.max_queue_bytes,
@@ -219,8 +219,9 @@ class KinesisHandler(logging.Handler, ProcessListener):
                     return
             if self._block_seconds:
                 self._wait_for_room(size, sender)
-            if self._intake.is_stopped and not _holds_logging_lock():
-                self._intake.wait()
+            if self.intake.is_stopped and not _holds_logging_lock() and not self.intake.admits():
+                self._queue.refuse(CLOSED)
+                return
             self._queue.put(entry, size, record.levelno)
             if sender.is_idle:
                 sender.wake()
@@ -379,10 +380,6 @@ class KinesisHandler(logging.Handler, ProcessListener):
         if seconds is None:
             seconds = self.close_timeout * (share if share == 1.0 else share * _EXIT_SHARE)
         return self._begin_flush(seconds)
-
-    def stop_intake(self) -> Callable[[], object]:
-        """Let threads that log wait, except the senders' own."""
-        return self._intake.stop()
 
     def undelivered(self) -> tuple[int, str]:
         """Return how many log records wait in the queue and in the producer."""

@@ -22,8 +22,8 @@ from tests.support.running_program import environment
 BEGINNING = """
 import signal, sys, threading, time
 from kpl_core.background import sigterm
-from kpl_core import BlockingProducer, Config
-from kpl_core.background.process_end import ProcessListener, listen
+from kpl_core import BlockingProducer, BufferFull, Config
+from kpl_core.background.process_end import Intake, ProcessListener, listen
 from kpl_core.background.sigterm import flush_before_sigterm, flush_on_sigterm
 
 class Listener(ProcessListener):
@@ -159,6 +159,75 @@ def test_a_signal_that_interrupts_code_with_a_lock_that_the_flush_needs_is_flush
 
 
 @needs_sigterm
+def test_a_put_that_waits_with_a_lock_that_a_callback_needs_costs_no_record() -> None:
+    """The callback stopped the sender, and so everything behind its record was lost."""
+    program = f"""{BEGINNING}
+from kpl_core.testing import FakeKinesis, FakeTransport
+lock = threading.Lock()
+transport = FakeTransport(FakeKinesis({{"orders": 2}}), latency_seconds=0.05)
+config = Config(region="us-east-1", record_max_buffered_time_ms=500, collection_max_count=1, aggregation_enabled=False)
+producer = BlockingProducer(config, transport=transport, flush_on_sigterm=True).__enter__()
+
+def called_back(_):
+    with lock:
+        pass
+
+def work():
+    while True:
+        try:
+            with lock:
+                delivery = producer.put_nowait("orders", partition_key="k", data=b"x")
+        except BufferFull:
+            return
+        delivery.add_done_callback(called_back)
+        time.sleep(0.005)
+
+threading.Thread(target=work, daemon=True).start()
+time.sleep(1.2)
+be_terminated()
+"""
+    ended = end_of(program)
+    assert (ended.stderr, ended.returncode) == ("", TERMINATED)
+
+
+@needs_sigterm
+def test_a_flush_that_logs_does_not_wait_for_its_own_line() -> None:
+    program = f"""{BEGINNING}
+import logging
+from kpl_core.testing import FakeKinesis, FakeTransport
+from kpl_integrations.logging_handler import KinesisHandler
+transport = FakeTransport(FakeKinesis({{"logs": 1}}))
+logging.getLogger().addHandler(KinesisHandler("logs", transport=lambda _: transport, flush_on_sigterm=True))
+logging.warning("first")
+
+def export():
+    logging.warning("exporting")
+    print("exported", flush=True)
+
+exporting = threading.Thread(target=export)
+Listener.begin_last_flush = lambda *_, **__: None if exporting.ident else exporting.start() or exporting.join
+{LISTEN}be_terminated()
+"""
+    ended = end_of(program)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("exported\n", "", TERMINATED)
+
+
+@needs_sigterm
+def test_a_handler_that_was_set_later_and_calls_this_one_is_called_twice_however_late() -> None:
+    """The main thread was in C code when the signal was raised again, so that each signal began a new flush."""
+    program = f"""{BEGINNING}
+import hashlib
+{LISTEN}flush_on_sigterm(True)
+chain()
+signal.raise_signal(signal.SIGTERM)
+while True:
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 400_000)
+"""
+    ended = end_of(program)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("mine\nflushed\nmine\n", "", TERMINATED)
+
+
+@needs_sigterm
 def test_a_forked_child_flushes_at_sigterm_as_its_parent_does() -> None:
     program = f"""{BEGINNING}
 import os
@@ -176,8 +245,12 @@ be_terminated()
 @needs_sigterm
 def test_puts_go_on_if_the_application_has_replaced_the_handler_during_the_flush() -> None:
     program = f"""{BEGINNING}
-Listener.stop_intake = lambda _: lambda: print("goes on", flush=True)
-Listener.begin_last_flush = lambda *_: lambda: time.sleep(0.2)
+class Saying(Intake):
+    def go_on(self):
+        print("goes on", flush=True)
+
+Listener.intake = Saying(threading.Condition())
+Listener.begin_last_flush = lambda *_: lambda: time.sleep(0.05)
 {LISTEN}flush_on_sigterm(True)
 signal.raise_signal(signal.SIGTERM)
 signal.signal(signal.SIGTERM, say)

@@ -231,9 +231,11 @@ def test_idle_clients_with_refused_bodies_do_not_delay_the_stop(monkeypatch) -> 
 def test_a_bomb_costs_its_sender_what_was_decompressed_under_the_default_bound(fast_path, monkeypatch) -> None:
     monkeypatch.setenv("KPL_INGEST_FAST_PATH", fast_path)
     with gateway(max_uncut_bytes=2 * MIB) as running:
-        statuses = [post(running, "greedy", BOMB, content_encoding="gzip") for _ in range(24)]
-        # Each is decompressed up to the bound, so the budget of 32 MiB is enough for 16 and a few more.
-        assert statuses[:12] == [413] * 12
+        statuses = [413]
+        while statuses[-1] == 413 and len(statuses) < 100:
+            statuses.append(post(running, "greedy", BOMB, content_encoding="gzip"))
+        # Each is decompressed up to the bound, so the budget of 32 MiB is enough for 16, and more on a slow machine.
+        assert len(statuses) > 12
         assert statuses[-1] == 429
         assert post(running, "quiet") == 202
 
