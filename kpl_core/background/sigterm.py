@@ -134,21 +134,21 @@ def _raise_in_main_thread(number: int) -> None:
 
 def _deliver(flush: _Flush, intakes: list[Intake]) -> None:
     """Flush. If the signal ends the process, stop the intakes for it, which are added to `intakes`."""
+    ended = _begin_flush(flush)
     if not flush.ends_process:
-        _ = _begin_flush(flush).wait(flush.seconds_left)
+        _ = ended.wait(flush.seconds_left)
         return
     for intake in [each.intake for each in all_listeners() if each.intake is not None]:
         intake.stop()
         intakes.append(intake)
-    if not _has_delivered(flush, _STANDSTILL_SECONDS):
+    if not _has_delivered(flush, ended, _STANDSTILL_SECONDS):
         for intake in intakes:
             intake.refuse()
-        _ = _has_delivered(flush, math.inf)
+        _ = _has_delivered(flush, ended, math.inf)
 
 
-def _has_delivered(flush: _Flush, patience: float) -> bool:
-    """Flush until nothing is left. Return False if nothing was delivered for `patience` seconds, or at the deadline."""
-    ended = _begin_flush(flush)
+def _has_delivered(flush: _Flush, ended: threading.Event, patience: float) -> bool:
+    """Wait until nothing is left. Return False if nothing was delivered for `patience` seconds, or at the deadline."""
     least, shrank_at = math.inf, monotonic()
     while (left := _count_undelivered()) or not ended.is_set():
         now = monotonic()

@@ -136,7 +136,7 @@ def test_a_program_that_is_at_its_end_during_the_flush_does_what_the_signal_woul
     handler: str, prints: str, status: int
 ) -> None:
     """uvicorn raises the signal as the last thing it does; its program ended with status 0 if the flush took longer."""
-    program = BEGINNING.replace("lambda: print(", "lambda: be_slow(0.5) or print(")
+    program = BEGINNING.replace("lambda: print(", "lambda: be_slow(0.3) or print(")
     ended = end_of(
         f"{program}\nsignal.signal(signal.SIGTERM, {handler}); {LISTEN}flush_on_sigterm(True)\n"
         "signal.raise_signal(signal.SIGTERM)"
