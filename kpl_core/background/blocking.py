@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import msgspec
 
 from kpl_core.background.blocking_delivery import BlockingDelivery, QueuedPut
-from kpl_core.background.process_end import Intake, ProcessListener, import_early, keep_for_parent, listen
+from kpl_core.background.process_end import NOT_ADMITTED, Intake, ProcessListener, import_early, keep_for_parent, listen
 from kpl_core.background.sender import BackgroundSender, SenderEnded, SenderStuck
 from kpl_core.background.sigterm import FlushOnSigterm, flush_on_sigterm as flush_at_sigterm
 from kpl_core.errors import BufferFull, ConfigError, InvalidUserRecord, KplError, ProducerClosed, WrongEventLoop
@@ -177,10 +177,7 @@ class BlockingProducer(ProcessListener):
         tier: Tier = "normal",
         metadata: Mapping[str, Any] | None = None,
     ) -> BlockingDelivery:
-        """Accept a user record now, or not at all; raises like `Producer.put_nowait`.
-
-        Once SIGTERM ends the process, with `flush_on_sigterm`, every put waits for that, or raises `BufferFull`.
-        """
+        """Accept a user record now, or not at all; raises like `Producer.put_nowait`. While SIGTERM ends it, wait."""
         record = UserRecord(partition_key, as_bytes(data), explicit_hash_key, flow, tier, metadata)
         if self._is_made_in_the_loop:
             return self._put_in_the_loop(stream, record)
@@ -252,8 +249,8 @@ class BlockingProducer(ProcessListener):
         with self._changed:
             if not self._has_capacity(size, record.tier):
                 self._wait_for_capacity(size, record.tier, wait_until)
-            if self.intake.is_stopped and not self.intake.admits():
-                raise self._ending()
+            if self.intake.is_stopped:
+                self._require_admission()
             self._require_open()
             context = copy_context() if self._asks_for_context else None
             queued = QueuedPut(stream, record, size, BlockingDelivery(self._changed), context)
@@ -310,14 +307,10 @@ class BlockingProducer(ProcessListener):
         finally:
             self._waiting.remove((size, tier))
 
-    def _ending(self) -> BufferFull:
-        report = self._producer.report()
-        return BufferFull(
-            "SIGTERM ends this process, and nothing was delivered while puts waited for the end; "
-            "let no callback need a lock under which you put",
-            outstanding_records=report.buffered,
-            outstanding_bytes=report.buffered_bytes,
-        )
+    def _require_admission(self) -> None:
+        if not self.intake.admits():
+            report = self._producer.report()
+            raise BufferFull(NOT_ADMITTED, outstanding_records=report.buffered, outstanding_bytes=report.buffered_bytes)
 
     def _full(self) -> BufferFull:
         return self._producer.buffer_limit.full(more_records=len(self._inbox), more_bytes=self._inbox_bytes)
@@ -501,6 +494,6 @@ class BlockingProducer(ProcessListener):
     def _begin_put(self, begin: Callable[[W], Callable[..., T]], work: W) -> Callable[..., T]:
         """Start a put in the loop; a flush that begins later waits for it."""
         with self._changed:
-            if self.intake.is_stopped and not self.intake.admits():
-                raise self._ending()
+            if self.intake.is_stopped:
+                self._require_admission()
             return begin(work)

@@ -84,6 +84,12 @@ class ProcessListener:
 working_threads: Final[set[int]] = set()
 
 
+NOT_ADMITTED: Final = (
+    "SIGTERM ends this process, and nothing was delivered while puts waited for the end; "
+    "let no callback need a lock under which you put"
+)
+
+
 class Intake:
     """Whether a listener accepts records; stopped while a signal ends the process.
 
