@@ -48,8 +48,9 @@ _STANDSTILL_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.01
 # How often the signal is raised until the main thread handles it.
 _AGAIN_SECONDS: Final = 0.05
-# How often the main thread is interrupted until it runs the handler.
+# How often the main thread is interrupted until it runs our handler, and how often for a handler of the application.
 _INTERRUPTS: Final = 100
+_INTERRUPTS_OF_OTHERS: Final = 10
 
 
 class _Flush:
@@ -139,8 +140,11 @@ def _deliver(flush: _Flush, intakes: list[Intake]) -> None:
         _ = ended.wait(flush.seconds_left)
         return
     for intake in [each.intake for each in all_listeners() if each.intake is not None]:
-        intake.stop()
         intakes.append(intake)
+        intake.stop()
+        if _current is not flush:
+            # The bound was over, and the application goes on.
+            intake.go_on()
     if not _has_delivered(flush, ended, _STANDSTILL_SECONDS):
         for intake in intakes:
             intake.refuse()
@@ -312,8 +316,8 @@ def _interrupt_main_thread_at_sigterm() -> None:
 
     def interrupt() -> None:
         while numbers := os.read(reading, 64):
-            tries = _INTERRUPTS if signal.SIGTERM in numbers else 0
-            while tries and _current is None and _is_installed():
+            tries = _INTERRUPTS if _is_installed() else _INTERRUPTS_OF_OTHERS
+            while tries and _current is None and signal.SIGTERM in numbers:
                 tries -= 1
                 sleep(_AGAIN_SECONDS)
                 signal.pthread_kill(main, signal.SIGURG)
