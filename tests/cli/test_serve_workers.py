@@ -283,6 +283,32 @@ def test_the_replacement_of_a_killed_worker_delivers_its_spool(stream, tmp_path)
     assert sorted(each.name for each in tmp_path.glob("*.db")) == ["spool-0.db", "spool-1.db"]
 
 
+def test_records_in_the_spool_of_a_killed_worker_are_lost_if_the_file_is_gone(stream, tmp_path):
+    with gateway(stream, "--local", "--spool", str(tmp_path / "spool.db")) as running:
+        with stream.fault(OUTAGE, When(operation="PutRecords")):
+            given = running.post_to_all(stream, "spooled", ack="spooled")
+            stats = running.stats()
+            gone, pid = stats["workers"]["0"]["accepted"], stats["workers"]["0"]["process_id"]
+            # A stopped supervisor starts no other worker.
+            running.serve.process.send_signal(signal.SIGSTOP)
+            os.kill(pid, signal.SIGKILL)
+            for each in tmp_path.glob("spool-0.db*"):
+                each.unlink()
+            running.serve.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: running.has_replaced({pid}), "a new worker")
+            records = running.stats()["records"]
+            assert (records["accepted"], records["lost"], records["delivered"]) == (len(given), gone, 0)
+        assert f"\nkinesis_ingest_lost_records {float(gone)}\n" in running.ask("GET", "/metrics")[1].decode()
+        wait_until(
+            lambda: running.stats()["records"]["delivered"] == len(given) - gone, "the records of the other worker"
+        )
+        assert running.end(signal.SIGTERM) == 1
+        said = running.serve.stderr.read()
+        assert f"worker 0 did not find {gone} acknowledged records in its spool, which are lost" in said
+        assert f"{gone} WorkerDied" in said
+    assert len(set(stored(stream))) == len(given) - gone
+
+
 def test_an_orphaned_spool_is_drained(stream, tmp_path, monkeypatch):
     monkeypatch.setenv("KPL_INGEST_CLOSE_SECONDS", "0.5")
     options = ("--local", "--spool", str(tmp_path / "spool.db"))

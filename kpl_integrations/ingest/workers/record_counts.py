@@ -1,20 +1,23 @@
 """What became of the records that a worker acknowledged: counters in memory that outlives its process.
 
-Four counters for each worker number. Only its process writes them, and only while it runs. The supervisor reads them
+Five counters for each worker number. Only its process writes them, and only while it runs. The supervisor reads them
 when that process is dead, so no lock is needed:
 
     acknowledged   records of the requests that were admitted; counted before any answer to them is written
     stored         Kinesis has stored them
     kept           the spool or the dead letters have them
     reported       they failed, which the metrics, the log, or the answer to a request with ack=delivered say
+    stored_later   Kinesis has stored them, and they were counted as kept before, perhaps by an earlier process
 
-Each acknowledged record moves exactly one of the last three, once: when its fate is first known. What a replay or a
-redrive delivers was counted as kept before, perhaps by an earlier process, and moves none. So
+Each acknowledged record moves exactly one of the middle three, once: when its fate is first known. So
 
     lost = acknowledged - stored - kept - reported
 
 is what a dead worker had acknowledged and is nowhere. It includes records of requests without an answer yet, and
 records that Kinesis has stored whose answer the worker has not read. It is never too low.
+
+A row leaves the files after its record was counted in `stored_later`. So of the records that the next process does not
+find in the files, Kinesis has at most so many.
 """
 
 import mmap
@@ -33,7 +36,8 @@ _ACKNOWLEDGED: Final = 0
 _STORED: Final = 1
 _KEPT: Final = 2
 _REPORTED: Final = 3
-_COUNTERS: Final = 4
+_STORED_LATER: Final = 4
+_COUNTERS: Final = 5
 _PLACES: Final = {"delivered": _STORED, "spooled": _KEPT, "dead_lettered": _KEPT, "failed": _REPORTED}
 
 
@@ -44,6 +48,7 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
     stored: int = 0
     kept: int = 0
     reported: int = 0
+    stored_later: int = 0
 
     @property
     def open(self) -> int:
@@ -57,6 +62,7 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
             self.stored - earlier.stored,
             self.kept - earlier.kept,
             self.reported - earlier.reported,
+            self.stored_later - earlier.stored_later,
         )
 
 
@@ -80,9 +86,11 @@ class RecordCounts:
         self._counters[_ACKNOWLEDGED] += records
 
     def __call__(self, fact: Fact) -> None:
-        """Count records whose fate is first known."""
+        """Count records whose fate is first known, and those that Kinesis stores after a file had them."""
         if isinstance(fact, RecordsFinished):
             self._counters[_PLACES[fact.outcome]] += fact.user_records - fact.kept_before
+            if fact.outcome == "delivered":
+                self._counters[_STORED_LATER] += fact.kept_before
         elif isinstance(fact, RecordsWrittenAhead):
             self._counters[_KEPT] += fact.user_records
 

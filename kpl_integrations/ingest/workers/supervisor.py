@@ -306,7 +306,11 @@ class Supervisor:
             elif message.startswith(b"totals "):
                 background.start_soon(self._answer, channel, message.removeprefix(b"totals "))
             elif message.startswith(b"report "):
+                is_first = worker.report is None
                 worker.take_report(message)
+                if is_first and worker.report is not None and (lost := self._dead.missing(worker.report)):
+                    text = "worker %d did not find %d acknowledged records in its spool, which are lost"
+                    _logger.error(text, worker.identity.worker, lost)
         worker.channel = None
         worker.notify()
 

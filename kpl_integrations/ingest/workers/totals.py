@@ -5,8 +5,9 @@ only; most add up, and `_GAUGES` lists the others.
 
 Of a dead worker the counters in shared memory (`record_counts.py`) are exact, and its last report is older. So the
 supervisor adds to that report what the counters added since. Acknowledged records whose fate they do not know are lost.
-The others are in the worker's files. The process that replaces it opens them and counts what it finds as accepted; what
-it does not find was delivered from there after the last report. So every record has one place:
+The others are in the worker's files. The process that replaces it opens them and counts what it finds as accepted. Of
+what it does not find, Kinesis has as many as the counters say were delivered from there after the last report. The rest
+is lost: the file was removed, replaced, or on a disk that is gone. So every record has one place:
 
     accepted = delivered + failed + spooled + dead_lettered + buffered + lost
 """
@@ -62,16 +63,30 @@ class _DeadWorker(msgspec.Struct):
     """All dead processes of one worker number: what they lost, and what the last one left in its files."""
 
     deaths: int = 0
+    # Acknowledged records that were nowhere when their process died.
     lost: int = 0
     in_files: int = 0
-    # Records that an earlier process left in its files and the next one did not find.
-    left_files: int = 0
+    # The counters at the last report that a dead process sent.
+    reported: Counts = Counts()
+    # How many of `in_files` the dead processes delivered after that report. Their rows may be in the files still.
+    stored_later: int = 0
+    # Records that an earlier process left in its files and the next one did not find: Kinesis has them, or nothing has.
+    left_stored: int = 0
+    left_lost: int = 0
+
+    def missing(self, inherited: int) -> tuple[int, int]:
+        """Return how many of `in_files` are not among the `inherited` ones: those that Kinesis has, and lost ones."""
+        missing = max(0, self.in_files - inherited)
+        stored = min(missing, self.stored_later)
+        return stored, missing - stored
 
     def places(self, inherited: int | None) -> RecordStats:
         """Return where the records are; `inherited` is what the living process found, None without its report."""
+        lost = self.lost + self.left_lost
         if inherited is None:
-            return RecordStats(spooled=self.in_files, delivered=self.left_files, lost=self.lost)
-        return RecordStats(delivered=self.left_files + max(0, self.in_files - inherited), lost=self.lost)
+            return RecordStats(spooled=self.in_files, delivered=self.left_stored, lost=lost)
+        stored, gone = self.missing(inherited)
+        return RecordStats(delivered=self.left_stored + stored, lost=lost + gone)
 
 
 class DeadTotals:
@@ -91,9 +106,13 @@ class DeadTotals:
         dead.deaths += 1
         lost, dead.lost = counts.open - dead.lost, counts.open
         if last is None:
+            dead.stored_later = counts.since(dead.reported).stored_later
             return lost
-        dead.left_files += max(0, dead.in_files - last.inherited)
+        stored, gone = dead.missing(last.inherited)
+        dead.left_stored += stored
+        dead.left_lost += gone
         late = counts.since(last.counts)
+        dead.reported, dead.stored_later = last.counts, late.stored_later
         records = last.stats.records
         failed = records.failed | ({_NOT_REPORTED: late.reported} if late.reported else {})
         finished = RecordStats(delivered=records.delivered + late.stored, failed=failed)
@@ -101,6 +120,11 @@ class DeadTotals:
         self.stats = _added(self.stats, _counters_of(last.stats, finished))
         self.families = _merged([*self.families, *(each for each in last.families if each.type in _COUNTERS)])
         return lost
+
+    def missing(self, first: WorkerTotals) -> int:
+        """Return how many records are lost because the process that sends its first report did not find them."""
+        dead = self.workers.get(first.worker)
+        return 0 if dead is None else dead.missing(first.inherited)[1]
 
     def places(self, living: Sequence[WorkerTotals]) -> RecordStats:
         """Return where the records of dead workers are that their last reports had not as finished."""

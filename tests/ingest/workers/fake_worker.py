@@ -68,7 +68,7 @@ async def run() -> None:
     instructions: dict[str, Any] = json.loads(await channel.receive() or b"{}")
     number, then = instructions["worker"], instructions["then"]
     own = InventedStats(instructions["accepted"], instructions["tenants"])
-    counts = RecordCounts([0] * 4)
+    counts = RecordCounts([0] * 5)
     link = SupervisorLink(channel, WorkerIdentity(worker=number, count=2, folder="/nowhere"), counts)
     stats = PeerStats(own, link, inherited=0)
     link.send_report = stats.report

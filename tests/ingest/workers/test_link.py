@@ -128,7 +128,7 @@ async def accepted_sum(count: int) -> bytes:
 async def linked() -> AsyncIterator[tuple[Channel, SupervisorLink, PeerStats]]:
     """Yield the supervisor's end, a worker's link, and its statistics."""
     async with channels() as (supervisor, worker), anyio.create_task_group() as tasks:
-        link = SupervisorLink(worker, WorkerIdentity(worker=0, count=2, folder="/nowhere"), RecordCounts([0] * 4))
+        link = SupervisorLink(worker, WorkerIdentity(worker=0, count=2, folder="/nowhere"), RecordCounts([0] * 5))
         stats = PeerStats(InventedStats(accepted=1, tenants=1), link, inherited=0)
         link.send_report = stats.report
         tasks.start_soon(link.run, StopRequests(lambda _: None))
@@ -208,7 +208,7 @@ async def test_a_worker_stops_when_its_supervisor_is_gone_and_shows_the_last_sum
     stopped = anyio.Event()
     here, there = socket.socketpair()
     link = SupervisorLink(
-        await Channel.over(here), WorkerIdentity(worker=0, count=2, folder="/nowhere"), RecordCounts([0] * 4)
+        await Channel.over(here), WorkerIdentity(worker=0, count=2, folder="/nowhere"), RecordCounts([0] * 5)
     )
     stats = PeerStats(InventedStats(accepted=1, tenants=1), link, inherited=0)
     with anyio.fail_after(_SECONDS):

@@ -27,7 +27,7 @@ only_linux = pytest.mark.skipif(sys.platform != "linux", reason="a limit of anot
 
 
 def counts() -> RecordCounts:
-    return RecordCounts([0] * 4)
+    return RecordCounts([0] * 5)
 
 
 def finished(outcome: str, records: int, kept_before: int = 0) -> RecordsFinished:
@@ -43,9 +43,9 @@ def test_each_fate_moves_its_own_counter_and_what_was_kept_before_moves_none():
     found(finished("failed", 1))
     found(RecordsWrittenAhead(STREAM, 6))
     found(ShardMapRefreshed(STREAM, 2))
-    assert found.now() == Counts(acknowledged=20, stored=3, kept=8, reported=1)
+    assert found.now() == Counts(acknowledged=20, stored=3, kept=8, reported=1, stored_later=2)
     assert found.now().open == 8
-    assert found.now().since(Counts(10, 1, 2, 0)) == Counts(10, 2, 6, 1)
+    assert found.now().since(Counts(10, 1, 2, 0, 1)) == Counts(10, 2, 6, 1, 1)
 
 
 # How many records, whether a store may keep them, whether they are aggregated, and milliseconds before the next.
@@ -92,9 +92,11 @@ async def lives(
         if mode == "write_ahead":
             # What no store may keep; the rest was kept before its result was known.
             assert after.stored + after.reported == sum(count for count, keep, *_ in each_puts if not keep)
+            assert after.stored + after.stored_later == report.delivered
         else:
             assert after.stored == sum(result.successful for result in results)
             assert after.kept == sum(result.kept is not None for result in results)
+            assert after.stored + after.stored_later == report.delivered
 
 
 @pytest.mark.long

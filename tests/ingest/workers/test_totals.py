@@ -36,8 +36,10 @@ class Worker:
 
     def __init__(self, number: int, *, has_file: bool) -> None:
         self.number, self.has_file = number, has_file
-        self.counts = [0, 0, 0, 0]
+        self.counts = [0, 0, 0, 0, 0]
         self.in_file = self.true_delivered = self.true_failed = self.true_lost = 0
+        # Records of a removed file, until a process that misses them reports.
+        self.gone_unseen = 0
         self.start()
 
     def start(self) -> None:
@@ -48,6 +50,13 @@ class Worker:
     def die(self) -> None:
         self.true_lost += self.in_memory
         self.start()
+
+    def die_with_file(self) -> None:
+        """Die, and let somebody remove the file before the next process opens it."""
+        self.true_lost += self.in_file
+        self.gone_unseen += self.in_file
+        self.in_file = 0
+        self.die()
 
     def accept(self, records: int) -> None:
         if self.last is None:
@@ -71,6 +80,7 @@ class Worker:
     def replay(self, records: int) -> None:
         replayed = min(records, self.in_file)
         self.in_file -= replayed
+        self.counts[4] += replayed
         self._deliver(replayed)
 
     def fail(self, records: int) -> None:
@@ -89,6 +99,7 @@ class Worker:
         self.true_delivered += records
 
     def report(self) -> None:
+        self.gone_unseen = 0
         tenant = TenantStats(requests=self.accepted, accepted_records=self.accepted, waiting_records=self.in_memory)
         stats = StatsDocument(
             state="open",
@@ -120,7 +131,7 @@ class Worker:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["accept", "keep", "deliver", "replay", "fail", "report", "die"]),
+        st.sampled_from(["accept", "keep", "deliver", "replay", "fail", "report", "die", "die_with_file"]),
         st.integers(0, 1),
         st.integers(1, 50),
     ),
@@ -140,6 +151,7 @@ def test_every_record_has_a_place_and_accepted_never_falls_whichever_worker_dies
         totals = sum_of([each.last for each in workers if each.last is not None], dead)
         records = totals.stats.records
         assert records_in_all_places(records) == records.accepted >= accepted_before
+        assert records.accepted <= sum(each.counts[0] for each in workers)
         accepted_before = records.accepted
         families = [each for each in totals.families if each.name == "kinesis_producer_accepted_records"]
         assert [sample.value for each in families for sample in each.samples] in ([], [accepted_before])
@@ -149,17 +161,19 @@ def test_every_record_has_a_place_and_accepted_never_falls_whichever_worker_dies
         worker = workers[number]
         if what == "report":
             worker.report()
-        elif what == "die":
+        elif what in {"die", "die_with_file"}:
             dead.add(number, worker.last, Counts(*worker.counts))
-            worker.die()
-            # At once, without a report of the replacement.
-            assert stats().lost == sum(each.true_lost for each in workers)
+            getattr(worker, what)()
+            # At once, without a report of the replacement, which finds out what its file has not.
+            assert stats().lost == sum(each.true_lost - each.gone_unseen for each in workers)
         else:
             getattr(worker, what)(records)
         stats()
     for worker in workers:
         worker.report()
     final = stats()
+    # An independent count: no record is counted twice or forgotten.
+    assert final.accepted == sum(each.counts[0] for each in workers)
     assert final.lost == sum(each.true_lost for each in workers)
     assert final.delivered == sum(each.true_delivered for each in workers)
     assert sum(final.failed.values()) == sum(each.true_failed for each in workers)
@@ -179,6 +193,35 @@ def test_until_a_replacement_reports_the_files_of_the_dead_worker_count_as_spool
     worker.report()
     assert worker.last is not None
     assert sum_of([worker.last], dead).stats.records == records
+
+
+def test_what_the_replacement_does_not_find_is_lost_but_for_what_the_dead_process_delivered_after_its_report():
+    worker = Worker(0, has_file=True)
+    worker.accept(10)
+    worker.keep(10)
+    worker.replay(4)
+    dead = DeadTotals()
+    dead.add(0, worker.last, Counts(*worker.counts))
+    worker.die_with_file()
+    worker.report()
+    assert worker.last is not None
+    assert dead.missing(worker.last) == 6
+    assert sum_of([worker.last], dead).stats.records == RecordStats(accepted=10, delivered=4, lost=6)
+
+
+def test_what_a_process_delivered_from_a_file_before_its_first_report_is_not_lost():
+    worker = Worker(0, has_file=True)
+    worker.accept(10)
+    worker.keep(10)
+    dead = DeadTotals()
+    dead.add(0, worker.last, Counts(*worker.counts))
+    worker.die()
+    worker.replay(3)
+    dead.add(0, worker.last, Counts(*worker.counts))
+    worker.die()
+    worker.report()
+    assert worker.last is not None
+    assert sum_of([worker.last], dead).stats.records == RecordStats(accepted=10, delivered=3, spooled=7)
 
 
 def test_what_failed_after_the_last_report_of_a_dead_worker_has_a_reason_of_its_own():
