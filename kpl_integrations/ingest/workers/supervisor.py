@@ -92,6 +92,8 @@ class _Worker:
         self.is_ready = False
         # A process runs or is being started: it may have all sockets.
         self.has_process = False
+        # How many of its processes in a row died soon.
+        self.quick_deaths = 0
         # Its process accepts connections, and was not asked to stop.
         self.is_accepting = False
         # The workers from whose sockets its process accepts too.
@@ -210,7 +212,6 @@ class Supervisor:
     async def _keep_alive(self, worker: _Worker, background: TaskGroup) -> None:
         """Run one process after the other under this worker's number, until the supervisor stops."""
         number = worker.identity.worker
-        quick_deaths = 0
         while not self._stopping.is_set():
             started_at = time.monotonic()
             worker.has_process = True
@@ -231,19 +232,28 @@ class Supervisor:
                 # SIGINT: the others need not wait for load balancers to notice.
                 self.stop(signal.SIGINT)
                 break
-            quick_deaths = quick_deaths + 1 if time.monotonic() - started_at < _LONG_LIFE_SECONDS else 0
-            backoff_seconds = _RESTART_BACKOFF.longest_seconds(quick_deaths) if quick_deaths else 0.0
+            is_quick = time.monotonic() - started_at < _LONG_LIFE_SECONDS
+            worker.quick_deaths = worker.quick_deaths + 1 if is_quick else 0
+            backoff_seconds = _RESTART_BACKOFF.longest_seconds(worker.quick_deaths) if worker.quick_deaths else 0.0
             _logger.warning("worker %d %s; it is replaced in %g s", number, _ended(status), backoff_seconds)
-            if worker.socket is not None and quick_deaths >= _MAX_QUICK_DEATHS:
-                # A process that has the socket would keep it open, and not accept from it.
-                if not any(each.has_process and each.socket is not None for each in self._workers):
-                    worker.socket.abandon()
-                if quick_deaths == _MAX_QUICK_DEATHS:
-                    text = "worker %d died %d times in a row; the other workers get its connections until it listens"
-                    _logger.error(text, number, quick_deaths)
+            if worker.socket is not None and worker.quick_deaths == _MAX_QUICK_DEATHS:
+                text = "worker %d died %d times in a row; the other workers get its connections until it listens"
+                _logger.error(text, number, worker.quick_deaths)
+            self._abandon_sockets()
             with anyio.move_on_after(backoff_seconds):
                 await self._stopping.wait()
         self._set_ready(worker)
+
+    def _abandon_sockets(self) -> None:
+        """Close the sockets of all workers that die again and again, if no process runs that has a socket.
+
+        One that runs has the sockets of all. It would keep them open: closed here, nobody would accept from them.
+        """
+        workers = [(each, each.socket) for each in self._workers if each.socket is not None]
+        if not any(each.has_process for each, _ in workers):
+            for each, listening in workers:
+                if each.quick_deaths >= _MAX_QUICK_DEATHS:
+                    listening.abandon()
 
     async def _run_process(self, worker: _Worker, background: TaskGroup) -> int:
         """Run one process to its end; return its exit status."""

@@ -286,6 +286,43 @@ async def test_after_eight_quick_deaths_the_socket_listens_no_more_until_a_worke
 
 @only_linux
 @pytest.mark.anyio
+async def test_when_the_last_of_several_dying_workers_ends_connections_to_all_of_them_are_refused(
+    tmp_path, monkeypatch, caplog
+):
+    """The one that died first could not be abandoned: the other still had its socket."""
+    monkeypatch.setattr(supervisor_module, "_MAX_QUICK_DEATHS", 1)
+    monkeypatch.setattr(supervisor_module, "_RESTART_BACKOFF", ExponentialBackoff(base_seconds=60, cap_seconds=60))
+    sockets = listening_sockets("127.0.0.1", 0, 2)
+    port = sockets[0].getsockname()[1]
+    end = tmp_path / "end"
+
+    def instructions(identity, descriptors):
+        return b"dies" if identity.worker == 1 else b"lives"
+
+    lives = f'while [ "$way" = lives ] && [ ! -e "{end}" ]; do sleep 0.02; done'
+    supervisor = supervisor_of(("/bin/sh", "-c", f"read way; echo ready >&0; {lives}; exit 3"), instructions, sockets)
+
+    def is_refused():
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=10).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    with anyio.fail_after(_SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.run)
+            await until(lambda: "worker 1 exited with status 3; it is replaced in 60 s" in caplog.messages)
+            assert not is_refused()
+            end.touch()
+            await until(lambda: "worker 0 exited with status 3; it is replaced in 60 s" in caplog.messages)
+            refused = is_refused()
+            supervisor.stop()
+    assert refused
+
+
+@only_linux
+@pytest.mark.anyio
 async def test_a_socket_that_a_starting_worker_has_stays_open():
     """It would keep the socket open, and once it listens it would not accept the connections that wait there."""
     sockets = listening_sockets("127.0.0.1", 0, 2)
