@@ -23,6 +23,7 @@ import os
 import sys
 import threading
 import weakref
+from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
@@ -82,6 +83,31 @@ class ProcessListener:
 
 # The threads that deliver: a put never waits in them for the end of the process.
 working_threads: Final[set[int]] = set()
+
+
+def begin_working(work: Callable[[], object]) -> threading.Event:
+    """Let a thread do `work`, whose own puts and log calls never wait; return what is set when it has ended.
+
+    It takes no lock of `threading`, which code that a signal has interrupted may hold. If the interpreter finalizes and
+    starts no threads, the work is done here.
+    """
+    ended = threading.Event()
+
+    def run() -> None:
+        is_new = threading.get_ident() not in working_threads
+        working_threads.add(threading.get_ident())
+        try:
+            work()
+        finally:
+            if is_new:
+                working_threads.discard(threading.get_ident())
+            ended.set()
+
+    try:
+        start_new_thread(run, ())
+    except RuntimeError:
+        run()
+    return ended
 
 
 NOT_ADMITTED: Final = (

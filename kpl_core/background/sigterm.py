@@ -25,7 +25,6 @@ import os
 import signal
 import sys
 import threading
-from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -33,7 +32,14 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, Final
 
-from kpl_core.background.process_end import Intake, all_listeners, begin_last_flushes, logged, working_threads
+from kpl_core.background.process_end import (
+    Intake,
+    all_listeners,
+    begin_last_flushes,
+    begin_working,
+    logged,
+    working_threads,
+)
 from kpl_core.errors import ConfigError
 
 # True: flush within `DEFAULT_SECONDS`; a number: within so many seconds; False: not at all; None: only in children of
@@ -102,8 +108,8 @@ _thread: _FlushThread | None = None
 def _flush_and_raise_again(flush: _Flush) -> None:
     global _current  # noqa: PLW0603 - one signal
     stopped: list[Intake] = []
-    _within(flush.seconds_left, partial(_deliver, flush, stopped))
-    _within(_REPORT_SECONDS, partial(_report, flush))
+    begin_working(partial(_deliver, flush, stopped)).wait(flush.seconds_left)
+    begin_working(partial(_report, flush)).wait(_REPORT_SECONDS)
     # Again and again: a signal that comes just before the main thread enters a system call does not interrupt it.
     while _current is flush:
         _raise_in_main_thread(flush.number)
@@ -135,9 +141,8 @@ def _raise_in_main_thread(number: int) -> None:
 
 def _deliver(flush: _Flush, intakes: list[Intake]) -> None:
     """Flush. If the signal ends the process, stop the intakes for it, which are added to `intakes`."""
-    ended = _begin_flush(flush)
     if not flush.ends_process:
-        _ = ended.wait(flush.seconds_left)
+        _begin_flush(flush).wait(flush.seconds_left)
         return
     for intake in [each.intake for each in all_listeners() if each.intake is not None]:
         intakes.append(intake)
@@ -145,6 +150,9 @@ def _deliver(flush: _Flush, intakes: list[Intake]) -> None:
         if _current is not flush:
             # The bound was over, and the application goes on.
             intake.go_on()
+    # After the stop, so that it has everything that was accepted. What is on its way from a queue to a producer is in no
+    # count for a moment.
+    ended = _begin_flush(flush)
     if not _has_delivered(flush, ended, _STANDSTILL_SECONDS):
         for intake in intakes:
             intake.refuse()
@@ -168,18 +176,11 @@ def _has_delivered(flush: _Flush, ended: threading.Event, patience: float) -> bo
 
 
 def _begin_flush(flush: _Flush) -> threading.Event:
-    """Let a thread flush every listener; return what is set when it has."""
-    ended = threading.Event()
-
     def run() -> None:
-        try:
-            for wait in begin_last_flushes(seconds=flush.seconds_left):
-                wait()
-        finally:
-            ended.set()
+        for wait in begin_last_flushes(seconds=flush.seconds_left):
+            wait()
 
-    _start(run)
-    return ended
+    return begin_working(run)
 
 
 def _undelivered() -> list[tuple[int, str]]:
@@ -202,37 +203,6 @@ def _report(flush: _Flush) -> None:
                 f"kpl_core: not delivered {seconds:.1f} s after SIGTERM: {listed}; lost if the process ends now\n"
             )
             sys.stderr.flush()
-
-
-def _within(seconds: float, work: Callable[[], object]) -> None:
-    """Let a thread do `work`, and wait for it up to `seconds`."""
-    ended = threading.Event()
-
-    def run() -> None:
-        try:
-            work()
-        finally:
-            ended.set()
-
-    _start(run)
-    _ = ended.wait(seconds)
-
-
-def _start(work: Callable[[], object]) -> None:
-    """Let a thread do `work`, whose own puts and log calls never wait."""
-
-    def run() -> None:
-        working_threads.add(threading.get_ident())
-        try:
-            work()
-        finally:
-            working_threads.discard(threading.get_ident())
-
-    try:
-        start_new_thread(run, ())
-    except RuntimeError:
-        # The interpreter finalizes and starts no threads. Each listener has its own bound.
-        work()
 
 
 # The handler

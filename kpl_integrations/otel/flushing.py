@@ -17,7 +17,7 @@ from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.trace import get_tracer_provider
 
-from kpl_core.background.process_end import ProcessListener, listen
+from kpl_core.background.process_end import ProcessListener, begin_working, listen
 from kpl_integrations.otel.options import Signal
 
 if TYPE_CHECKING:
@@ -86,10 +86,11 @@ class _GlobalProviders(ProcessListener):
 global_providers: Final = _GlobalProviders()
 
 
-def begin_in_thread(flush: Callable[[float], object], seconds: float) -> Callable[[], None]:
+def begin_in_thread(flush: Callable[[float], object], seconds: float) -> Callable[[], object]:
     """Call `flush` with its deadline in a thread; return a function that waits for it, `seconds` from now at most."""
     began = time.monotonic()
-    return _begin(partial(flush, began + seconds * (1 - _ENDING_SHARE)), began + seconds)
+    ended = begin_working(partial(flush, began + seconds * (1 - _ENDING_SHARE)))
+    return lambda: ended.wait(max(0.0, began + seconds - time.monotonic()))
 
 
 class _ConfirmedFlush:
@@ -145,25 +146,13 @@ def _begin_export(signal: Signal, force_flush: Callable[[float], object], deadli
             if is_whole is not False:
                 is_done.set()
 
-    wait_for_thread = _begin(flush, deadline)
+    ended = begin_working(flush)
 
     def wait() -> bool:
-        wait_for_thread()
+        ended.wait(max(0.0, deadline - time.monotonic()))
         return is_done.is_set()
 
     return wait
-
-
-def _begin(work: Callable[[], object], deadline: float) -> Callable[[], None]:
-    """Start `work` in a thread; return a function that waits for it until `deadline`."""
-    thread = threading.Thread(target=work, name="kpl-otel-flush", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        # The interpreter finalizes and starts no threads.
-        work()
-        return lambda: None
-    return lambda: thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _flush(signal: Signal, exporters: "list[SignalExporter]", deadline: float) -> None:
