@@ -150,8 +150,8 @@ def _deliver(flush: _Flush, intakes: list[Intake]) -> None:
         if _current is not flush:
             # The bound was over, and the application goes on.
             intake.go_on()
-    # After the stop, so that it has everything that was accepted. What is on its way from a queue to a producer is in no
-    # count for a moment.
+    # After the stop, so that it has everything that was accepted: what is on its way from a queue to a producer is in
+    # no count for a moment.
     ended = _begin_flush(flush)
     if not _has_delivered(flush, ended, _STANDSTILL_SECONDS):
         for intake in intakes:
