@@ -23,7 +23,7 @@ from kpl_core.pipeline.stages import SpoolState
 from kpl_core.records.kinesis_record import DetachedUserRecord, KinesisRecord
 from kpl_core.records.outcome import Note, Origin
 from kpl_core.records.put_records import PutRecordsEntry
-from kpl_core.records.record_result import INCURABLE, Attempt, Place, Reason, reason_of_code
+from kpl_core.records.record_result import INCURABLE, NOT_SPOOLED, Attempt, Place, Reason, reason_of_code
 from kpl_core.records.user_record import Tier, UserRecord
 
 _SHED: Final[frozenset[Reason]] = frozenset({"rate_limited", "breaker_open"})
@@ -124,6 +124,9 @@ class DurableLedger(Ledger):
 
     def spill_to_disk(self, detached: DetachedUserRecord, attempt: Attempt) -> None:
         """Send a user record that found no room to the disk. Call it only if `can_spill` returned True."""
+        if self._rules.write_ahead:
+            # Its put returns only after the disk has it, as that of any other record.
+            self._spool_state.waiting.add(detached.outcome)
         reason = reason_of_code(attempt.error_code or "", attempts=1)
         destinations = fallback_destinations(reason, None, detached.tier, self._rules)
         self._pending.append(PendingFallback(self._stream, detached, attempt, reason, destinations, None, spilled=True))
@@ -179,22 +182,31 @@ class DurableLedger(Ledger):
         for each in fallbacks:
             detached = each.detached
             self._in_transit -= 1
+            attempt = each.attempt
             if each.spilled:
+                self._spool_state.waiting.discard(detached.outcome)
                 self._buffer_limit.overdraw(size_bytes=detached.size_bytes)
-            super().settle_alone(detached, each.attempt, predicted_shard=each.predicted_shard, kept=place)
+                if place is None and self._rules.write_ahead:
+                    attempt = self._not_spooled(attempt)
+            super().settle_alone(detached, attempt, predicted_shard=each.predicted_shard, kept=place)
             self.generations.release(detached.generation)
             detached.outcome.wake()
             if listening:
-                alike = (detached.tier, each.predicted_shard, each.attempt.error_code or "")
-                facts[alike] = self._fact_of(each, place, facts.get(alike))
+                alike = (detached.tier, each.predicted_shard, attempt.error_code or "")
+                facts[alike] = self._fact_of(each, attempt, place, facts.get(alike))
         self.listening = listening
         self.facts += facts.values()
 
+    def _not_spooled(self, attempt: Attempt) -> Attempt:
+        """Return the last attempt of a record without room that no disk took: its put was not acknowledged."""
+        message = f"no room in the buffer, and {self._spool_state.why or 'the disk did not answer'}"
+        return Attempt(False, NOT_SPOOLED, message, attempt.started_at, attempt.ended_at)  # noqa: FBT003
+
     def _fact_of(
-        self, fallback: PendingFallback, place: Place | None, before: RecordsFinished | None
+        self, fallback: PendingFallback, attempt: Attempt, place: Place | None, before: RecordsFinished | None
     ) -> RecordsFinished:
-        """Return the fact `before` with one more user record in it."""
-        detached, attempt = fallback.detached, fallback.attempt
+        """Return the fact `before` with one more user record in it, whose last attempt this is."""
+        detached = fallback.detached
         attempts = 1 + (0 if detached.history is None else len(detached.history.to_tuple()))
         age = attempt.ended_at - detached.arrived_at
         return RecordsFinished(

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kpl_core import NotSpooled
+from kpl_core import Delivery, NotSpooled, Producer
 from kpl_core.options.reliability import SpoolOptions
 from kpl_core.testing import ErrorAnswer, RecordError, When
 from kpl_integrations.metrics.prometheus import PrometheusMetrics
@@ -89,3 +89,40 @@ async def test_a_producer_that_is_cancelled_leaves_everything_in_the_spool(spool
     async with producer(service(), spool=spool) as again:
         await until(lambda: again.report().delivered == 20)
         assert_invariant(again.report())
+
+
+async def put_spilled(each: Producer) -> Delivery:
+    """Put a record that has room beside another one, if its key is counted in characters, and none in bytes."""
+    _ = each.put_nowait(STREAM, partition_key="k", data=b"another")
+    return await each.put(STREAM, partition_key="ü" * 100, data=bytes(each.buffer_limit.max_bytes - 150))
+
+
+async def test_a_put_that_is_spilled_returns_when_the_spool_has_it(tmp_path: Path):
+    # So long the first append waits for others, and the disk has nothing.
+    spool = SpoolOptions(path=tmp_path / "spool.db", mode="write_ahead", commit_interval_ms=300.0)
+    async with producer(service(), spool=spool, max_outstanding_bytes=1 << 16) as each:
+        assert each.spool is not None
+        by_put = await put_spilled(each)
+        assert each.spool.statistics().appended_records == 2
+        assert (await by_put).kept == "spooled"
+        await until(lambda: each.report().delivered == 2)
+        _ = each.put_nowait(STREAM, partition_key="k", data=bytes(each.buffer_limit.max_bytes))
+        acknowledged = each.put_nowait(STREAM, partition_key="k", data=b"spilled")
+        await each.acknowledged([acknowledged])
+        assert each.spool.statistics().appended_records == 4
+        assert (await acknowledged).kept == "spooled"
+        await until(lambda: each.report().delivered == 4)
+        assert_invariant(each.report())
+        assert each.buffer_limit.outstanding_records == 0
+
+
+async def test_a_put_that_is_spilled_to_a_disk_that_takes_nothing_raises(spool: SpoolOptions):
+    async with producer(service(), spool=spool, max_outstanding_bytes=1 << 16) as each:
+        assert each.spool is not None
+        statement = "PRAGMA query_only = ON"
+        await until(each.spool.ask(lambda store: store.connection.execute(statement).fetchone()).done)
+        with pytest.raises(NotSpooled, match=r"no room in the buffer, and .*read-only"):
+            _ = await put_spilled(each)
+        assert each.unready() == ["the spool cannot store records"]
+    assert_invariant(each.report())
+    assert each.report().failed == {"NotSpooled": 2}
