@@ -60,6 +60,15 @@ def test_every_alert_has_a_summary_and_an_action():
     assert len(alerts) == len(set(alerts)) == text.count(" action: ") == text.count(" summary: ")
 
 
+def test_the_alert_on_records_of_a_dead_worker_calls_its_figure_an_upper_bound():
+    """It is never below the loss, and above it by what was under way, also for `ack=spooled`, which loses nothing."""
+    text = (OBSERVABILITY / "alerts.yml").read_text().partition("- alert: KinesisGatewayLostRecords\n")[2]
+    summary, action = re.findall(r'(?:summary|action): "(.*)"', text)[:2]
+    assert summary.endswith("died: at most {{ $value | humanize }} accepted records are lost")
+    assert "may have arrived" in action
+    assert "ack=spooled" in action
+
+
 # For each alert: series that fire it and series that do not, one value a minute, and the minute of the look.
 ALERTS = {
     "KinesisRecordsLost": (
