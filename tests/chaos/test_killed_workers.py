@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -27,9 +27,16 @@ from tests.chaos.test_gateway import PATH, STREAM, serving
 WORKERS = ("--workers", "2")
 # How long Kinesis takes to answer, after it has stored the records.
 ANSWER_SECONDS = 0.03
-# A worker has read the answers of Kinesis and of its disk to what happened so long ago, on a busy machine too.
-HEARD_SECONDS = 0.25
+# On the average over all kills, a worker has read the answers of Kinesis and of its disk to what happened so long ago.
+HEARD_SECONDS = ANSWER_SECONDS + 0.05
 MOST_WAIT_SECONDS = 1.0
+
+
+class Answer(NamedTuple):
+    """When the acknowledgement of a record came, in milliseconds, and over which connection."""
+
+    at_ms: float
+    connection: int
 
 
 @dataclass
@@ -38,12 +45,15 @@ class Clients:
 
     url: str
     ack: str
-    # The data of acknowledged records, and when the answer came, in milliseconds.
-    acknowledged: dict[str, float] = field(default_factory=dict)
+    # By the data of the record.
+    acknowledged: dict[str, Answer] = field(default_factory=dict)
     # Records of requests that got no answer.
     unanswered: int = 0
     refused: int = 0
+    # The connections that were reset. Only those to a killed worker are.
+    reset: set[int] = field(default_factory=set)
     _number: int = 0
+    _connections: int = 0
 
     @asynccontextmanager
     async def running(self, count: int = 6) -> AsyncIterator[None]:
@@ -59,11 +69,13 @@ class Clients:
     async def _run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             # A client for each connection: it does not send a request again by itself.
+            self._connections += 1
+            connection = self._connections
             async with httpx.AsyncClient(timeout=30) as client:
-                while not stopping.is_set() and await self._post(client):
+                while not stopping.is_set() and await self._post(client, connection):
                     pass
 
-    async def _post(self, client: httpx.AsyncClient) -> bool:
+    async def _post(self, client: httpx.AsyncClient, connection: int) -> bool:
         first, self._number = self._number, self._number + 20
         data = [str(each) for each in range(first, first + 20)]
         body = {"records": [{"partition_key": f"key-{int(each) % 50}", "data": each} for each in data]}
@@ -71,9 +83,10 @@ class Clients:
             answer = await client.post(f"{self.url}{PATH}?ack={self.ack}", json=body)
         except httpx.TransportError:
             self.unanswered += len(data)
+            self.reset.add(connection)
             return False
         if answer.status_code in {200, 202}:
-            self.acknowledged |= dict.fromkeys(data, time.time() * 1_000)
+            self.acknowledged |= dict.fromkeys(data, Answer(time.time() * 1_000, connection))
         else:
             assert answer.status_code in {429, 503}, answer.text
             self.refused += 1
@@ -103,14 +116,19 @@ async def replaced(url: str, dead: int) -> None:
     raise AssertionError(document)
 
 
-def stored(kinesis: ThreadedLocalKinesis) -> dict[str, int]:
-    """Return the data of all user records that Kinesis stores, and when the first of each arrived, in milliseconds."""
+def stored(kinesis: ThreadedLocalKinesis) -> tuple[dict[str, int], int]:
+    """Return the user records that Kinesis stores and how many copies it has besides the first of each.
+
+    The records are given by their data, with the instant at which the first copy arrived, in milliseconds.
+    """
     found: dict[str, int] = {}
+    copies = 0
     for record in kinesis.call(lambda fake, _: list(fake.records(STREAM))):
         users = decode(record.data)
         for data in [record.data] if users is None else [each.data for each in users]:
+            copies += data.decode() in found
             found.setdefault(data.decode(), record.arrived_ms)
-    return found
+    return found, copies
 
 
 @pytest.mark.parametrize(
@@ -131,22 +149,30 @@ def test_the_lost_figure_is_never_below_the_loss_and_above_it_only_by_what_was_i
         unheard = 0
         for number in range(2 if is_short else 20):
             victim = (await pids(url))[str(number % 2)]
+            clients.reset.clear()
             async with clients.running():
                 await asyncio.sleep(chance.uniform(0.2, 1.0))
                 os.kill(victim, signal.SIGKILL)
                 killed_ms = time.time() * 1_000
                 await asyncio.sleep(0.1)
             await replaced(url, victim)
-            found = stored(kinesis)
-            # Stored and not known to be: at Kinesis, or in the spool, from where the next process delivered them.
-            near = killed_ms - HEARD_SECONDS * 1_000, killed_ms + HEARD_SECONDS * 1_000
-            instants = clients.acknowledged if durable else found
-            unheard += sum(near[0] <= instants.get(data, 0) <= near[1] for data in found)
+            found, copies = stored(kinesis)
+            if ack == "queued":
+                # Records of the victim that are stored, which it did not know: at Kinesis, or in the spool, from where
+                # the next process delivered them. With another `ack` it knew before it answered.
+                of_victim = {
+                    data: each for data, each in clients.acknowledged.items() if each.connection in clients.reset
+                }
+                instants = [each.at_ms if durable else found[data] for data, each in of_victim.items() if data in found]
+                unheard += sum(each >= killed_ms - HEARD_SECONDS * 1_000 for each in instants)
             truth = len(clients.acknowledged.keys() - found.keys())
             records = (await stats(url))["records"]
             rows.append((number, truth, records["lost"], truth + clients.unanswered + unheard))
-            places = ("delivered", "spooled", "dead_lettered", "buffered", "lost")
-            assert records["accepted"] == sum(records[each] for each in places) + sum(records["failed"].values())
+            # Independent of the gateway's own sum. The next process finds in the spool what the dead one had just
+            # delivered, which is stored twice then, and what it had just written and not counted, which is in `lost`.
+            twice = copies + records["lost"] - truth if durable else 0
+            acknowledged = len(clients.acknowledged)
+            assert acknowledged <= records["accepted"] <= acknowledged + clients.unanswered + twice, records
 
     with ThreadedLocalKinesis(LocalKinesis({STREAM: 4}, enforce_limits=False)) as kinesis:
         kinesis.call(
@@ -160,7 +186,10 @@ def test_the_lost_figure_is_never_below_the_loss_and_above_it_only_by_what_was_i
                 process.wait(60)
     with capsys.disabled():
         print(f"\nkill, truly lost, `lost`, most allowed: {rows}")  # noqa: T201
-    assert all(truth <= lost <= most for _, truth, lost, most in rows), rows
+    assert all(truth <= lost for _, truth, lost, _ in rows), rows
+    # Of all kills together: a busy machine may keep one worker from reading for longer.
+    _, _, lost, most = rows[-1]
+    assert lost <= most, rows
     if ack != "queued":
         assert rows[-1][1] == 0
 
