@@ -64,11 +64,13 @@ class SpoolState:
     | refuse | refused with `NotSpooled` |
 
     With the last two, records that the spool fails to store after they were accepted go straight to Kinesis, unless
-    they must be durable: nobody would tell their caller.
+    they must be durable: nobody would tell their caller. No put waits for an overflow spool (`writes_ahead` False), so
+    none is refused because it cannot store.
     """
 
-    def __init__(self, failure: SpoolFailure = "fail") -> None:
+    def __init__(self, failure: SpoolFailure = "fail", *, writes_ahead: bool = True) -> None:
         self.failure: SpoolFailure = failure
+        self.writes_ahead = writes_ahead
         # Why it cannot store, None while it can; and since when.
         self.why: str | None = None
         self.since = 0.0
@@ -99,7 +101,8 @@ class SpoolState:
 
     def unready(self) -> str | None:
         """Return why puts are refused, None if they are accepted."""
-        return None if self.why is None or self.failure == "bypass" else "the spool cannot store records"
+        accepts = self.why is None or self.failure == "bypass" or not self.writes_ahead
+        return None if accepts else "the spool cannot store records"
 
     def goes_straight(self, stream: str, keys: Iterable[str], *, durable: bool, in_order: bool) -> bool:
         """Return True if user records with these partition keys go straight to Kinesis, False if to the spool.

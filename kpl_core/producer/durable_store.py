@@ -61,7 +61,10 @@ class DurableStore:
         self._letter_options = DeadLetterOptions() if config.dead_letters is None else config.dead_letters
         self._options = _file_options(config, has_sink=sink is not None)
         self._replays = config.spool is not None
-        self.state = SpoolState("fail" if config.spool is None else config.spool.failure)
+        spool = config.spool
+        self.state = SpoolState(
+            "fail" if spool is None else spool.failure, writes_ahead=spool is not None and spool.mode == "write_ahead"
+        )
         self._watch = SpoolWatch(self.state, in_order=config.ordering == "per_key")
         self._takes_letters = config.dead_letters is not None
         self._sender = None if sink is None else DeadLetterSender(sink)

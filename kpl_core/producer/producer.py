@@ -472,8 +472,7 @@ class Producer:
 
     def unready(self) -> list[str]:
         """Return the reasons, each a sentence, to send traffic elsewhere; an empty list: this producer is ready."""
-        spool = self.spool_state if self._writes_ahead else None
-        return unready_because(self._life.state, self._life.failure, self.breakers(), spool)
+        return unready_because(self._life.state, self._life.failure, self.breakers(), self.spool_state)
 
     @property
     def coordination(self) -> "CoordinationDriver | None":

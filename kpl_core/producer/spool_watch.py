@@ -17,6 +17,7 @@ _MEANWHILE: Final = {
     "bypass": "records go straight to Kinesis, and those that must be in the spool are refused",
     "refuse": "puts are refused",
 }
+_MEANWHILE_OVERFLOW: Final = "records that are not delivered in time fail, unless dead letters take them"
 
 
 class SpoolWatch:
@@ -30,7 +31,8 @@ class SpoolWatch:
     def refused(self, why: str, now: float) -> None:
         """Note that the spool did not store."""
         if self._state.refused(why, now):
-            _log.error("the spool cannot store; until it can, %s: %s", _MEANWHILE[self._state.failure], why)
+            meanwhile = _MEANWHILE[self._state.failure] if self._state.writes_ahead else _MEANWHILE_OVERFLOW
+            _log.error("the spool cannot store; until it can, %s: %s", meanwhile, why)
             self._failing.set()
 
     def stored(self, now: float) -> None:

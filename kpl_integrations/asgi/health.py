@@ -94,14 +94,15 @@ class ProducerHealth:
         return ReadinessAnswer(not reasons, "; ".join(reasons) or "ready")
 
     def _spool(self) -> dict[str, ReadinessAnswer]:
-        """Say whether the spool stores records. While they go straight to Kinesis instead, the producer is ready."""
+        """Say whether the spool stores records. While puts are accepted without it, the producer is ready."""
         state = self._producer.spool_state
         if state is None:
             return {}
         if state.why is None:
             return {"spool": ReadinessAnswer(ready=True, detail="stores records")}
-        is_bypassed = state.failure == "bypass"
-        meanwhile = "; degraded: records go straight to Kinesis" if is_bypassed else ""
+        meanwhile = "; degraded: records go straight to Kinesis" if state.failure == "bypass" else ""
+        if not state.writes_ahead:
+            meanwhile = "; degraded: records that are not delivered in time fail, unless dead letters take them"
         return {"spool": ReadinessAnswer(state.unready() is None, f"cannot store{meanwhile}")}
 
     def _buffer(self, producer: Producer) -> ReadinessAnswer:

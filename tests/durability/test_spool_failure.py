@@ -9,6 +9,7 @@ from kpl_core import BufferFull, ConfigError, NotSpooled, Producer
 from kpl_core.options.reliability import SpoolFailure, SpoolOptions
 from kpl_core.pipeline.stages import SpoolState
 from kpl_core.testing import ErrorAnswer, When
+from kpl_integrations.asgi.health import ProducerHealth, readiness_body
 from tests.support.durability_scene import STREAM, assert_invariant, consumed, producer, service
 from tests.support.waiting import until
 
@@ -110,6 +111,30 @@ async def test_a_spool_that_was_full_stores_again_when_its_backlog_is_delivered(
         await until(lambda: state.can_store)
         await until(lambda: each.report().spooled == each.report().buffered == 0)
     assert_invariant(each.report())
+
+
+async def test_an_overflow_spool_that_cannot_store_leaves_the_producer_ready_and_says_what_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = service()
+    outage = transport.kinesis.faults.add(ErrorAnswer("InternalFailure"), When(operation="PutRecords"))
+    spool = SpoolOptions(path=tmp_path / "s.db", commit_interval_ms=1.0)
+    async with producer(transport, spool=spool, record_ttl_ms=100) as each:
+        health = ProducerHealth(each)
+        await make_writable(each, writable=False)
+        late = each.put_nowait(STREAM, partition_key="k", data=b"late")
+        assert (await late).kept is None
+        transport.kinesis.faults.remove(outage)
+        assert (await (await each.put(STREAM, partition_key="k", data=b"in time"))).successful
+        assert each.spool_state is not None
+        assert (each.spool_state.can_store, each.unready()) == (False, [])
+        status, body = readiness_body(health.readiness())
+        detail = "cannot store; degraded: records that are not delivered in time fail, unless dead letters take them"
+        assert (status, body["checks"]["spool"]) == (200, {"ready": True, "detail": detail})
+        await make_writable(each, writable=True)
+        await until(lambda: health.readiness()["spool"].detail == "stores records")
+    assert "until it can, records that are not delivered in time fail, unless dead letters take them" in caplog.text
+    assert "puts fail" not in caplog.text
 
 
 def test_the_state_changes_once_each_way_and_forgets_the_keys() -> None:
