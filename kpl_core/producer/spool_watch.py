@@ -52,7 +52,8 @@ class SpoolWatch:
             await self._failing.wait()
             read_at = clock()
             while not state.can_store:
-                if self._in_order and clock() >= read_at:
+                # What is on its way to the disk is in no key that can be read. Nothing joins it while the spool fails.
+                if self._in_order and not state.waiting and (state.keys is None or clock() >= read_at):
                     started_at = clock()
                     await self._read_keys(spool)
                     read_at = clock() + _REREAD_FACTOR * (clock() - started_at)

@@ -1,13 +1,20 @@
 """`SpoolOptions.failure`: what a producer does while its write-ahead spool cannot store."""
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 
 from kpl_core import BufferFull, ConfigError, NotSpooled, Producer
+from kpl_core.durability.spool.spool_error import SpoolUnavailable
 from kpl_core.options.reliability import SpoolFailure, SpoolOptions
 from kpl_core.pipeline.stages import SpoolState
+from kpl_core.producer import spool_watch
+from kpl_core.producer.spool_watch import SpoolWatch
+from kpl_core.records.outcome import Outcome
 from kpl_core.testing import ErrorAnswer, When
 from kpl_integrations.asgi.health import ProducerHealth, readiness_body
 from tests.support.durability_scene import STREAM, assert_invariant, consumed, producer, service
@@ -163,3 +170,35 @@ def test_the_choice_belongs_to_write_ahead_and_names_what_it_may_be(tmp_path: Pa
         SpoolOptions(path=tmp_path / "s.db", failure="bypass")
     with pytest.raises(ConfigError, match="failure is 'ignore'"):
         SpoolOptions(path=tmp_path / "s.db", mode="write_ahead", failure="ignore")  # type: ignore[arg-type]
+
+
+async def test_the_keys_in_the_spool_are_unknown_while_records_are_on_their_way_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new record would overtake them: what was submitted before the disk was full is committed, or fails, later."""
+    monkeypatch.setattr(spool_watch, "PROBE_SECONDS", 0.01)
+    state = SpoolState("bypass")
+    state.waiting.add(Outcome(1))
+    watch = SpoolWatch(state, in_order=True)
+    probes = 0
+
+    async def asked(answer: Any) -> Any:
+        nonlocal probes
+        if answer is None:
+            probes += 1
+            message = "full"
+            raise SpoolUnavailable(message)
+        return answer
+
+    spool: Any = SimpleNamespace(
+        mailbox=SimpleNamespace(wait_for=asked),
+        spool=SimpleNamespace(probe_nowait=lambda: None, keys_after_nowait=lambda _: ({(STREAM, "k")}, -1)),
+    )
+    watch.refused("full", anyio.current_time())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(watch.run, spool, clock=anyio.current_time))
+        await until(lambda: probes > 3)
+        assert state.keys is None
+        state.waiting.clear()
+        await until(lambda: state.keys == {(STREAM, "k")})
+        tasks.cancel_scope.cancel()

@@ -71,6 +71,8 @@ class ProcessLock:
             named = self._path.lstat()
         except FileNotFoundError:
             return self._make_again()
+        except OSError:  # the folder cannot be searched, or its file system fails
+            return False
         return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
     def _make_again(self) -> bool:

@@ -225,6 +225,16 @@ def test_a_released_lock_is_free_even_after_a_fork(tmp_path: Path) -> None:
         os.close(say)
 
 
+def test_a_lock_whose_folder_cannot_be_searched_is_not_held(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    lock = ProcessLock(folder / "spool.lock").acquire()
+    folder.rename(tmp_path / "moved")
+    folder.touch()
+    assert not lock.is_held()
+    lock.release()
+
+
 def test_a_missing_folder_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(SpoolUnavailable, match="No such file or directory; create its folder"):
         SpoolStore(SpoolOptions(path=tmp_path / "missing" / "spool.db")).open()
