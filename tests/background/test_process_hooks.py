@@ -159,6 +159,21 @@ def test_a_signal_that_interrupts_code_with_a_lock_that_the_flush_needs_is_flush
 
 
 @needs_sigterm
+def test_the_flush_has_everything_that_was_accepted_before_the_puts_stopped() -> None:
+    program = f"""{BEGINNING}
+class Saying(Intake):
+    def stop(self):
+        print("stopped", flush=True)
+
+Listener.intake = Saying(threading.Condition())
+{LISTEN}flush_on_sigterm(True)
+be_terminated()
+"""
+    ended = end_of(program)
+    assert (ended.stdout, ended.returncode) == ("stopped\nflushed\n", TERMINATED), ended.stderr
+
+
+@needs_sigterm
 def test_a_put_that_waits_with_a_lock_that_a_callback_needs_costs_no_record() -> None:
     """The callback stopped the sender, and so everything behind its record was lost."""
     program = f"""{BEGINNING}
