@@ -178,7 +178,7 @@ async def test_the_keys_in_the_spool_are_unknown_while_records_are_on_their_way_
     """A new record would overtake them: what was submitted before the disk was full is committed, or fails, later."""
     monkeypatch.setattr(spool_watch, "PROBE_SECONDS", 0.01)
     state = SpoolState("bypass")
-    state.waiting.add(Outcome(1))
+    state.waiting.add(Outcome())
     watch = SpoolWatch(state, in_order=True)
     probes = 0
 
