@@ -118,7 +118,8 @@ class SpoolState:
         if durable:
             message = f"{why}; only records that need not be in the spool are accepted"
             raise NotSpooled(message)
-        if in_order and (self.keys is None or any((stream, key) in self.keys for key in keys)):
+        # What waits is in transit to the spool, and its keys are not yet among those that were read.
+        if in_order and (self.waiting or self.keys is None or any((stream, key) in self.keys for key in keys)):
             message = f"{why}; a record must not overtake those of its partition key that are in the spool"
             raise NotSpooled(message)
         return True

@@ -228,7 +228,7 @@ Listener.begin_last_flush = lambda *_, **__: None if exporting.ident else export
 
 
 @needs_sigterm
-def test_a_handler_that_was_set_later_and_calls_this_one_is_called_twice_however_late() -> None:
+def test_a_handler_that_was_set_later_and_calls_this_one_begins_one_flush_however_late() -> None:
     """The main thread was in C code when the signal was raised again, so that each signal began a new flush."""
     program = f"""{BEGINNING}
 import hashlib
@@ -239,7 +239,12 @@ while True:
     hashlib.pbkdf2_hmac("sha256", b"x", b"y", 400_000)
 """
     ended = end_of(program)
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("mine\nflushed\nmine\n", "", TERMINATED)
+    assert (ended.stderr, ended.returncode) == ("", TERMINATED)
+    # The signal is raised again until our handler has run, so the other one may be interrupted by itself.
+    before, _, after = ended.stdout.partition("flushed\n")
+    assert before == "mine\n"
+    assert "mine" in after
+    assert "flushed" not in after
 
 
 @needs_sigterm
