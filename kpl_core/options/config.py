@@ -33,6 +33,7 @@ from kpl_core.options.validation import (
     require_flag,
     require_kind,
     require_order,
+    require_region,
 )
 
 AggregatePartitionKey = Literal["a", "first"]
@@ -183,6 +184,8 @@ class Config:
         object.__setattr__(self, "botocore", FrozenMapping(self.botocore))
 
     def _check_parts(self) -> None:
+        if self.region is not None:
+            require_region("region", self.region)
         if self.endpoint_url is not None:
             require_endpoint_url("endpoint_url", self.endpoint_url)
         if self.spool is not None and self.dead_letters is not None and self.dead_letters.path is not None:

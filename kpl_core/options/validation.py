@@ -35,6 +35,10 @@ class Bound(NamedTuple):
 
 # "user:password@" of any URL in a text. An unescaped @ in a password belongs to the password.
 _USER: Final = re.compile(r"(?<=://)[^/?#\s\"']*@")
+# A query or a fragment of a URL.
+_QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
+_UNPRINTABLE: Final = re.compile(r"[^\x21-\x7e]")
+_REGION: Final = re.compile(r"[A-Za-z0-9-]{1,63}")
 
 # A finite number above 0 of any unit.
 ABOVE_ZERO: Final = Bound(0.0, math.inf, "", above=True)
@@ -153,26 +157,44 @@ def require_endpoint_url(name: str, url: str) -> None:
     """Check that requests can be sent to `url`, the value of the option `name`.
 
     Raises:
-        ConfigError: its scheme is neither http nor https; it has no host or an invalid port; or it has a user or a
-            password, which botocore would send in the header that carries the signature.
+        ConfigError: its scheme is neither http nor https; it has no host, an invalid port or a space; it has a user
+            or a password, which botocore would send in the header that carries the signature; or it has a query or
+            a fragment, which no request would carry. The message shows none of these.
     """
+    # A query may hold a token, so it is never shown.
+    shown = repr(_QUERY.sub("?***", without_passwords(url)))
     parts = _http_parts(url)
     if parts is None:
         message = (
-            f"{name} is {without_passwords(url)!r}; it must be http:// or https://, a host, and optionally a port, "
+            f"{name} is {shown}; it must be http:// or https://, a host, and optionally a port, "
             f"as in 'http://127.0.0.1:4567'"
         )
         raise ConfigError(message)
     if parts.username is not None or parts.password is not None:
         message = (
-            f"{name} is {without_passwords(url)!r}; it must not have a user or a password, which a signed request "
-            f"cannot carry, so remove them"
+            f"{name} is {shown}; it must not have a user or a password, which a signed request cannot carry, "
+            f"so remove them"
         )
         raise ConfigError(message)
+    if "?" in url or "#" in url:
+        message = f"{name} is {shown}; it must not have a query or a fragment, which no request would carry"
+        raise ConfigError(message)
+
+
+def require_region(name: str, region: str) -> None:
+    """Check that `region` can be part of a host name and of a signature.
+
+    Raises:
+        ConfigError: it is not 1 to 63 letters, digits and hyphens.
+    """
+    require(_REGION.fullmatch(region) is not None, name, region, "letters, digits and hyphens, such as 'eu-central-1'")
 
 
 def _http_parts(url: str) -> SplitResult | None:
     """Return the parts of an HTTP URL, or None if requests cannot be sent to it."""
+    # `urlsplit` removes line breaks and tabs, and takes a space for a part of the host.
+    if _UNPRINTABLE.search(url):
+        return None
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

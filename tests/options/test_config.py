@@ -214,11 +214,27 @@ def test_an_endpoint_url_is_stored_unchanged(url):
 
 @pytest.mark.parametrize(
     "url",
-    ["ftp://x", "127.0.0.1:4567", "localhost:4567", "", "https://", "http://a:x", "http://[", "http://:pass@", "//x"],
+    [
+        *("ftp://x", "127.0.0.1:4567", "localhost:4567", "", "https://", "http://a:x", "http://[", "http://:pass@"),
+        *("//x", "http://a b", " http://a", "http://a\n", "http://a/b c", "http://\u00fcber.example"),
+    ],
 )
 def test_an_endpoint_that_cannot_receive_requests_is_rejected(url):
     with pytest.raises(ConfigError, match=r"^endpoint_url is '.*'; it must be http:// or https://, a host"):
         Config(endpoint_url=url)
+
+
+@pytest.mark.parametrize("ending", ["?token=hunter2", "/?token=hunter2", "#hunter2", "?", "/x?a=1#hunter2"])
+def test_an_endpoint_with_a_query_is_rejected_without_showing_it(ending):
+    with pytest.raises(ConfigError, match=r"^endpoint_url is '.*\?\*\*\*'; it must not have a query") as refused:
+        Config(endpoint_url=f"https://example.org{ending}")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("region", ["eu-west-1\n", "eu\nHost: x", "", " eu-west-1", "eu.west", "x" * 64])
+def test_a_region_that_cannot_be_in_a_host_name_is_rejected(region):
+    with pytest.raises(ConfigError, match="^region is '.*'; it must be letters, digits and hyphens"):
+        Config(region=region)
 
 
 def test_the_mappings_of_a_config_cannot_be_changed():
