@@ -7,7 +7,8 @@ whether a value came from Python, from `dictConfig` or from the environment.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -146,6 +147,13 @@ def require_order(options: object, smaller: str, larger: str) -> None:
     if high < low:
         message = f"{larger} is {high:g}, below {smaller}, {low:g}; raise {larger} or lower {smaller}"
         raise ConfigError(message)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that names the known name nearest to a misspelt one; empty if none is near."""
+    spelt = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), spelt, n=1, cutoff=0.7)
+    return f"; did you mean {spelt[near[0]]}?" if near else ""
 
 
 def without_passwords(text: str) -> str:

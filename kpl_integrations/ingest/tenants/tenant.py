@@ -1,6 +1,5 @@
 """A tenant: its share of the capacity, its rates, and the streams it may write to."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Final, Literal, get_args
 
 from kpl_core import ConfigError
 from kpl_core.options.policy import require_weight
+from kpl_core.options.validation import Bound, require_number
 from kpl_core.records.user_record import TIERS, Tier
 
 Ack = Literal["queued", "spooled", "delivered"]
@@ -24,6 +24,12 @@ _ALL: Final = ("*",)
 # What `credentials.new_api_key` returns.
 _API_KEY: Final = re.compile(r"kpl_[A-Za-z0-9_-]{40,}")
 _LONGEST_SHOWN: Final = 24
+# A quota, rate x burst, is a number of at most 15 digits in the RateLimit header fields (RFC 9651, section 3.3.1).
+_BOUNDS: Final = {
+    "records_per_second": Bound(1e-3, 1e9, "records a second", optional=True),
+    "bytes_per_second": Bound(1.0, 1e11, "bytes a second", optional=True),
+    "burst_seconds": Bound(1e-3, 3_600.0, "seconds of both rates"),
+}
 
 
 def shown(value: str, quoted: str | None = None) -> str:
@@ -73,11 +79,8 @@ class Tenant:
         require_weight(f"weight of tenant {self.id}", self.weight)
         self._require_word("tier", self.tier, TIERS)
         self._require_word("ack", self.default_ack, ACKS)
-        for name in ("records_per_second", "bytes_per_second", "burst_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                message = f"{name} of tenant {self.id} is {value!r}; it must be a finite number above 0"
-                raise ConfigError(message)
+        for name, bound in _BOUNDS.items():
+            require_number(f"{name} of tenant {self.id}", getattr(self, name), bound)
         for signal in self.otlp_streams:
             self._require_word("otlp signal", signal, SIGNALS)
         object.__setattr__(self, "otlp_streams", MappingProxyType(dict(self.otlp_streams)))

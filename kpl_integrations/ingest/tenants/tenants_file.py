@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from kpl_core import ConfigError
+from kpl_core.options.validation import did_you_mean
 from kpl_core.records.user_record import Tier
 from kpl_integrations.ingest.tenants.credentials import ApiKeys, parse_stored_key
 from kpl_integrations.ingest.tenants.directory import AccessKey
@@ -24,6 +25,7 @@ MOST_TENANTS: Final = 10_000
 _LONGEST_SECRET: Final = 4096
 # A quoted value in a message of msgspec or tomllib; a path such as `$.tenant[0].weight` is no value.
 _QUOTED: Final = re.compile(r"""([`'"])([^`'"$][^`'"]*)\1""")
+_UNKNOWN_MEMBER: Final = re.compile(r"unknown field `([^`]*)`")
 
 
 class _SigV4Key(msgspec.Struct, forbid_unknown_fields=True):
@@ -188,7 +190,7 @@ def parse_tenants(
     try:
         content = msgspec.convert(tomllib.loads(text), _TenantsFile)
     except msgspec.ValidationError as error:
-        raise ConfigError(_without_keys(str(error))) from None
+        raise ConfigError(_without_keys(str(error)) + _suggestion(str(error))) from None
     except ValueError as error:
         # TOMLDecodeError, or Python's error for a number of thousands of digits.
         message = f"it is not TOML: {_without_keys(str(error))}"
@@ -226,6 +228,16 @@ def parse_tenants(
     return TenantTable(
         tenants, unknown=unknown, api_keys=ApiKeys(digests), access_keys=access_keys, secret_files=tuple(files)
     )
+
+
+def _suggestion(message: str) -> str:
+    """Return the member that was meant, if the parser's message is of an unknown one; its path says whose it is."""
+    unknown = _UNKNOWN_MEMBER.search(message)
+    if unknown is None:
+        return ""
+    place = _Share if message.endswith("`$.unknown`") else _TenantEntry if "$.tenant" in message else _TenantsFile
+    struct = _SigV4Key if "sigv4" in message else place
+    return did_you_mean(unknown[1], struct.__struct_fields__)
 
 
 def _without_keys(message: str) -> str:

@@ -1,7 +1,7 @@
 import pytest
 
 from kpl_core import ConfigError
-from kpl_integrations.ingest.tenants import ACKS, SIGNALS, Tenant
+from kpl_integrations.ingest.tenants import ACKS, SIGNALS, Tenant, TenantQuota
 
 # Globs, the stream named, and whether it may be written to.
 ALLOWED: list[tuple[tuple[str, ...], str, bool]] = [
@@ -38,6 +38,11 @@ FAULTS: list[dict[str, object]] = [
     {"records_per_second": 0},
     {"records_per_second": float("inf")},
     {"bytes_per_second": -1.0},
+    {"records_per_second": 1e308},
+    {"records_per_second": 1e-300},
+    {"bytes_per_second": 5e-324},
+    {"bytes_per_second": 1e12},
+    {"burst_seconds": 3_601.0},
     {"burst_seconds": 0},
     {"default_ack": "sent"},
     {"otlp_streams": {"profiles": "x"}},
@@ -48,6 +53,17 @@ FAULTS: list[dict[str, object]] = [
 def test_a_value_out_of_its_range_is_rejected_with_its_bound(fault):
     with pytest.raises(ConfigError, match=r"must|weight"):
         Tenant(**{"id": "a", **fault})
+
+
+@pytest.mark.parametrize("burst_seconds", [1e-3, 3_600.0])
+@pytest.mark.parametrize(("records", "size_bytes"), [(1e-3, 1.0), (1e9, 1e11)])
+def test_the_header_fields_of_a_tenant_on_its_bounds_have_short_numbers(records, size_bytes, burst_seconds):
+    tenant = Tenant(id="a", records_per_second=records, bytes_per_second=size_bytes, burst_seconds=burst_seconds)
+    quota = TenantQuota(tenant)
+    for _ in range(3):
+        wait = quota.try_take(500, 1 << 20, 0.0)
+        assert wait is None or wait < 10**9
+    assert all(0 <= state.remaining <= state.limit < 10**15 for state in quota.states(500, 1 << 20, 0.0))
 
 
 def test_a_tenant_is_immutable_and_equals_a_tenant_with_the_same_settings():
