@@ -1,6 +1,6 @@
 """Embed the documents of three tenants through one metered API: fairly, with bounds, retries and timeouts.
 
-    pip install kpl-integrations
+    pip install kpl-integrations stamina
     python examples/policies_fair_tenants.py
 
 Each tenant has at most 4 calls at a time. stamina retries a rejected call, and a call that hangs is

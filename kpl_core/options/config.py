@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self, get_args, get_type_hints
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import CoordinationOptions
-from kpl_core.options.environment import options_from
+from kpl_core.options.environment import options_from, warn_of_unknown
 from kpl_core.options.kinesis_limits import (
     BYTES_PER_SECOND_PER_SHARD,
     DEFAULT_MAX_RECORD_BYTES,
@@ -27,6 +27,7 @@ from kpl_core.options.reliability import BreakerPolicy, DeadLetterOptions, Spool
 from kpl_core.options.validation import (
     Bound,
     FrozenMapping,
+    names_nearest,
     require_bounds,
     require_choice,
     require_endpoint_url,
@@ -89,6 +90,7 @@ _NUMBERS: Final = {
 }
 
 
+@names_nearest
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamConfig:
     """Overrides for one stream. None means the producer's own value."""
@@ -113,6 +115,7 @@ class StreamConfig:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
+@names_nearest
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """The producer's options. docs/configuration.md describes each at length.
@@ -225,12 +228,15 @@ class Config:
     def from_env(cls, environment: Mapping[str, str] | None = None, **options: Any) -> Self:  # noqa: ANN401 - as above
         """Return the options that environment variables set, such as `KPL_REGION`; `options` have precedence.
 
-        docs/configuration.md has the table. A variable that is empty counts as not set.
+        docs/configuration.md has the table. A variable that is empty counts as not set. Unknown variables
+        that begin with `KPL_` get one `UserWarning`.
 
         Raises:
             ConfigError: a value is invalid; the message names the variable or the option.
         """
-        found = options_from(os.environ if environment is None else environment, get_type_hints(cls))
+        variables, hints = os.environ if environment is None else environment, get_type_hints(cls)
+        found = options_from(variables, hints)
+        warn_of_unknown(variables, hints)
         return cls(**{**found, **options})
 
     @property

@@ -47,7 +47,6 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
         store: the store's URL, the same for all workers that share streams:
             `file:///run/kpl/orders` (one machine), `s3://bucket/prefix/`, `dynamodb://table/group`,
             `redis://host:6379/0?group=orders`, `memory://name` (one process).
-        policy: only "leases", which divides by max-min fairness.
         max_workers: how many workers may ever run at the same time. A worker without a lease uses a part of
             the limit divided by this.
         interval_seconds: the time between two sync rounds of a worker, within 10 %.
@@ -63,7 +62,6 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     store: str
-    policy: Literal["leases"] = "leases"
     max_workers: int = 64
     interval_seconds: float = 5.0
     store_timeout_seconds: float = 2.0
@@ -81,12 +79,6 @@ class CoordinationOptions(msgspec.Struct, frozen=True, kw_only=True):
             message = (
                 "store is not a URL of a known kind; begin it with one of "
                 f"{', '.join(f'{known}://' for known in STORE_MODULES)}"
-            )
-            raise ConfigError(message)
-        if self.policy != "leases":
-            message = (
-                f"policy is {self.policy!r}; producers have only 'leases'; leave the option out (the workers of "
-                f"kpl_integrations.dynamodb_limits also have 'proportional')"
             )
             raise ConfigError(message)
         require_choice("tier", self.tier, get_args(WorkerTier))

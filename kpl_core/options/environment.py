@@ -5,6 +5,7 @@ spool, the dead letters and the coordination store have a variable for the one v
 """
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +13,11 @@ from typing import Any, Final
 from kpl_core.errors import ConfigError
 from kpl_core.options.coordination_options import CoordinationOptions
 from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
+from kpl_core.options.validation import nearest
 
 PREFIX: Final = "KPL_"
+# The prefixes of our other programs.
+_OTHERS: Final = ("KPL_INGEST_", "KPL_OTEL_", "KPL_GATEWAY_")
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 _NUMBER: Final = re.compile(r"[+-]?(\d{1,40})(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
 # The options that are objects: what their variable has, and how the object is made of it.
@@ -64,6 +68,24 @@ def options_from(environment: Mapping[str, str], hints: Mapping[str, object]) ->
         else:
             found[option] = _FLAGS.get(text.lower(), text) if option == "verify_ssl" else text
     return found
+
+
+def warn_of_unknown(environment: Mapping[str, str], hints: Mapping[str, object]) -> None:
+    """Warn once of the variables with our prefix that are no option, such as misspelt ones.
+
+    It is no error, because other programs may use the prefix.
+    """
+    known = {variable[0] for option, hint in hints.items() if (variable := variable_of(option, hint)) is not None}
+    unknown = [name for name in sorted(environment) if name.startswith(PREFIX) and name not in known]
+    found = [
+        name if (near := nearest(name, known)) is None else f"{name} (did you mean {near}?)"
+        for name in unknown
+        if not name.startswith(_OTHERS)
+    ]
+    if found:
+        message = f"environment variables that are no option of the producer are ignored: {', '.join(found)}"
+        # Of the caller of `from_env`.
+        warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _flag(name: str, text: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.kinesis_limits import MIB
@@ -74,7 +75,7 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError: an option is of a wrong type or out of its bounds.
     """
 
-    path: Path
+    path: str | Path
     mode: SpoolMode = "overflow"
     failure: SpoolFailure = "fail"
     max_bytes: int = 1024 * MIB
@@ -92,7 +93,7 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every bound."""
-        require_path("path", self.path)
+        force_setattr(self, "path", require_path("path", self.path))
         require_choice("mode", self.mode, get_args(SpoolMode))
         require_choice("failure", self.failure, get_args(SpoolFailure))
         if self.failure != "fail" and self.mode != "write_ahead":
@@ -103,6 +104,11 @@ class SpoolOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(message)
         require_choice("synchronous", self.synchronous, get_args(Synchronous))
         require_bounds(self, _SPOOL_BOUNDS)
+
+    @property
+    def file(self) -> Path:
+        """Return `path` as a `pathlib.Path`."""
+        return Path(self.path)
 
 
 _LETTER_BOUNDS: Final = {
@@ -138,7 +144,7 @@ class DeadLetterOptions(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError: an option is of a wrong type or out of its bounds.
     """
 
-    path: Path | None = None
+    path: str | Path | None = None
     max_bytes: int = 1024 * MIB
     redrive: bool = True
     redrive_base_seconds: float = 10.0
@@ -151,7 +157,7 @@ class DeadLetterOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check every bound."""
         if self.path is not None:
-            require_path("path", self.path)
+            force_setattr(self, "path", require_path("path", self.path))
         require_bounds(self, _LETTER_BOUNDS)
         require_order(self, "redrive_base_seconds", "redrive_cap_seconds")
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -17,6 +18,7 @@ from kpl_core.errors import ConfigError
 
 K = TypeVar("K")
 V = TypeVar("V")
+C = TypeVar("C")
 
 
 class Bound(NamedTuple):
@@ -128,13 +130,14 @@ def require_flag(name: str, value: object) -> None:
     require(isinstance(value, bool), name, value, "True or False")
 
 
-def require_path(name: str, value: object) -> None:
-    """Check that `value` is a `pathlib.Path`.
+def require_path(name: str, value: object) -> Path:
+    """Return a path that was given as a str or a `pathlib.Path`.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is neither, or an empty str.
     """
-    require(isinstance(value, Path), name, value, "a pathlib.Path")
+    require(isinstance(value, str | Path) and value != "", name, value, "a path, as a str or a pathlib.Path")
+    return Path(value)  # type: ignore[arg-type] # it was checked
 
 
 def require_order(options: object, smaller: str, larger: str) -> None:
@@ -149,11 +152,37 @@ def require_order(options: object, smaller: str, larger: str) -> None:
         raise ConfigError(message)
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is nearest to a misspelt one; None if none is near."""
+    spelt = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), spelt, n=1, cutoff=0.7)
+    return spelt[found[0]] if found else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence that names the known name nearest to a misspelt one; empty if none is near."""
-    spelt = {each.lower(): each for each in known}
-    near = get_close_matches(name.lower(), spelt, n=1, cutoff=0.7)
-    return f"; did you mean {spelt[near[0]]}?" if near else ""
+    found = nearest(name, known)
+    return "" if found is None else f"; did you mean {found}?"
+
+
+def names_nearest(cls: type[C]) -> type[C]:
+    """Make the constructor of a dataclass name the option that a misspelt keyword meant, as Python 3.13 does.
+
+    Raises:
+        TypeError: on construction, an option is unknown.
+    """
+    construct = cls.__init__
+
+    @wraps(construct)
+    def checked(self: C, **options: Any) -> None:  # noqa: ANN401 - as the constructor's own, which `wraps` shows
+        for name in options:
+            if name not in cls.__dataclass_fields__:  # type: ignore[attr-defined] # of a dataclass
+                message = f"{cls.__name__} has no option {name!r}{did_you_mean(name, cls.__dataclass_fields__)}"  # type: ignore[attr-defined]
+                raise TypeError(message)
+        construct(self, **options)
+
+    cls.__init__ = checked  # type: ignore[method-assign, assignment]
+    return cls
 
 
 def without_passwords(text: str) -> str:

@@ -66,7 +66,6 @@ class DurableStore:
             "fail" if spool is None else spool.failure, writes_ahead=spool is not None and spool.mode == "write_ahead"
         )
         self._watch = SpoolWatch(self.state, in_order=config.ordering == "per_key")
-        self._takes_letters = config.dead_letters is not None
         self._sender = None if sink is None else DeadLetterSender(sink)
         self._chance = chance
         self.spool: AsyncSpool | None = None

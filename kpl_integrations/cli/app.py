@@ -314,7 +314,6 @@ def coordinate(
         ),
     ],
     *,
-    policy: Annotated[str, typer.Option(help="Only leases.", hidden=True)] = "leases",
     interval: Annotated[float, typer.Option(help="Seconds, as configured in the producers.")] = 5.0,
     max_workers: Annotated[int, typer.Option(help="Minimum workers to plan for; producers report theirs.")] = 1,
     once: Annotated[bool, typer.Option("--once", help="Compute one summary and stop.")] = False,
@@ -330,7 +329,6 @@ def coordinate(
 
     command = CoordinateCommand(
         store,
-        policy=policy,
         interval_seconds=interval,
         max_workers=max_workers,
         once=once,

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -22,7 +22,6 @@ class CoordinateCommand:
     """Computes summaries until SIGINT or SIGTERM, or once."""
 
     store: str
-    policy: Any  # CoordinationOptions accepts "leases" only
     interval_seconds: float
     max_workers: int
     once: bool
@@ -38,7 +37,6 @@ class CoordinateCommand:
         try:
             self._options = CoordinationOptions(
                 store=self.store,
-                policy=self.policy,
                 interval_seconds=self.interval_seconds,
                 max_workers=self.max_workers,
             )

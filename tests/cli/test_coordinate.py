@@ -55,7 +55,6 @@ def test_it_runs_until_it_is_stopped(tmp_path):
         (("ftp://host",), 2, "not a URL of a known kind"),
         (("file://relative/x",), 2, "give the full path of a folder"),
         (("memory://x",), 2, "no producer is in this one"),
-        (("memory://x", "--policy", "proportional"), 2, "producers have only 'leases'"),
         (("memory://x", "--interval", "0"), 2, "between 0.05 and 3,600 (seconds)"),
     ],
 )

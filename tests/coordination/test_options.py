@@ -11,7 +11,6 @@ from kpl_core.records.user_record import Tier
     ("options", "message"),
     [
         ({"store": "bucket/prefix"}, "not a URL of a known kind"),
-        ({"policy": "proportional"}, "policy is 'proportional'; producers have only 'leases'; leave the option out"),
         ({"tier": "vip"}, "tier is 'vip'"),
         ({"max_workers": 0}, "max_workers is 0; it must be between 1 and 1,000,000 (workers)"),
         ({"max_workers": 2.5}, "max_workers is 2.5; it must be a whole number (workers)"),

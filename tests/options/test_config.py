@@ -1,13 +1,16 @@
 import copy
 import dataclasses
+import inspect
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kpl_core.errors import ConfigError
 from kpl_core.options.config import NON_RETRYABLE_ERROR_CODES, Config, StreamConfig
+from kpl_core.options.reliability import DeadLetterOptions, SpoolOptions
 
 MIB = 1024 * 1024
 
@@ -162,9 +165,22 @@ def test_the_cap_of_a_backoff_must_not_be_below_its_base():
         Config(retry_backoff_cap_ms=10)
 
 
-def test_an_unknown_option_is_a_type_error():
-    with pytest.raises(TypeError, match="record_ttl"):
-        made(record_ttl=5)
+@pytest.mark.parametrize("make", [made, StreamConfig], ids=["Config", "StreamConfig"])
+@pytest.mark.parametrize(
+    ("option", "ending"),
+    [
+        ("record_ttl", "; did you mean record_ttl_ms\\?"),
+        ("agregation_enabled", "; did you mean aggregation_enabled\\?"),
+        ("x", ""),
+    ],
+)
+def test_an_unknown_option_is_a_type_error_that_names_the_nearest(make, option, ending):
+    with pytest.raises(TypeError, match=f"^(Stream)?Config has no option '{option}'{ending}$"):
+        make(**{option: 5})
+
+
+def test_the_constructor_still_shows_its_options():
+    assert [*inspect.signature(Config).parameters] == [field.name for field in dataclasses.fields(Config)]
 
 
 def test_a_config_cannot_be_changed():
@@ -233,7 +249,7 @@ def test_an_endpoint_with_a_query_is_rejected_without_showing_it(ending):
 
 @pytest.mark.parametrize("region", ["eu-west-1\n", "eu\nHost: x", "", " eu-west-1", "eu.west", "x" * 64])
 def test_a_region_that_cannot_be_in_a_host_name_is_rejected(region):
-    with pytest.raises(ConfigError, match="^region is '.*'; it must be letters, digits and hyphens"):
+    with pytest.raises(ConfigError, match=r"^region is '.*'; it must be letters, digits and hyphens"):
         Config(region=region)
 
 
@@ -277,6 +293,14 @@ def test_false_and_zero_are_overrides_too():
     config = Config(streams={"s": StreamConfig(adaptive_rate=False, record_max_buffered_time_ms=0)})
     assert not config.for_stream("s").adaptive_rate
     assert config.for_stream("s").record_max_buffered_time_ms == 0
+
+
+@pytest.mark.parametrize("options", [SpoolOptions, DeadLetterOptions])
+def test_a_path_is_a_str_or_a_path(options):
+    assert options(path="x.db") == options(path=Path("x.db"))
+    for wrong in ("", b"x.db", 5):
+        with pytest.raises(ConfigError, match=r"path is .*; it must be a path, as a str or a pathlib\.Path"):
+            options(path=wrong)
 
 
 def test_every_option_of_a_stream_is_an_option_of_the_producer():

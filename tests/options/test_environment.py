@@ -1,6 +1,7 @@
 """Options come from environment variables, and a wrong value is an error that names the variable."""
 
 import dataclasses
+import warnings
 from typing import get_type_hints
 
 import pytest
@@ -56,6 +57,19 @@ def test_without_variables_the_options_are_the_defaults(monkeypatch):
 def test_a_wrong_value_is_an_error(variable, value, words):
     with pytest.raises(ConfigError, match=words):
         Config.from_env({variable: value})
+
+
+def test_misspelt_variables_get_one_warning_that_names_the_nearest():
+    others = {"KPL_INGEST_PROT": "1", "KPL_OTEL_STREM": "s", "KPL_GATEWAY_KEY": "k", "OTHER": "x", "KPL_REGION": "eu"}
+    words = "environment variables that are no option of the producer are ignored"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Config.from_env(others)
+    with pytest.warns(UserWarning, match="are no option") as caught:
+        Config.from_env({"KPL_AGREGATION_ENABLED": "false", "KPL_TABLE": "t", **others})
+    assert [(str(each.message), each.filename) for each in caught] == [
+        (f"{words}: KPL_AGREGATION_ENABLED (did you mean KPL_AGGREGATION_ENABLED?), KPL_TABLE", __file__)
+    ]
 
 
 def test_every_option_has_a_variable_or_is_an_object():

@@ -82,7 +82,7 @@ class SpoolStore:
     def __init__(self, options: SpoolOptions) -> None:
         self._options = options
         # Absolute, because the process may change its working directory later, as daemons do.
-        self.path = options.path.absolute()
+        self.path = options.file.absolute()
         # SQLite resolves symbolic links, so the lock must too: two names of one file are one spool.
         file = os.path.realpath(self.path)
         self._log = Path(f"{file}-wal")

@@ -169,8 +169,8 @@ async def test_a_damaged_letter_is_counted_and_kept(options: SpoolOptions) -> No
         await spool.mailbox.wait_for(
             queue.bury_nowait([queue.letter(spooled(data=data), "ttl") for data in (b"whole", b"damaged")])
         )
-    damaged = re.sub(b"damaged", b"DAMAGED", options.path.read_bytes())
-    options.path.write_bytes(damaged)
+    damaged = re.sub(b"damaged", b"DAMAGED", options.file.read_bytes())
+    options.file.write_bytes(damaged)
     async with AsyncSpool(Spool(options)) as spool:
         queue = DeadLetterQueue(spool.spool, chance=lambda: 0.0)
         redriver = Redriver(queue, receiver.put, pace())

@@ -123,10 +123,10 @@ def test_a_file_without_write_permission_names_the_cause(open_folder: Path) -> N
     options = SpoolOptions(path=open_folder / "spool.db")
     with Spool(options) as spool:
         spool.append_nowait([spooled()], claim=True).result(SECONDS)
-    options.path.with_name("spool.db.lock").chmod(0o666)
-    options.path.chmod(0o400)
+    options.file.with_name("spool.db.lock").chmod(0o666)
+    options.file.chmod(0o400)
     if os.geteuid() == 0:
-        os.chown(options.path, 65_534, 65_534)
+        os.chown(options.file, 65_534, 65_534)
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -139,7 +139,7 @@ def test_a_file_without_write_permission_names_the_cause(open_folder: Path) -> N
         "    print(type(error).__name__, error)\n"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", program, str(options.path)],
+        [sys.executable, "-c", program, str(options.file)],
         capture_output=True,
         text=True,
         check=False,
@@ -178,7 +178,7 @@ def test_a_file_of_another_user_that_others_may_read_is_refused(open_folder: Pat
 def test_a_file_locked_by_another_program_is_not_reported_as_damaged(tmp_path: Path) -> None:
     options = SpoolOptions(path=tmp_path / "spool.db", busy_timeout_ms=0.0, commit_interval_ms=0.0)
     with Spool(options) as spool:
-        other = sqlite3.connect(options.path, isolation_level=None)
+        other = sqlite3.connect(options.file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Exception, match="another program keeps the file locked"):
             spool.append_nowait([spooled()], claim=True).result(SECONDS)

@@ -57,14 +57,14 @@ def test_the_future_of_an_append_completes_when_the_records_are_in_the_file(
 ) -> None:
     ids = spool.append_nowait([spooled(1), spooled(2)], claim=True).result(SECONDS)
     assert ids == range(1, 3)
-    assert stored_ids(options.path) == [1, 2]
+    assert stored_ids(options.file) == [1, 2]
 
 
 def test_a_confirmed_record_is_deleted_from_the_file(spool: Spool, options: SpoolOptions) -> None:
     ids = spool.append_nowait([spooled(1), spooled(2)], claim=True).result(SECONDS)
     spool.confirm([ids[0]]).result(SECONDS)
     spool.confirm([ids[0]]).result(SECONDS)
-    assert stored_ids(options.path) == [2]
+    assert stored_ids(options.file) == [2]
     statistics = spool.statistics()
     assert (statistics.records, statistics.claimed_records, statistics.backlog_records) == (1, 1, 0)
     assert (statistics.appended_records, statistics.confirmed_records) == (2, 1)
@@ -157,7 +157,7 @@ def test_close_commits_submitted_records(options: SpoolOptions) -> None:
     stored = spool.append_nowait([spooled()], claim=True)
     assert spool.close()
     assert stored.result(0) == range(1, 2)
-    assert stored_ids(options.path) == [1]
+    assert stored_ids(options.file) == [1]
 
 
 def test_a_closed_spool_raises_spool_closed(options: SpoolOptions) -> None:
@@ -197,14 +197,14 @@ def test_a_forked_child_must_open_its_own_spool(spool: Spool) -> None:
 def test_a_damaged_record_is_not_claimed_and_stays_in_the_file(options: SpoolOptions) -> None:
     with Spool(options) as spool:
         spool.append_nowait([spooled(data=b"first"), spooled(data=b"second"), spooled(data=b"third")], claim=True)
-    text = options.path.read_bytes()
+    text = options.file.read_bytes()
     assert text.count(b"second") == 1
-    options.path.write_bytes(text.replace(b"second", b"SECOND"))
+    options.file.write_bytes(text.replace(b"second", b"SECOND"))
     with Spool(options) as spool:
         claimed = spool.claim_backlog_nowait(10).result(SECONDS)
         assert [each.record.data for each in claimed] == [b"first", b"third"]
         assert (spool.statistics().records, spool.statistics().damaged_records) == (3, 1)
-    assert stored_ids(options.path) == [1, 2, 3]
+    assert stored_ids(options.file) == [1, 2, 3]
 
 
 def fail_commits(monkeypatch: pytest.MonkeyPatch, *codes: int) -> None:
@@ -232,7 +232,7 @@ def test_a_temporary_commit_failure_fails_its_appends_and_the_next_commit_works(
             spool.append_nowait([spooled()], claim=True).result(SECONDS)
     assert (spool.statistics().records, spool.statistics().record_bytes) == (0, 0)
     assert spool.append_nowait([spooled()], claim=True).result(SECONDS) == range(3, 4)
-    assert stored_ids(options.path) == [3]
+    assert stored_ids(options.file) == [3]
     # Logged when the failure begins and when it ends, not at each commit in between.
     failed, works = caplog.messages
     assert "the disk that holds it is full" in failed
@@ -247,7 +247,7 @@ def test_a_confirmation_is_retried_after_a_failed_commit(
     fail_commits(monkeypatch, sqlite3.SQLITE_FULL)
     marked = spool.confirm(ids)
     marked.result(SECONDS)
-    assert stored_ids(options.path) == []
+    assert stored_ids(options.file) == []
     assert spool.statistics().records == 0
 
 
@@ -275,7 +275,7 @@ def test_after_a_permanent_error_nothing_is_acknowledged(
             with pytest.raises(kind):
                 call()
         assert spool.statistics().claimed_records == 1
-    assert stored_ids(options.path) == [1]
+    assert stored_ids(options.file) == [1]
 
 
 def test_a_crash_of_the_thread_fails_all_pending_futures(
@@ -312,11 +312,11 @@ def test_close_times_out_when_the_disk_hangs(options: SpoolOptions, monkeypatch:
 
 def test_the_repr_shows_path_and_counts(spool: Spool, options: SpoolOptions) -> None:
     spool.append_nowait([spooled()], claim=True).result(SECONDS)
-    assert repr(spool) == f"Spool('{options.path}', records=1, letters=0)"
+    assert repr(spool) == f"Spool('{options.file}', records=1, letters=0)"
 
 
 def test_nothing_is_acknowledged_after_the_file_is_removed(spool: Spool, options: SpoolOptions) -> None:
-    options.path.unlink()
+    options.file.unlink()
     with pytest.raises(SpoolUnavailable, match="removed or replaced"):
         spool.append_nowait([spooled()], claim=True).result(SECONDS)
     with pytest.raises(SpoolUnavailable, match="removed or replaced"):
@@ -383,7 +383,7 @@ def test_a_folder_that_cannot_be_read_is_said_with_what_to_do(
 
 def test_a_reader_gives_each_stored_record_with_its_number(spool: Spool, options: SpoolOptions) -> None:
     numbers = spool.append_nowait([spooled(number) for number in range(3)], claim=False).result(SECONDS)
-    with SpoolReader(options.path) as reader:
+    with SpoolReader(options.file) as reader:
         assert [tuple(numbered) for page in reader.records() for numbered in page] == [
             (stored, spooled(number)) for number, stored in enumerate(numbers)
         ]

@@ -77,9 +77,9 @@ def test_an_sqlite_that_is_too_old_is_refused_before_a_file_is_made(
     words = r"uses SQLite 3\.25\.3, a spool needs 3\.26\.0 or later; update the SQLite library"
     with pytest.raises(SpoolUnavailable, match=words):
         SpoolStore(options).open()
-    assert not list(options.path.parent.iterdir())
-    options.path.touch()
-    with pytest.raises(SpoolUnavailable, match=words), SpoolReader(options.path):
+    assert not list(options.file.parent.iterdir())
+    options.file.touch()
+    with pytest.raises(SpoolUnavailable, match=words), SpoolReader(options.file):
         pytest.fail("it opened the file")
 
 
@@ -109,7 +109,7 @@ def test_only_the_owner_can_read_the_file(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=rows(1)))
-    for path in options.path.parent.iterdir():
+    for path in options.file.parent.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     store.close()
 
@@ -126,16 +126,16 @@ def test_a_second_spool_on_the_same_file_is_rejected_with_the_owners_pid(options
 
 def test_files_that_others_may_read_become_private_when_the_spool_is_opened(options: SpoolOptions) -> None:
     """They keep 0644 from a copy, a backup or an older program; SQLite copies the mode of the file to -wal and -shm."""
-    options.path.touch()
-    options.path.chmod(0o644)
+    options.file.touch()
+    options.file.chmod(0o644)
     store = SpoolStore(options)
     store.open()
     store.commit(Changes(records=rows(1)))
     # As after a kill: the log and the shared memory stay, with the mode of the time when they were made.
-    other = sqlite3.connect(options.path)
+    other = sqlite3.connect(options.file)
     other.execute("SELECT count(*) FROM spooled").fetchone()
     store.close()
-    files = [Path(f"{options.path}{suffix}") for suffix in ("", "-wal", "-shm")]
+    files = [Path(f"{options.file}{suffix}") for suffix in ("", "-wal", "-shm")]
     for path in files:
         path.chmod(0o644)
     store.open()
@@ -147,15 +147,15 @@ def test_files_that_others_may_read_become_private_when_the_spool_is_opened(opti
 def test_a_link_instead_of_the_lock_file_overwrites_no_other_file(options: SpoolOptions, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    options.path.with_name(f"{options.path.name}.lock").symlink_to(victim)
+    options.file.with_name(f"{options.file.name}.lock").symlink_to(victim)
     with pytest.raises(SpoolUnavailable, match="symbolic links"):
         SpoolStore(options).open()
     assert victim.read_text() == "precious"
 
 
 def test_two_names_of_one_file_are_one_spool(options: SpoolOptions) -> None:
-    link = options.path.with_name("link.db")
-    link.symlink_to(options.path.name)
+    link = options.file.with_name("link.db")
+    link.symlink_to(options.file.name)
     first, second = SpoolStore(options), SpoolStore(SpoolOptions(path=link))
     first.open()
     with pytest.raises(SpoolLocked, match=str(os.getpid())):
@@ -172,7 +172,7 @@ def test_a_second_process_is_rejected_until_the_first_ends(options: SpoolOptions
         "from pathlib import Path\n"
         "from kpl_core.durability.spool import Spool, SpoolLocked, SpoolOptions\n"
         "try:\n"
-        f"    Spool(SpoolOptions(path=Path({str(options.path)!r}))).open()\n"
+        f"    Spool(SpoolOptions(path=Path({str(options.file)!r}))).open()\n"
         "except SpoolLocked as error:\n"
         "    print(error)\n"
     )
@@ -241,14 +241,14 @@ def test_a_missing_folder_is_named_in_the_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_a_database_is_not_changed(options: SpoolOptions) -> None:
-    options.path.write_bytes(b"dear diary, " * 1_000)
+    options.file.write_bytes(b"dear diary, " * 1_000)
     with pytest.raises(SpoolCorrupt, match="not an SQLite database"):
         SpoolStore(options).open()
-    assert options.path.read_bytes() == b"dear diary, " * 1_000
+    assert options.file.read_bytes() == b"dear diary, " * 1_000
 
 
 def test_a_database_of_another_application_is_not_changed(options: SpoolOptions) -> None:
-    other = sqlite3.connect(options.path)
+    other = sqlite3.connect(options.file)
     other.execute("CREATE TABLE invoices (id INTEGER)")
     other.commit()
     other.close()
@@ -270,13 +270,13 @@ def test_a_damaged_page_is_found_when_the_file_is_opened(options: SpoolOptions) 
     store.open()
     store.commit(Changes(records=[RecordRow(record_id, 0, os.urandom(1_000)) for record_id in range(1, 500)]))
     store.close()
-    with options.path.open("r+b") as file:
+    with options.file.open("r+b") as file:
         file.seek(16_384 * 7)
         file.write(b"\x5a" * 16_384)
     with pytest.raises(SpoolCorrupt, match="damaged"):
         store.open()
     # Rejected, but not left locked for the repair.
-    ProcessLock(options.path.with_name("spool.db.lock")).acquire().release()
+    ProcessLock(options.file.with_name("spool.db.lock")).acquire().release()
 
 
 def record(number: int) -> Changes:
@@ -286,7 +286,7 @@ def record(number: int) -> Changes:
 def test_a_lock_file_that_was_removed_is_made_again_and_still_excludes(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
-    options.path.with_name("spool.db.lock").unlink()
+    options.file.with_name("spool.db.lock").unlink()
     store.commit(record(1))
     with pytest.raises(SpoolLocked):
         SpoolStore(options).open()
@@ -299,7 +299,7 @@ def test_nothing_is_committed_after_another_process_took_the_lock(options: Spool
     store, second = SpoolStore(options), SpoolStore(options)
     store.open()
     store.commit(record(1))
-    options.path.with_name("spool.db.lock").unlink()
+    options.file.with_name("spool.db.lock").unlink()
     second.open()
     with pytest.raises(SpoolUnavailable, match="the lock file was replaced while in use"):
         store.commit(Changes(confirmed_ids=[1]))
@@ -318,12 +318,12 @@ def test_a_removed_log_is_noticed_and_its_records_are_saved(options: SpoolOption
         store.open()
     for number in range(1, 101):
         store.commit(record(number))
-    options.path.with_name("spool.db-wal").unlink()
+    options.file.with_name("spool.db-wal").unlink()
     with pytest.raises(SpoolUnavailable, match=r"spool\.db-wal was removed or replaced"):
         store.commit(record(101))
     # As after a kill: nothing of this process has ended in order.
-    copy = options.path.with_name("copy.db")
-    copy.write_bytes(options.path.read_bytes())
+    copy = options.file.with_name("copy.db")
+    copy.write_bytes(options.file.read_bytes())
     with closing(sqlite3.connect(copy)) as connection:
         assert connection.execute("SELECT count(*) FROM spooled").fetchone() == (100,)
     store.close()
@@ -356,7 +356,7 @@ def test_a_failed_migration_keeps_the_old_version(tmp_path: Path) -> None:
 def test_a_commit_fails_after_the_file_is_removed(options: SpoolOptions) -> None:
     store = SpoolStore(options)
     store.open()
-    options.path.unlink()
+    options.file.unlink()
     with pytest.raises(SpoolUnavailable, match="removed or replaced while in use"):
         store.commit(Changes(records=rows(1)))
     store.close()
@@ -384,8 +384,8 @@ def test_a_log_whose_main_file_was_moved_or_emptied_is_kept(
     # The files after a kill -9: rows committed since the last checkpoint are only in the log.
     killed = tmp_path / "killed.db"
     log = tmp_path / "killed.db-wal"
-    log.write_bytes(options.path.with_name("spool.db-wal").read_bytes())
-    file = options.path.read_bytes()
+    log.write_bytes(options.file.with_name("spool.db-wal").read_bytes())
+    file = options.file.read_bytes()
     store.close()
     if left is not None:
         killed.write_bytes(left)
@@ -414,10 +414,10 @@ def test_a_spool_opens_even_without_room_for_a_vacuum(options: SpoolOptions, mon
         store.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    before = options.path.stat().st_size
+    before = options.file.stat().st_size
     assert store.open().records == 4
     store.close()
-    assert options.path.stat().st_size < before / 5
+    assert options.file.stat().st_size < before / 5
 
 
 def test_an_almost_empty_file_shrinks_when_it_is_opened(options: SpoolOptions) -> None:
@@ -427,11 +427,11 @@ def test_an_almost_empty_file_shrinks_when_it_is_opened(options: SpoolOptions) -
     store.commit(Changes(records=large))
     store.commit(Changes(confirmed_ids=[row.id for row in large]))
     store.close()
-    before = options.path.stat().st_size
+    before = options.file.stat().st_size
     store.open()
     store.close()
     assert before > 64 * MIB
-    assert options.path.stat().st_size < MIB
+    assert options.file.stat().st_size < MIB
 
 
 MIB = 1024 * 1024
@@ -440,7 +440,7 @@ MIB = 1024 * 1024
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"path": "spool.db"},
+        {"path": b"spool.db"},
         {"max_bytes": 10},
         {"max_bytes": 1e9},
         {"commit_interval_ms": -1.0},
